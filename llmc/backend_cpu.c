@@ -1,0 +1,355 @@
+/* backend_cpu.c — the operations of backend.h on the CPU, in float32.
+ *
+ * Compiled once per instruction set with -DISA=name; backend_cpu_select.c picks one. Products are
+ * the BLAS library's (gemm.h); the rest are plain loops, which the compiler vectorises, shared
+ * among OpenMP's threads. Attention and the classifier have a header each.
+ *
+ * Every sum has an order that follows from the shape alone: rows are shared among threads only
+ * where each makes its own output, and sums over rows are made in blocks of a fixed size first.
+ */
+#include "llmc/backend.h"
+#include "llmc/cpu_math.h"
+#include "llmc/cpu_scratch.h"
+#include "llmc/gemm.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "llmc/cpu_attention.h"
+#include "llmc/cpu_classifier.h"
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+/* calloc leaves large blocks to the kernel, which zeroes pages when they are first touched: by
+ * the thread that uses them, on its NUMA node. The address calloc gave stands right before ours. */
+static void *cpu_allocate(size_t bytes) {
+    const size_t huge = (size_t)2 << 20;
+    size_t alignment = bytes >= 2 * huge ? huge : 64;
+    if (bytes > SIZE_MAX - 2 * huge) return NULL;
+    char *block = (char *)calloc(1, bytes + alignment + sizeof(void *));
+    if (!block) return NULL;
+    uintptr_t start = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
+    memcpy((char *)start - sizeof(void *), &block, sizeof block);
+    if (alignment == huge) madvise((void *)start, bytes / huge * huge, MADV_HUGEPAGE);
+    return (void *)start;
+}
+
+static void cpu_release(void *memory) {
+    if (!memory) return;
+    void *block;
+    memcpy(&block, (char *)memory - sizeof block, sizeof block);
+    free(block);
+}
+
+enum { MEMORY_BLOCK = 1 << 20 };
+
+static void cpu_copy(void *to, const void *from, size_t bytes) {
+    PARALLEL_FOR
+    for (size_t i = 0; i < bytes; i += MEMORY_BLOCK)
+        memcpy((char *)to + i, (const char *)from + i, min_size(bytes - i, MEMORY_BLOCK));
+}
+
+static void cpu_clear(void *memory, size_t bytes) {
+    PARALLEL_FOR
+    for (size_t i = 0; i < bytes; i += MEMORY_BLOCK)
+        memset((char *)memory + i, 0, min_size(bytes - i, MEMORY_BLOCK));
+}
+
+/* ---- embedding ---------------------------------------------------------------------------- */
+
+static void embedding_forward(tensor *out, const int32_t *tokens, const tensor *table, int N,
+                              int C) {
+    PARALLEL_FOR
+    for (int n = 0; n < N; n++)
+        memcpy((float *)out + (size_t)n * C, (const float *)table + (size_t)tokens[n] * C,
+               (size_t)C * sizeof(float));
+}
+
+/* A token may occur many times: threads share columns, each goes through all rows in order. */
+static void embedding_backward(tensor *dtable_, const int32_t *tokens, const tensor *dout_, int N,
+                               int C, int V, bool accumulate) {
+    enum { COLUMNS = 64 };
+    float *dtable = (float *)dtable_;
+    const float *dout = (const float *)dout_;
+    if (!accumulate) cpu_clear(dtable, (size_t)V * C * sizeof(float));
+    PARALLEL_FOR
+    for (int first = 0; first < C; first += COLUMNS) {
+        int columns = min_int(COLUMNS, C - first);
+        for (int n = 0; n < N; n++) {
+            float *to = dtable + (size_t)tokens[n] * C + first;
+            const float *from = dout + (size_t)n * C + first;
+#pragma omp simd
+            for (int i = 0; i < columns; i++) to[i] += from[i];
+        }
+    }
+}
+
+/* ---- RMSNorm ------------------------------------------------------------------------------ */
+
+static void rmsnorm_row(float *out, float *rstd, const float *x, const float *w, int C, float eps) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < C; i++) sum += x[i] * x[i];
+    float r = 1.0f / sqrtf(sum / (float)C + eps);
+    *rstd = r;
+#pragma omp simd
+    for (int i = 0; i < C; i++) out[i] = x[i] * r * w[i];
+}
+
+static void rmsnorm_forward(tensor *out, float *rstd, const tensor *x, const tensor *w, int N,
+                            int C, float eps) {
+    PARALLEL_FOR
+    for (int n = 0; n < N; n++)
+        rmsnorm_row((float *)out + (size_t)n * C, rstd + n, (const float *)x + (size_t)n * C,
+                    (const float *)w, C, eps);
+}
+
+static void residual_rmsnorm_forward(tensor *sum, tensor *out, float *rstd, const tensor *x,
+                                     const tensor *y, const tensor *w, int N, int C, float eps) {
+    PARALLEL_FOR
+    for (int n = 0; n < N; n++) {
+        float *s = (float *)sum + (size_t)n * C;
+        const float *a = (const float *)x + (size_t)n * C, *b = (const float *)y + (size_t)n * C;
+#pragma omp simd
+        for (int i = 0; i < C; i++) s[i] = a[i] + b[i];
+        rmsnorm_row((float *)out + (size_t)n * C, rstd + n, s, (const float *)w, C, eps);
+    }
+}
+
+/* With y = x rstd: dw = sum of dout y, dx = rstd (dout w - y mean(dout w y)). */
+static void rmsnorm_backward_rows(float *dx, float *dw, const float *dout, const float *x,
+                                  const float *w, const float *rstd, int rows, int C) {
+    for (int i = 0; i < C; i++) dw[i] = 0;
+    for (int n = 0; n < rows; n++) {
+        float *dx_row = dx + (size_t)n * C;
+        const float *d = dout + (size_t)n * C, *x_row = x + (size_t)n * C;
+        float r = rstd[n], dot = 0;
+#pragma omp simd reduction(+ : dot)
+        for (int i = 0; i < C; i++) {
+            float dy = d[i] * x_row[i];
+            dw[i] += dy * r;
+            dot += dy * w[i];
+        }
+        float mean = dot * r * r * r / (float)C;
+#pragma omp simd
+        for (int i = 0; i < C; i++) dx_row[i] += r * d[i] * w[i] - mean * x_row[i];
+    }
+}
+
+static void rmsnorm_backward(tensor *dx, tensor *dw_, const tensor *dout, const tensor *x,
+                             const tensor *w, const float *rstd, int N, int C, bool accumulate) {
+    enum { BLOCKS = 64 };
+    int rows = ceil_div(N, BLOCKS), blocks = ceil_div(N, rows);
+    float *dw = (float *)dw_;
+    size_t stride = ((size_t)C + 15) / 16 * 16;
+    float *part = (float *)cpu_scratch(SCRATCH_OPERATION, blocks * stride * sizeof(float));
+    PARALLEL_FOR
+    for (int b = 0; b < blocks; b++) {
+        int first = b * rows;
+        size_t at = (size_t)first * C;
+        rmsnorm_backward_rows((float *)dx + at, part + b * stride, (const float *)dout + at,
+                              (const float *)x + at, (const float *)w, rstd + first,
+                              min_int(rows, N - first), C);
+    }
+    if (!accumulate) memset(dw, 0, (size_t)C * sizeof(float));
+    for (int b = 0; b < blocks; b++) {
+#pragma omp simd
+        for (int i = 0; i < C; i++) dw[i] += part[b * stride + i];
+    }
+}
+
+/* ---- matrix products ---------------------------------------------------------------------- */
+
+static void matmul_forward(tensor *out, const tensor *x, const tensor *w, int N, int I, int O) {
+    gemm_parallel(false, true, N, O, I, (const float *)x, I, (const float *)w, I, 0, (float *)out,
+                  O);
+}
+
+static void matmul_backward_input(tensor *dx, const tensor *dout, const tensor *w, int N, int I,
+                                  int O, bool accumulate) {
+    gemm_parallel(false, false, N, I, O, (const float *)dout, O, (const float *)w, I, accumulate,
+                  (float *)dx, I);
+}
+
+static void matmul_backward_weight(tensor *dw, const tensor *dout, const tensor *x, int N, int I,
+                                   int O, bool accumulate) {
+    gemm_parallel(true, false, O, I, N, (const float *)dout, O, (const float *)x, I, accumulate,
+                  (float *)dw, I);
+}
+
+/* ---- rotary embedding --------------------------------------------------------------------- */
+
+static void rope(tensor *qkv, const float *cosine, const float *sine, int B, int T, int H, int K,
+                 int D, bool backward) {
+    int half = D / 2;
+    float sign = backward ? -1.0f : 1.0f;
+    PARALLEL_FOR
+    for (int n = 0; n < B * T; n++) {
+        const float *c = cosine + (size_t)(n % T) * half, *s = sine + (size_t)(n % T) * half;
+        for (int h = 0; h < H + K; h++) {
+            float *low = (float *)qkv + ((size_t)n * (H + 2 * K) + h) * D, *high = low + half;
+#pragma omp simd
+            for (int i = 0; i < half; i++) {
+                float a = low[i], b = high[i], turn = sign * s[i];
+                low[i] = a * c[i] - b * turn;
+                high[i] = b * c[i] + a * turn;
+            }
+        }
+    }
+}
+
+/* ---- SwiGLU ------------------------------------------------------------------------------- */
+
+static void swiglu_forward(tensor *out, const tensor *gate_up, int N, int F) {
+    PARALLEL_FOR
+    for (int n = 0; n < N; n++) {
+        float *o = (float *)out + (size_t)n * F;
+        const float *gate = (const float *)gate_up + (size_t)n * 2 * F, *up = gate + F;
+#pragma omp simd
+        for (int i = 0; i < F; i++) o[i] = gate[i] * sigmoid(gate[i]) * up[i];
+    }
+}
+
+static void swiglu_backward(tensor *dgate_up, const tensor *dout, const tensor *gate_up, int N,
+                            int F) {
+    PARALLEL_FOR
+    for (int n = 0; n < N; n++) {
+        const float *d = (const float *)dout + (size_t)n * F;
+        const float *gate = (const float *)gate_up + (size_t)n * 2 * F, *up = gate + F;
+        float *dgate = (float *)dgate_up + (size_t)n * 2 * F, *dup = dgate + F;
+#pragma omp simd
+        for (int i = 0; i < F; i++) {
+            float g = gate[i], s = sigmoid(g), silu = g * s;
+            float dsilu = d[i] * up[i];
+            dup[i] = d[i] * silu;
+            dgate[i] = dsilu * (s + silu * (1.0f - s));
+        }
+    }
+}
+
+/* ---- optimiser ---------------------------------------------------------------------------- */
+
+static void adamw_block(float *param, float *master, float *m, float *v, const float *gradient,
+                        size_t n, const struct adamw_settings *settings, float decay, float rate,
+                        float root, float gradient_scale) {
+    float beta1 = settings->beta1, beta2 = settings->beta2, eps = settings->eps;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float g = gradient[i] * gradient_scale;
+        m[i] = beta1 * m[i] + (1.0f - beta1) * g;
+        v[i] = beta2 * v[i] + (1.0f - beta2) * g * g;
+        master[i] = master[i] * decay - rate * m[i] / (sqrtf(v[i]) * root + eps);
+    }
+    if (param != master) memcpy(param, master, n * sizeof(float));
+}
+
+/* As PyTorch does it: p -= lr wd p, then p -= lr m^ / (sqrt(v^) + eps) with the moments' bias
+ * corrections m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step). */
+static void adamw(tensor *param, float *master, float *m, float *v, const float *gradient, size_t n,
+                  const struct adamw_settings *settings, int step, float learning_rate,
+                  float weight_decay, float gradient_scale) {
+    enum { BLOCK = 16384 };
+    float decay = (float)(1.0 - (double)learning_rate * weight_decay);
+    float rate = (float)(learning_rate / (1.0 - pow(settings->beta1, step)));
+    float root = (float)(1.0 / sqrt(1.0 - pow(settings->beta2, step)));
+    PARALLEL_FOR
+    for (size_t i = 0; i < n; i += BLOCK)
+        adamw_block((float *)param + i, master + i, m + i, v + i, gradient + i,
+                    min_size(BLOCK, n - i), settings, decay, rate, root, gradient_scale);
+}
+
+static double sum_of_squares(const float *x, size_t n) {
+    enum { PARTS = 1024, LEAST = 16384 };
+    double part[PARTS];
+    size_t block = (n + PARTS - 1) / PARTS;
+    if (block < LEAST) block = LEAST;
+    int parts = (int)((n + block - 1) / block);
+    PARALLEL_FOR
+    for (int p = 0; p < parts; p++) {
+        size_t first = p * block, count = min_size(block, n - first);
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = 0; i < count; i++) sum += (double)x[first + i] * x[first + i];
+        part[p] = sum;
+    }
+    double sum = 0;
+    for (int p = 0; p < parts; p++) sum += part[p];
+    return sum;
+}
+
+/* ---- masked average ----------------------------------------------------------------------- */
+
+/* The sum is made apart and stored last, since out may be one of the senders. */
+static void weighted_sum_block(float *out, const float *const *sender, const float *weight, int N,
+                               size_t first, size_t n) {
+    enum { BLOCK = 1024 };
+    float sum[BLOCK];
+    for (size_t at = first; at < first + n; at += BLOCK) {
+        size_t count = min_size(BLOCK, first + n - at);
+        memset(sum, 0, count * sizeof(float));
+        for (int i = 0; i < N; i++) {
+            float w = weight[i];
+            if (w == 0) continue;
+            const float *x = sender[i] + at;
+#pragma omp simd
+            for (size_t j = 0; j < count; j++) sum[j] += w * x[j];
+        }
+        memcpy(out + at, sum, count * sizeof(float));
+    }
+}
+
+static void weighted_sum(float *out, const float *const *sender, const float *weight, int N,
+                         size_t n, size_t packet) {
+    PARALLEL_FOR
+    for (size_t first = 0; first < n; first += packet)
+        weighted_sum_block(out, sender, weight + first / packet * N, N, first,
+                           min_size(packet, n - first));
+}
+
+/* ---- the backend -------------------------------------------------------------------------- */
+
+#if defined(__AVX512F__)
+#define ISA_TEXT "AVX-512"
+#elif defined(__AVX2__)
+#define ISA_TEXT "AVX2"
+#elif defined(__SSE4_2__)
+#define ISA_TEXT "SSE4.2"
+#elif defined(__ARM_NEON)
+#define ISA_TEXT "NEON"
+#else
+#define ISA_TEXT "generic"
+#endif
+
+#define NAME_(isa) backend_cpu_##isa
+#define NAME(isa) NAME_(isa)
+
+extern const struct backend NAME(ISA);
+const struct backend NAME(ISA) = {
+    .name = "cpu",
+    .details = ISA_TEXT ", " GEMM_NAME,
+    .element_bytes = sizeof(float),
+    .allocate = cpu_allocate,
+    .release = cpu_release,
+    .copy = cpu_copy,
+    .clear = cpu_clear,
+    .embedding_forward = embedding_forward,
+    .embedding_backward = embedding_backward,
+    .rmsnorm_forward = rmsnorm_forward,
+    .residual_rmsnorm_forward = residual_rmsnorm_forward,
+    .rmsnorm_backward = rmsnorm_backward,
+    .matmul_forward = matmul_forward,
+    .matmul_backward_input = matmul_backward_input,
+    .matmul_backward_weight = matmul_backward_weight,
+    .rope = rope,
+    .attention_forward = attention_forward,
+    .attention_backward = attention_backward,
+    .swiglu_forward = swiglu_forward,
+    .swiglu_backward = swiglu_backward,
+    .classifier = classifier,
+    .adamw = adamw,
+    .sum_of_squares = sum_of_squares,
+    .weighted_sum = weighted_sum,
+};
