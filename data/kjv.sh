@@ -1,0 +1,94 @@
+#!/bin/sh
+# kjv.sh — the King James Bible as training data, out of Debian's package bible-kjv.
+#
+#     data/kjv.sh DIRECTORY [VOCABULARY]
+#
+# makes in DIRECTORY (vocabulary 2048 unless given)
+#
+#     kjv.txt           4.2 MB: a line with the book's name, then one paragraph per chapter
+#     tokenizer.model   SentencePiece BPE with byte fallback, trained on kjv.txt like Llama-2's
+#     kjv_train.bin     llm.c token files: the first 95% of the text
+#     kjv_val.bin       and the last 5%, held out
+#
+# Nothing is done when they are there, newer than this script and build/tokenize and of the same
+# vocabulary. TOKENIZE=FILE names another tokenize. Needs the packages bible-kjv and sentencepiece.
+set -eu
+
+fail() { echo "kjv.sh: $1" >&2; exit "${2-1}"; }
+
+here=$(dirname "$0")
+tokenize=${TOKENIZE:-$here/../build/tokenize}
+[ $# -eq 1 ] || [ $# -eq 2 ] || fail "usage: data/kjv.sh DIRECTORY [VOCABULARY]" 2
+directory=$1
+vocabulary=${2-2048}
+case $vocabulary in
+'' | *[!0-9]* | ??????*) fail "the vocabulary is '$vocabulary', expected 400 to 32000" 2 ;;
+esac
+if [ "$vocabulary" -lt 400 ] || [ "$vocabulary" -gt 32000 ]; then
+    fail "the vocabulary is $vocabulary, expected 400 to 32000" 2
+fi
+for tool in bible spm_train; do
+    command -v $tool >/dev/null ||
+        fail "the program '$tool' is missing; install the packages bible-kjv and sentencepiece"
+done
+[ -x "$tokenize" ] || fail "'$tokenize' is missing; build it with make"
+
+# ---- is there anything to do? ---------------------------------------------------------------
+stamp=$directory/.kjv
+fresh() {
+    [ "$(cat "$stamp" 2>/dev/null)" = "$vocabulary" ] || return 1
+    for file in kjv.txt tokenizer.model kjv_train.bin kjv_val.bin; do
+        [ -s "$directory/$file" ] || return 1
+    done
+    [ -z "$(find "$0" "$tokenize" -newer "$stamp")" ]
+}
+if fresh; then exit 0; fi
+mkdir -p "$directory"
+rm -f "$stamp"
+work=$(mktemp -d "$directory/.kjv-work.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+
+# ---- text: "Ge1:1 In the beginning ..." becomes paragraphs ----------------------------------
+names='Genesis|Exodus|Leviticus|Numbers|Deuteronomy|Joshua|Judges|Ruth|1 Samuel|2 Samuel|1 Kings|
+2 Kings|1 Chronicles|2 Chronicles|Ezra|Nehemiah|Esther|Job|Psalms|Proverbs|Ecclesiastes|
+Song of Solomon|Isaiah|Jeremiah|Lamentations|Ezekiel|Daniel|Hosea|Joel|Amos|Obadiah|Jonah|Micah|
+Nahum|Habakkuk|Zephaniah|Haggai|Zechariah|Malachi|Matthew|Mark|Luke|John|Acts|Romans|
+1 Corinthians|2 Corinthians|Galatians|Ephesians|Philippians|Colossians|1 Thessalonians|
+2 Thessalonians|1 Timothy|2 Timothy|Titus|Philemon|Hebrews|James|1 Peter|2 Peter|1 John|2 John|
+3 John|Jude|Revelation'
+bible -f gen1:1-rev22:21 </dev/null | LC_ALL=C awk -v names="$(echo "$names" | tr -d '\n')" '
+    BEGIN { if (split(names, name, "|") != 66) exit 1 }
+    !match($1, /[0-9]+:[0-9]+$/) { print "kjv.sh: no verse: " $0 >"/dev/stderr"; exit 1 }
+    {
+        book = substr($1, 1, RSTART - 1)
+        chapter = $1
+        sub(/:[0-9]+$/, "", chapter)
+        if (book != last_book) printf "%s%s", (books++ ? "\n\n" : ""), name[books]
+        printf "%s%s", (chapter != last_chapter ? "\n\n" : " "), substr($0, length($1) + 2)
+        last_book = book
+        last_chapter = chapter
+    }
+    END { if (books != 66) exit 1; print "" }' >"$work/kjv.txt" ||
+    fail "the program 'bible' does not print 66 books with one verse per line"
+
+# ---- tokenizer: Llama-2's settings, so that decode(encode(text)) == text ---------------------
+# The model file holds the names given here: relative ones make it the same everywhere.
+(cd "$work" && spm_train --input=kjv.txt --model_prefix=tokenizer --model_type=bpe \
+    --vocab_size="$vocabulary" --byte_fallback=true --character_coverage=1.0 \
+    --split_digits=true --allow_whitespace_only_pieces=true --remove_extra_whitespaces=false \
+    --normalization_rule_name=identity --add_dummy_prefix=true --max_sentence_length=65536 \
+    --unk_id=0 --bos_id=1 --eos_id=2 --pad_id=-1 --num_threads=2 --minloglevel=2 \
+    >log 2>&1) || {
+    cat "$work/log" >&2
+    fail "spm_train failed with a vocabulary of $vocabulary"
+}
+
+# ---- token files -----------------------------------------------------------------------------
+"$tokenize" --tokenizer "$work/tokenizer.model" --input "$work/kjv.txt" \
+    --train "$work/kjv_train.bin" --val "$work/kjv_val.bin" --val-fraction 0.05 >"$work/log"
+for file in kjv.txt tokenizer.model kjv_train.bin kjv_val.bin; do
+    mv "$work/$file" "$directory/$file"
+done
+echo "$vocabulary" >"$stamp"
+sed "s|^$work/|$directory/|" "$work/log"

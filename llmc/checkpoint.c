@@ -1,0 +1,246 @@
+/* checkpoint.c — a model as a Hugging Face directory, replaced as a whole or not at all. */
+#include "llmc/checkpoint.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/file.h"
+#include "llmc/report.h"
+#include "llmc/safetensors.h"
+
+/* Everything a checkpoint may hold; a directory with anything else is somebody's and stays. */
+static const char *const file_names[] = {"config.json", "model.safetensors", "tokenizer.model"};
+
+/* ---- the tensors of a config ------------------------------------------------------------- */
+
+enum { TENSORS_PER_LAYER = 9 };
+
+size_t checkpoint_tensor_count(const struct llama_config *config) {
+    return (size_t)config->layers * TENSORS_PER_LAYER + 2 + (config->tied ? 0 : 1);
+}
+
+size_t checkpoint_tensor_elements(const struct named_tensor *tensor) {
+    return (size_t)tensor->shape[0] * (size_t)tensor->shape[1];
+}
+
+static void set(struct named_tensor *tensor, int layer, const char *name, int rows, int columns) {
+    if (layer < 0)
+        snprintf(tensor->name, sizeof tensor->name, "%s.weight", name);
+    else
+        snprintf(tensor->name, sizeof tensor->name, "model.layers.%d.%s.weight", layer, name);
+    tensor->dims = columns ? 2 : 1;
+    tensor->shape[0] = rows;
+    tensor->shape[1] = columns ? columns : 1;
+    tensor->data = NULL;
+}
+
+void checkpoint_tensors(const struct llama_config *c, struct named_tensor *t) {
+    int C = c->width, F = c->hidden, query = c->heads * c->head_size,
+        key = c->kv_heads * c->head_size;
+    set(t++, -1, "model.embed_tokens", c->vocabulary, C);
+    for (int l = 0; l < c->layers; l++) {
+        set(t++, l, "input_layernorm", C, 0);
+        set(t++, l, "self_attn.q_proj", query, C);
+        set(t++, l, "self_attn.k_proj", key, C);
+        set(t++, l, "self_attn.v_proj", key, C);
+        set(t++, l, "self_attn.o_proj", C, query);
+        set(t++, l, "post_attention_layernorm", C, 0);
+        set(t++, l, "mlp.gate_proj", F, C);
+        set(t++, l, "mlp.up_proj", F, C);
+        set(t++, l, "mlp.down_proj", C, F);
+    }
+    set(t++, -1, "model.norm", C, 0);
+    if (!c->tied) set(t++, -1, "lm_head", c->vocabulary, C);
+}
+
+/* ---- reading ---------------------------------------------------------------------------- */
+
+/* Tensors that some writers add and that hold no parameter: what transformers ignores, too. */
+static bool is_redundant(const char *name, const struct llama_config *config) {
+    static const char inverse_frequencies[] = ".rotary_emb.inv_freq"; /* follow from rope_theta */
+    size_t length = strlen(name), tail = sizeof inverse_frequencies - 1;
+    if (length > tail && strcmp(name + length - tail, inverse_frequencies) == 0) return true;
+    return config->tied && strcmp(name, "lm_head.weight") == 0;
+}
+
+static int compare_tensor_names(const void *a, const void *b) {
+    return strcmp((*(const struct named_tensor *const *)a)->name,
+                  (*(const struct named_tensor *const *)b)->name);
+}
+
+/* Reports the first tensor of the file that the model does not have. */
+static int check_unknown(const struct safetensors *file, const char *path,
+                         const struct llama_config *config, const struct named_tensor *tensors,
+                         size_t count) {
+    const struct named_tensor **sorted =
+        (const struct named_tensor **)malloc((count + 1) * sizeof *sorted);
+    if (!sorted) return report("cannot read '%s': out of memory", path);
+    for (size_t i = 0; i < count; i++) sorted[i] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, compare_tensor_names);
+
+    int status = 0;
+    for (size_t i = 0; i < safetensors_count(file) && status == 0; i++) {
+        const char *name = safetensors_at(file, i)->name;
+        struct named_tensor key, *pointer = &key;
+        int length = snprintf(key.name, sizeof key.name, "%s", name);
+        bool known = length < (int)sizeof key.name &&
+                     bsearch(&pointer, sorted, count, sizeof *sorted, compare_tensor_names);
+        if (!known && !is_redundant(name, config))
+            status = report("'%s' has a tensor '%.100s' that the model in config.json (%d layers, "
+                            "%s) does not have",
+                            path, name, config->layers, config->tied ? "tied" : "untied");
+    }
+    free(sorted);
+    return status;
+}
+
+int checkpoint_read(const char *directory, const struct llama_config *config,
+                    const struct named_tensor *tensors, size_t count) {
+    char path[FILE_PATH_BYTES];
+    struct safetensors *file;
+    if (file_join(path, directory, "model.safetensors") || safetensors_open(path, &file)) return -1;
+    int status = check_unknown(file, path, config, tensors, count);
+    for (size_t i = 0; i < count && status == 0; i++) {
+        int64_t shape[2] = {tensors[i].shape[0], tensors[i].shape[1]};
+        status =
+            safetensors_copy_float(file, tensors[i].name, shape, tensors[i].dims, tensors[i].data);
+    }
+    safetensors_close(file);
+    return status;
+}
+
+/* ---- writing ---------------------------------------------------------------------------- */
+
+/* Reports a directory at path that holds more than a checkpoint does. Its absence is fine. */
+static int check_replaceable(const char *path) {
+    DIR *directory = opendir(path);
+    if (!directory && errno == ENOENT) return 0;
+    if (!directory) return report("cannot write a checkpoint to '%s': %s", path, strerror(errno));
+    int status = 0;
+    for (struct dirent *entry; status == 0 && (entry = readdir(directory));) {
+        bool known = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+        for (size_t i = 0; i < sizeof file_names / sizeof *file_names; i++)
+            known |= strcmp(entry->d_name, file_names[i]) == 0;
+        if (!known)
+            status = report("cannot replace '%s' by a checkpoint: it holds '%s', which is no part "
+                            "of one; choose another directory or remove it",
+                            path, entry->d_name);
+    }
+    closedir(directory);
+    return status;
+}
+
+/* Removes a directory that passed check_replaceable, or that we wrote. Absence is fine. */
+static int remove_checkpoint(const char *path) {
+    char file[FILE_PATH_BYTES];
+    for (size_t i = 0; i < sizeof file_names / sizeof *file_names; i++) {
+        if (file_join(file, path, file_names[i])) return -1;
+        unlink(file); /* rmdir tells when that failed */
+    }
+    if (rmdir(path) != 0 && errno != ENOENT)
+        return report("cannot remove '%s': %s", path, strerror(errno));
+    return 0;
+}
+
+static int write_model(const char *path, const struct named_tensor *tensors, size_t count) {
+    struct safetensors_tensor *list = (struct safetensors_tensor *)calloc(count + 1, sizeof *list);
+    if (!list) return report("cannot write '%s': out of memory", path);
+    for (size_t i = 0; i < count; i++) {
+        list[i].name = tensors[i].name;
+        list[i].dims = tensors[i].dims;
+        list[i].shape[0] = tensors[i].shape[0];
+        list[i].shape[1] = tensors[i].shape[1];
+        list[i].data = tensors[i].data;
+    }
+    static const char *const metadata[] = {"format", "pt", NULL}; /* transformers insists on it */
+    int status = safetensors_write(path, list, count, metadata);
+    free(list);
+    return status;
+}
+
+/* config.json comes last: without it nothing takes the directory for a model. */
+static int write_files(const char *directory, const struct llama_config *config,
+                       const struct named_tensor *tensors, size_t count,
+                       const char *tokenizer_path) {
+    char path[FILE_PATH_BYTES];
+    if (file_join(path, directory, "model.safetensors") || write_model(path, tensors, count))
+        return -1;
+    if (tokenizer_path &&
+        (file_join(path, directory, "tokenizer.model") || file_copy(tokenizer_path, path)))
+        return -1;
+    if (config_write(directory, config) != 0) return -1;
+    return file_sync_directory(directory);
+}
+
+/* Puts `partial` in the place of `directory`, in one system call where the file system can, and
+ * removes what was there. */
+static int move_into_place(const char *partial, const char *directory) {
+    if (renameat2(AT_FDCWD, partial, AT_FDCWD, directory, RENAME_NOREPLACE) == 0) return 0;
+    if (renameat2(AT_FDCWD, partial, AT_FDCWD, directory, RENAME_EXCHANGE) == 0)
+        return remove_checkpoint(partial);
+    /* Some network file systems know only the plain rename, which replaces an empty directory:
+     * for a moment DIR is missing, but never half of anything. */
+    char old[FILE_PATH_BYTES];
+    if (snprintf(old, sizeof old, "%s.old", directory) >= (int)sizeof old)
+        return report("the path '%.100s...' is too long", directory);
+    if (check_replaceable(old) || remove_checkpoint(old)) return -1;
+    if (rename(directory, old) != 0 && errno != ENOENT)
+        return report("cannot rename '%s' to '%s': %s", directory, old, strerror(errno));
+    if (rename(partial, directory) != 0) {
+        report("cannot rename '%s' to '%s': %s", partial, directory, strerror(errno));
+        if (rename(old, directory) != 0 && errno != ENOENT)
+            report("the previous checkpoint is now '%s'", old);
+        return -1;
+    }
+    return remove_checkpoint(old);
+}
+
+/* target: `directory` without symbolic links or slashes at its end; parent: where it lies */
+static int resolve(const char *directory, char target[FILE_PATH_BYTES],
+                   char parent[FILE_PATH_BYTES]) {
+    size_t length = strlen(directory);
+    while (length > 1 && directory[length - 1] == '/') length--;
+    if (length == 0 || length >= FILE_PATH_BYTES - 16)
+        return report("cannot write a checkpoint to '%.100s': its name has %zu bytes, expected 1 "
+                      "to %d",
+                      directory, length, FILE_PATH_BYTES - 17);
+    char *real = realpath(directory, NULL);
+    if (real)
+        length = (size_t)snprintf(target, FILE_PATH_BYTES, "%s", real);
+    else
+        snprintf(target, FILE_PATH_BYTES, "%.*s", (int)length, directory);
+    free(real);
+    if (length >= FILE_PATH_BYTES - 16) return report("the path '%.100s...' is too long", target);
+    memcpy(parent, target, length + 1);
+    char *slash = strrchr(parent, '/');
+    if (!slash)
+        strcpy(parent, ".");
+    else
+        slash[slash == parent ? 1 : 0] = '\0';
+    return 0;
+}
+
+int checkpoint_write(const char *directory, const struct llama_config *config,
+                     const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
+    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+    if (resolve(directory, target, parent)) return -1;
+    snprintf(partial, sizeof partial, "%.*s.partial", FILE_PATH_BYTES - 16, target);
+    if (check_replaceable(target) || check_replaceable(partial) || remove_checkpoint(partial))
+        return -1;
+    if (mkdir(partial, 0777) != 0)
+        return report("cannot create '%s': %s", partial, strerror(errno));
+    if (write_files(partial, config, tensors, count, tokenizer_path) != 0) {
+        remove_checkpoint(partial); /* a full disk needs the room */
+        return -1;
+    }
+    if (move_into_place(partial, target) != 0) return -1;
+    return file_sync_directory(parent);
+}

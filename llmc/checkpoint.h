@@ -1,0 +1,66 @@
+/* checkpoint.h — a model on disk is a Hugging Face directory:
+ *
+ *     config.json        the shape (config.h)
+ *     model.safetensors  the parameters, float32, under Hugging Face's names
+ *     tokenizer.model    the SentencePiece model, where there is one
+ *
+ * so that LlamaForCausalLM.from_pretrained(DIR) reads what checkpoint_write wrote, and the other
+ * way round.
+ */
+#ifndef LLMC_CHECKPOINT_H
+#define LLMC_CHECKPOINT_H
+
+#include <stddef.h>
+
+#include "llmc/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One parameter of the model. The main program decides where its floats live. */
+struct named_tensor {
+    char name[96]; /* Hugging Face's */
+    int shape[2];  /* matrices (out, in); vectors (length) with shape[1] = 1 */
+    int dims;      /* 2 or 1 */
+    float *data;   /* shape[0] * shape[1] float32, row-major; the caller's memory */
+};
+
+/* How many tensors a checked config has: 9 per layer, the embedding, the last norm, and lm_head
+ * unless it is tied. */
+size_t checkpoint_tensor_count(const struct llama_config *config);
+
+/* Fills tensors[checkpoint_tensor_count(config)] with names and shapes, data = NULL, in the order
+ *     model.embed_tokens.weight                                      (V, C)
+ *     model.layers.%d.input_layernorm.weight                         (C)
+ *     model.layers.%d.self_attn.{q,k,v}_proj.weight                  (H*D, C), (K*D, C), (K*D, C)
+ *     model.layers.%d.self_attn.o_proj.weight                        (C, H*D)
+ *     model.layers.%d.post_attention_layernorm.weight                (C)
+ *     model.layers.%d.mlp.{gate,up}_proj.weight, mlp.down_proj.weight   (F, C), (F, C), (C, F)
+ *     model.norm.weight                                              (C)
+ *     lm_head.weight, unless tied                                    (V, C) */
+void checkpoint_tensors(const struct llama_config *config, struct named_tensor *tensors);
+
+/* The number of elements of a tensor. */
+size_t checkpoint_tensor_elements(const struct named_tensor *tensor);
+
+/* Writes a checkpoint. tensors: those of checkpoint_tensors(config), any order, data filled in.
+ * tokenizer_path: copied to DIR/tokenizer.model; NULL for none. Everything is written and synced
+ * under DIR.partial and then renamed, so that DIR is at every moment the old checkpoint or the new
+ * one, whole. Parents of DIR must exist. An older checkpoint at DIR is replaced; a directory that
+ * holds anything else is not touched and is an error. One writer at a time per DIR.
+ * Returns 0, or -1 after reporting. */
+int checkpoint_write(const char *directory, const struct llama_config *config,
+                     const struct named_tensor *tensors, size_t count, const char *tokenizer_path);
+
+/* Fills tensors[i].data, shaped as checkpoint_tensors(config) says, from DIR/model.safetensors
+ * (F32, BF16 or F16). Reports a missing tensor, one of another shape, and one that a model of this
+ * config does not have. config: config_read(DIR). Returns 0, or -1 after reporting; the data is
+ * then undefined. */
+int checkpoint_read(const char *directory, const struct llama_config *config,
+                    const struct named_tensor *tensors, size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

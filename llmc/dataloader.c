@@ -1,0 +1,289 @@
+/* dataloader.c — sequences out of mapped token files, in an order that needs no memory. */
+#include "llmc/dataloader.h"
+
+#include <glob.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/file.h"
+#include "llmc/report.h"
+
+struct token_file {
+    char *path;
+    struct file_map map;
+    const uint16_t *tokens;
+    uint64_t count;
+    int vocabulary;         /* of the header, 0 when it names none */
+    int largest;            /* token id */
+    uint64_t train_before;  /* training windows in the files before this one */
+    uint64_t window_before; /* validation windows, likewise */
+};
+
+struct dataloader {
+    int T;
+    uint64_t seed;
+    size_t count;
+    struct token_file *files;
+    uint64_t tokens, train_windows, windows;
+    int vocabulary;
+    char *tokenizer; /* path, or NULL */
+};
+
+/* ---- opening and checking ---------------------------------------------------------------- */
+
+static int check_header(struct token_file *file) {
+    const char *path = file->path;
+    size_t bytes = file->map.bytes;
+    if (bytes == 0) return report("'%s' is empty, expected a token file", path);
+    if (bytes < TOKENS_HEADER_BYTES)
+        return report("'%s' is truncated: it has %zu bytes, a token file's header alone has %d",
+                      path, bytes, TOKENS_HEADER_BYTES);
+    int32_t header[4];
+    memcpy(header, file->map.data, sizeof header);
+    if (header[0] != TOKENS_MAGIC)
+        return report("'%s' begins with the number %d, expected %d: it is no llm.c token file with "
+                      "16-bit tokens; make one with build/tokenize",
+                      path, header[0], TOKENS_MAGIC);
+    if (header[1] != TOKENS_VERSION)
+        return report("'%s' is a token file of version %d, expected version %d", path, header[1],
+                      TOKENS_VERSION);
+    if (header[2] < 0) return report("'%s' claims %d tokens, a negative number", path, header[2]);
+    file->count = (uint64_t)header[2];
+    uint64_t expected = TOKENS_HEADER_BYTES + 2 * file->count;
+    if (bytes != expected)
+        return report("'%s' has %zu bytes, expected %llu for the %d tokens its header claims: it "
+                      "%s",
+                      path, bytes, (unsigned long long)expected, header[2],
+                      bytes < expected ? "is truncated" : "has bytes that do not belong to it");
+    if (header[3] < 0 || header[3] > TOKENS_VOCABULARY_MAX)
+        return report("'%s' claims a vocabulary of %d, expected 0 (unknown) to %d", path, header[3],
+                      TOKENS_VOCABULARY_MAX);
+    file->vocabulary = header[3];
+    file->tokens = (const uint16_t *)((const char *)file->map.data + TOKENS_HEADER_BYTES);
+    return 0;
+}
+
+static int largest_token(const uint16_t *tokens, uint64_t count) {
+    enum { CHUNK = 1 << 16 };
+    int64_t chunks = (int64_t)((count + CHUNK - 1) / CHUNK);
+    int largest = 0;
+#pragma omp parallel for reduction(max : largest) if (chunks > 16)
+    for (int64_t c = 0; c < chunks; c++) {
+        const uint16_t *chunk = tokens + c * CHUNK;
+        uint64_t rest = count - (uint64_t)c * CHUNK;
+        uint16_t most = 0;
+        for (uint64_t i = 0; i < (rest < CHUNK ? rest : CHUNK); i++)
+            most = chunk[i] > most ? chunk[i] : most;
+        if (most > largest) largest = most;
+    }
+    return largest;
+}
+
+static int check_ids(const struct token_file *file, int vocabulary, const char *whose) {
+    if (file->count == 0 || file->largest < vocabulary) return 0;
+    uint64_t i = 0;
+    while (file->tokens[i] < vocabulary) i++;
+    return report("'%s': token %llu has id %d, expected less than %s vocabulary size, %d",
+                  file->path, (unsigned long long)i, file->tokens[i], whose, vocabulary);
+}
+
+static int open_file(struct dataloader *loader, const char *path) {
+    struct token_file *file = &loader->files[loader->count++];
+    file->path = strdup(path);
+    if (!file->path) return report("cannot open '%s': out of memory", path);
+    if (file_map(path, &file->map) != 0 || check_header(file) != 0) return -1;
+    file->largest = largest_token(file->tokens, file->count);
+    if (file->vocabulary && check_ids(file, file->vocabulary, "the file's own") != 0) return -1;
+    if (file->vocabulary && loader->vocabulary && file->vocabulary != loader->vocabulary)
+        return report("'%s' is for a vocabulary of %d, expected %d as in files before it", path,
+                      file->vocabulary, loader->vocabulary);
+    if (file->vocabulary) loader->vocabulary = file->vocabulary;
+
+    uint64_t T = (uint64_t)loader->T, targets = file->count ? file->count - 1 : 0;
+    file->train_before = loader->train_windows;
+    file->window_before = loader->windows;
+    loader->tokens += file->count;
+    loader->train_windows += targets / T;
+    loader->windows += (targets + T - 1) / T;
+    return 0;
+}
+
+static int open_matches(struct dataloader *loader, const char *pattern, const glob_t *matches) {
+    /* GLOB_NOCHECK: without a match the only path is the pattern itself */
+    if (matches->gl_pathc == 1 && access(matches->gl_pathv[0], F_OK) != 0)
+        return report("no file matches '%s', expected llm.c token files; make some with "
+                      "build/tokenize",
+                      pattern);
+    loader->files = (struct token_file *)calloc(matches->gl_pathc, sizeof *loader->files);
+    if (!loader->files) return report("cannot open '%s': out of memory", pattern);
+    for (size_t i = 0; i < matches->gl_pathc; i++)
+        if (open_file(loader, matches->gl_pathv[i]) != 0) return -1;
+    return 0;
+}
+
+/* Remembers tokenizer.model beside the first file, if there is one. */
+static int find_tokenizer(struct dataloader *loader) {
+    const char *first = loader->files[0].path, *slash = strrchr(first, '/');
+    int length = slash ? (int)(slash - first) + 1 : 0;
+    char path[FILE_PATH_BYTES];
+    if (length > FILE_PATH_BYTES - 32) return 0;
+    memcpy(path, first, (size_t)length);
+    strcpy(path + length, "tokenizer.model");
+    if (access(path, R_OK) != 0) return 0;
+    loader->tokenizer = strdup(path);
+    return loader->tokenizer ? 0 : report("cannot open '%s': out of memory", first);
+}
+
+static int check_length(const struct dataloader *loader, const char *pattern,
+                        enum dataloader_use use) {
+    bool enough = use == DATALOADER_TRAIN ? loader->train_windows > 0 : loader->windows > 0;
+    if (enough) return 0;
+    return report("'%s': no file has the %d tokens that one sequence needs (%llu tokens in %zu "
+                  "files); use more text%s",
+                  pattern, use == DATALOADER_TRAIN ? loader->T + 1 : 2,
+                  (unsigned long long)loader->tokens, loader->count,
+                  use == DATALOADER_TRAIN ? " or a smaller --seq" : "");
+}
+
+int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_t seed,
+                    struct dataloader **out) {
+    *out = NULL;
+    if (T < 1) return report("sequences of %d tokens make no sense, expected at least 1", T);
+    struct dataloader *loader = (struct dataloader *)calloc(1, sizeof *loader);
+    if (!loader) return report("cannot open '%s': out of memory", pattern);
+    loader->T = T;
+    loader->seed = seed;
+    glob_t matches;
+    if (glob(pattern, GLOB_NOCHECK, NULL, &matches) != 0) {
+        report("cannot look for files '%s': out of memory or unreadable directory", pattern);
+        goto close_loader;
+    }
+    int status = open_matches(loader, pattern, &matches);
+    globfree(&matches);
+    if (status || find_tokenizer(loader) || check_length(loader, pattern, use)) goto close_loader;
+    *out = loader;
+    return 0;
+
+close_loader:
+    dataloader_close(loader);
+    return -1;
+}
+
+void dataloader_close(struct dataloader *loader) {
+    if (!loader) return;
+    for (size_t i = 0; i < loader->count; i++) {
+        file_unmap(&loader->files[i].map);
+        free(loader->files[i].path);
+    }
+    free(loader->files);
+    free(loader->tokenizer);
+    free(loader);
+}
+
+int dataloader_vocabulary(const struct dataloader *loader) {
+    return loader->vocabulary;
+}
+
+int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary) {
+    for (size_t i = 0; i < loader->count; i++)
+        if (check_ids(&loader->files[i], vocabulary, "the model's") != 0) return -1;
+    return 0;
+}
+
+const char *dataloader_tokenizer(const struct dataloader *loader) {
+    return loader->tokenizer;
+}
+
+size_t dataloader_files(const struct dataloader *loader) {
+    return loader->count;
+}
+
+uint64_t dataloader_tokens(const struct dataloader *loader) {
+    return loader->tokens;
+}
+
+/* ---- training: a permutation computed, not stored ---------------------------------------- */
+
+/* splitmix64's finaliser (Steele, Lea & Flood 2014): a bijection of 64 bits that mixes them all */
+static uint64_t mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+    x = (x ^ x >> 27) * 0x94D049BB133111EB;
+    return x ^ x >> 31;
+}
+
+/* Where `index` of 0 ... count-1 goes. A Feistel network permutes the 2h-bit numbers, the smallest
+ * such set that holds count; applied again until it leads back below count ("cycle walking",
+ * Black & Rogaway 2002) it permutes these: fewer than 4 rounds of it on average. */
+static uint64_t permute(uint64_t index, uint64_t count, uint64_t key) {
+    int half = 1;
+    while (half < 31 && count > (uint64_t)1 << 2 * half) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    do {
+        uint64_t left = index >> half, right = index & mask;
+        for (uint64_t round = 0; round < 6; round++) {
+            uint64_t next = left ^ (mix(key ^ mix(right ^ round << 32)) & mask);
+            left = right;
+            right = next;
+        }
+        index = left << half | right;
+    } while (index >= count);
+    return index;
+}
+
+/* The last file whose windows begin at or before `window`. */
+static const struct token_file *file_of(const struct dataloader *loader, uint64_t window,
+                                        size_t before_offset) {
+    size_t low = 0, high = loader->count; /* files[low] qualifies, files[high] does not */
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        uint64_t before;
+        memcpy(&before, (const char *)&loader->files[middle] + before_offset, sizeof before);
+        if (before <= window)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &loader->files[low];
+}
+
+static void copy_window(const uint16_t *from, int length, int32_t *tokens, int32_t *targets) {
+    for (int t = 0; t < length; t++) {
+        tokens[t] = from[t];
+        targets[t] = from[t + 1];
+    }
+}
+
+uint64_t dataloader_epoch(const struct dataloader *loader) {
+    return loader->train_windows;
+}
+
+void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
+                         int32_t *targets) {
+    uint64_t T = (uint64_t)loader->T, epoch = n / loader->train_windows;
+    uint64_t key = mix(mix(loader->seed) ^ epoch), shift = mix(key) % T;
+    uint64_t window = permute(n % loader->train_windows, loader->train_windows, key);
+    const struct token_file *file =
+        file_of(loader, window, offsetof(struct token_file, train_before));
+    /* The epoch's shift may leave no room for a file's last window: that one ends with the file. */
+    uint64_t start = (window - file->train_before) * T + shift, last = file->count - (T + 1);
+    copy_window(file->tokens + (start < last ? start : last), loader->T, tokens, targets);
+}
+
+/* ---- validation: everything once, in order ----------------------------------------------- */
+
+uint64_t dataloader_windows(const struct dataloader *loader) {
+    return loader->windows;
+}
+
+int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
+                      int32_t *targets) {
+    const struct token_file *file = file_of(loader, i, offsetof(struct token_file, window_before));
+    uint64_t start = (i - file->window_before) * (uint64_t)loader->T,
+             rest = file->count - 1 - start;
+    int length = rest < (uint64_t)loader->T ? (int)rest : loader->T;
+    copy_window(file->tokens + start, length, tokens, targets);
+    return length;
+}

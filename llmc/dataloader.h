@@ -1,0 +1,82 @@
+/* dataloader.h — training and validation sequences out of llm.c's token files.
+ *
+ * A token file: 256 int32 of header (magic 20240520, version 1, number of tokens, vocabulary size
+ * or 0), then the tokens as uint16, everything little-endian. Files are mapped, never copied.
+ *
+ * Sampling keeps no state: sequence n of a run is a pure function of (files, T, seed, n), so that
+ * any worker can fetch any sequence, and resuming needs no more than a count. An epoch visits every
+ * window once, in an order that is a keyed permutation of (seed, epoch); each epoch also shifts
+ * where windows begin. Worker w of N takes n = step * N * B + w * B + b for its batch of B.
+ */
+#ifndef LLMC_DATALOADER_H
+#define LLMC_DATALOADER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct dataloader;
+
+enum dataloader_use {
+    DATALOADER_TRAIN,    /* dataloader_sequence: needs a file of at least T+1 tokens */
+    DATALOADER_VALIDATE, /* dataloader_window: needs a file of at least 2 tokens */
+};
+
+/* Opens all files that match the glob(3) pattern, in sorted order, and checks them, every token id
+ * included (all threads of OpenMP scan). T: tokens per sequence. *loader belongs to the caller,
+ * who closes it. Returns 0, or -1 after reporting; *loader is then NULL. */
+int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_t seed,
+                    struct dataloader **loader);
+
+void dataloader_close(struct dataloader *loader); /* NULL is fine */
+
+/* The vocabulary size that the files' headers name; 0 when they name none (llm.c's own). */
+int dataloader_vocabulary(const struct dataloader *loader);
+
+/* Checks every token id against a model's vocabulary size. Returns 0, or -1 after reporting the
+ * file, the position and the id. */
+int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary);
+
+/* Path of the tokenizer.model beside the first file, or NULL when there is none. The loader's. */
+const char *dataloader_tokenizer(const struct dataloader *loader);
+
+size_t dataloader_files(const struct dataloader *loader);
+uint64_t dataloader_tokens(const struct dataloader *loader); /* in all files */
+
+/* ---- training: windows of T+1 tokens, stride T, none across two files ---- */
+
+/* Windows per epoch; 0 where every file is shorter than T+1 tokens. */
+uint64_t dataloader_epoch(const struct dataloader *loader);
+
+/* Sequence n = 0, 1, 2 ... of the run: tokens (T) and the targets (T), the same shifted by one.
+ * Needs dataloader_epoch > 0. Cannot fail; any number of threads may call at once. */
+void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
+                         int32_t *targets);
+
+/* ---- validation: every token but a file's first is a target exactly once ---- */
+
+uint64_t dataloader_windows(const struct dataloader *loader);
+
+/* Window i = 0 ... dataloader_windows - 1, in the order of the files: tokens and targets (T, of
+ * which the first `length` are written). Returns the length: T, or 1 ... T for the last window of a
+ * file. Cannot fail; any number of threads may call at once. */
+int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
+                      int32_t *targets);
+
+/* ---- the token file format, for tools that write it ---- */
+
+enum {
+    TOKENS_MAGIC = 20240520,
+    TOKENS_VERSION = 1,
+    TOKENS_HEADER_INTS = 256,
+    TOKENS_HEADER_BYTES = 1024,
+    TOKENS_VOCABULARY_MAX = 65535, /* what one program's uint16 ids allow, 65535 itself unused */
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif
