@@ -1,0 +1,95 @@
+/* bootstrap.c — joining the job that a launcher started, and leaving it.
+ *
+ * MPI is asked only when a launcher is seen in the environment: a rank alone starts faster, needs
+ * no working MPI installation, and can be debugged and profiled plainly.
+ */
+#include "lossynet/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#ifdef LOSSYNET_MPI
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+#endif
+
+/* Open MPI's mpirun, PMIx, PMI (MPICH, Intel), and srun with an MPI plug-in. */
+static bool launcher_seen(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
+                                        "PMI_SIZE"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i])) return true;
+    const char *slurm = getenv("SLURM_MPI_TYPE");
+    return getenv("SLURM_PROCID") && slurm && strcmp(slurm, "none") != 0;
+}
+
+#ifdef LOSSYNET_MPI
+
+static lossynet_status join(int *argc, char ***argv, struct lossynet_world *world) {
+    int provided, code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
+    if (code != MPI_SUCCESS) {
+        lossynet_log("MPI_Init_thread failed with code %d: expected a job that mpirun or srun "
+                     "started",
+                     code);
+        return LOSSYNET_LINK;
+    }
+    if (provided < MPI_THREAD_FUNNELED) {
+        lossynet_log("MPI offers thread level %d: expected MPI_THREAD_FUNNELED (%d), because ranks "
+                     "compute with threads",
+                     provided, MPI_THREAD_FUNNELED);
+        return LOSSYNET_LINK;
+    }
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm host;
+    if (MPI_Comm_rank(MPI_COMM_WORLD, &world->rank) ||
+        MPI_Comm_size(MPI_COMM_WORLD, &world->ranks) ||
+        MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host))
+        goto failed;
+    int wrong = MPI_Comm_rank(host, &world->local_rank) || MPI_Comm_size(host, &world->local_ranks);
+    MPI_Comm_free(&host);
+    if (!wrong) return LOSSYNET_OK;
+failed:
+    lossynet_log("MPI cannot tell this rank's place among the ranks");
+    return LOSSYNET_LINK;
+}
+
+lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
+    *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
+    return launcher_seen() ? join(argc, argv, world) : LOSSYNET_OK;
+}
+
+void lossynet_shutdown(int exit_code) {
+    int started = 0, finished = 0;
+    MPI_Initialized(&started);
+    MPI_Finalized(&finished);
+    if (!started || finished) return;
+    if (exit_code)
+        MPI_Abort(MPI_COMM_WORLD, exit_code);
+    else
+        MPI_Finalize();
+}
+
+#else
+
+lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
+    (void)argc, (void)argv;
+    *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
+    /* Several copies that each believe to be alone would overwrite each other's files. */
+    const char *names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
+    for (size_t i = 0; launcher_seen() && i < sizeof names / sizeof *names; i++) {
+        const char *size = getenv(names[i]);
+        if (size && atoi(size) > 1) {
+            lossynet_log("started with %s=%s, but built without MPI: install Open MPI (mpicc) and "
+                         "build again",
+                         names[i], size);
+            return LOSSYNET_LINK;
+        }
+    }
+    return LOSSYNET_OK;
+}
+
+void lossynet_shutdown(int exit_code) {
+    (void)exit_code;
+}
+
+#endif

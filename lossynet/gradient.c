@@ -1,0 +1,202 @@
+/* gradient.c — the GRADIENT phase: every worker's vector reaches the owners, packet by packet or
+ * not at all; each owner estimates the average of its shards from what arrived.
+ *
+ *     1. masks      of links within this rank: injected loss decides, nothing is copied
+ *     2. exchange   packets of other ranks land in the inbox and set their masks (exchange.c)
+ *     3. reduce     per (owner, bucket): a weight per packet and sender, then one weighted sum that
+ *                   reads local vectors and the inbox in place, in order of workers
+ *
+ * The weights are the estimators of lossynet.h. Let q = 1 - p and let S be binomial(N-1, q):
+ *
+ *     mean      w = 1/(1+|S|) for the owner and for those who arrived.   E[w_o] = (1-p^N)/(N q)
+ *     balanced  w_o = 1/N, w_i = (N-1)/(N |S|); w_o = 1 when S is empty.
+ *               E[w_o] = 1/N + (N-1)/N p^(N-1), and by symmetry E[w_i] = (1 - E[w_o])/(N-1)
+ *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
+ *     zero      w = 1/N: E[w_i] = q/N
+ *
+ * Each weight is one correctly rounded division, or equals one, so that all four give exactly
+ * (float)(1.0/N) when nothing was lost: a run at loss rate 0 is bit for bit the reliable one.
+ */
+#include "lossynet/internal.h"
+
+#include <omp.h>
+#include <string.h>
+
+/* How fast `ht` forgets old loss, per step. */
+static const double FORGET = 0.99;
+
+/* ---- the sum ---- */
+
+void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
+                                 int senders, size_t n, size_t packet) {
+    enum { BLOCK = 1024 }; /* the running sum stays in the first-level cache */
+    float sum[BLOCK];
+    size_t start = 0;
+    while (start < n) {
+        size_t k = start / packet, end = start + BLOCK;
+        if (end > (k + 1) * packet) end = (k + 1) * packet;
+        if (end > n) end = n;
+        memset(sum, 0, sizeof sum);
+        for (int i = 0; i < senders; i++) {
+            float w = weight[k * (size_t)senders + i];
+            if (w == 0) continue;
+            const float *x = sender[i] + start;
+            for (size_t j = 0; j < end - start; j++) sum[j] += w * x[j];
+        }
+        memcpy(out + start, sum, (end - start) * sizeof *out);
+        start = end;
+    }
+}
+
+/* ---- weights ---- */
+
+struct weights {
+    float own, other;
+};
+
+/* others: how many other workers' packets arrived; inflate: 1/(1-p) for `ht` */
+static struct weights estimate(lossynet_estimator estimator, int workers, int others,
+                               double inflate) {
+    double n = workers;
+    struct weights w = {(float)(1.0 / n), (float)(1.0 / n)};
+    switch (estimator) {
+    case LOSSYNET_MEAN:
+        w.own = w.other = (float)(1.0 / (1.0 + others));
+        break;
+    case LOSSYNET_BALANCED:
+        if (others == 0)
+            w.own = 1;
+        else
+            w.other = (float)((n - 1.0) / (n * others));
+        break;
+    case LOSSYNET_HT:
+        w.other = (float)(inflate / n);
+        break;
+    case LOSSYNET_ZERO:
+        break;
+    }
+    return w;
+}
+
+/* The measured 1/(1-p) of local owner v.
+ *
+ * It comes from steps before this one, because an estimate from this step's own arrivals is not
+ * independent of its masks: E[arrived / q^] would not be 1. Only the first step has nothing else
+ * (and with thousands of packets the difference is small). Old counts fade, so that it follows a
+ * network that changes; with 0.99 it looks back about 100 steps. */
+static double measured_inflation(const struct lossynet *net, int v, bool lossless) {
+    if (lossless) return 1;
+    const struct lossynet_history *history = &net->history[v];
+    if (history->arrived > 0) return history->expected / history->arrived;
+    const struct lossynet_counters *now = &net->counters[v];
+    uint64_t arrived = now->arrived[LOSSYNET_GRADIENT];
+    return arrived ? (double)now->expected[LOSSYNET_GRADIENT] / (double)arrived : 1;
+}
+
+/* weight[k * N + s] of the `count` packets whose masks start at `arrived`, `stride` apart. */
+static void fill_weights(const struct lossynet *net, int owner, const uint8_t *arrived,
+                         size_t stride, size_t count, double inflate, float *weight) {
+    size_t workers = (size_t)net->workers;
+    for (size_t k = 0; k < count; k++, weight += workers) {
+        int present = 0;
+        for (size_t s = 0; s < workers; s++) present += arrived[s * stride + k];
+        struct weights w = estimate(net->estimator, net->workers, present - 1, inflate);
+        for (size_t s = 0; s < workers; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
+        weight[owner] = w.own;
+    }
+}
+
+/* ---- one shard ---- */
+
+static void reduce_shard(const struct lossynet *net, float *const *vectors, int v, int bucket,
+                         double inflate, float *weight, const float **sender) {
+    const struct lossynet_layout *layout = &net->layout;
+    int owner = net->first + v;
+    size_t row = (size_t)owner * (layout->buckets + 1) + bucket;
+    size_t packets = layout->owner_packet[row + 1] - layout->owner_packet[row];
+    if (packets == 0) return;
+
+    size_t offset, count;
+    lossynet_shard(net, owner, bucket, &offset, &count);
+    for (int s = 0; s < net->workers; s++)
+        sender[s] = lossynet_is_local(net, s)
+                        ? vectors[s - net->first] + offset
+                        : lossynet_inbox(net, v, s) + layout->owner_element[row];
+    fill_weights(net, owner, lossynet_arrived(net, v, 0) + layout->owner_packet[row],
+                 lossynet_layout_owner_packets(layout, owner), packets, inflate, weight);
+    net->weighted_sum(vectors[v] + offset, sender, weight, net->workers, count,
+                      layout->packet_elements);
+}
+
+/* ---- the phase ---- */
+
+/* Masks before the exchange: a worker's own packets are there, those within the rank as injected
+ * loss decides, remote ones not yet. */
+static void fill_masks(const struct lossynet *net, bool lossless) {
+#pragma omp parallel for collapse(2) num_threads(net->threads) schedule(static)
+    for (int v = 0; v < net->local; v++) {
+        for (int s = 0; s < net->workers; s++) {
+            int owner = net->first + v;
+            uint8_t *arrived = lossynet_arrived(net, v, s);
+            size_t n = lossynet_layout_owner_packets(&net->layout, owner);
+            if (!lossynet_is_local(net, s))
+                memset(arrived, 0, n);
+            else if (s == owner || lossless)
+                memset(arrived, 1, n);
+            else
+                lossynet_loss_mask(&net->loss, LOSSYNET_GRADIENT, net->step, s, owner, n,
+                                   lossynet_chain(net, LOSSYNET_GRADIENT, s - net->first, owner),
+                                   arrived);
+        }
+    }
+}
+
+/* Counts what travelled; returns how much of it arrived in this call. */
+static uint64_t count(struct lossynet *net, int v) {
+    int owner = net->first + v;
+    size_t n = lossynet_layout_owner_packets(&net->layout, owner);
+    size_t owned = lossynet_owned_elements(net, owner);
+    const uint8_t *mask = lossynet_arrived(net, v, 0);
+    uint64_t arrived = 0;
+    for (size_t i = 0; i < n * (size_t)net->workers; i++) arrived += mask[i];
+    arrived -= n; /* its own */
+    struct lossynet_counters *counters = &net->counters[v];
+    counters->expected[LOSSYNET_GRADIENT] += n * (uint64_t)(net->workers - 1);
+    counters->arrived[LOSSYNET_GRADIENT] += arrived;
+    counters->bytes[LOSSYNET_GRADIENT] += (net->layout.elements - owned) * sizeof(float);
+    return arrived;
+}
+
+static void remember(struct lossynet *net, int v, uint64_t arrived) {
+    size_t n = lossynet_layout_owner_packets(&net->layout, net->first + v);
+    struct lossynet_history *history = &net->history[v];
+    history->expected = FORGET * history->expected + (double)(n * (size_t)(net->workers - 1));
+    history->arrived = FORGET * history->arrived + (double)arrived;
+}
+
+lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless) {
+    if (net->workers == 1) return LOSSYNET_OK;
+    fill_masks(net, lossless);
+    lossynet_status status = lossynet_exchange_run(net, LOSSYNET_GRADIENT, vectors, lossless);
+    if (status) return status;
+
+    const struct lossynet_layout *layout = &net->layout;
+#pragma omp parallel num_threads(net->threads)
+    {
+        size_t thread = (size_t)omp_get_thread_num();
+        size_t workers = (size_t)net->workers;
+        float *weight = net->weights + thread * layout->largest_shard_packets * workers;
+        const float **sender = net->senders + thread * workers;
+#pragma omp for schedule(static)
+        for (int v = 0; v < net->local; v++) {
+            uint64_t arrived = count(net, v);
+            net->inflation[v] = measured_inflation(net, v, lossless);
+            if (!lossless) remember(net, v, arrived);
+        }
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int v = 0; v < net->local; v++)
+            for (int b = 0; b < layout->buckets; b++)
+                reduce_shard(net, vectors, v, b, net->inflation[v], weight, sender);
+    }
+    return LOSSYNET_OK;
+}

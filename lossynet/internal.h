@@ -1,0 +1,261 @@
+/* internal.h — what lossynet's files share.
+ *
+ *     net.c        settings, open and close: allocates everything
+ *     layout.c     buckets, shards, packets: who owns which element
+ *     loss.c       injected loss: which packets of a link arrive
+ *     gradient.c   GRADIENT phase: masks, estimator weights, sum        } both call exchange.c for
+ *     parameter.c  PARAMETER phase: copies, ages, what is fresh         } packets between ranks
+ *     exchange.c   one phase between ranks, over any link (link.h, wire.h)
+ *     control.c    small reliable messages, counters
+ *     drift.c      how far the replicas are apart, and how far they should be
+ *     bootstrap.c  joining and leaving the job
+ */
+#ifndef LOSSYNET_INTERNAL_H
+#define LOSSYNET_INTERNAL_H
+
+#include "lossynet/link.h"
+#include "lossynet/lossynet.h"
+
+/* One line to stderr, "lossynet: ..." */
+void lossynet_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* ---- memory (net.c) ---- */
+
+/* Zeroed, aligned to 64 bytes, released with free(). NULL when there is none; not logged. */
+void *lossynet_memory_take(size_t count, size_t size);
+
+/* Tests: the allocation after this many more fails; negative: none does. */
+extern int lossynet_memory_fail_after;
+
+/* ---- layout (layout.c) ---- */
+
+struct lossynet_layout {
+    int workers, buckets;
+    size_t elements, packets; /* in one vector */
+    size_t packet_elements;   /* in a full packet */
+
+    /* Shards in order of (bucket, owner) follow one another without gaps, both in elements and in
+     * packets, so shard i = bucket * workers + owner ends where shard i + 1 starts. */
+    size_t *shard_element; /* [buckets * workers + 1] */
+    size_t *shard_packet;  /* [buckets * workers + 1] */
+
+    /* The same for one owner's shards alone: what it owns in buckets before this one. */
+    size_t *owner_element; /* [workers][buckets + 1] */
+    size_t *owner_packet;  /* [workers][buckets + 1] */
+    size_t *owner_start;   /* [workers + 1]: packets of all owners before this one */
+
+    size_t largest_shard_packets, largest_owner_packets;
+};
+
+lossynet_status lossynet_layout_open(struct lossynet_layout *layout, int workers, int buckets,
+                                     const size_t *bucket_elements, size_t packet_elements);
+void lossynet_layout_close(struct lossynet_layout *layout);
+
+static inline size_t lossynet_layout_owned(const struct lossynet_layout *layout, int worker) {
+    return layout->owner_element[(size_t)(worker + 1) * (layout->buckets + 1) - 1];
+}
+
+static inline size_t lossynet_layout_owner_packets(const struct lossynet_layout *layout,
+                                                   int worker) {
+    return layout->owner_packet[(size_t)(worker + 1) * (layout->buckets + 1) - 1];
+}
+
+/* ---- injected loss (loss.c) ---- */
+
+enum lossynet_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_TRACE };
+
+struct lossynet_loss {
+    enum lossynet_loss_model model;
+    uint64_t seed;
+    double rate[2];
+    double mean_run;            /* burst */
+    uint64_t enter[2], stay[2]; /* burst: P(bad | good), P(bad | bad), times 2^64 */
+    uint8_t *trace;             /* 1 = arrives */
+    size_t trace_length;
+};
+
+/* On failure `why` says in one line what was expected. */
+lossynet_status lossynet_loss_open(struct lossynet_loss *loss,
+                                   const struct lossynet_loss_settings *settings, char *why,
+                                   size_t why_size);
+void lossynet_loss_close(struct lossynet_loss *loss);
+
+/* arrived[k] = 1 or 0 for the n packets that `sender` sends to `receiver` in this phase and step,
+ * in order of (bucket, packet). A pure function of its arguments, whatever the number of ranks.
+ * chain: for the model "burst", one word per link and phase that starts as 0 and saves looking
+ * back (loss.c); NULL is fine. */
+void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step,
+                        int sender, int receiver, size_t n, uint64_t *chain, uint8_t *arrived);
+
+/* 64 well-mixed bits (splitmix64's finalizer, Steele, Lea & Flood 2014). */
+static inline uint64_t lossynet_mix(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* ---- exchange between ranks (exchange.c) ---- */
+
+struct lossynet_rejected { /* datagrams dropped on receipt, by the first thing found wrong */
+    uint64_t truncated;    /* shorter than the header, or than it says */
+    uint64_t foreign;      /* another magic or run id */
+    uint64_t version;
+    uint64_t invalid; /* type, worker, bucket, packet or length that cannot be */
+    uint64_t stale;   /* another step or phase */
+    uint64_t duplicate;
+};
+
+struct lossynet_peer { /* the current phase with one rank */
+    uint64_t sent, received;
+    bool done;            /* its DONE has arrived */
+    int sender, receiver; /* send position in the current bucket: workers, */
+    size_t packet;        /* and packet of the shard */
+};
+
+enum { LOSSYNET_BATCH = 64 }; /* datagrams handed to the link at once */
+
+struct lossynet_exchange {
+    bool open;
+    lossynet_phase phase;
+    float *const *vectors;
+    int waiting; /* peers whose phase is not over */
+    lossynet_status status;
+};
+
+lossynet_status lossynet_exchange_run(struct lossynet *net, lossynet_phase phase,
+                                      float *const *vectors, bool lossless);
+/* A lossynet_receive, context: the net. */
+void lossynet_exchange_receive(void *context, int peer, const uint8_t *datagram, size_t bytes);
+
+/* ---- the default weighted sum (gradient.c) ---- */
+
+void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
+                                 int senders, size_t n, size_t packet);
+
+/* ---- drift (drift.c) ---- */
+
+enum { LOSSYNET_RING = LOSSYNET_LAGS + 1 };
+
+struct lossynet_ages { /* one worker's; its own packets do not count */
+    uint64_t sum, packets;
+    uint64_t expected, arrived; /* since open, phase PARAMETER */
+    uint32_t largest;
+};
+
+enum { LOSSYNET_GATHERED_BYTES = 64 }; /* of one worker's small struct */
+_Static_assert(sizeof(struct lossynet_counters) <= LOSSYNET_GATHERED_BYTES &&
+                   sizeof(struct lossynet_ages) <= LOSSYNET_GATHERED_BYTES,
+               "lossynet_net.gathered");
+
+struct lossynet_drift_state {
+    int samples;
+    uint64_t measured; /* calls so far */
+    size_t *element;   /* [samples] */
+    int *owner;        /* [samples] */
+    float *mine;       /* [V][samples] */
+    float *values;     /* [N][samples] */
+    float *fresh;      /* [samples], of the last call */
+    float *change;     /* [RING][samples], the last changes */
+    struct lossynet_ages *ages; /* [V] */
+};
+
+/* ---- the net (net.c) ---- */
+
+struct lossynet_history { /* forgotten exponentially */
+    double expected, arrived;
+};
+
+struct lossynet_total { /* since open; PARAMETER phase */
+    uint64_t expected, arrived;
+};
+
+struct lossynet {
+    struct lossynet_world world;
+    int workers; /* N */
+    int local;   /* V */
+    int first;   /* this rank hosts workers first ... first + local - 1 */
+    int threads;
+    lossynet_estimator estimator;
+    lossynet_weighted_sum weighted_sum;
+    struct lossynet_layout layout;
+    struct lossynet_loss loss;
+    uint64_t *chain; /* [2][V][N], for the model "burst" */
+    uint64_t step, run;
+    size_t memory_bytes;
+    bool measuring; /* lossynet_memory_needed: count, allocate nothing */
+    bool out_of_memory;
+
+    /* Per thread. */
+    float *weights;        /* [threads][largest_shard_packets * N] */
+    const float **senders; /* [threads][N] */
+    uint8_t *masks;        /* [threads][largest_owner_packets] */
+
+    /* GRADIENT: packet k of local owner v from sender s arrived?
+     * arrived[arrived_start[v] + s * packets of v + k] */
+    uint8_t *arrived;
+    size_t *arrived_start;            /* [V] */
+    struct lossynet_history *history; /* [V] */
+    double *inflation;                /* [V]: 1/(1-p) for `ht`, this step */
+
+    /* PARAMETER: steps since packet p reached local worker v, age[v * packets + p] */
+    uint32_t *age;
+
+    struct lossynet_counters *counters; /* [V], this step; phase[] of the receiver, bytes sent */
+    struct lossynet_total *totals;      /* [V] */
+    void *gathered;                     /* [N] of struct lossynet_counters or lossynet_ages */
+
+    /* Several ranks only. */
+    struct lossynet_link *link;
+    struct lossynet_exchange exchange;
+    struct lossynet_rejected rejected;
+    struct lossynet_peer *peers; /* [R] */
+    /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
+     * worker: inbox[inbox_start[v] + i * owned elements of v + e] */
+    float *inbox;
+    size_t *inbox_start;    /* [V] */
+    uint8_t *outgoing;      /* which packets to remote workers survive injected loss */
+    size_t *outgoing_start; /* [V], of phase PARAMETER */
+    struct lossynet_datagram *batch;
+    size_t *gather_offset; /* [R + 1] */
+
+    struct lossynet_drift_state drift;
+};
+
+/* lossynet_open over a link of the caller's choice, which a rank alone does not open. */
+lossynet_status lossynet_net_open(const struct lossynet_world *world,
+                                  const struct lossynet_settings *settings,
+                                  lossynet_link_open link_open, struct lossynet **out);
+
+void lossynet_drift_open(struct lossynet *net, int samples); /* sees to out_of_memory only */
+void lossynet_drift_close(struct lossynet *net);
+
+/* lossynet_memory_take for something the net keeps: adds up memory_bytes, notes a failure in
+ * out_of_memory, and only counts when measuring. */
+void *lossynet_net_take(struct lossynet *net, size_t count, size_t size);
+#define NET_TAKE(net, pointer, count)                                                              \
+    ((pointer) = lossynet_net_take((net), (count), sizeof *(pointer)))
+
+static inline bool lossynet_is_local(const struct lossynet *net, int worker) {
+    return worker >= net->first && worker < net->first + net->local;
+}
+
+/* Masks: packets of local owner `v` (0 ... V-1) from worker `sender`. */
+static inline uint8_t *lossynet_arrived(const struct lossynet *net, int v, int sender) {
+    size_t n = lossynet_layout_owner_packets(&net->layout, net->first + v);
+    return net->arrived + net->arrived_start[v] + (size_t)sender * n;
+}
+
+static inline float *lossynet_inbox(const struct lossynet *net, int v, int sender) {
+    size_t remote = (size_t)(sender < net->first ? sender : sender - net->local);
+    return net->inbox + net->inbox_start[v] +
+           remote * lossynet_layout_owned(&net->layout, net->first + v);
+}
+
+static inline uint64_t *lossynet_chain(const struct lossynet *net, lossynet_phase phase, int v,
+                                       int receiver) {
+    if (!net->chain) return NULL;
+    return net->chain + ((size_t)phase * net->local + v) * net->workers + receiver;
+}
+
+#endif

@@ -1,0 +1,231 @@
+/* lossynet.h — averaging and broadcasting vectors over a network that loses packets.
+ *
+ * The library's only public header. It knows no model: it sees N workers that each hold vectors of
+ * P float32 elements, cut in buckets.
+ *
+ *     bucket   a run of consecutive elements, about one layer
+ *     shard    the 1/N of a bucket that one worker, its owner, averages and broadcasts
+ *     packet   at most packet_bytes of a shard: what is lost or arrives
+ *
+ * One training step has two phases:
+ *
+ *     GRADIENT    lossynet_reduce()     every worker -> the owner of each shard; the owner
+ *                                       estimates the average from what arrived
+ *     PARAMETER   lossynet_broadcast()  each owner -> every worker; what arrives overwrites, what
+ *                                       does not arrive stays as it was and ages by one step
+ *
+ * N workers live in R ranks (processes), V = N/R in each: rank r hosts workers r*V ... r*V + V-1.
+ * Workers of one rank exchange in memory, ranks through a link (link.h); injected loss treats both
+ * alike, so the result is the same, bit for bit, however the workers are spread.
+ *
+ * Errors: functions return a status; the first function to see an error logs one line to stderr.
+ * The library never exits. Threads: one thread calls at a time, unless stated.
+ */
+#ifndef LOSSYNET_H
+#define LOSSYNET_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum {
+    LOSSYNET_OK = 0,
+    LOSSYNET_INVALID,  /* an argument or setting makes no sense */
+    LOSSYNET_NO_MEMORY,
+    LOSSYNET_LINK,     /* the link failed: a peer died, MPI reported an error */
+    LOSSYNET_PROTOCOL, /* a datagram that no version of this program sends */
+    LOSSYNET_FILE,     /* a trace file could not be read */
+} lossynet_status;
+
+const char *lossynet_status_string(lossynet_status status); /* static text, never NULL */
+
+/* ---- bootstrap: who takes part ---------------------------------------------------------- */
+
+struct lossynet_world {
+    int rank, ranks;
+    int local_rank, local_ranks; /* among the ranks on this host */
+};
+
+/* Joins the MPI job that mpirun or srun started; alone (rank 0 of 1, no MPI call at all) when no
+ * launcher is seen in the environment. Built without MPI: alone as well, but LOSSYNET_LINK when a
+ * launcher started several ranks, which would overwrite each other's files. Call once, first. */
+lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world);
+
+/* Leaves the job. exit_code other than 0 ends the other ranks too (MPI_Abort), since they would
+ * otherwise wait for this one for ever. */
+void lossynet_shutdown(int exit_code);
+
+/* ---- settings --------------------------------------------------------------------------- */
+
+/* How an owner o turns the gradients that arrived into an average. S: the senders (o excluded)
+ * whose packet arrived; p: the loss rate. Applied to each packet on its own. */
+typedef enum {
+    LOSSYNET_MEAN,     /* (g_o + sum_S g_i) / (1 + |S|): the paper's; over-weights the owner:
+                          E[w_o] = (1 - p^N) / (N (1 - p)) */
+    LOSSYNET_BALANCED, /* g_o/N + (N-1)/N mean_S g_i, g_o alone if S is empty: unbiased whenever
+                          anything arrives */
+    LOSSYNET_HT,       /* (g_o + sum_S g_i / (1 - p)) / N: Horvitz-Thompson, with the p that this
+                          owner measured in the steps before (gradient.c) */
+    LOSSYNET_ZERO,     /* (g_o + sum_S g_i) / N: biased, loss shrinks the gradient */
+} lossynet_estimator;
+
+/* All four give every sender exactly float(1.0/N) where everything arrived (ht: has always arrived),
+ * and in a `lossless` phase. */
+
+typedef enum { LOSSYNET_LINK_AUTO, LOSSYNET_LINK_MPI } lossynet_link_kind;
+
+typedef enum { LOSSYNET_GRADIENT, LOSSYNET_PARAMETER } lossynet_phase;
+
+/* Loss that is injected at the sender, in memory and on every link. */
+struct lossynet_loss_settings {
+    double rate[2];    /* by phase, in [0, 1] */
+    const char *model; /* "bernoulli": independent packets.
+                          "burst:MEAN": Gilbert-Elliott, a chain per directed link that goes on from
+                              step to step; lost packets come in runs of mean length MEAN >= 1, for
+                              rates up to MEAN / (MEAN + 1), and 1.
+                          "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost), white space
+                              and lines from # ignored; each directed link reads it in a circle from
+                              a place of its own; `rate` is ignored, except that a phase with rate 0
+                              loses nothing. */
+    uint64_t seed;
+};
+
+/* The masked average, computed where the vectors live. For j < n:
+ * out[j] = sum over i < senders of weight[(j / packet) * senders + i] * sender[i][j], in order of i;
+ * weight 0 = did not arrive, sender[i] must not be read there. out may be one of the senders. */
+typedef void (*lossynet_weighted_sum)(float *out, const float *const *sender, const float *weight,
+                                      int senders, size_t n, size_t packet);
+
+struct lossynet_settings {
+    int workers;                 /* N, a multiple of the number of ranks */
+    int buckets;                 /* number of buckets */
+    const size_t *bucket_elements; /* [buckets], > 0; copied */
+    size_t packet_bytes;         /* payload of a packet, a multiple of 4; 0: default of the link */
+    lossynet_estimator estimator;
+    struct lossynet_loss_settings loss;
+    lossynet_link_kind link;
+    lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
+    int drift_samples;           /* parameters watched for drift; 0: none */
+};
+
+/* Names as on the command line ("mean", ...). Return false when there is no such name. */
+bool lossynet_estimator_parse(const char *name, lossynet_estimator *out);
+bool lossynet_link_parse(const char *name, lossynet_link_kind *out);
+const char *lossynet_estimator_name(lossynet_estimator estimator);
+
+/* Checks a loss model without opening a net: rates in [0,1], a known model, a readable trace.
+ * On failure writes one line of what was expected to `why`. For usage errors. */
+lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, char *why,
+                                    size_t why_size);
+
+enum { LOSSYNET_HEADER_BYTES = 40 }; /* before every packet's payload; drawn in wire.h */
+
+/* ---- the net ---------------------------------------------------------------------------- */
+
+struct lossynet; /* opaque */
+
+/* Collective. Everything the net will ever need is allocated here. */
+lossynet_status lossynet_open(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings, struct lossynet **out);
+void lossynet_close(struct lossynet *net); /* NULL is fine */
+
+/* The part of a bucket that `worker` owns: `count` elements from `offset` (from the start of the
+ * whole vector). count may be 0 when a bucket is smaller than N cache lines. */
+void lossynet_shard(const struct lossynet *net, int worker, int bucket, size_t *offset,
+                    size_t *count);
+size_t lossynet_owned_elements(const struct lossynet *net, int worker); /* over all buckets */
+size_t lossynet_packets(const struct lossynet *net); /* in one vector, all owners */
+size_t lossynet_packet_bytes(const struct lossynet *net);
+const char *lossynet_link_name(const struct lossynet *net); /* "memory" when the rank is alone */
+
+/* Starts step `step` (0, 1, ...; the same on every rank). */
+lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step);
+
+/* Says that worker's (a local one) vector is final in this bucket, so that it may leave while the
+ * rest is still being computed. May be called from several threads for different workers. */
+void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket);
+
+/* GRADIENT phase. vectors[V]: the local workers' vectors of P elements. On return each owner's
+ * shard of its own vector holds the estimate of the average; the rest is unchanged. Collective.
+ * lossless: nothing is injected (algorithm `reliable`). N = 1: nothing happens, nothing counts.
+ * May be called again in a step: the same packets are lost, and count again. */
+lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless);
+
+/* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites. Collective. */
+lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless);
+
+/* Walks over what the last broadcast left fresh at a local worker (its own shards included), as
+ * maximal runs of elements in ascending order. Start with *cursor = 0; false at the end. Before the
+ * first broadcast everything is fresh: workers start from the same values. */
+bool lossynet_next_fresh(const struct lossynet *net, int worker, size_t *cursor, size_t *offset,
+                         size_t *count);
+
+/* Assembles the owners' shards into `fresh` (P elements, none of the vectors) on every rank; nothing
+ * is lost, nothing counted. Collective. */
+lossynet_status lossynet_gather_fresh(struct lossynet *net, float *const *vectors, float *fresh);
+
+/* Small, reliable all-gather: each rank gives V items of `bytes`, `all` gets N, in worker order.
+ * Collective. */
+lossynet_status lossynet_all_gather(struct lossynet *net, const void *mine, void *all,
+                                    size_t bytes);
+
+/* ---- accounting ------------------------------------------------------------------------- */
+
+struct lossynet_counters { /* packets that travel between workers; one to itself never counts */
+    uint64_t expected[2];  /* by phase */
+    uint64_t arrived[2];
+    uint64_t bytes[2];     /* payload bytes that left a worker, lost ones included */
+};
+
+/* Of the current step, summed over all workers of all ranks. Collective. */
+lossynet_status lossynet_step_counters(struct lossynet *net, struct lossynet_counters *out);
+
+/* Bytes this rank's net holds. */
+size_t lossynet_memory_bytes(const struct lossynet *net);
+
+/* The same without opening a net, for any world (--dry-run); 0 after logging when the settings make
+ * no sense. The threads and files of this machine count. */
+size_t lossynet_memory_needed(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings);
+
+/* ---- drift (drift.c derives the formulas) ----------------------------------------------- */
+
+enum { LOSSYNET_LAGS = 16 };
+
+struct lossynet_drift {
+    double pair;           /* ||theta_i - theta_j||^2, mean over pairs of workers */
+    double owner;          /* ||theta_i - theta_fresh||^2, mean over workers that do not own it */
+    double sigma2;         /* ||the last step's change of the fresh model||^2 */
+    double rho[LOSSYNET_LAGS]; /* of that change with those 1, 2, ... steps before it */
+    double expected_pair;  /* formula with this sigma2, rho and the measured loss rate */
+    double expected_owner;
+    double paper_pair;     /* the paper's 2p/(1+p) sigma2, for comparison */
+    double mean_age;       /* over (worker, packet), owners excluded; steps */
+    uint32_t max_age;
+};
+
+/* Measures after a broadcast, on a fixed random sample of elements, scaled to the whole vector.
+ * Call once per step, every step: sigma2 and rho come from successive calls. Collective.
+ * Needs drift_samples > 0 and N > 1; otherwise all fields are 0. The first call has seen no change
+ * yet: sigma2 and what is expected are 0. Where nothing has ever arrived (p = 1), what is expected
+ * is infinite; JSON has no such number. */
+lossynet_status lossynet_drift_measure(struct lossynet *net, float *const *vectors,
+                                       struct lossynet_drift *out);
+
+/* The formulas alone. N workers, loss rate p in [0, 1), correlations rho[lags]:
+ *   owner to worker   p/(1-p) sigma2 C(p)
+ *   worker to worker  sigma2 [(1-2/N) 2p/(1-p^2) + (2/N) p/(1-p)] C(p)
+ *   C(p) = 1 + 2 sum_k rho_k p^k
+ * p = 1 gives infinity. */
+double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags);
+double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags);
+double lossynet_drift_paper(double p, double sigma2); /* 2p/(1+p) sigma2 */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

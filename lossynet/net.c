@@ -1,0 +1,409 @@
+/* net.c — a net from open to close: settings are checked, everything is allocated, ranks agree.
+ *
+ * After lossynet_open nothing is allocated any more. What a net holds, for V of N workers in a
+ * rank and vectors of P elements in K packets (plus what the link buffers, plus drift samples):
+ *
+ *     arrival masks    ~ V K bytes           ages         4 V K bytes
+ *     weights          a shard's worth per thread
+ *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, when all
+ *                      owners' shards are of equal size), outgoing masks ~ V K bytes
+ */
+#include "lossynet/internal.h"
+
+#include <inttypes.h>
+#include <omp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+const char *lossynet_status_string(lossynet_status status) {
+    switch (status) {
+    case LOSSYNET_OK:
+        return "success";
+    case LOSSYNET_INVALID:
+        return "invalid argument or setting";
+    case LOSSYNET_NO_MEMORY:
+        return "out of memory";
+    case LOSSYNET_LINK:
+        return "the link between ranks failed";
+    case LOSSYNET_PROTOCOL:
+        return "a peer broke the protocol";
+    case LOSSYNET_FILE:
+        return "a file could not be read";
+    }
+    return "unknown status";
+}
+
+void lossynet_log(const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "lossynet: %s\n", line); /* one call: lines of several ranks stay whole */
+}
+
+/* ---- memory ---- */
+
+enum { ALIGNMENT = 64 };
+
+int lossynet_memory_fail_after = -1;
+
+void *lossynet_memory_take(size_t count, size_t size) {
+    if (lossynet_memory_fail_after >= 0 && lossynet_memory_fail_after-- == 0) return NULL;
+    size_t bytes;
+    if (__builtin_mul_overflow(count, size, &bytes) || bytes > SIZE_MAX / 2) return NULL;
+    bytes = (bytes + ALIGNMENT) / ALIGNMENT * ALIGNMENT;
+    void *memory = aligned_alloc(ALIGNMENT, bytes);
+    if (memory) memset(memory, 0, bytes);
+    return memory;
+}
+
+void *lossynet_net_take(struct lossynet *net, size_t count, size_t size) {
+    net->memory_bytes += count * size;
+    if (net->measuring || net->out_of_memory) return NULL;
+    void *memory = lossynet_memory_take(count, size);
+    if (!memory) {
+        net->out_of_memory = true;
+        lossynet_log("rank %d: no memory for %zu x %zu bytes, after %zu MB", net->world.rank, count,
+                     size, (net->memory_bytes - count * size) >> 20);
+    }
+    return memory;
+}
+
+/* ---- names ---- */
+
+static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
+static const char *const link_names[] = {"auto", "mpi"};
+
+static int find(const char *name, const char *const *names, int count) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(name, names[i]) == 0) return i;
+    return -1;
+}
+
+bool lossynet_estimator_parse(const char *name, lossynet_estimator *out) {
+    int found = find(name, estimator_names, 4);
+    if (found >= 0) *out = (lossynet_estimator)found;
+    return found >= 0;
+}
+
+bool lossynet_link_parse(const char *name, lossynet_link_kind *out) {
+    int found = find(name, link_names, 2);
+    if (found >= 0) *out = (lossynet_link_kind)found;
+    return found >= 0;
+}
+
+const char *lossynet_estimator_name(lossynet_estimator estimator) {
+    return estimator >= LOSSYNET_MEAN && estimator <= LOSSYNET_ZERO ? estimator_names[estimator]
+                                                                    : "unknown";
+}
+
+/* ---- settings ---- */
+
+static lossynet_status check_sizes(const struct lossynet_settings *settings) {
+    if (settings->buckets < 1 || !settings->bucket_elements) {
+        lossynet_log("buckets %d: expected at least 1", settings->buckets);
+        return LOSSYNET_INVALID;
+    }
+    size_t elements = 0;
+    for (int b = 0; b < settings->buckets; b++) {
+        size_t size = settings->bucket_elements[b];
+        if (size == 0 || size > SIZE_MAX / 64 - elements) {
+            lossynet_log("bucket %d: %zu elements: expected at least 1, and a sum that fits memory",
+                         b, size);
+            return LOSSYNET_INVALID;
+        }
+        elements += size;
+    }
+    if (settings->packet_bytes % sizeof(float) || settings->packet_bytes > 1u << 30) {
+        lossynet_log("packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "
+                     "default",
+                     settings->packet_bytes);
+        return LOSSYNET_INVALID;
+    }
+    return LOSSYNET_OK;
+}
+
+static lossynet_status check(const struct lossynet_world *world,
+                             const struct lossynet_settings *settings) {
+    if (world->ranks < 1 || world->rank < 0 || world->rank >= world->ranks) {
+        lossynet_log("rank %d of %d ranks: expected 0 <= rank < ranks", world->rank, world->ranks);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->workers < 1 || settings->workers > WIRE_WORKERS) {
+        lossynet_log("workers %d: expected 1 to %d", settings->workers, WIRE_WORKERS);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->workers % world->ranks) {
+        lossynet_log("workers %d: expected a multiple of the %d ranks", settings->workers,
+                     world->ranks);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {
+        lossynet_log("estimator %d: expected mean, balanced, ht or zero", (int)settings->estimator);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->link != LOSSYNET_LINK_AUTO && settings->link != LOSSYNET_LINK_MPI) {
+        lossynet_log("link %d: expected auto or mpi", (int)settings->link);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->drift_samples < 0) {
+        lossynet_log("drift samples %d: expected 0 or more", settings->drift_samples);
+        return LOSSYNET_INVALID;
+    }
+    return check_sizes(settings);
+}
+
+/* ---- open ---- */
+
+static void take_threads(struct lossynet *net) {
+    const struct lossynet_layout *layout = &net->layout;
+    size_t workers = (size_t)net->workers, threads = (size_t)net->threads;
+    NET_TAKE(net, net->weights, threads * layout->largest_shard_packets * workers);
+    NET_TAKE(net, net->senders, threads * workers);
+    NET_TAKE(net, net->masks, threads * layout->largest_owner_packets);
+}
+
+static void take_phases(struct lossynet *net) {
+    size_t local = (size_t)net->local, workers = (size_t)net->workers, masks = 0;
+    for (size_t v = 0; v < local; v++)
+        masks += lossynet_layout_owner_packets(&net->layout, net->first + (int)v) * workers;
+    NET_TAKE(net, net->arrived, masks);
+    NET_TAKE(net, net->arrived_start, local);
+    NET_TAKE(net, net->history, local);
+    NET_TAKE(net, net->inflation, local);
+    NET_TAKE(net, net->age, local * net->layout.packets);
+    NET_TAKE(net, net->counters, local);
+    NET_TAKE(net, net->totals, local);
+    net->gathered = lossynet_net_take(net, workers, LOSSYNET_GATHERED_BYTES);
+    if (net->loss.model == LOSS_BURST) NET_TAKE(net, net->chain, 2 * local * workers);
+    if (!net->arrived_start) return;
+    for (size_t v = 1; v < local; v++)
+        net->arrived_start[v] =
+            net->arrived_start[v - 1] +
+            lossynet_layout_owner_packets(&net->layout, net->first + (int)v - 1) * workers;
+}
+
+static void take_exchange(struct lossynet *net) {
+    size_t local = (size_t)net->local, workers = (size_t)net->workers;
+    size_t remote = workers - local, inbox = 0, outgoing = 0;
+    for (size_t v = 0; v < local; v++) {
+        inbox += lossynet_layout_owned(&net->layout, net->first + (int)v) * remote;
+        outgoing += lossynet_layout_owner_packets(&net->layout, net->first + (int)v) * workers;
+    }
+    if (outgoing < local * net->layout.packets) outgoing = local * net->layout.packets;
+    NET_TAKE(net, net->inbox, inbox);
+    NET_TAKE(net, net->inbox_start, local);
+    NET_TAKE(net, net->outgoing, outgoing);
+    NET_TAKE(net, net->outgoing_start, local);
+    NET_TAKE(net, net->peers, (size_t)net->world.ranks);
+    NET_TAKE(net, net->batch, LOSSYNET_BATCH);
+    NET_TAKE(net, net->gather_offset, (size_t)net->world.ranks + 1);
+    if (!net->gather_offset) return;
+    for (size_t v = 1; v < local; v++) {
+        int before = net->first + (int)v - 1;
+        net->inbox_start[v] =
+            net->inbox_start[v - 1] + lossynet_layout_owned(&net->layout, before) * remote;
+        net->outgoing_start[v] = net->outgoing_start[v - 1] +
+                                 lossynet_layout_owner_packets(&net->layout, before) * workers;
+    }
+}
+
+/* Everything but the link. */
+static lossynet_status prepare(struct lossynet *net, const struct lossynet_world *world,
+                               const struct lossynet_settings *settings) {
+    net->world = *world;
+    net->workers = settings->workers;
+    net->local = settings->workers / world->ranks;
+    net->first = world->rank * net->local;
+    net->threads = omp_get_max_threads();
+    net->estimator = settings->estimator;
+    net->weighted_sum =
+        settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
+
+    char why[256];
+    lossynet_status status = lossynet_loss_open(&net->loss, &settings->loss, why, sizeof why);
+    if (status) {
+        lossynet_log("%s", why);
+        return status;
+    }
+    size_t packet_bytes =
+        settings->packet_bytes ? settings->packet_bytes : LOSSYNET_MPI_PACKET_BYTES;
+    status = lossynet_layout_open(&net->layout, settings->workers, settings->buckets,
+                                  settings->bucket_elements, packet_bytes / sizeof(float));
+    if (status) return status;
+    size_t table = (size_t)settings->buckets * settings->workers;
+    net->memory_bytes = sizeof *net + 4 * table * sizeof(size_t) + net->loss.trace_length;
+
+    take_threads(net);
+    take_phases(net);
+    if (world->ranks > 1) take_exchange(net);
+    lossynet_drift_open(net, settings->drift_samples);
+    return net->out_of_memory ? LOSSYNET_NO_MEMORY : LOSSYNET_OK;
+}
+
+/* What ranks must have in common for their masks to agree. */
+static uint64_t fingerprint(const struct lossynet *net, const struct lossynet_settings *settings) {
+    const struct lossynet_layout *layout = &net->layout;
+    uint64_t hash = lossynet_mix((uint64_t)net->workers);
+    for (int i = 0; i <= layout->buckets * net->workers; i++) {
+        hash = lossynet_mix(hash ^ layout->shard_element[i]);
+        hash = lossynet_mix(hash ^ layout->shard_packet[i]);
+    }
+    hash = lossynet_mix(hash ^ net->loss.seed);
+    hash = lossynet_mix(hash ^ (uint64_t)net->loss.model);
+    hash = lossynet_mix(hash ^ (uint64_t)net->estimator);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
+    for (int phase = 0; phase < 2; phase++) {
+        uint64_t bits;
+        memcpy(&bits, &net->loss.rate[phase], sizeof bits);
+        hash = lossynet_mix(hash ^ bits ^ net->loss.stay[phase]);
+    }
+    return hash;
+}
+
+static uint64_t random_run(void) {
+    uint64_t run;
+    if (getrandom(&run, sizeof run, 0) == (ssize_t)sizeof run) return run;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return lossynet_mix((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+}
+
+/* All ranks take rank 0's run id, after making sure that they are set up alike. */
+static lossynet_status agree(struct lossynet *net, const struct lossynet_settings *settings) {
+    struct hello {
+        uint64_t run, fingerprint;
+    };
+    struct hello *hello = lossynet_memory_take((size_t)net->world.ranks, sizeof *hello);
+    if (!hello) {
+        lossynet_log("rank %d: no memory to greet %d ranks", net->world.rank, net->world.ranks);
+        return LOSSYNET_NO_MEMORY;
+    }
+    struct hello *mine = &hello[net->world.rank];
+    mine->run = random_run();
+    mine->fingerprint = fingerprint(net, settings);
+    for (int r = 0; r <= net->world.ranks; r++) net->gather_offset[r] = (size_t)r * sizeof *hello;
+    lossynet_status status = net->link->all_gather(net->link, hello, net->gather_offset);
+    for (int r = 0; status == LOSSYNET_OK && r < net->world.ranks; r++) {
+        if (hello[r].fingerprint != hello[0].fingerprint) {
+            lossynet_log("rank %d was started with other settings than rank 0: expected the same "
+                         "workers, buckets, packets, estimator, seed and loss",
+                         r);
+            status = LOSSYNET_INVALID;
+        }
+    }
+    net->run = hello[0].run;
+    free(hello);
+    return status;
+}
+
+lossynet_status lossynet_net_open(const struct lossynet_world *world,
+                                  const struct lossynet_settings *settings,
+                                  lossynet_link_open link_open, struct lossynet **out) {
+    *out = NULL;
+    lossynet_status status = check(world, settings);
+    if (status) return status;
+    struct lossynet *net = lossynet_memory_take(1, sizeof *net);
+    if (!net) {
+        lossynet_log("no memory for a net");
+        return LOSSYNET_NO_MEMORY;
+    }
+    status = prepare(net, world, settings);
+    if (status) goto close_net;
+    if (world->ranks > 1) {
+        struct lossynet_link_settings link = {
+            .world = *world,
+            .packet_bytes = lossynet_packet_bytes(net),
+            .receive = lossynet_exchange_receive,
+            .context = net,
+        };
+        status = link_open(&link, &net->link);
+        if (status) goto close_net;
+        net->memory_bytes += net->link->memory_bytes;
+        status = agree(net, settings);
+        if (status) goto close_net;
+    }
+    *out = net;
+    return LOSSYNET_OK;
+close_net:
+    lossynet_close(net);
+    return status;
+}
+
+lossynet_status lossynet_open(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings, struct lossynet **out) {
+    return lossynet_net_open(world, settings, lossynet_link_mpi_open, out);
+}
+
+void lossynet_close(struct lossynet *net) {
+    if (!net) return;
+    if (net->link) net->link->close(net->link);
+    lossynet_drift_close(net);
+    free(net->gather_offset);
+    free(net->batch);
+    free(net->peers);
+    free(net->outgoing_start);
+    free(net->outgoing);
+    free(net->inbox_start);
+    free(net->inbox);
+    free(net->chain);
+    free(net->gathered);
+    free(net->totals);
+    free(net->counters);
+    free(net->age);
+    free(net->inflation);
+    free(net->history);
+    free(net->arrived_start);
+    free(net->arrived);
+    free(net->masks);
+    free(net->senders);
+    free(net->weights);
+    lossynet_layout_close(&net->layout);
+    lossynet_loss_close(&net->loss);
+    free(net);
+}
+
+/* ---- queries ---- */
+
+const char *lossynet_link_name(const struct lossynet *net) {
+    return net->link ? net->link->name : "memory";
+}
+
+size_t lossynet_memory_bytes(const struct lossynet *net) {
+    return net->memory_bytes;
+}
+
+size_t lossynet_memory_needed(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings) {
+    if (check(world, settings)) return 0;
+    struct lossynet *net = lossynet_memory_take(1, sizeof *net);
+    if (!net) return 0;
+    net->measuring = true;
+    size_t bytes = 0;
+    if (prepare(net, world, settings) == LOSSYNET_OK) {
+        bytes = net->memory_bytes;
+        if (world->ranks > 1)
+            bytes += lossynet_link_mpi_memory(world->ranks, lossynet_packet_bytes(net));
+    }
+    lossynet_close(net);
+    return bytes;
+}
+
+/* ---- steps ---- */
+
+lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step) {
+    net->step = step;
+    memset(net->counters, 0, (size_t)net->local * sizeof *net->counters);
+    return LOSSYNET_OK;
+}
+
+void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket) {
+    /* In memory there is nothing to send, and the MPI link sends in lossynet_reduce: MPI_Isend
+     * makes no progress while the caller computes. A link with a thread of its own starts here. */
+    (void)net, (void)worker, (void)bucket;
+}
