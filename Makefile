@@ -1,0 +1,122 @@
+# make              build/train_llama2
+# make quickstart   installs what is missing, trains with and without packet loss, shows what it cost
+# make test         installs what is missing, runs everything in test/
+# make bench        speed and memory, beside PyTorch
+# make clean        removes build/ (out/ stays)
+#
+# Found by itself: MPI (mpicc; MPI=0 builds without), oneDNN (on x86-64) or OpenBLAS (elsewhere, or
+# with BLAS=openblas). SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
+
+# make would try to build the .d files below from its own rules.
+MAKEFLAGS += --no-builtin-rules
+
+BUILD ?= build
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+JOBS := -j$(shell nproc)
+WARNINGS := -Wall -Wextra -Werror
+OPTIMISE ?= -O3 -fno-math-errno -fno-trapping-math
+CPPFLAGS += -I. -D_GNU_SOURCE
+# The distribution's Python, where its packages are.
+PYTHON ?= /usr/bin/python3
+COMMON := $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
+CFLAGS += -std=c11 $(COMMON)
+CXXFLAGS += -std=c++17 $(COMMON)
+LDLIBS += -lm -ljansson
+
+# ---- libraries, each with its switch ------------------------------------------------------
+MPI ?= $(if $(shell command -v mpicc),1)
+ifeq ($(MPI),1)
+CPPFLAGS += -DLOSSYNET_MPI $(shell mpicc -showme:compile)
+LDLIBS += $(shell mpicc -showme:link)
+endif
+ARCHITECTURE := $(shell uname -m)
+BLAS ?= $(if $(filter x86_64,$(ARCHITECTURE)),onednn,openblas)
+ifeq ($(BLAS),onednn)
+CPPFLAGS += -DGEMM_ONEDNN
+LDLIBS += -ldnnl
+else
+LDLIBS += -lopenblas
+endif
+LDLIBS += -lsentencepiece
+
+REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+
+# ---- sources ------------------------------------------------------------------------------
+# The CPU backend is compiled once per instruction set; the best one is chosen when it starts.
+ISAS := $(if $(filter x86_64,$(ARCHITECTURE)),x86_64_v2 x86_64_v3 x86_64_v4,generic)
+# They may contract a * b + c, which -std=c11 forbids gcc.
+isa_flags_generic :=
+isa_flags_x86_64_v2 := -march=x86-64-v2
+isa_flags_x86_64_v3 := -march=x86-64-v3
+isa_flags_x86_64_v4 := -march=x86-64-v4 -mprefer-vector-width=512
+
+LLMC := $(filter-out llmc/backend_cpu.c,$(wildcard llmc/*.c))
+LOSSYNET := $(wildcard lossynet/*.c)
+OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) $(BUILD)/llmc/tokenizer.o \
+           $(ISAS:%=$(BUILD)/llmc/backend_cpu.%.o)
+TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
+
+all: $(BUILD)/train_llama2 $(BUILD)/tokenize
+tests: all $(TESTS)
+
+$(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
+	@echo '  LINK $@'
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
+$(BUILD)/tokenize: $(BUILD)/data/tokenize.o $(OBJECTS)
+	@echo '  LINK $@'
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
+$(BUILD)/train_llama2.o: train_llama2.cu | $(BUILD)/
+	@echo '  CC   $<'
+	@$(CC) $(CPPFLAGS) -DGIT_REVISION='"$(REVISION)"' $(CFLAGS) -MMD -x c -c $< -o $@
+
+$(BUILD)/llmc/backend_cpu.%.o: llmc/backend_cpu.c | $(BUILD)/llmc/
+	@echo '  CC   $< for $*'
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(isa_flags_$*) -ffp-contract=fast -DISA=$* -MMD -c $< -o $@
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $<'
+	@$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -c $< -o $@
+
+$(BUILD)/%.o: %.cpp
+	@mkdir -p $(@D)
+	@echo '  CXX  $<'
+	@$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -c $< -o $@
+
+$(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
+	@echo '  LINK $@'
+	@mkdir -p $(@D)
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -lcmocka -o $@
+
+$(BUILD)/:
+	@mkdir -p $@
+$(BUILD)/llmc/:
+	@mkdir -p $@
+
+# ---- what people call ---------------------------------------------------------------------
+quickstart:
+	@scripts/dependencies.sh quickstart
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@PYTHON=$(PYTHON) TRAIN_LLAMA2=$(BUILD)/train_llama2 scripts/quickstart.sh
+
+test:
+	@scripts/dependencies.sh test
+	@$(MAKE) --no-print-directory $(JOBS) tests
+	@$(MAKE) --no-print-directory $(JOBS) tests BUILD=$(BUILD)/sanitize SANITIZE=address,undefined OPTIMISE=-O1
+	@BUILD=$(BUILD) $(PYTHON) -m pytest -q test $(PYTEST)
+
+bench:
+	@scripts/dependencies.sh bench
+	@$(MAKE) --no-print-directory $(JOBS) all
+	@$(PYTHON) dev/bench_cpu.py $(BENCH)
+
+clean:
+	rm -rf $(BUILD)
+
+.PHONY: all tests quickstart test bench clean
+.SECONDARY:
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

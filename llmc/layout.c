@@ -1,0 +1,98 @@
+/* layout.c — see layout.h. */
+#include "llmc/layout.h"
+#include "llmc/random.h"
+#include "llmc/report.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t layout_place(struct layout *l, size_t count, bool decay, int bucket) {
+    struct span span = {l->count, count, decay};
+    l->span[l->spans++] = span;
+    l->bucket_elements[bucket] += count;
+    l->count += count;
+    return span.offset;
+}
+
+void layout_release(struct layout *l) {
+    free(l->layer);
+    free(l->span);
+    free(l->bucket_elements);
+    memset(l, 0, sizeof *l);
+}
+
+int layout_build(const struct llama_config *c, struct layout *l) {
+    const size_t C = (size_t)c->width, F = (size_t)c->hidden, V = (size_t)c->vocabulary;
+    const size_t HD = (size_t)c->heads * c->head_size, KD = (size_t)c->kv_heads * c->head_size;
+    memset(l, 0, sizeof *l);
+    l->config = *c;
+    l->buckets = c->layers + 1 + !c->tied;
+    l->layer = (struct layer_offsets *)calloc((size_t)c->layers, sizeof *l->layer);
+    l->span = (struct span *)calloc((size_t)c->layers * 6 + 3, sizeof *l->span);
+    l->bucket_elements = (size_t *)calloc((size_t)l->buckets, sizeof *l->bucket_elements);
+    if (!l->layer || !l->span || !l->bucket_elements) {
+        layout_release(l);
+        return report_out_of_memory("the layout", 0);
+    }
+    int bucket = 0;
+    if (!c->tied) l->classifier = layout_place(l, V * C, true, bucket++);
+    l->final_norm = layout_place(l, C, false, bucket);
+    for (int i = c->layers - 1; i >= 0; i--, bucket++) {
+        struct layer_offsets *o = &l->layer[i];
+        o->attention_norm = layout_place(l, C, false, bucket);
+        o->qkv = layout_place(l, (HD + 2 * KD) * C, true, bucket);
+        o->attention_out = layout_place(l, C * HD, true, bucket);
+        o->mlp_norm = layout_place(l, C, false, bucket);
+        o->gate_up = layout_place(l, 2 * F * C, true, bucket);
+        o->down = layout_place(l, C * F, true, bucket);
+    }
+    l->embedding = layout_place(l, V * C, true, bucket);
+    if (c->tied) l->classifier = l->embedding;
+    return 0;
+}
+
+int layout_bucket_of_layer(const struct layout *l, int layer) {
+    return l->config.layers - 1 - layer + !l->config.tied;
+}
+
+/* In the order of checkpoint_tensors. */
+void layout_tensors(const struct layout *l, float *vector, struct named_tensor *tensors) {
+    const struct llama_config *c = &l->config;
+    const size_t C = (size_t)c->width, F = (size_t)c->hidden;
+    const size_t HD = (size_t)c->heads * c->head_size, KD = (size_t)c->kv_heads * c->head_size;
+    struct named_tensor *t = tensors;
+    checkpoint_tensors(c, tensors);
+    (t++)->data = vector + l->embedding;
+    for (int i = 0; i < c->layers; i++) {
+        const struct layer_offsets *o = &l->layer[i];
+        (t++)->data = vector + o->attention_norm;
+        (t++)->data = vector + o->qkv;
+        (t++)->data = vector + o->qkv + HD * C;
+        (t++)->data = vector + o->qkv + (HD + KD) * C;
+        (t++)->data = vector + o->attention_out;
+        (t++)->data = vector + o->mlp_norm;
+        (t++)->data = vector + o->gate_up;
+        (t++)->data = vector + o->gate_up + F * C;
+        (t++)->data = vector + o->down;
+    }
+    (t++)->data = vector + l->final_norm;
+    if (!c->tied) t->data = vector + l->classifier;
+}
+
+void layout_initialise(const struct layout *l, uint64_t seed, float *vector) {
+    const double residual = 0.02 / sqrt(2.0 * l->config.layers);
+    const uint64_t key = random_bits(seed, 0x77656967687473u /* "weights" */);
+    for (int s = 0; s < l->spans; s++) {
+        struct span span = l->span[s];
+        double deviation = 0.02;
+        for (int i = 0; i < l->config.layers; i++) {
+            const struct layer_offsets *o = &l->layer[i];
+            if (span.offset == o->attention_out || span.offset == o->down) deviation = residual;
+        }
+#pragma omp parallel for
+        for (size_t e = span.offset; e < span.offset + span.count; e++) {
+            vector[e] = span.decay ? (float)(deviation * random_normal(key, e)) : 1;
+        }
+    }
+}

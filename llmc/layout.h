@@ -1,0 +1,64 @@
+/* layout.h — where each parameter of a Llama lies in the flat vector that workers exchange.
+ *
+ * All parameters of a replica lie in one vector, in the order in which backward finishes their
+ * gradients: classifier, last norm, layers from last to first, embedding. A bucket is a run of it:
+ *
+ *     | lm_head | norm, layer L-1 | layer L-2 | ... | layer 0 | embedding |
+ *       bucket 0  bucket 1                                      last bucket
+ *
+ * With a tied classifier there is no lm_head, and layer L-1 is bucket 0. Query, key and value
+ * projections lie side by side and are one matrix product, and so are gate and up.
+ */
+#ifndef LLMC_LAYOUT_H
+#define LLMC_LAYOUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/checkpoint.h"
+#include "llmc/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct layer_offsets { /* in elements from the start of the vector */
+    size_t attention_norm /* (C) */, qkv /* ((H+2K)D, C) */, attention_out /* (C, HD) */;
+    size_t mlp_norm /* (C) */, gate_up /* (2F, C) */, down /* (C, F) */;
+};
+
+struct span { /* one tensor of the vector */
+    size_t offset, count;
+    bool decay; /* matrices are decayed, norms are not */
+};
+
+struct layout {
+    struct llama_config config;
+    size_t count; /* P: all parameters */
+    size_t embedding, final_norm, classifier /* == embedding when tied */;
+    struct layer_offsets *layer; /* [L] */
+    int spans;
+    struct span *span; /* [spans], in ascending order, tiling the vector */
+    int buckets;
+    size_t *bucket_elements; /* [buckets] */
+};
+
+/* Lays out a model of a checked config. The caller releases it. 0, or -1 after reporting. */
+int layout_build(const struct llama_config *config, struct layout *layout);
+void layout_release(struct layout *layout);
+
+int layout_bucket_of_layer(const struct layout *layout, int layer);
+
+/* Points checkpoint_tensors(config) into a vector of `count` floats. */
+void layout_tensors(const struct layout *layout, float *vector, struct named_tensor *tensors);
+
+/* Initial parameters, a function of (seed, element) alone: normal with deviation 0.02; projections
+ * into the residual stream 0.02/sqrt(2L), as in GPT-2 (Radford et al. 2019, 2.3), so that its
+ * variance does not grow with depth; norms 1. */
+void layout_initialise(const struct layout *layout, uint64_t seed, float *vector);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

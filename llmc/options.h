@@ -1,0 +1,66 @@
+/* options.h — the command line: one table of GNU long options, one struct of settings.
+ *
+ * options.c holds the table; each line names an option, its range, its default and its help text.
+ * A setting that is out of range or not understood is a usage error: one line, exit code 2.
+ */
+#ifndef LLMC_OPTIONS_H
+#define LLMC_OPTIONS_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_NAIVE };
+extern const char *const algorithm_names[]; /* ends with NULL */
+
+enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
+
+struct options {
+    /* model */
+    const char *model; /* preset name or checkpoint directory */
+    int vocabulary;    /* 0: from the data */
+    int device, threads;
+    /* data */
+    const char *train, *val, *tokenizer;
+    /* optimisation */
+    int batch, seq, steps, micro_batches, warmup;
+    double lr, lr_final, beta1, beta2, adam_eps, weight_decay, clip;
+    int64_t seed;
+    /* loss */
+    int algorithm;
+    double loss_rate, gradient_loss_rate,
+        parameter_loss_rate; /* the latter two are the effective */
+    const char *loss_model, *estimator;
+    int64_t loss_seed;
+    /* network */
+    int workers; /* 0: one per rank */
+    const char *link;
+    int packet_bytes; /* 0: the link's default */
+    double link_gbps;
+    /* output */
+    const char *out, *log;
+    int save_every, eval_every, eval_sequences, drift_samples;
+    bool quiet;
+    /* modes */
+    bool eval, dry_run, help, version;
+    const char *generate;
+    int tokens;
+    double temperature, top_p;
+};
+
+/* Fills `out` with defaults and what the command line says; strings point into argv.
+ * 0 on success; 2 after reporting a usage error (the exit code for it). */
+int options_parse(int argc, char **argv, struct options *out);
+
+json_t *options_json(const struct options *options); /* all of them, for the log; NULL: no memory */
+
+void options_help(void); /* to stdout, grouped, with defaults */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

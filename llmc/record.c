@@ -1,0 +1,84 @@
+/* record.c — see record.h. */
+#include "llmc/record.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static double loss_rate(const struct step_record *r, int phase) {
+    return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
+}
+
+void record_add(struct run_record *run, const struct step_record *step) {
+    struct step_record *sum = &run->sum;
+    run->steps++;
+    sum->tokens += step->tokens;
+    sum->seconds += step->seconds;
+    sum->communication_seconds += step->communication_seconds;
+    sum->drift += step->drift;
+    sum->drift_expected += step->drift_expected;
+    sum->drift_paper += step->drift_paper;
+    for (int phase = 0; phase < 2; phase++) {
+        sum->expected[phase] += step->expected[phase];
+        sum->arrived[phase] += step->arrived[phase];
+    }
+}
+
+int record_log_step(struct runlog *log, const struct step_record *r) {
+    return runlog_write(
+        log,
+        json_pack("{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I}",
+                  "event", "step", "step", r->step, "loss", runlog_number(r->loss), "grad_norm",
+                  runlog_number(r->grad_norm), "lr", r->learning_rate, "tokens_per_second",
+                  runlog_number(r->tokens / r->seconds), "step_ms", 1e3 * r->seconds,
+                  "communication_ms", 1e3 * r->communication_seconds, "gradient_loss_rate",
+                  loss_rate(r, 0), "parameter_loss_rate", loss_rate(r, 1), "drift",
+                  runlog_number(r->drift), "drift_expected", runlog_number(r->drift_expected),
+                  "drift_paper", runlog_number(r->drift_paper), "mean_age", r->mean_age, "max_age",
+                  (json_int_t)r->max_age));
+}
+
+int record_log_eval(struct runlog *log, const struct eval_record *r) {
+    return runlog_write(
+        log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step", r->step,
+                       "val_loss", runlog_number(r->val_loss), "val_perplexity",
+                       runlog_number(exp(r->val_loss)), "replica_val_loss",
+                       runlog_number(r->replica_val_loss), "replica_val_perplexity",
+                       runlog_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
+}
+
+int record_log_end(struct runlog *log, const struct run_record *run, const char *status,
+                   const struct eval_record *eval, const char *checkpoint) {
+    const struct step_record *sum = &run->sum;
+    const double steps = run->steps ? run->steps : 1;
+    json_t *event = json_pack(
+        "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?}", "event", "end", "step",
+        run->steps, "status", status, "training_seconds", sum->seconds, "tokens_per_second",
+        runlog_number(sum->tokens / sum->seconds), "gradient_loss_rate", loss_rate(sum, 0),
+        "parameter_loss_rate", loss_rate(sum, 1), "drift", runlog_number(sum->drift / steps),
+        "drift_expected", runlog_number(sum->drift_expected / steps), "drift_paper",
+        runlog_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL);
+    if (event && eval) {
+        json_object_set_new(event, "val_perplexity", runlog_number(exp(eval->val_loss)));
+        json_object_set_new(event, "replica_val_perplexity",
+                            runlog_number(exp(eval->replica_val_loss)));
+    }
+    return runlog_write(log, event);
+}
+
+void record_show_step(struct progress *progress, const struct step_record *r, bool losses) {
+    char line[128];
+    int n = snprintf(line, sizeof line, "%6d  loss %.4f  norm %.2f  lr %.1e  %.0f tokens/s",
+                     r->step + 1, r->loss, r->grad_norm, r->learning_rate, r->tokens / r->seconds);
+    if (losses && n < (int)sizeof line) {
+        snprintf(line + n, sizeof line - (size_t)n, "  lost %.1f%% %.1f%%", 100 * loss_rate(r, 0),
+                 100 * loss_rate(r, 1));
+    }
+    progress_step(progress, r->step + 1, line);
+}
+
+void record_show_eval(struct progress *progress, const struct eval_record *r) {
+    char line[128];
+    snprintf(line, sizeof line, "%6d  validation perplexity %.3f, of a replica %.3f", r->step,
+             exp(r->val_loss), exp(r->replica_val_loss));
+    progress_message(progress, line);
+}

@@ -1,0 +1,49 @@
+/* sampler.h — draws the next token from logits: temperature and nucleus (top-p) sampling
+ * (Holtzman et al. 2020). */
+#ifndef LLMC_SAMPLER_H
+#define LLMC_SAMPLER_H
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+struct sampler_choice {
+    float p;
+    int32_t token;
+};
+
+static inline int sampler_compare(const void *a, const void *b) {
+    const struct sampler_choice *x = (const struct sampler_choice *)a;
+    const struct sampler_choice *y = (const struct sampler_choice *)b;
+    if (x->p != y->p) return x->p < y->p ? 1 : -1;
+    return x->token - y->token; /* a fixed order among equals */
+}
+
+/* logits (V); scratch[V]; uniform in [0, 1). Temperature 0 takes the likeliest token, the first of
+ * equals. Otherwise draws from the smallest set of likeliest tokens whose probability is >= top_p.
+ */
+static inline int32_t sampler_draw(const float *logits, int V, double temperature, double top_p,
+                                   double uniform, struct sampler_choice *scratch) {
+    int best = 0;
+    for (int i = 1; i < V; i++) {
+        if (logits[i] > logits[best]) best = i;
+    }
+    if (temperature <= 0) return best;
+    double sum = 0, kept = 0;
+    for (int i = 0; i < V; i++) {
+        scratch[i].p = (float)exp((logits[i] - logits[best]) / temperature);
+        scratch[i].token = i;
+        sum += scratch[i].p;
+    }
+    qsort(scratch, (size_t)V, sizeof *scratch, sampler_compare);
+    int count = 0;
+    while (count < V && (count == 0 || kept < top_p * sum)) kept += scratch[count++].p;
+    double target = uniform * kept;
+    for (int i = 0; i < count; i++) {
+        target -= scratch[i].p;
+        if (target < 0) return scratch[i].token;
+    }
+    return scratch[count - 1].token;
+}
+
+#endif

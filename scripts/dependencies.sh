@@ -1,0 +1,62 @@
+#!/bin/sh
+# Installs the packages that a target of the Makefile needs, on Debian and Ubuntu, and nothing else.
+#
+#   scripts/dependencies.sh build|quickstart|test|bench
+#
+# Says what is missing and why before it installs; quick and silent when nothing is missing.
+# Elsewhere it names what to install by hand and goes on.
+set -eu
+purpose=${1:?usage: scripts/dependencies.sh build|quickstart|test|bench}
+
+# package, and what it is for
+build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config:finds_libraries
+libc6-dev:C_library libopenmpi-dev:MPI_for_several_processes openmpi-bin:mpirun
+libdnnl-dev:matrix_products_on_the_CPU(oneDNN) libjansson-dev:JSON
+libsentencepiece-dev:tokenizer"
+case $(uname -m) in x86_64) ;; *) build=$(echo "$build" | sed 's/libdnnl-dev:[^ ]*/libopenblas-dev:matrix_products_on_the_CPU/') ;; esac
+quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:trains_a_tokenizer
+python3:reads_logs python3-matplotlib:plots"
+test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests python3-numpy:references"
+bench="$test python3-venv:PyTorch_in_a_virtual_environment libopenblas0:another_BLAS_to_compare_with"
+
+case $purpose in
+build) wanted=$build ;; quickstart) wanted=$quickstart ;; test) wanted=$test ;; bench) wanted=$bench ;;
+*) echo "scripts/dependencies.sh: expected build, quickstart, test or bench, got '$purpose'" >&2; exit 2 ;;
+esac
+
+if ! command -v apt-get >/dev/null 2>&1; then
+    echo "No apt-get here. If the next step misses something, install the equivalents of:"
+    for entry in $wanted; do echo "  ${entry%%:*}"; done
+    exit 0
+fi
+
+missing=
+for entry in $wanted; do
+    package=${entry%%:*}
+    state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+    [ "$state" = installed ] || missing="$missing $entry"
+done
+[ -n "$missing" ] || exit 0
+
+echo "To $purpose, these packages of the distribution are missing and will be installed:"
+names=
+for entry in $missing; do
+    printf '  %-22s %s\n' "${entry%%:*}" "$(echo "${entry#*:}" | tr _ ' ')"
+    names="$names ${entry%%:*}"
+done
+sudo=
+if [ "$(id -u)" != 0 ]; then
+    if ! command -v sudo >/dev/null 2>&1; then
+        echo "scripts/dependencies.sh: neither root nor sudo; run as root: apt-get install$names" >&2
+        exit 1
+    fi
+    sudo=sudo
+fi
+log=$(mktemp)
+if ! { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive \
+       apt-get install -y --no-install-recommends $names; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    echo "scripts/dependencies.sh: apt-get failed, see above; full output in $log" >&2
+    exit 1
+fi
+rm -f "$log"

@@ -1,0 +1,993 @@
+/* train_llama2.cu — pretrains Llama-2 across machines whose network is allowed to lose packets.
+ *
+ * Read top to bottom:
+ *
+ *     model        forward and backward
+ *     trainer      workers, their replicas, and the memory they need
+ *     step         the four algorithms: lossy, reliable, rps, naive
+ *     evaluation   perplexity of the model and of the replicas
+ *     training     the loop, its log and its checkpoints
+ *     other modes  --eval, --generate, --dry-run
+ *     main
+ *
+ * Arithmetic is behind llmc/backend.h, the network behind lossynet/lossynet.h; this file knows how
+ * neither works. Errors: the function that sees one reports it (one line) and returns -1; callers
+ * pass it up; main turns it into the exit code.
+ *
+ * This is C11 in the subset that nvcc accepts as C++ too.
+ */
+#include "llmc/activations.h"
+#include "llmc/backend.h"
+#include "llmc/checkpoint.h"
+#include "llmc/config.h"
+#include "llmc/dataloader.h"
+#include "llmc/estimate.h"
+#include "llmc/file.h"
+#include "llmc/layout.h"
+#include "llmc/options.h"
+#include "llmc/random.h"
+#include "llmc/record.h"
+#include "llmc/report.h"
+#include "llmc/runlog.h"
+#include "llmc/sampler.h"
+#include "llmc/schedule.h"
+#include "llmc/threads.h"
+#include "llmc/tokenizer.h"
+#include "lossynet/lossynet.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef GIT_REVISION
+#define GIT_REVISION "unknown"
+#endif
+
+/* ---- model ------------------------------------------------------------------------------ */
+
+/* llmc/layout.h says where a parameter lies in the flat vector that the network averages,
+ * llmc/activations.h what is kept between forward and backward. */
+
+/* Element `offset` of a vector of parameters or gradients. */
+static tensor *at(const struct backend *be, const tensor *vector, size_t offset) {
+    return (char *)vector + offset * be->element_bytes;
+}
+
+/* From a->tokens (B, T) to a->last_norm (B, T, C), what the classifier reads. */
+static void model_forward(const struct backend *be, const struct layout *l, const tensor *params,
+                          struct activations *a, int B, int T) {
+    const struct llama_config *c = &l->config;
+    const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
+    const int D = c->head_size, QKV = (H + 2 * K) * D;
+#define W(where) at(be, params, where)
+    for (int i = 0; i < c->layers; i++) {
+        const struct layer_offsets *o = &l->layer[i];
+        const struct layer_activations *x = &a->layer[i];
+        if (i == 0) {
+            be->embedding_forward(x->residual, a->tokens, W(l->embedding), N, C);
+            be->rmsnorm_forward(x->attention_norm, x->attention_rstd, x->residual,
+                                W(o->attention_norm), N, C, c->norm_eps);
+        } else {
+            be->residual_rmsnorm_forward(x->residual, x->attention_norm, x->attention_rstd,
+                                         a->layer[i - 1].middle, a->projected, W(o->attention_norm),
+                                         N, C, c->norm_eps);
+        }
+        be->matmul_forward(x->qkv, x->attention_norm, W(o->qkv), N, C, QKV);
+        be->rope(x->qkv, a->cosine, a->sine, B, T, H, K, D, false);
+        be->attention_forward(x->attention, x->log_sum_exp, x->qkv, B, T, H, K, D);
+        be->matmul_forward(a->projected, x->attention, W(o->attention_out), N, H * D, C);
+        be->residual_rmsnorm_forward(x->middle, x->mlp_norm, x->mlp_rstd, x->residual, a->projected,
+                                     W(o->mlp_norm), N, C, c->norm_eps);
+        be->matmul_forward(x->gate_up, x->mlp_norm, W(o->gate_up), N, C, 2 * F);
+        be->swiglu_forward(x->swiglu, x->gate_up, N, F);
+        be->matmul_forward(a->projected, x->swiglu, W(o->down), N, F, C);
+    }
+    be->residual_rmsnorm_forward(a->last, a->last_norm, a->last_rstd,
+                                 a->layer[c->layers - 1].middle, a->projected, W(l->final_norm), N,
+                                 C, c->norm_eps);
+}
+
+/* Called as soon as a bucket's gradient is final. */
+typedef void (*bucket_done)(void *context, int bucket);
+
+/* Forward, classifier and backward of B x T tokens. Gradients of scale * sum of the losses go to
+ * `grads` (added to what is there with `accumulate`); a->losses (B*T) keeps the losses. */
+static void model_forward_backward(const struct backend *be, const struct layout *l,
+                                   const tensor *params, tensor *grads, struct activations *a,
+                                   int B, int T, float scale, bool accumulate, bucket_done done,
+                                   void *context) {
+    const struct llama_config *c = &l->config;
+    const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
+    const int D = c->head_size, QKV = (H + 2 * K) * D;
+#define G(where) at(be, grads, where)
+    model_forward(be, l, params, a, B, T);
+    be->classifier(a->losses, a->dnorm, G(l->classifier), a->last_norm, W(l->classifier),
+                   a->targets, N, C, c->vocabulary, scale, accumulate);
+    if (done && !c->tied) done(context, 0);
+    be->clear(a->dresidual, (size_t)N * C * be->element_bytes);
+    be->rmsnorm_backward(a->dresidual, G(l->final_norm), a->dnorm, a->last, W(l->final_norm),
+                         a->last_rstd, N, C, accumulate);
+    for (int i = c->layers - 1; i >= 0; i--) {
+        const struct layer_offsets *o = &l->layer[i];
+        const struct layer_activations *x = &a->layer[i];
+        be->matmul_backward_weight(G(o->down), a->dresidual, x->swiglu, N, F, C, accumulate);
+        be->matmul_backward_input(a->dswiglu, a->dresidual, W(o->down), N, F, C, false);
+        be->swiglu_backward(a->dgate_up, a->dswiglu, x->gate_up, N, F);
+        be->matmul_backward_weight(G(o->gate_up), a->dgate_up, x->mlp_norm, N, C, 2 * F,
+                                   accumulate);
+        be->matmul_backward_input(a->dnorm, a->dgate_up, W(o->gate_up), N, C, 2 * F, false);
+        be->rmsnorm_backward(a->dresidual, G(o->mlp_norm), a->dnorm, x->middle, W(o->mlp_norm),
+                             x->mlp_rstd, N, C, accumulate);
+        be->matmul_backward_weight(G(o->attention_out), a->dresidual, x->attention, N, H * D, C,
+                                   accumulate);
+        be->matmul_backward_input(a->dattention, a->dresidual, W(o->attention_out), N, H * D, C,
+                                  false);
+        be->attention_backward(a->dqkv, a->dattention, x->attention, x->qkv, x->log_sum_exp, B, T,
+                               H, K, D);
+        be->rope(a->dqkv, a->cosine, a->sine, B, T, H, K, D, true);
+        be->matmul_backward_weight(G(o->qkv), a->dqkv, x->attention_norm, N, C, QKV, accumulate);
+        be->matmul_backward_input(a->dnorm, a->dqkv, W(o->qkv), N, C, QKV, false);
+        be->rmsnorm_backward(a->dresidual, G(o->attention_norm), a->dnorm, x->residual,
+                             W(o->attention_norm), x->attention_rstd, N, C, accumulate);
+        if (done) done(context, layout_bucket_of_layer(l, i));
+    }
+    /* A tied table already holds the classifier's share. */
+    be->embedding_backward(G(l->embedding), a->tokens, a->dresidual, N, C, c->vocabulary,
+                           accumulate || c->tied);
+    if (done) done(context, l->buckets - 1);
+#undef W
+#undef G
+}
+
+/* Mean of the first n losses, in double. */
+static double mean_loss(const float *losses, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; i++) sum += losses[i];
+    return sum / n;
+}
+
+/* ---- trainer ---------------------------------------------------------------------------- *
+ * A rank hosts `local` of the N workers. Each worker has a replica of the parameters, a gradient,
+ * and the optimizer state of what it owns (ZeRO-1): P/N elements of each moment. Only `rps` and
+ * `naive`, whose workers step on their own, keep moments for all P.
+ *
+ * CPU threads: with at least as many local workers as threads, each thread computes whole workers;
+ * with fewer, workers take turns and each operation uses all threads. Activations exist once per
+ * thread that computes whole workers.                                                         */
+
+struct worker {
+    int id; /* 0 ... N-1 */
+    float *params, *grads, *m, *v;
+};
+
+struct trainer {
+    const struct options *options;
+    const struct backend *be;
+    struct lossynet_world world;
+    struct lossynet *net;
+    struct layout layout;
+    int workers, local, B, T;
+    struct worker *worker;   /* [local] */
+    float **params, **grads; /* [local], the workers' vectors, as lossynet takes them */
+    int engines;
+    struct activations *engine; /* [engines] */
+    float *fresh;               /* P: the owners' values put together, for evaluation and saving */
+    struct dataloader *train, *val;
+    double *mine, *gathered; /* [3 * local], [3 * N]: small numbers on their way */
+    double communicating;    /* seconds of this step spent in the two phases */
+    const char *tokenizer;
+    char last_checkpoint[512]; /* "" before the first */
+    struct runlog *log;
+    struct progress progress;
+};
+
+static bool steps_on_its_own(const struct options *o) {
+    return o->algorithm == ALGORITHM_RPS || o->algorithm == ALGORITHM_NAIVE;
+}
+
+static bool is_lossless(const struct trainer *t) {
+    return t->options->algorithm == ALGORITHM_RELIABLE;
+}
+
+static void trainer_release(struct trainer *t) {
+    for (int w = 0; t->worker && w < t->local; w++) {
+        t->be->release(t->worker[w].params);
+        t->be->release(t->worker[w].grads);
+        t->be->release(t->worker[w].m);
+        t->be->release(t->worker[w].v);
+    }
+    for (int e = 0; t->engine && e < t->engines; e++) activations_release(&t->engine[e], t->be);
+    if (t->be) t->be->release(t->fresh);
+    free(t->worker);
+    free(t->params);
+    free(t->grads);
+    free(t->engine);
+    free(t->mine);
+    free(t->gathered);
+    dataloader_close(t->train);
+    dataloader_close(t->val);
+    layout_release(&t->layout);
+    lossynet_close(t->net);
+    runlog_close(t->log);
+}
+
+static float *allocate_floats(const struct trainer *t, size_t count, const char *what,
+                              int *failed) {
+    if (*failed) return NULL;
+    float *memory = (float *)t->be->allocate((count ? count : 1) * sizeof(float));
+    if (!memory) *failed = report_out_of_memory(what, (double)count * sizeof(float));
+    return memory;
+}
+
+static struct lossynet_loss_settings loss_settings(const struct options *o) {
+    struct lossynet_loss_settings loss = {
+        {o->gradient_loss_rate, o->parameter_loss_rate}, o->loss_model, (uint64_t)o->loss_seed};
+    return loss;
+}
+
+/* What the command line says about the network; names were checked by check_usage. */
+static struct lossynet_settings net_settings(const struct options *o, const struct layout *l,
+                                             int workers) {
+    struct lossynet_settings s;
+    memset(&s, 0, sizeof s);
+    s.workers = workers;
+    s.buckets = l->buckets;
+    s.bucket_elements = l->bucket_elements;
+    s.packet_bytes = (size_t)o->packet_bytes;
+    s.loss = loss_settings(o);
+    s.drift_samples = o->drift_samples;
+    lossynet_estimator_parse(o->estimator, &s.estimator);
+    lossynet_link_parse(o->link, &s.link);
+    if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
+    return s;
+}
+
+/* Opens the net and allocates workers and engines. Needs layout, workers, B and T. */
+static int trainer_allocate(struct trainer *t, bool training) {
+    const struct options *o = t->options;
+    struct lossynet_settings s = net_settings(o, &t->layout, t->workers);
+    s.weighted_sum = t->be->weighted_sum;
+    if (!training) s.drift_samples = 0;
+    if (lossynet_open(&t->world, &s, &t->net)) return -1;
+
+    const size_t P = t->layout.count;
+    const int threads = omp_get_max_threads();
+    int failed = 0;
+    t->local = t->workers / t->world.ranks;
+    t->engines = t->local >= threads ? threads : 1;
+    t->worker = (struct worker *)calloc((size_t)t->local, sizeof *t->worker);
+    t->params = (float **)calloc((size_t)t->local, sizeof *t->params);
+    t->grads = (float **)calloc((size_t)t->local, sizeof *t->grads);
+    t->engine = (struct activations *)calloc((size_t)t->engines, sizeof *t->engine);
+    t->mine = (double *)calloc(3 * (size_t)t->local, sizeof *t->mine);
+    t->gathered = (double *)calloc(3 * (size_t)t->workers, sizeof *t->gathered);
+    if (!t->worker || !t->params || !t->grads || !t->engine || !t->mine || !t->gathered) {
+        return report_out_of_memory("the list of workers", 0);
+    }
+    for (int w = 0; w < t->local && !failed; w++) {
+        struct worker *k = &t->worker[w];
+        k->id = t->world.rank * t->local + w;
+        size_t owned = steps_on_its_own(o) ? P : lossynet_owned_elements(t->net, k->id);
+        k->params = t->params[w] = allocate_floats(
+            t, P, "a worker's parameters (--dry-run tells what a run needs)", &failed);
+        if (!training) continue;
+        k->grads = t->grads[w] = allocate_floats(t, P, "a worker's gradient", &failed);
+        k->m = allocate_floats(t, owned, "optimizer state", &failed);
+        k->v = allocate_floats(t, owned, "optimizer state", &failed);
+    }
+    if (t->workers > 1) t->fresh = allocate_floats(t, P, "the model put together", &failed);
+    for (int e = 0; e < t->engines && !failed; e++) {
+        failed =
+            activations_allocate(&t->engine[e], &t->layout.config, t->be, t->B, t->T, training);
+    }
+    return failed;
+}
+
+/* The same initial parameters for every worker: from a checkpoint, or from the seed. */
+static int trainer_initialise(struct trainer *t, bool from_checkpoint) {
+    float *first = t->params[0];
+    if (from_checkpoint) {
+        size_t count = checkpoint_tensor_count(&t->layout.config);
+        struct named_tensor *tensors = (struct named_tensor *)calloc(count, sizeof *tensors);
+        if (!tensors) return report_out_of_memory("the list of tensors", 0);
+        layout_tensors(&t->layout, first, tensors);
+        int failed = checkpoint_read(t->options->model, &t->layout.config, tensors, count);
+        free(tensors);
+        if (failed) return -1;
+    } else {
+        layout_initialise(&t->layout, (uint64_t)t->options->seed, first);
+    }
+    for (int w = 1; w < t->local; w++) {
+        t->be->copy(t->params[w], first, t->layout.count * sizeof(float));
+    }
+    return 0;
+}
+
+/* Calls work(t, worker, engine, context) for every local worker, see the note on threads above. */
+typedef void (*worker_function)(struct trainer *t, struct worker *w, struct activations *engine,
+                                void *context);
+
+static void for_each_worker(struct trainer *t, worker_function work, void *context) {
+    if (t->engines == 1) {
+        for (int w = 0; w < t->local; w++) work(t, &t->worker[w], &t->engine[0], context);
+        return;
+    }
+#pragma omp parallel for schedule(dynamic) num_threads(t->engines)
+    for (int w = 0; w < t->local; w++) {
+        work(t, &t->worker[w], &t->engine[omp_get_thread_num()], context);
+    }
+}
+
+/* ---- step ------------------------------------------------------------------------------- */
+
+struct leaving {
+    struct lossynet *net;
+    int worker;
+};
+
+static void bucket_leaves(void *context, int bucket) {
+    struct leaving *leaving = (struct leaving *)context;
+    lossynet_bucket_ready(leaving->net, leaving->worker, bucket);
+}
+
+/* Forward and backward of one worker on its replica and its share of the data. Worker w takes
+ * sequences w*B ... w*B+B-1 of each N*B: the global batch is the same however it is spread.
+ * Leaves the mean loss in t->mine. */
+static void worker_gradient(struct trainer *t, struct worker *w, struct activations *engine,
+                            void *context) {
+    const int step = *(const int *)context;
+    const int B = t->B, T = t->T, M = t->options->micro_batches;
+    struct leaving leaving = {t->net, w->id};
+    double loss = 0;
+    for (int m = 0; m < M; m++) {
+        uint64_t first = (((uint64_t)step * M + m) * t->workers + w->id) * B;
+        for (int b = 0; b < B; b++) {
+            dataloader_sequence(t->train, first + b, engine->tokens + b * T,
+                                engine->targets + b * T);
+        }
+        bool last = m == M - 1;
+        model_forward_backward(t->be, &t->layout, w->params, w->grads, engine, B, T,
+                               1.0f / ((float)B * T * M), m > 0, last ? bucket_leaves : NULL,
+                               &leaving);
+        loss += mean_loss(engine->losses, B * T) / M;
+    }
+    t->mine[w - t->worker] = loss;
+}
+
+/* AdamW on `count` elements from `offset` of a worker's vector; the moments start at m, v. Weight
+ * decay differs between tensors, so the range is cut where they meet. */
+static void update_range(struct trainer *t, struct worker *w, float *m, float *v, size_t offset,
+                         size_t count, int step, double learning_rate, double gradient_scale) {
+    const struct options *o = t->options;
+    const struct adamw_settings adamw = {(float)o->beta1, (float)o->beta2, (float)o->adam_eps};
+    const struct span *span = t->layout.span;
+    for (size_t done = 0; done < count;) {
+        while (span->offset + span->count <= offset + done) span++;
+        size_t n = span->offset + span->count - (offset + done);
+        if (n > count - done) n = count - done;
+        float *params = w->params + offset + done;
+        t->be->adamw(params, params, m + done, v + done, w->grads + offset + done, n, &adamw,
+                     step + 1, (float)learning_rate, span->decay ? (float)o->weight_decay : 0,
+                     (float)gradient_scale);
+        done += n;
+    }
+}
+
+/* As torch.nn.utils.clip_grad_norm_ has it. */
+static double clip_scale(const struct trainer *t, double norm) {
+    double clip = t->options->clip;
+    return clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1;
+}
+
+/* Sum over all workers, in their order, of the one number each local worker left in t->mine. */
+static int sum_over_workers(struct trainer *t, double *sum) {
+    if (lossynet_all_gather(t->net, t->mine, t->gathered, sizeof(double))) return -1;
+    *sum = 0;
+    for (int w = 0; w < t->workers; w++) *sum += t->gathered[w];
+    return 0;
+}
+
+/* Norm of the averaged gradient, of which each owner holds its part. */
+static int averaged_norm(struct trainer *t, double *norm) {
+    for (int w = 0; w < t->local; w++) {
+        t->mine[w] = 0;
+        for (int b = 0; b < t->layout.buckets; b++) {
+            size_t offset, count;
+            lossynet_shard(t->net, t->worker[w].id, b, &offset, &count);
+            t->mine[w] += t->be->sum_of_squares(t->grads[w] + offset, count);
+        }
+    }
+    if (sum_over_workers(t, norm)) return -1;
+    *norm = sqrt(*norm);
+    return 0;
+}
+
+/* The two phases, timed. */
+static int reduce(struct trainer *t, float *const *vectors) {
+    double start = runlog_seconds();
+    lossynet_status status = lossynet_reduce(t->net, vectors, is_lossless(t));
+    t->communicating += runlog_seconds() - start;
+    return status ? -1 : 0;
+}
+
+static int broadcast(struct trainer *t, float *const *vectors) {
+    double start = runlog_seconds();
+    lossynet_status status = lossynet_broadcast(t->net, vectors, is_lossless(t));
+    t->communicating += runlog_seconds() - start;
+    return status ? -1 : 0;
+}
+
+/* lossy, reliable: gradients are averaged by the owners, who step and broadcast parameters. */
+static int exchange_gradients(struct trainer *t, int step, struct step_record *r) {
+    if (reduce(t, t->grads)) return -1;
+    if (averaged_norm(t, &r->grad_norm)) return -1;
+    if (!isfinite(r->grad_norm)) return 0; /* the caller stops; the parameters are still good */
+    double scale = clip_scale(t, r->grad_norm);
+    for (int w = 0; w < t->local; w++) {
+        struct worker *k = &t->worker[w];
+        size_t state = 0;
+        for (int b = 0; b < t->layout.buckets; b++) {
+            size_t offset, count;
+            lossynet_shard(t->net, k->id, b, &offset, &count);
+            update_range(t, k, k->m + state, k->v + state, offset, count, step, r->learning_rate,
+                         scale);
+            state += count;
+        }
+    }
+    return broadcast(t, t->params);
+}
+
+struct local_step {
+    int step;
+    double learning_rate;
+};
+
+static void worker_steps(struct trainer *t, struct worker *w, struct activations *engine,
+                         void *context) {
+    (void)engine;
+    struct local_step *s = (struct local_step *)context;
+    double norm = sqrt(t->be->sum_of_squares(w->grads, t->layout.count));
+    t->mine[w - t->worker] = norm / t->workers;
+    if (!isfinite(norm)) return;
+    update_range(t, w, w->m, w->v, 0, t->layout.count, s->step, s->learning_rate,
+                 clip_scale(t, norm));
+}
+
+/* rps: every worker steps on its own gradient; owners average the models and broadcast them. */
+static int exchange_models(struct trainer *t, int step, struct step_record *r) {
+    struct local_step s = {step, r->learning_rate};
+    for_each_worker(t, worker_steps, &s);
+    if (sum_over_workers(t, &r->grad_norm)) return -1;
+    if (!isfinite(r->grad_norm)) return 0;
+    return reduce(t, t->params) || broadcast(t, t->params) ? -1 : 0;
+}
+
+/* naive: owners average gradients and broadcast the average; every worker steps where it received
+ * one, and stands still elsewhere. */
+static int exchange_averages(struct trainer *t, int step, struct step_record *r) {
+    if (reduce(t, t->grads)) return -1;
+    if (averaged_norm(t, &r->grad_norm)) return -1;
+    if (!isfinite(r->grad_norm)) return 0;
+    if (broadcast(t, t->grads)) return -1;
+    double scale = clip_scale(t, r->grad_norm);
+    for (int w = 0; w < t->local; w++) {
+        struct worker *k = &t->worker[w];
+        size_t cursor = 0, offset, count;
+        while (lossynet_next_fresh(t->net, k->id, &cursor, &offset, &count)) {
+            update_range(t, k, k->m + offset, k->v + offset, offset, count, step, r->learning_rate,
+                         scale);
+        }
+    }
+    return 0;
+}
+
+static double tokens_per_step(const struct trainer *t) {
+    return (double)t->workers * t->B * t->T * t->options->micro_batches;
+}
+
+/* Packets, ages and drift of this step. */
+static int account(struct trainer *t, struct step_record *r) {
+    struct lossynet_counters counters;
+    struct lossynet_drift drift;
+    if (lossynet_drift_measure(t->net, t->params, &drift)) return -1;
+    if (lossynet_step_counters(t->net, &counters)) return -1;
+    for (int phase = 0; phase < 2; phase++) {
+        r->expected[phase] = (double)counters.expected[phase];
+        r->arrived[phase] = (double)counters.arrived[phase];
+    }
+    /* The formulas hold for `lossy`, where a packet that arrives heals a replica. */
+    const bool lossy = t->options->algorithm == ALGORITHM_LOSSY;
+    r->drift = drift.pair;
+    r->drift_expected = lossy ? drift.expected_pair : NAN;
+    r->drift_paper = lossy ? drift.paper_pair : NAN;
+    r->mean_age = drift.mean_age;
+    r->max_age = drift.max_age;
+    return 0;
+}
+
+/* One step of all workers. A loss or a norm that is not finite is the caller's to look for. */
+static int training_step(struct trainer *t, int step, struct step_record *r) {
+    const struct options *o = t->options;
+    double start = runlog_seconds();
+    memset(r, 0, sizeof *r);
+    r->step = step;
+    r->tokens = tokens_per_step(t);
+    t->communicating = 0;
+    r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
+    if (lossynet_step_begin(t->net, (uint64_t)step)) return -1;
+    for_each_worker(t, worker_gradient, &step);
+    if (sum_over_workers(t, &r->loss)) return -1;
+    r->loss /= t->workers;
+    if (!isfinite(r->loss)) return 0;
+    int failed = o->algorithm == ALGORITHM_RPS     ? exchange_models(t, step, r)
+                 : o->algorithm == ALGORITHM_NAIVE ? exchange_averages(t, step, r)
+                                                   : exchange_gradients(t, step, r);
+    if (failed) return -1;
+    r->communication_seconds = t->communicating;
+    if (account(t, r)) return -1;
+    r->seconds = runlog_seconds() - start;
+    return 0;
+}
+
+/* ---- evaluation ------------------------------------------------------------------------- *
+ * Validation windows do not overlap; the perplexity is exp of the mean loss over all their tokens.
+ * Window i belongs to worker i mod N, who evaluates it once with the model ("fresh") and once with
+ * its own replica.                                                                            */
+
+struct evaluation_work {
+    const float *fresh;
+    bool replicas;
+    uint64_t windows;
+};
+
+static double evaluate_batch(struct trainer *t, const float *params, struct activations *e, int B,
+                             int T) {
+    const struct llama_config *c = &t->layout.config;
+    model_forward(t->be, &t->layout, params, e, B, T);
+    t->be->classifier(e->losses, NULL, NULL, e->last_norm, at(t->be, params, t->layout.classifier),
+                      e->targets, B * T, c->width, c->vocabulary, 1, false);
+    return mean_loss(e->losses, B * T) * B * T;
+}
+
+static void worker_evaluates(struct trainer *t, struct worker *w, struct activations *e,
+                             void *context) {
+    struct evaluation_work *work = (struct evaluation_work *)context;
+    double *sums = t->mine + 3 * (w - t->worker); /* losses: model's, replica's; tokens */
+    memset(sums, 0, 3 * sizeof *sums);
+    for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
+        int B = 0,
+            T = 0; /* windows of equal length go together; only the last of a file is short */
+        while (B < t->B && i < work->windows) {
+            int length = dataloader_window(t->val, i, e->tokens + B * t->T, e->targets + B * t->T);
+            if (B > 0 && length != T) break;
+            T = length;
+            B++;
+            i += (uint64_t)t->workers;
+            if (length < t->T) break;
+        }
+        sums[0] += evaluate_batch(t, work->fresh, e, B, T);
+        if (work->replicas) sums[1] += evaluate_batch(t, w->params, e, B, T);
+        sums[2] += (double)B * T;
+    }
+}
+
+/* The model: with one worker or without loss every replica is it; else the owners' shards. */
+static int fresh_model(struct trainer *t, const float **model) {
+    *model = t->params[0];
+    if (t->workers == 1 || is_lossless(t)) return 0;
+    *model = t->fresh;
+    return lossynet_gather_fresh(t->net, t->params, t->fresh) ? -1 : 0;
+}
+
+static int evaluate(struct trainer *t, int steps_done, struct eval_record *out) {
+    struct evaluation_work work = {NULL, t->workers > 1 && !is_lossless(t),
+                                   dataloader_windows(t->val)};
+    uint64_t limit = (uint64_t)t->options->eval_sequences;
+    double total[3] = {0, 0, 0};
+    memset(out, 0, sizeof *out);
+    if (limit && work.windows > limit) work.windows = limit;
+    if (fresh_model(t, &work.fresh)) return -1;
+    for_each_worker(t, worker_evaluates, &work);
+    if (lossynet_all_gather(t->net, t->mine, t->gathered, 3 * sizeof(double))) return -1;
+    for (int i = 0; i < 3 * t->workers; i++) total[i % 3] += t->gathered[i];
+    out->step = steps_done;
+    out->tokens = (int64_t)total[2];
+    out->val_loss = total[0] / total[2];
+    out->replica_val_loss = work.replicas ? total[1] / total[2] : out->val_loss;
+    return 0;
+}
+
+/* ---- training --------------------------------------------------------------------------- */
+
+/* A directory's config.json, or a preset. */
+static int read_config(const char *model, struct llama_config *c) {
+    return file_is_directory(model) ? config_read(model, c) : config_preset(model, c);
+}
+
+/* The model's shape; a preset is completed by the data's vocabulary. */
+static int choose_config(const struct options *o, int data_vocabulary, struct llama_config *c) {
+    if (read_config(o->model, c)) return -1;
+    if (!c->vocabulary) c->vocabulary = o->vocabulary ? o->vocabulary : data_vocabulary;
+    if (!c->vocabulary) {
+        return report("the data does not name its vocabulary size: give --vocab-size");
+    }
+    if (data_vocabulary > c->vocabulary) {
+        return report("the data was made with a vocabulary of %d, model %s has %d", data_vocabulary,
+                      o->model, c->vocabulary);
+    }
+    return config_check(c, o->model);
+}
+
+static int save_checkpoint(struct trainer *t, int steps_done) {
+    const float *model;
+    char path[sizeof t->last_checkpoint];
+    if (fresh_model(t, &model)) return -1;
+    if (t->world.rank > 0) return 0;
+    if (snprintf(path, sizeof path, "%s/checkpoint-%08d", t->options->out, steps_done) >=
+        (int)sizeof path) {
+        return report("%s: the path is too long", t->options->out);
+    }
+    size_t count = checkpoint_tensor_count(&t->layout.config);
+    struct named_tensor *tensors = (struct named_tensor *)calloc(count, sizeof *tensors);
+    if (!tensors) return report_out_of_memory("the list of tensors", 0);
+    layout_tensors(&t->layout, (float *)model, tensors);
+    int failed = checkpoint_write(path, &t->layout.config, tensors, count, t->tokenizer);
+    free(tensors);
+    if (!failed) strcpy(t->last_checkpoint, path);
+    return failed;
+}
+
+static json_t *run_event(const struct trainer *t) {
+    const struct llama_config *c = &t->layout.config;
+    size_t owned = 0;
+    for (int w = 0; w < t->workers; w++) {
+        size_t elements =
+            steps_on_its_own(t->options) ? t->layout.count : lossynet_owned_elements(t->net, w);
+        if (elements > owned) owned = elements;
+    }
+    return json_pack("{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:I,"
+                     " s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
+                     "event", "run", "options", options_json(t->options), "git_revision",
+                     GIT_REVISION, "backend", t->be->details, "ranks", t->world.ranks, "workers",
+                     t->workers, "threads", omp_get_max_threads(), "batch", t->B, "seq", t->T,
+                     "parameters", (json_int_t)t->layout.count, "optimizer_bytes_per_worker",
+                     (json_int_t)(2 * owned * sizeof(float)), "link", lossynet_link_name(t->net),
+                     "packet_bytes", (json_int_t)lossynet_packet_bytes(t->net), "model", "width",
+                     c->width, "layers", c->layers, "heads", c->heads, "kv_heads", c->kv_heads,
+                     "head_size", c->head_size, "hidden", c->hidden, "vocabulary", c->vocabulary,
+                     "positions", c->positions, "norm_eps", runlog_float(c->norm_eps), "rope_theta",
+                     runlog_float(c->rope_theta), "tied", c->tied);
+}
+
+static int evaluate_and_record(struct trainer *t, int steps_done, struct eval_record *e) {
+    if (evaluate(t, steps_done, e)) return -1;
+    record_show_eval(&t->progress, e);
+    return record_log_eval(t->log, e);
+}
+
+/* Loss or gradient norm is NaN or infinite: nothing good can follow. */
+static int stop_not_finite(struct trainer *t, const struct run_record *run,
+                           const struct step_record *r) {
+    progress_end(&t->progress);
+    record_log_step(t->log, r);
+    record_log_end(t->log, run, "not finite", NULL, t->last_checkpoint);
+    if (t->world.rank > 0) return -1;
+    return report("stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
+                  "longer --warmup may help",
+                  r->step, isfinite(r->loss) ? "gradient norm" : "loss",
+                  isfinite(r->loss) ? r->grad_norm : r->loss,
+                  t->last_checkpoint[0] ? t->last_checkpoint : "none was written");
+}
+
+static void announce(const struct trainer *t) {
+    const struct options *o = t->options;
+    const double gradient = o->gradient_loss_rate, parameter = o->parameter_loss_rate;
+    if (t->world.rank > 0 || o->quiet) return;
+    printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s\n",
+           (double)t->layout.count / 1e6, t->workers, t->workers > 1 ? "s" : "", t->world.ranks,
+           t->world.ranks > 1 ? "es" : "", t->be->details);
+    printf("%s: %.0f tokens a step", algorithm_names[o->algorithm], tokens_per_step(t));
+    if (t->workers > 1) {
+        printf(", %zu packets of %zu bytes over %s", lossynet_packets(t->net),
+               lossynet_packet_bytes(t->net), lossynet_link_name(t->net));
+    }
+    printf("\n");
+    if (t->workers == 1 && (gradient > 0 || parameter > 0)) {
+        printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");
+    } else if (is_lossless(t) && (gradient > 0 || parameter > 0)) {
+        printf("note: --algorithm reliable loses nothing; --loss-rate is not used\n");
+    } else if (gradient >= 1 || parameter >= 1) {
+        printf("note: at loss rate 1 no %s ever arrives: %s\n",
+               gradient < 1    ? "parameter"
+               : parameter < 1 ? "gradient"
+                               : "packet",
+               gradient < 1 ? "replicas never hear of each other's shards"
+                            : "every owner trains alone on its own data");
+    }
+    fflush(stdout);
+}
+
+static int train_loop(struct trainer *t) {
+    const struct options *o = t->options;
+    struct run_record run;
+    struct eval_record eval;
+    memset(&run, 0, sizeof run);
+    announce(t);
+    progress_begin(&t->progress, o->steps, t->world.rank == 0 && !o->quiet);
+    for (int step = 0; step < o->steps; step++) {
+        struct step_record r;
+        const int done = step + 1;
+        const bool last = done == o->steps;
+        if (training_step(t, step, &r)) return -1;
+        if (!isfinite(r.loss) || !isfinite(r.grad_norm)) return stop_not_finite(t, &run, &r);
+        record_add(&run, &r);
+        record_show_step(&t->progress, &r, t->workers > 1);
+        if (record_log_step(t->log, &r)) return -1;
+        if (t->val && (last || (o->eval_every && done % o->eval_every == 0))) {
+            if (evaluate_and_record(t, done, &eval)) return -1;
+        }
+        if (o->out && (last || (o->save_every && done % o->save_every == 0))) {
+            if (save_checkpoint(t, done)) return -1;
+        }
+    }
+    progress_end(&t->progress);
+    if (t->progress.on && t->last_checkpoint[0]) printf("model in %s\n", t->last_checkpoint);
+    return record_log_end(t->log, &run, "complete", t->val ? &eval : NULL, t->last_checkpoint);
+}
+
+/* Opens the log, if one is wanted; only rank 0 writes. */
+static int open_log(struct trainer *t) {
+    const struct options *o = t->options;
+    char path[512];
+    if (t->world.rank > 0) return 0;
+    if (o->out && file_make_directory(o->out)) return -1;
+    if (!o->log && !o->out) return 0;
+    if (!o->log) snprintf(path, sizeof path, "%s/log.jsonl", o->out);
+    return runlog_open(o->log ? o->log : path, &t->log);
+}
+
+static int sequence_length(const struct options *o, int positions) {
+    return o->seq ? o->seq : positions < 1024 ? positions : 1024;
+}
+
+/* Everything that training or evaluation needs, in the order in which mistakes are cheapest to
+ * find, and the log's first line. */
+static int prepare(struct trainer *t, bool training) {
+    const struct options *o = t->options;
+    struct llama_config c;
+    if (read_config(o->model, &c)) return -1;
+    t->B = o->batch;
+    t->T = sequence_length(o, c.positions);
+    if (training && dataloader_open(o->train, DATALOADER_TRAIN, t->T, (uint64_t)o->seed, &t->train))
+        return -1;
+    if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
+    const struct dataloader *data = training ? t->train : t->val;
+    if (choose_config(o, dataloader_vocabulary(data), &c)) return -1;
+    if (t->train && dataloader_check_vocabulary(t->train, c.vocabulary)) return -1;
+    if (t->val && dataloader_check_vocabulary(t->val, c.vocabulary)) return -1;
+    t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(data);
+    if (open_log(t) || layout_build(&c, &t->layout) || trainer_allocate(t, training)) return -1;
+    if (trainer_initialise(t, file_is_directory(o->model))) return -1;
+    return runlog_write(t->log, run_event(t));
+}
+
+static int train(struct trainer *t) {
+    return prepare(t, true) || train_loop(t) ? -1 : 0;
+}
+
+/* ---- other modes ------------------------------------------------------------------------ */
+
+/* --eval: perplexity of a checkpoint. */
+static int eval_mode(struct trainer *t) {
+    struct eval_record e;
+    if (prepare(t, false) || evaluate_and_record(t, 0, &e)) return -1;
+    if (t->world.rank == 0 && !t->options->quiet) {
+        printf("loss %.6f  perplexity %.4f  tokens %lld\n", e.val_loss, exp(e.val_loss),
+               (long long)e.tokens);
+    }
+    return 0;
+}
+
+/* Draws one token after another; the last `positions` tokens are the context. */
+static int generate_tokens(struct trainer *t, struct tokenizer_stream *stream, int32_t *tokens,
+                           size_t count, int eos, float *logits, struct sampler_choice *scratch) {
+    const struct options *o = t->options;
+    const struct llama_config *c = &t->layout.config;
+    struct activations *e = &t->engine[0];
+    const uint64_t key = random_bits((uint64_t)o->seed, 0x73616d706c6573u /* "samples" */);
+    for (int i = 0; i < o->tokens; i++, count++) {
+        const char *text;
+        const int T = count < (size_t)t->T ? (int)count : t->T;
+        memcpy(e->tokens, tokens + count - T, (size_t)T * sizeof *tokens);
+        model_forward(t->be, &t->layout, t->params[0], e, 1, T);
+        t->be->matmul_forward(logits, at(t->be, e->last_norm, (size_t)(T - 1) * c->width),
+                              at(t->be, t->params[0], t->layout.classifier), 1, c->width,
+                              c->vocabulary);
+        tokens[count] = sampler_draw(logits, c->vocabulary, o->temperature, o->top_p,
+                                     random_uniform(key, (uint64_t)i), scratch);
+        if (tokens[count] == eos) break;
+        if (tokenizer_stream_next(stream, tokens[count], &text)) return -1;
+        fputs(text, stdout);
+        fflush(stdout);
+    }
+    puts(tokenizer_stream_finish(stream));
+    return 0;
+}
+
+static int generate_from(struct trainer *t, const struct tokenizer *tokenizer) {
+    const size_t V = (size_t)t->layout.config.vocabulary;
+    struct tokenizer_stream *stream = NULL;
+    size_t count = 0;
+    const char *text;
+    int32_t *tokens = NULL;
+    float *logits = (float *)calloc(V, sizeof *logits);
+    struct sampler_choice *scratch = (struct sampler_choice *)calloc(V, sizeof *scratch);
+    int failed = tokenizer_encode_prompt(tokenizer, t->options->generate,
+                                         (size_t)t->options->tokens, &tokens, &count);
+    if (!failed && (!logits || !scratch)) failed = report_out_of_memory("logits", 12.0 * (double)V);
+    if (!failed) failed = tokenizer_stream_open(tokenizer, &stream);
+    for (size_t i = 0; i < count && !failed; i++) {
+        if (tokens[i] == tokenizer_bos(tokenizer)) continue;
+        failed = tokenizer_stream_next(stream, tokens[i], &text);
+        if (!failed) fputs(text, stdout);
+    }
+    if (!failed) {
+        failed =
+            generate_tokens(t, stream, tokens, count, tokenizer_eos(tokenizer), logits, scratch);
+    }
+    tokenizer_stream_close(stream);
+    free(scratch);
+    free(logits);
+    free(tokens);
+    return failed;
+}
+
+/* --generate: continues a prompt. */
+static int generate_mode(struct trainer *t) {
+    const struct options *o = t->options;
+    struct tokenizer *tokenizer = NULL;
+    struct llama_config c;
+    char beside[512];
+    if (config_read(o->model, &c)) return -1;
+    t->B = 1;
+    t->T = c.positions;
+    snprintf(beside, sizeof beside, "%s/tokenizer.model", o->model);
+    if (tokenizer_open(o->tokenizer ? o->tokenizer : beside, &tokenizer)) return -1;
+    int failed = 0;
+    if (tokenizer_vocabulary(tokenizer) > c.vocabulary) {
+        failed = report("%s: the tokenizer has %d tokens, the model %d",
+                        o->tokenizer ? o->tokenizer : beside, tokenizer_vocabulary(tokenizer),
+                        c.vocabulary);
+    }
+    if (!failed) failed = layout_build(&c, &t->layout) || trainer_allocate(t, false);
+    if (!failed) failed = trainer_initialise(t, true);
+    if (!failed) failed = generate_from(t, tokenizer);
+    tokenizer_close(tokenizer);
+    return failed;
+}
+
+/* --dry-run: the arithmetic of a run on a cluster with one worker per rank. */
+static int dry_run(const struct options *o, int workers) {
+    struct llama_config c;
+    struct layout layout;
+    struct estimate_settings settings;
+    const struct lossynet_world cluster = {0, workers, 0, 1};
+    if (choose_config(o, 32000, &c) || layout_build(&c, &layout)) return -1;
+    struct lossynet_settings net = net_settings(o, &layout, workers);
+    memset(&settings, 0, sizeof settings);
+    settings.model = o->model;
+    settings.workers = workers;
+    settings.batch = o->batch;
+    settings.seq = sequence_length(o, c.positions);
+    settings.micro_batches = o->micro_batches;
+    settings.sharded_optimizer = !steps_on_its_own(o);
+    settings.network_bytes = (double)lossynet_memory_needed(&cluster, &net);
+    settings.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
+    settings.header_bytes = LOSSYNET_HEADER_BYTES;
+    settings.link_gbps = o->link_gbps;
+    layout_release(&layout);
+    estimate_print(&c, &settings);
+
+    const double p = o->parameter_loss_rate;
+    double correlation[LOSSYNET_LAGS];
+    for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
+    printf("\nExpected drift between two replicas at parameter loss rate %g,\n"
+           "in units of the squared size of one step's change\n",
+           p);
+    printf("  steps uncorrelated   %10.4f\n", lossynet_drift_pair(workers, p, 1, correlation, 0));
+    printf("  correlated by 0.9^k  %10.4f\n",
+           lossynet_drift_pair(workers, p, 1, correlation, LOSSYNET_LAGS));
+    printf("  the paper's 2p/(1+p) %10.4f\n", lossynet_drift_paper(p, 1));
+    return 0;
+}
+
+/* ---- main ------------------------------------------------------------------------------- */
+
+/* What only the command line can be blamed for. Returns 0, or 2 after reporting. */
+static int check_usage(const struct options *o, const struct lossynet_world *world) {
+    const int workers = o->workers ? o->workers : world->ranks;
+    const struct lossynet_loss_settings loss = loss_settings(o);
+    struct llama_config c;
+    lossynet_estimator estimator;
+    lossynet_link_kind link;
+    char why[256];
+    int wrong = 0;
+    if (o->eval + o->dry_run + (o->generate != NULL) > 1) {
+        wrong = report("--eval, --generate and --dry-run: expected at most one of them");
+    } else if ((o->eval || o->generate) && !file_is_directory(o->model)) {
+        wrong = report("--model: expected a model directory, found none at '%s'", o->model);
+    } else if (o->eval && !o->val) {
+        wrong = report("--eval: expected --val GLOB with the token files to evaluate on");
+    } else if (o->generate && world->ranks > 1) {
+        wrong = report("--generate: expected one process, started as %d ranks", world->ranks);
+    } else if (!o->eval && !o->generate && !o->dry_run && !o->train) {
+        wrong =
+            report("expected --train GLOB, or one of --eval, --generate, --dry-run (see --help)");
+    } else if (!o->dry_run && workers % world->ranks) {
+        wrong =
+            report("--workers: expected a multiple of the %d ranks, got %d", world->ranks, workers);
+    } else if (!lossynet_estimator_parse(o->estimator, &estimator)) {
+        wrong = report("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
+    } else if (!lossynet_link_parse(o->link, &link)) {
+        wrong = report("--link: expected auto or mpi, got '%s'", o->link);
+    } else if (lossynet_loss_check(&loss, why, sizeof why)) {
+        wrong = report("--loss-model: %s", why);
+    } else if (o->device == DEVICE_CUDA) {
+        wrong = report("--device cuda: this binary has no CUDA backend; expected auto or cpu");
+    } else if (read_config(o->model, &c)) {
+        return file_is_directory(o->model) ? 1 : 2;
+    } else if (o->vocabulary && c.vocabulary && o->vocabulary != c.vocabulary) {
+        wrong = report("--vocab-size: model %s insists on %d, got %d", o->model, c.vocabulary,
+                       o->vocabulary);
+    } else if (o->seq > c.positions) {
+        wrong = report("--seq: model %s takes at most %d tokens, got %d", o->model, c.positions,
+                       o->seq);
+    }
+    return wrong ? 2 : 0;
+}
+
+static int run(const struct options *o, const struct lossynet_world *world) {
+    struct trainer t;
+    memset(&t, 0, sizeof t);
+    t.options = o;
+    t.world = *world;
+    t.workers = o->generate ? 1 : o->workers ? o->workers : world->ranks;
+    if (o->dry_run) return world->rank == 0 && dry_run(o, t.workers) ? 1 : 0;
+    threads_choose(o->threads, world->local_ranks);
+    t.be = backend_cpu();
+    int failed = o->eval ? eval_mode(&t) : o->generate ? generate_mode(&t) : train(&t);
+    trainer_release(&t);
+    return failed ? 1 : 0;
+}
+
+static void print_version(void) {
+    printf("train_llama2 %s, %s\n", GIT_REVISION, backend_cpu()->details);
+}
+
+#ifndef TESTING
+int main(int argc, char **argv) {
+    struct options options;
+    struct lossynet_world world;
+    threads_wait_briefly(argv);
+    if (lossynet_bootstrap(&argc, &argv, &world)) return 1;
+    /* Every rank finds the same mistake in the command line; one tells. */
+    report_muted = world.rank > 0;
+    int status = options_parse(argc, argv, &options);
+    if (options.help || options.version) {
+        if (world.rank == 0) options.help ? options_help() : print_version();
+    } else if (!status) {
+        status = check_usage(&options, &world);
+    }
+    if (status || options.help || options.version) {
+        lossynet_shutdown(0); /* not MPI_Abort: all ranks leave here */
+        return status;
+    }
+    report_muted = false;
+    if (world.ranks > 1) report_rank = world.rank;
+    status = run(&options, &world);
+    lossynet_shutdown(status);
+    return status;
+}
+#endif
