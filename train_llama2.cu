@@ -238,6 +238,9 @@ static struct lossynet_settings net_settings(const struct options *o, const stru
     s.packet_bytes = (size_t)o->packet_bytes;
     s.loss = loss_settings(o);
     s.drift_samples = o->drift_samples;
+    s.interface = o->interface;
+    s.pace_gbps = o->pace_gbps;
+    s.peer_timeout = o->peer_timeout;
     lossynet_estimator_parse(o->estimator, &s.estimator);
     lossynet_link_parse(o->link, &s.link);
     if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
@@ -504,6 +507,11 @@ static int account(struct trainer *t, struct step_record *r) {
     r->drift_paper = lossy ? drift.paper_pair : NAN;
     r->mean_age = drift.mean_age;
     r->max_age = drift.max_age;
+    r->late = (int64_t)counters.late;
+    r->duplicate = (int64_t)counters.duplicate;
+    r->rejected = (int64_t)counters.rejected;
+    r->overruns = (int64_t)counters.overruns;
+    r->stragglers = (int64_t)counters.stragglers;
     return 0;
 }
 
@@ -931,7 +939,9 @@ static int check_usage(const struct options *o, const struct lossynet_world *wor
     } else if (!lossynet_estimator_parse(o->estimator, &estimator)) {
         wrong = report("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
     } else if (!lossynet_link_parse(o->link, &link)) {
-        wrong = report("--link: expected auto or mpi, got '%s'", o->link);
+        wrong = report("--link: expected auto, mpi or udp, got '%s'", o->link);
+    } else if (link == LOSSYNET_LINK_UDP && o->algorithm == ALGORITHM_RELIABLE) {
+        wrong = report("--algorithm reliable: expected a link that loses nothing, --link mpi");
     } else if (lossynet_loss_check(&loss, why, sizeof why)) {
         wrong = report("--loss-model: %s", why);
     } else if (o->device == DEVICE_CUDA) {

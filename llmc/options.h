@@ -41,6 +41,8 @@ struct options {
     const char *link;
     int packet_bytes; /* 0: the link's default */
     double link_gbps;
+    const char *interface;
+    double pace_gbps, peer_timeout;
     /* output */
     const char *out, *log;
     int save_every, eval_every, eval_sequences, drift_samples;

@@ -24,6 +24,7 @@ struct step_record {
     double drift, drift_expected, drift_paper; /* NaN: has no meaning here */
     double mean_age;
     int64_t max_age;
+    int64_t late, duplicate, rejected, overruns, stragglers; /* lossynet_counters, --link udp */
 };
 
 struct eval_record {

@@ -6,14 +6,18 @@
  * Receiving happens inside the link's functions: lossynet_exchange_receive validates every field of
  *           a datagram before it believes any, and counts what it drops. A gradient lands in the
  *           inbox and sets its mask, a parameter lands in the vector and becomes fresh.
- * The end   of a phase with a peer is its DONE, which says how many packets it sent. The only link
- *           so far is reliable and keeps order, so a DONE that comes before all of them is an
- *           error. (Over UDP and verbs: deadlines, grace and repeated DONEs belong here as well.)
+ * The end   of a phase with a peer is its DONE, which says how many packets it sent. A reliable
+ * link keeps order, so a DONE that comes before all of them is an error. Where datagrams are lost,
+ * it is over when all have come, when nothing more has come for a moment after the DONE (what was
+ * overtaken), when the peer is seen in a later phase, or when it has been silent for longer than a
+ * deadline. What has not come then is lost.
  */
 #include "lossynet/internal.h"
 
 #include <inttypes.h>
 #include <string.h>
+
+static const double GRACE = 1e-3; /* seconds, for packets that a DONE overtook */
 
 /* ---- injected loss on the way out ---- */
 
@@ -137,6 +141,29 @@ static lossynet_status send_done(struct lossynet *net, lossynet_phase phase) {
     return net->link->flush(net->link);
 }
 
+static bool is_lossy(const struct lossynet *net) {
+    return net->link->passed != NULL;
+}
+
+static void peer_over(struct lossynet *net, struct lossynet_peer *peer) {
+    net->exchange.waiting -= !peer->done;
+    peer->done = true;
+}
+
+/* Ends what will not end by itself. */
+static void end_peers(struct lossynet *net) {
+    struct lossynet_link *link = net->link;
+    for (int rank = 0; rank < net->world.ranks; rank++) {
+        struct lossynet_peer *peer = &net->peers[rank];
+        if (rank == net->world.rank || peer->done) continue;
+        double silence = link->silence(link, rank);
+        bool over = link->passed(link, rank) || (peer->told && silence > GRACE);
+        bool late = !over && silence > link->patience;
+        net->stragglers += late;
+        if (over || late) peer_over(net, peer);
+    }
+}
+
 lossynet_status lossynet_exchange_run(struct lossynet *net, lossynet_phase phase,
                                       float *const *vectors, bool lossless) {
     if (!net->link) return LOSSYNET_OK;
@@ -150,8 +177,10 @@ lossynet_status lossynet_exchange_run(struct lossynet *net, lossynet_phase phase
     for (int b = 0; status == LOSSYNET_OK && b < net->layout.buckets; b++)
         status = send_bucket(net, phase, vectors, b);
     if (status == LOSSYNET_OK) status = send_done(net, phase);
-    while (status == LOSSYNET_OK && exchange->status == LOSSYNET_OK && exchange->waiting > 0)
+    while (status == LOSSYNET_OK && exchange->status == LOSSYNET_OK && exchange->waiting > 0) {
         status = net->link->progress(net->link);
+        if (is_lossy(net)) end_peers(net);
+    }
     if (status == LOSSYNET_OK) status = exchange->status;
     if (status == LOSSYNET_OK) status = net->link->end(net->link);
     exchange->open = false;
@@ -159,6 +188,24 @@ lossynet_status lossynet_exchange_run(struct lossynet *net, lossynet_phase phase
 }
 
 /* ---- receiving ---- */
+
+/* A payload that a wire has changed may hold what no computation survives. */
+static bool is_finite(const uint8_t *payload, size_t bytes) {
+    const uint32_t exponent = 0x7f800000;
+    uint32_t wrong = 0;
+    for (size_t i = 0; i < bytes; i += sizeof(float)) {
+        uint32_t bits;
+        memcpy(&bits, payload + i, sizeof bits);
+        wrong |= (bits & exponent) == exponent;
+    }
+    return !wrong;
+}
+
+static void count_received(struct lossynet *net, int rank) {
+    struct lossynet_peer *peer = &net->peers[rank];
+    peer->received++;
+    if (peer->told && (uint32_t)peer->received == peer->announced) peer_over(net, peer);
+}
 
 /* The counter of what is wrong with a datagram, NULL when it can be believed. */
 static uint64_t *reject(struct lossynet *net, int peer, const struct wire_header *h, size_t bytes) {
@@ -191,12 +238,17 @@ static uint64_t *reject(struct lossynet *net, int peer, const struct wire_header
 static void receive_done(struct lossynet *net, const struct wire_header *h) {
     int rank = h->sender / net->local;
     struct lossynet_peer *peer = &net->peers[rank];
+    if (is_lossy(net)) {
+        peer->told = true;
+        peer->announced = h->packet;
+        if ((uint32_t)peer->received == h->packet) peer_over(net, peer);
+        return;
+    }
     if (peer->done) {
         net->rejected.duplicate++;
         return;
     }
-    peer->done = true;
-    net->exchange.waiting--;
+    peer_over(net, peer);
     if ((uint32_t)peer->received != h->packet) {
         lossynet_log("rank %d, step %" PRIu64 ": rank %d sent %" PRIu32 " packets, %" PRIu64
                      " arrived over a link that loses none",
@@ -219,7 +271,7 @@ static void receive_gradient(struct lossynet *net, const struct wire_header *h,
     memcpy(lossynet_inbox(net, v, h->sender) + layout->owner_element[row] +
                (size_t)h->packet * layout->packet_elements,
            payload, h->length);
-    net->peers[h->sender / net->local].received++;
+    count_received(net, h->sender / net->local);
 }
 
 static void receive_parameter(struct lossynet *net, const struct wire_header *h,
@@ -236,7 +288,7 @@ static void receive_parameter(struct lossynet *net, const struct wire_header *h,
     *age = 0;
     packet_span(layout, (int)h->bucket, h->sender, h->packet, &offset, &count);
     memcpy(net->exchange.vectors[v] + offset, payload, h->length);
-    net->peers[h->sender / net->local].received++;
+    count_received(net, h->sender / net->local);
 }
 
 void lossynet_exchange_receive(void *context, int peer, const uint8_t *datagram, size_t bytes) {
@@ -252,6 +304,8 @@ void lossynet_exchange_receive(void *context, int peer, const uint8_t *datagram,
         ++*wrong;
     else if (h.type == WIRE_DONE)
         receive_done(net, &h);
+    else if (is_lossy(net) && !is_finite(datagram + WIRE_HEADER_BYTES, h.length))
+        net->rejected.not_finite++;
     else if (h.phase == LOSSYNET_GRADIENT)
         receive_gradient(net, &h, datagram + WIRE_HEADER_BYTES);
     else

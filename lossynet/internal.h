@@ -6,6 +6,8 @@
  *     gradient.c   GRADIENT phase: masks, estimator weights, sum        } both call exchange.c for
  *     parameter.c  PARAMETER phase: copies, ages, what is fresh         } packets between ranks
  *     exchange.c   one phase between ranks, over any link (link.h, wire.h)
+ *     link_mpi.c, link_udp.c   links; udp_socket.c (udp.h) is the latter's socket
+ *     checksum.c   CRC32C of datagrams
  *     control.c    small reliable messages, counters
  *     drift.c      how far the replicas are apart, and how far they should be
  *     bootstrap.c  joining and leaving the job
@@ -26,6 +28,14 @@ void *lossynet_memory_take(size_t count, size_t size);
 
 /* Tests: the allocation after this many more fails; negative: none does. */
 extern int lossynet_memory_fail_after;
+
+/* ---- checksum (checksum.c) ---- */
+
+/* Goes on from `crc`, 0 at the start. */
+uint32_t lossynet_crc32c(uint32_t crc, const void *data, size_t bytes);
+uint32_t lossynet_crc32c_plain(uint32_t crc, const void *data, size_t bytes);
+
+uint64_t lossynet_random(void); /* never the same (net.c) */
 
 /* ---- layout (layout.c) ---- */
 
@@ -104,11 +114,14 @@ struct lossynet_rejected { /* datagrams dropped on receipt, by the first thing f
     uint64_t invalid; /* type, worker, bucket, packet or length that cannot be */
     uint64_t stale;   /* another step or phase */
     uint64_t duplicate;
+    uint64_t not_finite; /* NaN or infinity, over links that lose datagrams */
 };
 
 struct lossynet_peer { /* the current phase with one rank */
     uint64_t sent, received;
-    bool done;            /* its DONE has arrived */
+    bool done;            /* its phase is over */
+    bool told;            /* its DONE has arrived, and says that it sent */
+    uint32_t announced;   /* so many packets */
     int sender, receiver; /* send position in the current bucket: workers, */
     size_t packet;        /* and packet of the shard */
 };
@@ -143,7 +156,7 @@ struct lossynet_ages { /* one worker's; its own packets do not count */
     uint32_t largest;
 };
 
-enum { LOSSYNET_GATHERED_BYTES = 64 }; /* of one worker's small struct */
+enum { LOSSYNET_GATHERED_BYTES = 128 }; /* of one worker's small struct */
 _Static_assert(sizeof(struct lossynet_counters) <= LOSSYNET_GATHERED_BYTES &&
                    sizeof(struct lossynet_ages) <= LOSSYNET_GATHERED_BYTES,
                "lossynet_net.gathered");
@@ -209,7 +222,9 @@ struct lossynet {
     struct lossynet_link *link;
     struct lossynet_exchange exchange;
     struct lossynet_rejected rejected;
-    struct lossynet_peer *peers; /* [R] */
+    uint64_t stragglers;               /* phases of peers that ended by deadline */
+    struct lossynet_counters reported; /* network's, at the start of the step */
+    struct lossynet_peer *peers;       /* [R] */
     /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
      * worker: inbox[inbox_start[v] + i * owned elements of v + e] */
     float *inbox;
@@ -229,6 +244,9 @@ lossynet_status lossynet_net_open(const struct lossynet_world *world,
 
 void lossynet_drift_open(struct lossynet *net, int samples); /* sees to out_of_memory only */
 void lossynet_drift_close(struct lossynet *net);
+
+/* What the network did since open: the fields after `bytes`. */
+void lossynet_network_counters(const struct lossynet *net, struct lossynet_counters *out);
 
 /* lossynet_memory_take for something the net keeps: adds up memory_bytes, notes a failure in
  * out_of_memory, and only counts when measuring. */

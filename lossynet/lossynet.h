@@ -76,7 +76,7 @@ typedef enum {
 /* All four give every sender exactly float(1.0/N) where everything arrived (ht: has always arrived),
  * and in a `lossless` phase. */
 
-typedef enum { LOSSYNET_LINK_AUTO, LOSSYNET_LINK_MPI } lossynet_link_kind;
+typedef enum { LOSSYNET_LINK_AUTO, LOSSYNET_LINK_MPI, LOSSYNET_LINK_UDP } lossynet_link_kind;
 
 typedef enum { LOSSYNET_GRADIENT, LOSSYNET_PARAMETER } lossynet_phase;
 
@@ -110,6 +110,10 @@ struct lossynet_settings {
     lossynet_link_kind link;
     lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
     int drift_samples;           /* parameters watched for drift; 0: none */
+    /* Link udp only. */
+    const char *interface;       /* of the network; NULL: loopback on one host, else the first */
+    double pace_gbps;            /* a rank sends at most so many 10^9 bit/s; 0: no limit */
+    double peer_timeout;         /* seconds of silence after which a rank is dead; 0: 10 */
 };
 
 /* Names as on the command line ("mean", ...). Return false when there is no such name. */
@@ -122,7 +126,7 @@ const char *lossynet_estimator_name(lossynet_estimator estimator);
 lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, char *why,
                                     size_t why_size);
 
-enum { LOSSYNET_HEADER_BYTES = 40 }; /* before every packet's payload; drawn in wire.h */
+enum { LOSSYNET_HEADER_BYTES = 52 }; /* before every packet's payload; drawn in wire.h */
 
 /* ---- the net ---------------------------------------------------------------------------- */
 
@@ -179,6 +183,12 @@ struct lossynet_counters { /* packets that travel between workers; one to itself
     uint64_t expected[2];  /* by phase */
     uint64_t arrived[2];
     uint64_t bytes[2];     /* payload bytes that left a worker, lost ones included */
+    /* Of the network, link udp only. A packet among these has not arrived. */
+    uint64_t late;         /* came after the phase had ended */
+    uint64_t duplicate;    /* came again */
+    uint64_t rejected;     /* datagrams of strangers, damaged, or not finite */
+    uint64_t overruns;     /* datagrams dropped because a rank's receive buffer was full */
+    uint64_t stragglers;   /* phases of a peer that were ended by the deadline */
 };
 
 /* Of the current step, summed over all workers of all ranks. Collective. */

@@ -48,7 +48,7 @@ void lossynet_log(const char *format, ...) {
 
 /* ---- memory ---- */
 
-enum { ALIGNMENT = 64 };
+enum { ALIGNMENT = 64, PEER_TIMEOUT = 10 /* seconds */ };
 
 int lossynet_memory_fail_after = -1;
 
@@ -77,7 +77,7 @@ void *lossynet_net_take(struct lossynet *net, size_t count, size_t size) {
 /* ---- names ---- */
 
 static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
-static const char *const link_names[] = {"auto", "mpi"};
+static const char *const link_names[] = {"auto", "mpi", "udp"};
 
 static int find(const char *name, const char *const *names, int count) {
     for (int i = 0; i < count; i++)
@@ -92,7 +92,7 @@ bool lossynet_estimator_parse(const char *name, lossynet_estimator *out) {
 }
 
 bool lossynet_link_parse(const char *name, lossynet_link_kind *out) {
-    int found = find(name, link_names, 2);
+    int found = find(name, link_names, 3);
     if (found >= 0) *out = (lossynet_link_kind)found;
     return found >= 0;
 }
@@ -147,8 +147,13 @@ static lossynet_status check(const struct lossynet_world *world,
         lossynet_log("estimator %d: expected mean, balanced, ht or zero", (int)settings->estimator);
         return LOSSYNET_INVALID;
     }
-    if (settings->link != LOSSYNET_LINK_AUTO && settings->link != LOSSYNET_LINK_MPI) {
-        lossynet_log("link %d: expected auto or mpi", (int)settings->link);
+    if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_UDP) {
+        lossynet_log("link %d: expected auto, mpi or udp", (int)settings->link);
+        return LOSSYNET_INVALID;
+    }
+    if (!(settings->pace_gbps >= 0) || !(settings->peer_timeout >= 0)) {
+        lossynet_log("pace %g Gbit/s, peer time-out %g s: expected 0 or more", settings->pace_gbps,
+                     settings->peer_timeout);
         return LOSSYNET_INVALID;
     }
     if (settings->drift_samples < 0) {
@@ -266,7 +271,7 @@ static uint64_t fingerprint(const struct lossynet *net, const struct lossynet_se
     return hash;
 }
 
-static uint64_t random_run(void) {
+uint64_t lossynet_random(void) {
     uint64_t run;
     if (getrandom(&run, sizeof run, 0) == (ssize_t)sizeof run) return run;
     struct timespec now;
@@ -285,7 +290,7 @@ static lossynet_status agree(struct lossynet *net, const struct lossynet_setting
         return LOSSYNET_NO_MEMORY;
     }
     struct hello *mine = &hello[net->world.rank];
-    mine->run = random_run();
+    mine->run = net->link->run ? net->link->run : lossynet_random();
     mine->fingerprint = fingerprint(net, settings);
     for (int r = 0; r <= net->world.ranks; r++) net->gather_offset[r] = (size_t)r * sizeof *hello;
     lossynet_status status = net->link->all_gather(net->link, hello, net->gather_offset);
@@ -321,6 +326,9 @@ lossynet_status lossynet_net_open(const struct lossynet_world *world,
             .packet_bytes = lossynet_packet_bytes(net),
             .receive = lossynet_exchange_receive,
             .context = net,
+            .interface = settings->interface,
+            .pace_gbps = settings->pace_gbps,
+            .peer_timeout = settings->peer_timeout > 0 ? settings->peer_timeout : PEER_TIMEOUT,
         };
         status = link_open(&link, &net->link);
         if (status) goto close_net;
@@ -337,7 +345,16 @@ close_net:
 
 lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings, struct lossynet **out) {
-    return lossynet_net_open(world, settings, lossynet_link_mpi_open, out);
+    *out = NULL;
+    if (settings->link != LOSSYNET_LINK_UDP || world->ranks < 2)
+        return lossynet_net_open(world, settings, lossynet_link_mpi_open, out);
+    struct lossynet_settings chosen = *settings;
+    if (!chosen.packet_bytes) {
+        lossynet_status status =
+            lossynet_link_udp_packet_bytes(world, settings->interface, &chosen.packet_bytes);
+        if (status) return status;
+    }
+    return lossynet_net_open(world, &chosen, lossynet_link_udp_open, out);
 }
 
 void lossynet_close(struct lossynet *net) {
@@ -385,10 +402,14 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     if (!net) return 0;
     net->measuring = true;
     size_t bytes = 0;
-    if (prepare(net, world, settings) == LOSSYNET_OK) {
+    struct lossynet_settings chosen = *settings;
+    bool udp = settings->link == LOSSYNET_LINK_UDP && world->ranks > 1;
+    if (udp && !chosen.packet_bytes) chosen.packet_bytes = LOSSYNET_UDP_PACKET_BYTES;
+    if (prepare(net, world, &chosen) == LOSSYNET_OK) {
         bytes = net->memory_bytes;
         if (world->ranks > 1)
-            bytes += lossynet_link_mpi_memory(world->ranks, lossynet_packet_bytes(net));
+            bytes += (udp ? lossynet_link_udp_memory
+                          : lossynet_link_mpi_memory)(world->ranks, lossynet_packet_bytes(net));
     }
     lossynet_close(net);
     return bytes;
@@ -399,6 +420,7 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
 lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step) {
     net->step = step;
     memset(net->counters, 0, (size_t)net->local * sizeof *net->counters);
+    lossynet_network_counters(net, &net->reported);
     return LOSSYNET_OK;
 }
 

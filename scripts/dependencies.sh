@@ -16,7 +16,8 @@ libsentencepiece-dev:tokenizer"
 case $(uname -m) in x86_64) ;; *) build=$(echo "$build" | sed 's/libdnnl-dev:[^ ]*/libopenblas-dev:matrix_products_on_the_CPU/') ;; esac
 quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:trains_a_tokenizer
 python3:reads_logs python3-matplotlib:plots"
-test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests python3-numpy:references"
+test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests python3-numpy:references
+iproute2:network_namespaces nftables:loses_packets ethtool:switches_off_segmentation"
 bench="$test python3-venv:PyTorch_in_a_virtual_environment libopenblas0:another_BLAS_to_compare_with"
 
 case $purpose in

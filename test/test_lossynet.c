@@ -62,6 +62,7 @@ static void test_names(void **state) {
     lossynet_link_kind link;
     assert_true(lossynet_link_parse("auto", &link) && link == LOSSYNET_LINK_AUTO);
     assert_true(lossynet_link_parse("mpi", &link) && link == LOSSYNET_LINK_MPI);
+    assert_true(lossynet_link_parse("udp", &link) && link == LOSSYNET_LINK_UDP);
     assert_false(lossynet_link_parse("tcp", &link));
     for (int s = LOSSYNET_OK; s <= LOSSYNET_FILE + 1; s++)
         assert_true(strlen(lossynet_status_string((lossynet_status)s)) > 0);
@@ -491,7 +492,7 @@ static void test_settings(void **state) {
     s = good, s.estimator = (lossynet_estimator)7;
     refused(&alone, &s, LOSSYNET_INVALID, "estimator 7: expected mean");
     s = good, s.link = (lossynet_link_kind)7;
-    refused(&alone, &s, LOSSYNET_INVALID, "link 7: expected auto or mpi");
+    refused(&alone, &s, LOSSYNET_INVALID, "link 7: expected auto, mpi or udp");
     s = good, s.drift_samples = -1;
     refused(&alone, &s, LOSSYNET_INVALID, "drift samples -1: expected 0 or more");
     s = good, s.loss.rate[0] = 2;

@@ -244,8 +244,8 @@ def test_training_goes_on_from_a_model_directory(data, model, tmp_path):
 
 def test_dry_run_7b_on_64_workers():
     """Checked by hand: P = 6,738,415,616; 4P = 26.954 GB; 8P/64 = 0.842 GB;
-    4P*63/64 = 26.533 GB = 6,477,664 packets of 4,096 bytes, each with 40 + 66 bytes around it;
-    26.533e9*8 + 6,477,664*106*8 bits at 100 Gbit/s = 2,122.6 + 54.9 = 2,177.5 ms.
+    4P*63/64 = 26.533 GB = 6,477,664 packets of 4,096 bytes, each with 52 + 66 bytes around it;
+    26.533e9*8 + 6,477,664*118*8 bits at 100 Gbit/s = 2,122.6 + 61.1 = 2,183.7 ms.
     Activations of 2,048 tokens: 32 layers x 4 bytes x 2,048 x (8*4,096 + 3*11,008 + 2 + 32) and
     outside the layers 4 x 2,048 x (5*4,096 + 3*4,096 + 4,096 + 3*11,008 + 4) + 2 x 4 x 2,048 x 64.
     Drift at p = 0.1, N = 64, uncorrelated: 62/64 * 0.2/0.99 + 2/64 * 0.1/0.9 = 0.1992."""
@@ -265,7 +265,7 @@ def test_dry_run_7b_on_64_workers():
     layer = 4 * 2048 * (8 * 4096 + 3 * 11008 + 2 + 32)
     outside = 4 * 2048 * (5 * 4096 + 3 * 4096 + 4096 + 3 * 11008 + 4) + 2 * 4 * 2048 * 64
     assert f"activations {(32 * layer + outside) / 1e9:.3f} GB" in text
-    seconds = (26.5325e9 + 6477664 * 106) * 8 / 100e9
+    seconds = (26.5325e9 + 6477664 * 118) * 8 / 100e9
     (shown,) = re.findall(r"([\d.]+) ms per phase", text)
     assert float(shown) == pytest.approx(1e3 * seconds, rel=1e-4)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
@@ -323,7 +323,7 @@ def one_line(done, code):
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),
     (["--loss-model", "trace:/no/such/file"], "/no/such/file"),
-    (["--link", "pigeon"], "--link: expected auto or mpi"),
+    (["--link", "pigeon"], "--link: expected auto, mpi or udp"),
     (["--device", "cuda"], "no CUDA backend"),
     (["--model", "8B"], "15M"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),
