@@ -292,10 +292,9 @@ static int trainer_allocate(struct trainer *t, bool training) {
 static int trainer_initialise(struct trainer *t, bool from_checkpoint) {
     float *first = t->params[0];
     if (from_checkpoint) {
-        size_t count = checkpoint_tensor_count(&t->layout.config);
-        struct named_tensor *tensors = (struct named_tensor *)calloc(count, sizeof *tensors);
-        if (!tensors) return report_out_of_memory("the list of tensors", 0);
-        layout_tensors(&t->layout, first, tensors);
+        size_t count;
+        struct named_tensor *tensors = layout_tensor_list(&t->layout, first, &count);
+        if (!tensors) return -1;
         int failed = checkpoint_read(t->options->model, &t->layout.config, tensors, count);
         free(tensors);
         if (failed) return -1;
@@ -614,9 +613,8 @@ static int read_config(const char *model, struct llama_config *c) {
     return file_is_directory(model) ? config_read(model, c) : config_preset(model, c);
 }
 
-/* The model's shape; a preset is completed by the data's vocabulary. */
-static int choose_config(const struct options *o, int data_vocabulary, struct llama_config *c) {
-    if (read_config(o->model, c)) return -1;
+/* Completes a preset by the data's vocabulary and checks the shape. */
+static int complete_config(const struct options *o, int data_vocabulary, struct llama_config *c) {
     if (!c->vocabulary) c->vocabulary = o->vocabulary ? o->vocabulary : data_vocabulary;
     if (!c->vocabulary) {
         return report("the data does not name its vocabulary size: give --vocab-size");
@@ -637,10 +635,9 @@ static int save_checkpoint(struct trainer *t, int steps_done) {
         (int)sizeof path) {
         return report("%s: the path is too long", t->options->out);
     }
-    size_t count = checkpoint_tensor_count(&t->layout.config);
-    struct named_tensor *tensors = (struct named_tensor *)calloc(count, sizeof *tensors);
-    if (!tensors) return report_out_of_memory("the list of tensors", 0);
-    layout_tensors(&t->layout, (float *)model, tensors);
+    size_t count;
+    struct named_tensor *tensors = layout_tensor_list(&t->layout, (float *)model, &count);
+    if (!tensors) return -1;
     int failed = checkpoint_write(path, &t->layout.config, tensors, count, t->tokenizer);
     free(tensors);
     if (!failed) strcpy(t->last_checkpoint, path);
@@ -748,11 +745,11 @@ static int train_loop(struct trainer *t) {
 /* Opens the log, if one is wanted; only rank 0 writes. */
 static int open_log(struct trainer *t) {
     const struct options *o = t->options;
-    char path[512];
+    char path[FILE_PATH_BYTES];
     if (t->world.rank > 0) return 0;
     if (o->out && file_make_directory(o->out)) return -1;
     if (!o->log && !o->out) return 0;
-    if (!o->log) snprintf(path, sizeof path, "%s/log.jsonl", o->out);
+    if (!o->log && file_join(path, o->out, "log.jsonl")) return -1;
     return runlog_open(o->log ? o->log : path, &t->log);
 }
 
@@ -772,7 +769,7 @@ static int prepare(struct trainer *t, bool training) {
         return -1;
     if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
     const struct dataloader *data = training ? t->train : t->val;
-    if (choose_config(o, dataloader_vocabulary(data), &c)) return -1;
+    if (complete_config(o, dataloader_vocabulary(data), &c)) return -1;
     if (t->train && dataloader_check_vocabulary(t->train, c.vocabulary)) return -1;
     if (t->val && dataloader_check_vocabulary(t->val, c.vocabulary)) return -1;
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(data);
@@ -857,17 +854,16 @@ static int generate_mode(struct trainer *t) {
     const struct options *o = t->options;
     struct tokenizer *tokenizer = NULL;
     struct llama_config c;
-    char beside[512];
-    if (config_read(o->model, &c)) return -1;
+    char beside[FILE_PATH_BYTES];
+    if (config_read(o->model, &c) || file_join(beside, o->model, "tokenizer.model")) return -1;
     t->B = 1;
     t->T = c.positions;
-    snprintf(beside, sizeof beside, "%s/tokenizer.model", o->model);
-    if (tokenizer_open(o->tokenizer ? o->tokenizer : beside, &tokenizer)) return -1;
+    const char *path = o->tokenizer ? o->tokenizer : beside;
+    if (tokenizer_open(path, &tokenizer)) return -1;
     int failed = 0;
     if (tokenizer_vocabulary(tokenizer) > c.vocabulary) {
-        failed = report("%s: the tokenizer has %d tokens, the model %d",
-                        o->tokenizer ? o->tokenizer : beside, tokenizer_vocabulary(tokenizer),
-                        c.vocabulary);
+        failed = report("%s: the tokenizer has %d tokens, the model %d", path,
+                        tokenizer_vocabulary(tokenizer), c.vocabulary);
     }
     if (!failed) failed = layout_build(&c, &t->layout) || trainer_allocate(t, false);
     if (!failed) failed = trainer_initialise(t, true);
@@ -882,7 +878,8 @@ static int dry_run(const struct options *o, int workers) {
     struct layout layout;
     struct estimate_settings settings;
     const struct lossynet_world cluster = {0, workers, 0, 1};
-    if (choose_config(o, 32000, &c) || layout_build(&c, &layout)) return -1;
+    if (read_config(o->model, &c) || complete_config(o, 32000, &c)) return -1;
+    if (layout_build(&c, &layout)) return -1;
     struct lossynet_settings net = net_settings(o, &layout, workers);
     memset(&settings, 0, sizeof settings);
     settings.model = o->model;

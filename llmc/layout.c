@@ -80,6 +80,17 @@ void layout_tensors(const struct layout *l, float *vector, struct named_tensor *
     if (!c->tied) t->data = vector + l->classifier;
 }
 
+struct named_tensor *layout_tensor_list(const struct layout *l, float *vector, size_t *count) {
+    *count = checkpoint_tensor_count(&l->config);
+    struct named_tensor *tensors = (struct named_tensor *)calloc(*count, sizeof *tensors);
+    if (tensors) {
+        layout_tensors(l, vector, tensors);
+    } else {
+        report_out_of_memory("the list of tensors", (double)(*count * sizeof *tensors));
+    }
+    return tensors;
+}
+
 void layout_initialise(const struct layout *l, uint64_t seed, float *vector) {
     const double residual = 0.02 / sqrt(2.0 * l->config.layers);
     const uint64_t key = random_bits(seed, 0x77656967687473u /* "weights" */);

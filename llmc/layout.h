@@ -53,6 +53,9 @@ int layout_bucket_of_layer(const struct layout *layout, int layer);
 /* Points checkpoint_tensors(config) into a vector of `count` floats. */
 void layout_tensors(const struct layout *layout, float *vector, struct named_tensor *tensors);
 
+/* The same as a new list of *count tensors, which the caller frees. NULL after reporting. */
+struct named_tensor *layout_tensor_list(const struct layout *layout, float *vector, size_t *count);
+
 /* Initial parameters, a function of (seed, element) alone: normal with deviation 0.02; projections
  * into the residual stream 0.02/sqrt(2L), as in GPT-2 (Radford et al. 2019, 2.3), so that its
  * variance does not grow with depth; norms 1. */
