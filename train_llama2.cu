@@ -55,9 +55,24 @@ static tensor *at(const struct backend *be, const tensor *vector, size_t offset)
     return (char *)vector + offset * be->element_bytes;
 }
 
-/* From a->tokens (B, T) to a->last_norm (B, T, C), what the classifier reads. */
+/* How the model meets the network while it computes. Either may be NULL. */
+struct bucket_hooks {
+    void (*needed)(void *context, int bucket); /* before a bucket's parameters are first read */
+    void (*done)(void *context, int bucket);   /* as soon as a bucket's gradient is final */
+    void *context;
+};
+
+static void bucket_needed(const struct bucket_hooks *hooks, int bucket) {
+    if (hooks && hooks->needed) hooks->needed(hooks->context, bucket);
+}
+
+static void bucket_done(const struct bucket_hooks *hooks, int bucket) {
+    if (hooks && hooks->done) hooks->done(hooks->context, bucket);
+}
+
+/* From a->tokens (B, T) to a->last_norm (B, T, C), what the classifier reads. hooks: may be NULL. */
 static void model_forward(const struct backend *be, const struct layout *l, const tensor *params,
-                          struct activations *a, int B, int T) {
+                          struct activations *a, int B, int T, const struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
     const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
     const int D = c->head_size, QKV = (H + 2 * K) * D;
@@ -65,6 +80,8 @@ static void model_forward(const struct backend *be, const struct layout *l, cons
     for (int i = 0; i < c->layers; i++) {
         const struct layer_offsets *o = &l->layer[i];
         const struct layer_activations *x = &a->layer[i];
+        if (i == 0) bucket_needed(hooks, l->buckets - 1);
+        bucket_needed(hooks, layout_bucket_of_layer(l, i));
         if (i == 0) {
             be->embedding_forward(x->residual, a->tokens, W(l->embedding), N, C);
             be->rmsnorm_forward(x->attention_norm, x->attention_rstd, x->residual,
@@ -89,23 +106,21 @@ static void model_forward(const struct backend *be, const struct layout *l, cons
                                  C, c->norm_eps);
 }
 
-/* Called as soon as a bucket's gradient is final. */
-typedef void (*bucket_done)(void *context, int bucket);
-
 /* Forward, classifier and backward of B x T tokens. Gradients of scale * sum of the losses go to
  * `grads` (added to what is there with `accumulate`); a->losses (B*T) keeps the losses. */
 static void model_forward_backward(const struct backend *be, const struct layout *l,
                                    const tensor *params, tensor *grads, struct activations *a,
-                                   int B, int T, float scale, bool accumulate, bucket_done done,
-                                   void *context) {
+                                   int B, int T, float scale, bool accumulate,
+                                   const struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
     const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
     const int D = c->head_size, QKV = (H + 2 * K) * D;
 #define G(where) at(be, grads, where)
-    model_forward(be, l, params, a, B, T);
+    model_forward(be, l, params, a, B, T, hooks);
+    bucket_needed(hooks, 0);
     be->classifier(a->losses, a->dnorm, G(l->classifier), a->last_norm, W(l->classifier),
                    a->targets, N, C, c->vocabulary, scale, accumulate);
-    if (done && !c->tied) done(context, 0);
+    if (!c->tied) bucket_done(hooks, 0);
     be->clear(a->dresidual, (size_t)N * C * be->element_bytes);
     be->rmsnorm_backward(a->dresidual, G(l->final_norm), a->dnorm, a->last, W(l->final_norm),
                          a->last_rstd, N, C, accumulate);
@@ -131,12 +146,12 @@ static void model_forward_backward(const struct backend *be, const struct layout
         be->matmul_backward_input(a->dnorm, a->dqkv, W(o->qkv), N, C, QKV, false);
         be->rmsnorm_backward(a->dresidual, G(o->attention_norm), a->dnorm, x->residual,
                              W(o->attention_norm), x->attention_rstd, N, C, accumulate);
-        if (done) done(context, layout_bucket_of_layer(l, i));
+        bucket_done(hooks, layout_bucket_of_layer(l, i));
     }
     /* A tied table already holds the classifier's share. */
     be->embedding_backward(G(l->embedding), a->tokens, a->dresidual, N, C, c->vocabulary,
                            accumulate || c->tied);
-    if (done) done(context, l->buckets - 1);
+    bucket_done(hooks, l->buckets - 1);
 #undef W
 #undef G
 }
@@ -176,7 +191,12 @@ struct trainer {
     float *fresh;               /* P: the owners' values put together, for evaluation and saving */
     struct dataloader *train, *val;
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers on their way */
-    double communicating;    /* seconds of this step spent in the two phases */
+    bool overlap;            /* phases go on while workers compute */
+    bool unfinished;         /* the last step's PARAMETER phase is open, `record` incomplete */
+    struct step_record record;
+    struct run_record run;
+    double finished;      /* when the last step was */
+    double communicating; /* seconds since then that were spent waiting for the two phases */
     const char *tokenizer;
     char last_checkpoint[512]; /* "" before the first */
     struct runlog *log;
@@ -241,6 +261,8 @@ static struct lossynet_settings net_settings(const struct options *o, const stru
     s.interface = o->interface;
     s.pace_gbps = o->pace_gbps;
     s.peer_timeout = o->peer_timeout;
+    s.multicast = o->multicast;
+    s.encrypt = o->encrypt;
     lossynet_estimator_parse(o->estimator, &s.estimator);
     lossynet_link_parse(o->link, &s.link);
     if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
@@ -254,6 +276,8 @@ static int trainer_allocate(struct trainer *t, bool training) {
     s.weighted_sum = t->be->weighted_sum;
     if (!training) s.drift_samples = 0;
     if (lossynet_open(&t->world, &s, &t->net)) return -1;
+    t->overlap = training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
+                 lossynet_overlaps(t->net);
 
     const size_t P = t->layout.count;
     const int threads = omp_get_max_threads();
@@ -324,38 +348,52 @@ static void for_each_worker(struct trainer *t, worker_function work, void *conte
 
 /* ---- step ------------------------------------------------------------------------------- */
 
-struct leaving {
-    struct lossynet *net;
+struct meeting { /* of one worker with the network */
+    struct trainer *t;
     int worker;
+    double waited;
+    lossynet_status status;
 };
 
-static void bucket_leaves(void *context, int bucket) {
-    struct leaving *leaving = (struct leaving *)context;
-    lossynet_bucket_ready(leaving->net, leaving->worker, bucket);
+static void parameters_needed(void *context, int bucket) {
+    struct meeting *m = (struct meeting *)context;
+    double waited;
+    lossynet_status status = lossynet_bucket_wait(m->t->net, bucket, &waited);
+    if (status) m->status = status;
+    m->waited += waited;
+}
+
+static void gradient_done(void *context, int bucket) {
+    struct meeting *m = (struct meeting *)context;
+    lossynet_bucket_ready(m->t->net, m->worker, bucket);
 }
 
 /* Forward and backward of one worker on its replica and its share of the data. Worker w takes
  * sequences w*B ... w*B+B-1 of each N*B: the global batch is the same however it is spread.
- * Leaves the mean loss in t->mine. */
+ * Leaves in t->mine: mean loss, seconds waited for parameters, whether the network failed. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *engine,
                             void *context) {
     const int step = *(const int *)context;
     const int B = t->B, T = t->T, M = t->options->micro_batches;
-    struct leaving leaving = {t->net, w->id};
+    double *mine = t->mine + 3 * (w - t->worker);
+    struct meeting meeting = {t, w->id, 0, LOSSYNET_OK};
     double loss = 0;
     for (int m = 0; m < M; m++) {
         uint64_t first = (((uint64_t)step * M + m) * t->workers + w->id) * B;
+        const bool last = m == M - 1;
+        const struct bucket_hooks hooks = {t->overlap && m == 0 ? parameters_needed : NULL,
+                                           t->overlap && last ? gradient_done : NULL, &meeting};
         for (int b = 0; b < B; b++) {
             dataloader_sequence(t->train, first + b, engine->tokens + b * T,
                                 engine->targets + b * T);
         }
-        bool last = m == M - 1;
         model_forward_backward(t->be, &t->layout, w->params, w->grads, engine, B, T,
-                               1.0f / ((float)B * T * M), m > 0, last ? bucket_leaves : NULL,
-                               &leaving);
+                               1.0f / ((float)B * T * M), m > 0, &hooks);
         loss += mean_loss(engine->losses, B * T) / M;
     }
-    t->mine[w - t->worker] = loss;
+    mine[0] = loss;
+    mine[1] = meeting.waited;
+    mine[2] = meeting.status;
 }
 
 /* AdamW on `count` elements from `offset` of a worker's vector; the moments start at m, v. Weight
@@ -416,7 +454,8 @@ static int reduce(struct trainer *t, float *const *vectors) {
 
 static int broadcast(struct trainer *t, float *const *vectors) {
     double start = runlog_seconds();
-    lossynet_status status = lossynet_broadcast(t->net, vectors, is_lossless(t));
+    lossynet_status status = lossynet_broadcast_begin(t->net, vectors, is_lossless(t));
+    if (!status && !t->overlap) status = lossynet_broadcast_end(t->net);
     t->communicating += runlog_seconds() - start;
     return status ? -1 : 0;
 }
@@ -489,12 +528,12 @@ static double tokens_per_step(const struct trainer *t) {
     return (double)t->workers * t->B * t->T * t->options->micro_batches;
 }
 
-/* Packets, ages and drift of this step. */
+/* Packets, ages and drift of a step. */
 static int account(struct trainer *t, struct step_record *r) {
     struct lossynet_counters counters;
     struct lossynet_drift drift;
     if (lossynet_drift_measure(t->net, t->params, &drift)) return -1;
-    if (lossynet_step_counters(t->net, &counters)) return -1;
+    if (lossynet_step_counters(t->net, (uint64_t)r->step, &counters)) return -1;
     for (int phase = 0; phase < 2; phase++) {
         r->expected[phase] = (double)counters.expected[phase];
         r->arrived[phase] = (double)counters.arrived[phase];
@@ -506,36 +545,59 @@ static int account(struct trainer *t, struct step_record *r) {
     r->drift_paper = lossy ? drift.paper_pair : NAN;
     r->mean_age = drift.mean_age;
     r->max_age = drift.max_age;
-    r->late = (int64_t)counters.late;
-    r->duplicate = (int64_t)counters.duplicate;
-    r->rejected = (int64_t)counters.rejected;
-    r->overruns = (int64_t)counters.overruns;
-    r->stragglers = (int64_t)counters.stragglers;
+    memcpy(r->network, counters.network, sizeof r->network);
     return 0;
 }
 
-/* One step of all workers. A loss or a norm that is not finite is the caller's to look for. */
-static int training_step(struct trainer *t, int step, struct step_record *r) {
-    const struct options *o = t->options;
+/* Ends the last step where that is still to do: closes its PARAMETER phase and records it. */
+static int finish_step(struct trainer *t) {
+    struct step_record *r = &t->record;
     double start = runlog_seconds();
+    if (!t->unfinished) return 0;
+    t->unfinished = false;
+    if (lossynet_broadcast_end(t->net)) return -1;
+    t->communicating += runlog_seconds() - start;
+    if (account(t, r)) return -1;
+    double now = runlog_seconds();
+    r->communication_seconds = t->communicating;
+    r->seconds = now - t->finished;
+    t->communicating = 0;
+    t->finished = now;
+    record_add(&t->run, r);
+    record_show_step(&t->progress, r, t->workers > 1);
+    return record_log_step(t->log, r);
+}
+
+/* One step of all workers. With overlap its gradients leave during backward, and its parameters
+ * come during the next step's forward; it is finished only then. A loss or a norm that is not
+ * finite is the caller's to look for, in t->record. */
+static int training_step(struct trainer *t, int step) {
+    const struct options *o = t->options;
+    struct step_record *r = &t->record;
+    if (!t->unfinished) t->finished = runlog_seconds();
+    if (lossynet_step_begin(t->net, (uint64_t)step)) return -1;
+    if (t->overlap && lossynet_reduce_begin(t->net, t->grads, is_lossless(t))) return -1;
+    for_each_worker(t, worker_gradient, &step);
+    double waited = 0, loss = 0;
+    for (int w = 0; w < t->local; w++) {
+        if (t->mine[3 * w + 2] > 0) return -1;
+        waited = fmax(waited, t->mine[3 * w + 1]);
+        t->mine[w] = t->mine[3 * w];
+    }
+    t->communicating += waited;
+    if (sum_over_workers(t, &loss) || finish_step(t)) return -1;
     memset(r, 0, sizeof *r);
     r->step = step;
     r->tokens = tokens_per_step(t);
-    t->communicating = 0;
     r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
-    if (lossynet_step_begin(t->net, (uint64_t)step)) return -1;
-    for_each_worker(t, worker_gradient, &step);
-    if (sum_over_workers(t, &r->loss)) return -1;
-    r->loss /= t->workers;
+    r->loss = loss / t->workers;
     if (!isfinite(r->loss)) return 0;
     int failed = o->algorithm == ALGORITHM_RPS     ? exchange_models(t, step, r)
                  : o->algorithm == ALGORITHM_NAIVE ? exchange_averages(t, step, r)
                                                    : exchange_gradients(t, step, r);
     if (failed) return -1;
-    r->communication_seconds = t->communicating;
-    if (account(t, r)) return -1;
-    r->seconds = runlog_seconds() - start;
-    return 0;
+    t->unfinished = true;
+    return t->overlap ? 0 : finish_step(t);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- *
@@ -552,7 +614,7 @@ struct evaluation_work {
 static double evaluate_batch(struct trainer *t, const float *params, struct activations *e, int B,
                              int T) {
     const struct llama_config *c = &t->layout.config;
-    model_forward(t->be, &t->layout, params, e, B, T);
+    model_forward(t->be, &t->layout, params, e, B, T, NULL);
     t->be->classifier(e->losses, NULL, NULL, e->last_norm, at(t->be, params, t->layout.classifier),
                       e->targets, B * T, c->width, c->vocabulary, 1, false);
     return mean_loss(e->losses, B * T) * B * T;
@@ -714,32 +776,31 @@ static void announce(const struct trainer *t) {
     fflush(stdout);
 }
 
+/* Whether something is due `every` so many steps, or at the end. */
+static bool is_due(const struct options *o, int done, int every) {
+    return done == o->steps || (every && done % every == 0);
+}
+
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
-    struct run_record run;
     struct eval_record eval;
-    memset(&run, 0, sizeof run);
     announce(t);
     progress_begin(&t->progress, o->steps, t->world.rank == 0 && !o->quiet);
     for (int step = 0; step < o->steps; step++) {
-        struct step_record r;
         const int done = step + 1;
-        const bool last = done == o->steps;
-        if (training_step(t, step, &r)) return -1;
-        if (!isfinite(r.loss) || !isfinite(r.grad_norm)) return stop_not_finite(t, &run, &r);
-        record_add(&run, &r);
-        record_show_step(&t->progress, &r, t->workers > 1);
-        if (record_log_step(t->log, &r)) return -1;
-        if (t->val && (last || (o->eval_every && done % o->eval_every == 0))) {
-            if (evaluate_and_record(t, done, &eval)) return -1;
+        const bool evaluates = t->val && is_due(o, done, o->eval_every);
+        const bool saves = o->out && is_due(o, done, o->save_every);
+        if (training_step(t, step)) return -1;
+        if (!isfinite(t->record.loss) || !isfinite(t->record.grad_norm)) {
+            return stop_not_finite(t, &t->run, &t->record);
         }
-        if (o->out && (last || (o->save_every && done % o->save_every == 0))) {
-            if (save_checkpoint(t, done)) return -1;
-        }
+        if ((evaluates || saves || done == o->steps) && finish_step(t)) return -1;
+        if (evaluates && evaluate_and_record(t, done, &eval)) return -1;
+        if (saves && save_checkpoint(t, done)) return -1;
     }
     progress_end(&t->progress);
     if (t->progress.on && t->last_checkpoint[0]) printf("model in %s\n", t->last_checkpoint);
-    return record_log_end(t->log, &run, "complete", t->val ? &eval : NULL, t->last_checkpoint);
+    return record_log_end(t->log, &t->run, "complete", t->val ? &eval : NULL, t->last_checkpoint);
 }
 
 /* Opens the log, if one is wanted; only rank 0 writes. */
@@ -806,7 +867,7 @@ static int generate_tokens(struct trainer *t, struct tokenizer_stream *stream, i
         const char *text;
         const int T = count < (size_t)t->T ? (int)count : t->T;
         memcpy(e->tokens, tokens + count - T, (size_t)T * sizeof *tokens);
-        model_forward(t->be, &t->layout, t->params[0], e, 1, T);
+        model_forward(t->be, &t->layout, t->params[0], e, 1, T, NULL);
         t->be->matmul_forward(logits, at(t->be, e->last_norm, (size_t)(T - 1) * c->width),
                               at(t->be, t->params[0], t->layout.classifier), 1, c->width,
                               c->vocabulary);
@@ -936,8 +997,8 @@ static int check_usage(const struct options *o, const struct lossynet_world *wor
     } else if (!lossynet_estimator_parse(o->estimator, &estimator)) {
         wrong = report("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
     } else if (!lossynet_link_parse(o->link, &link)) {
-        wrong = report("--link: expected auto, mpi or udp, got '%s'", o->link);
-    } else if (link == LOSSYNET_LINK_UDP && o->algorithm == ALGORITHM_RELIABLE) {
+        wrong = report("--link: expected auto, mpi, udp or verbs, got '%s'", o->link);
+    } else if (link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
         wrong = report("--algorithm reliable: expected a link that loses nothing, --link mpi");
     } else if (lossynet_loss_check(&loss, why, sizeof why)) {
         wrong = report("--loss-model: %s", why);

@@ -43,6 +43,7 @@ struct options {
     double link_gbps;
     const char *interface;
     double pace_gbps, peer_timeout;
+    bool no_overlap, multicast, encrypt;
     /* output */
     const char *out, *log;
     int save_every, eval_every, eval_sequences, drift_samples;

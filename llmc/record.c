@@ -24,20 +24,21 @@ void record_add(struct run_record *run, const struct step_record *step) {
 }
 
 int record_log_step(struct runlog *log, const struct step_record *r) {
-    return runlog_write(
-        log,
-        json_pack("{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I, "
-                  "s:I, s:I, s:I, s:I, s:I}",
-                  "event", "step", "step", r->step, "loss", runlog_number(r->loss), "grad_norm",
-                  runlog_number(r->grad_norm), "lr", r->learning_rate, "tokens_per_second",
-                  runlog_number(r->tokens / r->seconds), "step_ms", 1e3 * r->seconds,
-                  "communication_ms", 1e3 * r->communication_seconds, "gradient_loss_rate",
-                  loss_rate(r, 0), "parameter_loss_rate", loss_rate(r, 1), "drift",
-                  runlog_number(r->drift), "drift_expected", runlog_number(r->drift_expected),
-                  "drift_paper", runlog_number(r->drift_paper), "mean_age", r->mean_age, "max_age",
-                  (json_int_t)r->max_age, "late", (json_int_t)r->late, "duplicate",
-                  (json_int_t)r->duplicate, "rejected", (json_int_t)r->rejected, "overruns",
-                  (json_int_t)r->overruns, "stragglers", (json_int_t)r->stragglers));
+    static const char *const network[RECORD_EVENTS] = {"late", "duplicate", "rejected", "overruns",
+                                                       "stragglers"};
+    json_t *event = json_pack(
+        "{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I}", "event",
+        "step", "step", r->step, "loss", runlog_number(r->loss), "grad_norm",
+        runlog_number(r->grad_norm), "lr", r->learning_rate, "tokens_per_second",
+        runlog_number(r->tokens / r->seconds), "step_ms", 1e3 * r->seconds, "communication_ms",
+        1e3 * r->communication_seconds, "gradient_loss_rate", loss_rate(r, 0),
+        "parameter_loss_rate", loss_rate(r, 1), "drift", runlog_number(r->drift), "drift_expected",
+        runlog_number(r->drift_expected), "drift_paper", runlog_number(r->drift_paper), "mean_age",
+        r->mean_age, "max_age", (json_int_t)r->max_age);
+    for (int e = 0; event && e < RECORD_EVENTS; e++) {
+        json_object_set_new(event, network[e], json_integer((json_int_t)r->network[e]));
+    }
+    return runlog_write(log, event);
 }
 
 int record_log_eval(struct runlog *log, const struct eval_record *r) {

@@ -13,6 +13,8 @@
 extern "C" {
 #endif
 
+enum { RECORD_EVENTS = 5 };
+
 struct step_record {
     int step;         /* 0, 1, ... */
     double loss;      /* mean over workers */
@@ -24,7 +26,7 @@ struct step_record {
     double drift, drift_expected, drift_paper; /* NaN: has no meaning here */
     double mean_age;
     int64_t max_age;
-    int64_t late, duplicate, rejected, overruns, stragglers; /* lossynet_counters, --link udp */
+    uint64_t network[RECORD_EVENTS]; /* what the network did, by enum lossynet_event */
 };
 
 struct eval_record {

@@ -58,6 +58,20 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
     return launcher_seen() ? join(argc, argv, world) : LOSSYNET_OK;
 }
 
+lossynet_status lossynet_share_mpi(void *context, const struct lossynet_world *world, void *all,
+                                   size_t bytes) {
+    (void)context;
+    int started = 0;
+    MPI_Initialized(&started);
+    if (started && !MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, (int)bytes, MPI_BYTE,
+                                  MPI_COMM_WORLD))
+        return LOSSYNET_OK;
+    lossynet_log("rank %d of %d: the ranks cannot meet: expected lossynet_bootstrap first, and a "
+                 "working MPI",
+                 world->rank, world->ranks);
+    return LOSSYNET_LINK;
+}
+
 void lossynet_shutdown(int exit_code) {
     int started = 0, finished = 0;
     MPI_Initialized(&started);
@@ -86,6 +100,15 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
         }
     }
     return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_share_mpi(void *context, const struct lossynet_world *world, void *all,
+                                   size_t bytes) {
+    (void)context, (void)all, (void)bytes;
+    lossynet_log("%d ranks, but this program was built without MPI: install Open MPI (mpicc) and "
+                 "build again",
+                 world->ranks);
+    return LOSSYNET_LINK;
 }
 
 void lossynet_shutdown(int exit_code) {

@@ -1,5 +1,5 @@
 /* control.c — small messages that always arrive, and the counters summed with them. */
-#include "lossynet/internal.h"
+#include "lossynet/engine.h"
 
 #include <string.h>
 
@@ -9,32 +9,33 @@ lossynet_status lossynet_all_gather(struct lossynet *net, const void *mine, void
     memcpy((char *)all + part * (size_t)net->world.rank, mine, part);
     if (!net->link) return LOSSYNET_OK;
     for (int r = 0; r <= net->world.ranks; r++) net->gather_offset[r] = part * (size_t)r;
-    return net->link->all_gather(net->link, all, net->gather_offset);
+    return lossynet_gather(net, all, net->gather_offset);
 }
 
-void lossynet_network_counters(const struct lossynet *net, struct lossynet_counters *out) {
-    *out = (struct lossynet_counters){0};
-    if (!net->link || !net->link->counters) return;
-    struct lossynet_link_counters link;
-    net->link->counters(net->link, &link);
+void lossynet_network_counters(struct lossynet *net, uint64_t *events) {
+    memset(events, 0, LOSSYNET_EVENTS * sizeof *events);
+    if (!net->link) return;
+    lossynet_engine_enter(net);
     const struct lossynet_rejected *r = &net->rejected;
-    out->late = link.late + r->stale;
-    out->duplicate = r->duplicate;
-    out->rejected = link.foreign + link.corrupt + r->truncated + r->foreign + r->version +
-                    r->invalid + r->not_finite;
-    out->overruns = link.overruns;
-    out->stragglers = net->stragglers;
+    events[LOSSYNET_LATE] = r->late;
+    events[LOSSYNET_DUPLICATE] = r->duplicate;
+    events[LOSSYNET_REJECTED] =
+        r->truncated + r->foreign + r->version + r->corrupt + r->invalid + r->not_finite;
+    if (net->link->overruns) events[LOSSYNET_OVERRUN] = net->link->overruns(net->link);
+    events[LOSSYNET_STRAGGLER] = net->stragglers;
+    lossynet_engine_leave(net);
 }
 
-lossynet_status lossynet_step_counters(struct lossynet *net, struct lossynet_counters *out) {
-    struct lossynet_counters *all = net->gathered, *mine = net->counters, now;
-    lossynet_network_counters(net, &now); /* of the rank: its first worker tells them */
-    mine->late = now.late - net->reported.late;
-    mine->duplicate = now.duplicate - net->reported.duplicate;
-    mine->rejected = now.rejected - net->reported.rejected;
-    mine->overruns = now.overruns - net->reported.overruns;
-    mine->stragglers = now.stragglers - net->reported.stragglers;
-    lossynet_status status = lossynet_all_gather(net, net->counters, all, sizeof *all);
+lossynet_status lossynet_step_counters(struct lossynet *net, uint64_t step,
+                                       struct lossynet_counters *out) {
+    struct lossynet_counters *all = net->gathered, *mine = net->counters[step % 2];
+    uint64_t now[LOSSYNET_EVENTS];
+    lossynet_network_counters(net, now); /* of the rank: its first worker tells them */
+    for (int e = 0; e < LOSSYNET_EVENTS; e++) {
+        mine->network[e] = now[e] - net->reported[e];
+        net->reported[e] = now[e];
+    }
+    lossynet_status status = lossynet_all_gather(net, mine, all, sizeof *all);
     *out = (struct lossynet_counters){0};
     for (int w = 0; status == LOSSYNET_OK && w < net->workers; w++) {
         for (int phase = 0; phase < 2; phase++) {
@@ -42,11 +43,7 @@ lossynet_status lossynet_step_counters(struct lossynet *net, struct lossynet_cou
             out->arrived[phase] += all[w].arrived[phase];
             out->bytes[phase] += all[w].bytes[phase];
         }
-        out->late += all[w].late;
-        out->duplicate += all[w].duplicate;
-        out->rejected += all[w].rejected;
-        out->overruns += all[w].overruns;
-        out->stragglers += all[w].stragglers;
+        for (int e = 0; e < LOSSYNET_EVENTS; e++) out->network[e] += all[w].network[e];
     }
     return status;
 }

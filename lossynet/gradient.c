@@ -2,7 +2,7 @@
  * not at all; each owner estimates the average of its shards from what arrived.
  *
  *     1. masks      of links within this rank: injected loss decides, nothing is copied
- *     2. exchange   packets of other ranks land in the inbox and set their masks (exchange.c)
+ *     2. exchange   packets of other ranks land in the inbox and set their masks (stream.c)
  *     3. reduce     per (owner, bucket): a weight per packet and sender, then one weighted sum that
  *                   reads local vectors and the inbox in place, in order of workers
  *
@@ -17,7 +17,7 @@
  * Each weight is one correctly rounded division, or equals one, so that all four give exactly
  * (float)(1.0/N) when nothing was lost: a run at loss rate 0 is bit for bit the reliable one.
  */
-#include "lossynet/internal.h"
+#include "lossynet/engine.h"
 
 #include <omp.h>
 #include <string.h>
@@ -88,7 +88,7 @@ static double measured_inflation(const struct lossynet *net, int v, bool lossles
     if (lossless) return 1;
     const struct lossynet_history *history = &net->history[v];
     if (history->arrived > 0) return history->expected / history->arrived;
-    const struct lossynet_counters *now = &net->counters[v];
+    const struct lossynet_counters *now = &net->counters[net->step % 2][v];
     uint64_t arrived = now->arrived[LOSSYNET_GRADIENT];
     return arrived ? (double)now->expected[LOSSYNET_GRADIENT] / (double)arrived : 1;
 }
@@ -130,24 +130,32 @@ static void reduce_shard(const struct lossynet *net, float *const *vectors, int 
 
 /* ---- the phase ---- */
 
-/* Masks before the exchange: a worker's own packets are there, those within the rank as injected
- * loss decides, remote ones not yet. */
+/* Masks of links within the rank: a worker's own packets are there, others' as injected loss
+ * decides. Those of other ranks are cleared where the phase opens. */
 static void fill_masks(const struct lossynet *net, bool lossless) {
 #pragma omp parallel for collapse(2) num_threads(net->threads) schedule(static)
     for (int v = 0; v < net->local; v++) {
-        for (int s = 0; s < net->workers; s++) {
-            int owner = net->first + v;
+        for (int i = 0; i < net->local; i++) {
+            int owner = net->first + v, s = net->first + i;
             uint8_t *arrived = lossynet_arrived(net, v, s);
             size_t n = lossynet_layout_owner_packets(&net->layout, owner);
-            if (!lossynet_is_local(net, s))
-                memset(arrived, 0, n);
-            else if (s == owner || lossless)
+            if (s == owner || lossless)
                 memset(arrived, 1, n);
             else
                 lossynet_loss_mask(&net->loss, LOSSYNET_GRADIENT, net->step, s, owner, n,
-                                   lossynet_chain(net, LOSSYNET_GRADIENT, s - net->first, owner),
-                                   arrived);
+                                   lossynet_chain(net, LOSSYNET_GRADIENT, i, owner), arrived);
         }
+    }
+}
+
+/* Before the next phase opens. */
+static void clear_masks(const struct lossynet *net) {
+    for (int v = 0; v < net->local; v++) {
+        size_t n = lossynet_layout_owner_packets(&net->layout, net->first + v);
+        size_t before = (size_t)net->first * n, after = (size_t)(net->first + net->local) * n;
+        uint8_t *arrived = lossynet_arrived(net, v, 0);
+        memset(arrived, 0, before);
+        memset(arrived + after, 0, (size_t)net->workers * n - after);
     }
 }
 
@@ -160,7 +168,7 @@ static uint64_t count(struct lossynet *net, int v) {
     uint64_t arrived = 0;
     for (size_t i = 0; i < n * (size_t)net->workers; i++) arrived += mask[i];
     arrived -= n; /* its own */
-    struct lossynet_counters *counters = &net->counters[v];
+    struct lossynet_counters *counters = &net->counters[net->step % 2][v];
     counters->expected[LOSSYNET_GRADIENT] += n * (uint64_t)(net->workers - 1);
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
     counters->bytes[LOSSYNET_GRADIENT] += (net->layout.elements - owned) * sizeof(float);
@@ -174,12 +182,15 @@ static void remember(struct lossynet *net, int v, uint64_t arrived) {
     history->arrived = FORGET * history->arrived + (double)arrived;
 }
 
-lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless) {
-    if (net->workers == 1) return LOSSYNET_OK;
-    fill_masks(net, lossless);
-    lossynet_status status = lossynet_exchange_run(net, LOSSYNET_GRADIENT, vectors, lossless);
-    if (status) return status;
+lossynet_status lossynet_reduce_begin(struct lossynet *net, float *const *vectors, bool lossless) {
+    if (net->workers == 1 || net->reducing) return LOSSYNET_OK;
+    if (net->engine) lossynet_stream_begin(net, LOSSYNET_GRADIENT, vectors, lossless);
+    net->reducing = true;
+    return LOSSYNET_OK;
+}
 
+/* All gradients that will come are there. */
+static void estimate_shards(struct lossynet *net, float *const *vectors, bool lossless) {
     const struct lossynet_layout *layout = &net->layout;
 #pragma omp parallel num_threads(net->threads)
     {
@@ -198,5 +209,25 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
             for (int b = 0; b < layout->buckets; b++)
                 reduce_shard(net, vectors, v, b, net->inflation[v], weight, sender);
     }
+}
+
+lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless) {
+    if (net->workers == 1) return LOSSYNET_OK;
+    lossynet_status status = lossynet_reduce_begin(net, vectors, lossless);
+    if (status) return status;
+    net->reducing = false;
+    fill_masks(net, lossless);
+    if (net->engine) {
+        lossynet_stream_ready(net, LOSSYNET_GRADIENT);
+        status = lossynet_stream_end(net, LOSSYNET_GRADIENT);
+        /* Parameters of the last step, if any are still to leave: owners are about to change them. */
+        if (!status) status = lossynet_stream_drain(net);
+        if (status) return status;
+    }
+    estimate_shards(net, vectors, lossless);
+    status = lossynet_masks_return(net);
+    if (status || !net->engine) return status;
+    clear_masks(net);
+    lossynet_stream_open(net, LOSSYNET_GRADIENT, lossless);
     return LOSSYNET_OK;
 }

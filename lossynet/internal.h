@@ -5,10 +5,13 @@
  *     loss.c       injected loss: which packets of a link arrive
  *     gradient.c   GRADIENT phase: masks, estimator weights, sum        } both call exchange.c for
  *     parameter.c  PARAMETER phase: copies, ages, what is fresh         } packets between ranks
- *     exchange.c   one phase between ranks, over any link (link.h, wire.h)
- *     link_mpi.c, link_udp.c   links; udp_socket.c (udp.h) is the latter's socket
- *     checksum.c   CRC32C of datagrams
- *     control.c    small reliable messages, counters
+ *     engine.c     datagrams between ranks: who sends and receives, and when   } engine.h draws
+ *     stream.c     DATA: the packets of a phase, each sent once                } how they fit
+ *     reliable.c   what must arrive: DONE, small messages, state               }
+ *     link_mpi.c, link_udp.c, link_verbs.c   links (link.h)
+ *     checksum.c   CRC32C of datagrams; secure.c their encryption
+ *     control.c    all-gathers of small things, counters
+ *     masks.c      which gradient packets arrived, told to their senders
  *     drift.c      how far the replicas are apart, and how far they should be
  *     bootstrap.c  joining and leaving the job
  */
@@ -105,41 +108,18 @@ static inline uint64_t lossynet_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* ---- exchange between ranks (exchange.c) ---- */
+/* ---- exchange between ranks (engine.h) ---- */
 
 struct lossynet_rejected { /* datagrams dropped on receipt, by the first thing found wrong */
     uint64_t truncated;    /* shorter than the header, or than it says */
-    uint64_t foreign;      /* another magic or run id */
+    uint64_t foreign;      /* another magic or run id, or from a stranger */
     uint64_t version;
-    uint64_t invalid; /* type, worker, bucket, packet or length that cannot be */
-    uint64_t stale;   /* another step or phase */
-    uint64_t duplicate;
+    uint64_t corrupt;    /* checksum or authentication */
+    uint64_t invalid;    /* type, worker, bucket, packet or length that cannot be */
+    uint64_t late;       /* DATA of a phase, or a bucket, that is not open */
+    uint64_t duplicate;  /* DATA that came before */
     uint64_t not_finite; /* NaN or infinity, over links that lose datagrams */
 };
-
-struct lossynet_peer { /* the current phase with one rank */
-    uint64_t sent, received;
-    bool done;            /* its phase is over */
-    bool told;            /* its DONE has arrived, and says that it sent */
-    uint32_t announced;   /* so many packets */
-    int sender, receiver; /* send position in the current bucket: workers, */
-    size_t packet;        /* and packet of the shard */
-};
-
-enum { LOSSYNET_BATCH = 64 }; /* datagrams handed to the link at once */
-
-struct lossynet_exchange {
-    bool open;
-    lossynet_phase phase;
-    float *const *vectors;
-    int waiting; /* peers whose phase is not over */
-    lossynet_status status;
-};
-
-lossynet_status lossynet_exchange_run(struct lossynet *net, lossynet_phase phase,
-                                      float *const *vectors, bool lossless);
-/* A lossynet_receive, context: the net. */
-void lossynet_exchange_receive(void *context, int peer, const uint8_t *datagram, size_t bytes);
 
 /* ---- the default weighted sum (gradient.c) ---- */
 
@@ -163,15 +143,28 @@ _Static_assert(sizeof(struct lossynet_counters) <= LOSSYNET_GATHERED_BYTES &&
 
 struct lossynet_drift_state {
     int samples;
-    uint64_t measured; /* calls so far */
-    size_t *element;   /* [samples] */
-    int *owner;        /* [samples] */
-    float *mine;       /* [V][samples] */
-    float *values;     /* [N][samples] */
-    float *fresh;      /* [samples], of the last call */
-    float *change;     /* [RING][samples], the last changes */
+    uint64_t measured;          /* calls so far */
+    size_t *element;            /* [samples] */
+    int *owner;                 /* [samples] */
+    float *mine;                /* [V][samples] */
+    float *values;              /* [N][samples] */
+    float *fresh;               /* [samples], of the last call */
+    float *change;              /* [RING][samples], the last changes */
     struct lossynet_ages *ages; /* [V] */
 };
+
+/* ---- arrival masks back to the senders (masks.c) ---- */
+
+struct lossynet_masks {
+    size_t *told_start, *heard_start; /* [R + 1], bytes */
+    uint8_t *told, *heard;
+    uint8_t *delivered; /* [V][(packets + 7) / 8] */
+};
+
+void lossynet_masks_open(struct lossynet *net); /* sees to out_of_memory only */
+/* Where wanted: after a reduce, tells the senders. */
+lossynet_status lossynet_masks_return(struct lossynet *net);
+size_t lossynet_delivered_bytes(const struct lossynet *net); /* of one worker */
 
 /* ---- the net (net.c) ---- */
 
@@ -195,6 +188,8 @@ struct lossynet {
     struct lossynet_loss loss;
     uint64_t *chain; /* [2][V][N], for the model "burst" */
     uint64_t step, run;
+    uint64_t broadcast_step;     /* of the last broadcast */
+    bool reducing, broadcasting; /* begun, not ended */
     size_t memory_bytes;
     bool measuring; /* lossynet_memory_needed: count, allocate nothing */
     bool out_of_memory;
@@ -214,39 +209,45 @@ struct lossynet {
     /* PARAMETER: steps since packet p reached local worker v, age[v * packets + p] */
     uint32_t *age;
 
-    struct lossynet_counters *counters; /* [V], this step; phase[] of the receiver, bytes sent */
-    struct lossynet_total *totals;      /* [V] */
-    void *gathered;                     /* [N] of struct lossynet_counters or lossynet_ages */
+    /* Of steps with even and odd numbers; phase[] of the receiver, bytes sent. */
+    struct lossynet_counters *counters[2]; /* [V] */
+    struct lossynet_total *totals;         /* [V] */
+    void *gathered;                        /* [N] of struct lossynet_counters or lossynet_ages */
 
     /* Several ranks only. */
     struct lossynet_link *link;
-    struct lossynet_exchange exchange;
+    struct lossynet_engine *engine;
     struct lossynet_rejected rejected;
-    uint64_t stragglers;               /* phases of peers that ended by deadline */
-    struct lossynet_counters reported; /* network's, at the start of the step */
-    struct lossynet_peer *peers;       /* [R] */
+    uint64_t stragglers;                /* phases of peers that ended by deadline */
+    uint64_t reported[LOSSYNET_EVENTS]; /* network's events when last told */
     /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
      * worker: inbox[inbox_start[v] + i * owned elements of v + e] */
     float *inbox;
     size_t *inbox_start;    /* [V] */
-    uint8_t *outgoing;      /* which packets to remote workers survive injected loss */
+    uint8_t *outgoing[2];   /* which packets to remote workers survive injected loss, by phase */
     size_t *outgoing_start; /* [V], of phase PARAMETER */
-    struct lossynet_datagram *batch;
-    size_t *gather_offset; /* [R + 1] */
+    uint8_t *incoming;      /* multicast: the same at the receiver, [V][packets] */
+    size_t *gather_offset;  /* [R + 1] */
 
+    struct lossynet_masks masks_returned;
     struct lossynet_drift_state drift;
 };
 
 /* lossynet_open over a link of the caller's choice, which a rank alone does not open. */
 lossynet_status lossynet_net_open(const struct lossynet_world *world,
                                   const struct lossynet_settings *settings,
-                                  lossynet_link_open link_open, struct lossynet **out);
+                                  lossynet_link_open link_open, lossynet_share share,
+                                  void *share_context, struct lossynet **out);
+
+/* A lossynet_share by MPI (bootstrap.c). */
+lossynet_status lossynet_share_mpi(void *context, const struct lossynet_world *world, void *all,
+                                   size_t bytes);
 
 void lossynet_drift_open(struct lossynet *net, int samples); /* sees to out_of_memory only */
 void lossynet_drift_close(struct lossynet *net);
 
-/* What the network did since open: the fields after `bytes`. */
-void lossynet_network_counters(const struct lossynet *net, struct lossynet_counters *out);
+/* What the network did since open, [LOSSYNET_EVENTS]. */
+void lossynet_network_counters(struct lossynet *net, uint64_t *events);
 
 /* lossynet_memory_take for something the net keeps: adds up memory_bytes, notes a failure in
  * out_of_memory, and only counts when measuring. */

@@ -1,17 +1,15 @@
-/* link.h — how ranks exchange datagrams: the interface that every link implements.
+/* link.h — how datagrams get from rank to rank: the interface that every link implements.
  *
- * A link carries datagrams (wire.h) between ranks and knows nothing of what they mean. It may lose,
- * reorder or duplicate them. What a phase is, when it is over and which datagram is believed is
- * decided once, for all links, in exchange.c:
+ * A link carries datagrams (wire.h) and knows nothing of what they mean. It may lose, reorder or
+ * duplicate them. Phases, windows, repetition of what must arrive, time-outs and which datagram is
+ * believed are decided once, for all links, by the engine:
  *
- *     exchange.c      begin   send send send ...   flush   progress progress ...   end
- *        ^                      |                             |
- *        |                      v                             v
- *        +---- receive() ---- link_mpi.c (reliable carrier), link_udp.c (loses datagrams)
+ *     engine.c   stream.c   reliable.c         who turns the crank; DATA; what must arrive
+ *          |  send        ^  receive
+ *          v              |
+ *     link_mpi.c (reliable carrier)   link_udp.c   link_verbs.c (UD queue pairs)
  *
- * All functions of a link are called from one thread, and call `receive` from that thread, out of
- * send, flush, progress and end. They return LOSSYNET_LINK after logging one line that names the
- * peer and the step.
+ * All functions are called by one thread at a time, except wake. Nothing is allocated after open.
  */
 #ifndef LOSSYNET_LINK_H
 #define LOSSYNET_LINK_H
@@ -19,69 +17,79 @@
 #include "lossynet/lossynet.h"
 #include "lossynet/wire.h"
 
-struct lossynet_datagram {
-    uint8_t header[WIRE_HEADER_BYTES];
-    const void *payload;
-    size_t length; /* of the payload */
+enum {
+    LOSSYNET_BATCH = 64,    /* datagrams sent or received at once */
+    LOSSYNET_EVERYONE = -1, /* peer: all other ranks, by multicast */
 };
 
-/* Hands over one datagram; it is gone when the function returns. peer: the rank it came from, or
- * -1 when the link cannot tell. Contents are not validated. */
-typedef void (*lossynet_receive)(void *context, int peer, const uint8_t *datagram, size_t bytes);
+struct lossynet_datagram { /* to send */
+    uint8_t header[WIRE_HEADER_BYTES];
+    const void *payload; /* may be NULL where length is 0 */
+    size_t length;       /* of the payload */
+};
 
-struct lossynet_link_counters { /* datagrams not handed over, since open */
-    uint64_t late;              /* DATA of a phase that is over */
-    uint64_t foreign;           /* from strangers or another run, or no datagram of ours at all */
-    uint64_t corrupt;           /* checksum */
-    uint64_t overruns;          /* dropped by the kernel: receive buffer full */
+struct lossynet_arrival { /* received: header and payload in one piece */
+    uint8_t *bytes;       /* the receiver may write here */
+    size_t count;
+    int peer; /* the rank it came from by the link's own addresses; -1: a stranger */
 };
 
 struct lossynet_link {
     const char *name;
-    size_t memory_bytes; /* buffers it holds */
-    uint64_t run;        /* the run id, if the link has drawn one */
+    bool reliable;       /* loses and repeats nothing, keeps order between two ranks (MPI) */
+    bool multicast;      /* send to LOSSYNET_EVERYONE works, for all ranks */
+    size_t payload_most; /* bytes of payload that fit a datagram between any two ranks, the same on
+                            all ranks, a multiple of 4 */
+    int receive_queue;   /* datagrams of full size that this rank can hold before it looks at them;
+                            the engine lets peers have half as many on their way */
+    size_t memory_bytes; /* that it holds */
 
-    /* Opens a phase: from now on datagrams of this phase are delivered. Datagrams of a later phase
-     * may reach this rank before it opens it; a link either keeps them back or delivers them, to
-     * be dropped as belonging to another phase. */
-    lossynet_status (*begin)(struct lossynet_link *link, lossynet_phase phase, uint64_t step);
-
-    /* Sends a batch to one rank. Payloads may be reused when it returns. */
+    /* Hands over 1 ... LOSSYNET_BATCH datagrams for one rank. Headers and payloads may be reused
+     * when it returns. What the network refuses counts as lost. LOSSYNET_LINK: the link is broken,
+     * after one line. */
     lossynet_status (*send)(struct lossynet_link *link, int peer,
                             const struct lossynet_datagram *batch, int count);
 
-    /* Nothing sent so far waits for company any longer. */
-    lossynet_status (*flush)(struct lossynet_link *link);
+    /* Takes up to LOSSYNET_BATCH datagrams that have come; 0 says that there are none, and only that
+     * does. Does not wait. They stay valid until the next call. */
+    int (*receive)(struct lossynet_link *link, struct lossynet_arrival *arrivals);
 
-    /* Delivers what has arrived; gives the processor away for a moment when nothing has. */
-    lossynet_status (*progress)(struct lossynet_link *link);
+    /* Sleeps until there may be something to receive, until woken, or for so many seconds.
+     * (MPI, which cannot: gives the processor away for a moment.) */
+    void (*wait)(struct lossynet_link *link, double seconds);
 
-    /* The phase is over here. Returns when peers can go on without this rank's help. */
-    lossynet_status (*end)(struct lossynet_link *link);
+    /* Ends the present or the next wait. From any thread, also while another calls any function. */
+    void (*wake)(struct lossynet_link *link);
 
-    /* Reliable: rank r's part of `data` is bytes offset[r] ... offset[r + 1]; each rank comes with
-     * its own part filled in and leaves with all. offset[0] need not be 0; what is outside stays
-     * untouched. Not within a phase. */
-    lossynet_status (*all_gather)(struct lossynet_link *link, void *data, const size_t *offset);
+    /* Optional. Memory that payloads will be sent from, before the first such send, so that
+     * hardware may read it in place; other payloads work too, and are copied. */
+    lossynet_status (*register_memory)(struct lossynet_link *link, void *memory, size_t bytes);
+
+    /* Optional: datagrams dropped since open because this rank's receive queue was full. */
+    uint64_t (*overruns)(struct lossynet_link *link);
 
     void (*close)(struct lossynet_link *link);
-
-    /* Only where datagrams may be lost; NULL elsewhere. The link repeats a DONE until the peer has
-     * it or has gone on, and may deliver one several times. */
-    bool (*passed)(struct lossynet_link *link, int peer);    /* the peer has ended this phase */
-    double (*silence)(struct lossynet_link *link, int peer); /* seconds since it was heard */
-    double patience; /* seconds of silence after which a peer's phase is over */
-    void (*counters)(struct lossynet_link *link, struct lossynet_link_counters *out);
 };
+
+/* An in-place all-gather of `bytes` per rank at start-up: each rank comes with its own part of
+ * `all` filled in. Collective; by MPI, or in tests by other means. */
+typedef lossynet_status (*lossynet_share)(void *context, const struct lossynet_world *world,
+                                          void *all, size_t bytes);
 
 struct lossynet_link_settings {
     struct lossynet_world world;
-    size_t packet_bytes; /* largest payload */
-    lossynet_receive receive;
-    void *context; /* for receive */
-    /* Links other than MPI: as in lossynet_settings. */
-    const char *interface;
-    double pace_gbps, peer_timeout;
+    lossynet_share share;
+    void *share_context;
+    uint64_t run;          /* random, the same on all ranks: for a group address */
+    size_t payload_bytes;  /* largest payload that will be sent; 0: the most that fits, at most
+                              LOSSYNET_PAYLOAD_DEFAULT. More than fits is an error. */
+    const char *interface; /* as in lossynet_settings; may be NULL */
+    bool multicast;        /* try; where it fails, say so in one line (rank 0) and go on without */
+};
+
+enum {
+    LOSSYNET_PAYLOAD_DEFAULT = 4096,  /* small losses are better than large ones */
+    LOSSYNET_UDP_PACKET_BYTES = 1420, /* an estimate, where no MTU is known: 1500 */
 };
 
 /* Collective. On failure *out is NULL and one line has been logged. */
@@ -90,28 +98,18 @@ typedef lossynet_status (*lossynet_link_open)(const struct lossynet_link_setting
 
 lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *settings,
                                        struct lossynet_link **out);
-size_t lossynet_link_mpi_memory(int ranks, size_t packet_bytes);
-
 lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *settings,
                                        struct lossynet_link **out);
-size_t lossynet_link_udp_memory(int ranks, size_t packet_bytes);
+lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *settings,
+                                         struct lossynet_link **out);
 
-/* The default payload: what the smallest MTU of all ranks carries, at most 4096. Collective. */
-lossynet_status lossynet_link_udp_packet_bytes(const struct lossynet_world *world,
-                                               const char *interface, size_t *bytes);
+/* Bytes that an open link of `ranks` ranks would hold, for --dry-run. */
+size_t lossynet_link_mpi_memory(int ranks, size_t payload_bytes);
+size_t lossynet_link_udp_memory(int ranks, size_t payload_bytes);
+size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes);
 
-/* The same link, with another way to tell each other addresses: an all-gather of `bytes` per rank,
- * in place. For tests. */
-typedef lossynet_status (*lossynet_udp_share)(void *context, const struct lossynet_world *world,
-                                              void *all, size_t bytes);
-lossynet_status lossynet_link_udp_open_with(const struct lossynet_link_settings *settings,
-                                            lossynet_udp_share share, void *context,
-                                            struct lossynet_link **out);
-
-/* Tests: says of every datagram that arrives how often it is seen; -1: once, after the next. */
-extern int (*lossynet_udp_hook)(int rank, int peer, const uint8_t *datagram, size_t bytes);
-
-enum { LOSSYNET_UDP_PACKET_BYTES = 1420 }; /* estimate, where no MTU is known: 1500 */
-enum { LOSSYNET_MPI_PACKET_BYTES = 4096 }; /* default payload, in memory too */
+/* Whether this rank has an RDMA port in state ACTIVE; false when built without libibverbs. Logs
+ * nothing. For --link auto. */
+bool lossynet_link_verbs_available(void);
 
 #endif

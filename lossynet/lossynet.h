@@ -34,7 +34,7 @@ extern "C" {
 
 typedef enum {
     LOSSYNET_OK = 0,
-    LOSSYNET_INVALID,  /* an argument or setting makes no sense */
+    LOSSYNET_INVALID, /* an argument or setting makes no sense */
     LOSSYNET_NO_MEMORY,
     LOSSYNET_LINK,     /* the link failed: a peer died, MPI reported an error */
     LOSSYNET_PROTOCOL, /* a datagram that no version of this program sends */
@@ -76,7 +76,12 @@ typedef enum {
 /* All four give every sender exactly float(1.0/N) where everything arrived (ht: has always arrived),
  * and in a `lossless` phase. */
 
-typedef enum { LOSSYNET_LINK_AUTO, LOSSYNET_LINK_MPI, LOSSYNET_LINK_UDP } lossynet_link_kind;
+typedef enum {
+    LOSSYNET_LINK_AUTO,
+    LOSSYNET_LINK_MPI,   /* reliable */
+    LOSSYNET_LINK_UDP,   /* datagrams of the operating system */
+    LOSSYNET_LINK_VERBS, /* datagrams of RDMA hardware: unreliable-datagram queue pairs */
+} lossynet_link_kind;
 
 typedef enum { LOSSYNET_GRADIENT, LOSSYNET_PARAMETER } lossynet_phase;
 
@@ -101,19 +106,23 @@ typedef void (*lossynet_weighted_sum)(float *out, const float *const *sender, co
                                       int senders, size_t n, size_t packet);
 
 struct lossynet_settings {
-    int workers;                 /* N, a multiple of the number of ranks */
-    int buckets;                 /* number of buckets */
+    int workers;                   /* N, a multiple of the number of ranks */
+    int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
-    size_t packet_bytes;         /* payload of a packet, a multiple of 4; 0: default of the link */
+    size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
     lossynet_estimator estimator;
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
     lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
-    int drift_samples;           /* parameters watched for drift; 0: none */
-    /* Link udp only. */
-    const char *interface;       /* of the network; NULL: loopback on one host, else the first */
-    double pace_gbps;            /* a rank sends at most so many 10^9 bit/s; 0: no limit */
-    double peer_timeout;         /* seconds of silence after which a rank is dead; 0: 10 */
+    int drift_samples;                  /* parameters watched for drift; 0: none */
+    bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
+    /* Links udp and verbs only. */
+    const char *interface; /* udp: of the network; NULL: loopback on one host, else the first.
+                                    verbs: device[:port[:GID index]]; NULL: the first active port */
+    double pace_gbps;      /* a rank sends at most so many 10^9 bit/s; 0: no limit */
+    double peer_timeout;   /* seconds of silence after which a rank is dead; 0: 10 */
+    bool multicast;        /* parameters are sent once for all ranks, where the network can */
+    bool encrypt;          /* datagrams are encrypted and authenticated (secure.h) */
 };
 
 /* Names as on the command line ("mean", ...). Return false when there is no such name. */
@@ -145,13 +154,10 @@ size_t lossynet_owned_elements(const struct lossynet *net, int worker); /* over 
 size_t lossynet_packets(const struct lossynet *net); /* in one vector, all owners */
 size_t lossynet_packet_bytes(const struct lossynet *net);
 const char *lossynet_link_name(const struct lossynet *net); /* "memory" when the rank is alone */
+bool lossynet_overlaps(const struct lossynet *net); /* packets move while the caller computes */
 
 /* Starts step `step` (0, 1, ...; the same on every rank). */
 lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step);
-
-/* Says that worker's (a local one) vector is final in this bucket, so that it may leave while the
- * rest is still being computed. May be called from several threads for different workers. */
-void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket);
 
 /* GRADIENT phase. vectors[V]: the local workers' vectors of P elements. On return each owner's
  * shard of its own vector holds the estimate of the average; the rest is unchanged. Collective.
@@ -159,8 +165,26 @@ void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket);
  * May be called again in a step: the same packets are lost, and count again. */
 lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless);
 
+/* The same in two parts, so that a vector leaves while it is still being computed (not over link
+ * mpi, where all leaves in lossynet_reduce): after reduce_begin, bucket_ready says that a local
+ * worker's vector is final in this bucket; each worker's buckets must become ready in ascending
+ * order, from any thread. lossynet_reduce with the same arguments ends the phase, all buckets being
+ * ready then. Call reduce_begin after step_begin. */
+lossynet_status lossynet_reduce_begin(struct lossynet *net, float *const *vectors, bool lossless);
+void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket);
+
 /* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites. Collective. */
 lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless);
+
+/* The same in parts, so that computing may go on where a bucket's parameters are there, in the
+ * order in which a forward pass needs them, the last bucket first. Between begin and end a rank
+ * reads only buckets it has waited for, and writes nothing that it owns until the next
+ * lossynet_reduce has returned. bucket_wait may be called from several threads, repeatedly, also
+ * when no phase is open; *waited, where given, gets the seconds it slept. */
+lossynet_status lossynet_broadcast_begin(struct lossynet *net, float *const *vectors,
+                                         bool lossless);
+lossynet_status lossynet_bucket_wait(struct lossynet *net, int bucket, double *waited);
+lossynet_status lossynet_broadcast_end(struct lossynet *net); /* fine when none is open */
 
 /* Walks over what the last broadcast left fresh at a local worker (its own shards included), as
  * maximal runs of elements in ascending order. Start with *cursor = 0; false at the end. Before the
@@ -177,22 +201,34 @@ lossynet_status lossynet_gather_fresh(struct lossynet *net, float *const *vector
 lossynet_status lossynet_all_gather(struct lossynet *net, const void *mine, void *all,
                                     size_t bytes);
 
+/* With settings.return_masks: which packets of a local worker's vector arrived at their owners in
+ * the last lossynet_reduce. Bit k % 8 of byte k / 8 stands for packet k; packets are numbered in
+ * order of their elements, their number is lossynet_packets. A worker's own always arrive. Valid
+ * until the next lossynet_reduce; NULL without return_masks. */
+const uint8_t *lossynet_delivered(const struct lossynet *net, int worker);
+
 /* ---- accounting ------------------------------------------------------------------------- */
+
+enum lossynet_event {                     /* datagrams that count as not arrived, and phases */
+                      LOSSYNET_LATE,      /* DATA that came after the phase had ended */
+                      LOSSYNET_DUPLICATE, /* came again */
+                      LOSSYNET_REJECTED,  /* of strangers, damaged, or not finite */
+                      LOSSYNET_OVERRUN,   /* dropped because a rank's receive queue was full */
+                      LOSSYNET_STRAGGLER, /* phases of a peer that were ended by the deadline */
+                      LOSSYNET_EVENTS
+};
 
 struct lossynet_counters { /* packets that travel between workers; one to itself never counts */
     uint64_t expected[2];  /* by phase */
     uint64_t arrived[2];
-    uint64_t bytes[2];     /* payload bytes that left a worker, lost ones included */
-    /* Of the network, link udp only. A packet among these has not arrived. */
-    uint64_t late;         /* came after the phase had ended */
-    uint64_t duplicate;    /* came again */
-    uint64_t rejected;     /* datagrams of strangers, damaged, or not finite */
-    uint64_t overruns;     /* datagrams dropped because a rank's receive buffer was full */
-    uint64_t stragglers;   /* phases of a peer that were ended by the deadline */
+    uint64_t bytes[2];                 /* payload bytes that left a worker, lost ones included */
+    uint64_t network[LOSSYNET_EVENTS]; /* what links udp and verbs met, since this was last asked */
 };
 
-/* Of the current step, summed over all workers of all ranks. Collective. */
-lossynet_status lossynet_step_counters(struct lossynet *net, struct lossynet_counters *out);
+/* Of `step`, the present one or the one before, after its broadcast has ended; summed over all
+ * workers of all ranks. Collective. */
+lossynet_status lossynet_step_counters(struct lossynet *net, uint64_t step,
+                                       struct lossynet_counters *out);
 
 /* Bytes this rank's net holds. */
 size_t lossynet_memory_bytes(const struct lossynet *net);
@@ -207,14 +243,14 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
 enum { LOSSYNET_LAGS = 16 };
 
 struct lossynet_drift {
-    double pair;           /* ||theta_i - theta_j||^2, mean over pairs of workers */
-    double owner;          /* ||theta_i - theta_fresh||^2, mean over workers that do not own it */
-    double sigma2;         /* ||the last step's change of the fresh model||^2 */
+    double pair;   /* ||theta_i - theta_j||^2, mean over pairs of workers */
+    double owner;  /* ||theta_i - theta_fresh||^2, mean over workers that do not own it */
+    double sigma2; /* ||the last step's change of the fresh model||^2 */
     double rho[LOSSYNET_LAGS]; /* of that change with those 1, 2, ... steps before it */
-    double expected_pair;  /* formula with this sigma2, rho and the measured loss rate */
+    double expected_pair;      /* formula with this sigma2, rho and the measured loss rate */
     double expected_owner;
-    double paper_pair;     /* the paper's 2p/(1+p) sigma2, for comparison */
-    double mean_age;       /* over (worker, packet), owners excluded; steps */
+    double paper_pair; /* the paper's 2p/(1+p) sigma2, for comparison */
+    double mean_age;   /* over (worker, packet), owners excluded; steps */
     uint32_t max_age;
 };
 

@@ -8,7 +8,7 @@
  *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, when all
  *                      owners' shards are of equal size), outgoing masks ~ V K bytes
  */
-#include "lossynet/internal.h"
+#include "lossynet/engine.h"
 
 #include <inttypes.h>
 #include <omp.h>
@@ -48,7 +48,7 @@ void lossynet_log(const char *format, ...) {
 
 /* ---- memory ---- */
 
-enum { ALIGNMENT = 64, PEER_TIMEOUT = 10 /* seconds */ };
+enum { ALIGNMENT = 64 };
 
 int lossynet_memory_fail_after = -1;
 
@@ -77,7 +77,7 @@ void *lossynet_net_take(struct lossynet *net, size_t count, size_t size) {
 /* ---- names ---- */
 
 static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
-static const char *const link_names[] = {"auto", "mpi", "udp"};
+static const char *const link_names[] = {"auto", "mpi", "udp", "verbs"};
 
 static int find(const char *name, const char *const *names, int count) {
     for (int i = 0; i < count; i++)
@@ -92,7 +92,7 @@ bool lossynet_estimator_parse(const char *name, lossynet_estimator *out) {
 }
 
 bool lossynet_link_parse(const char *name, lossynet_link_kind *out) {
-    int found = find(name, link_names, 3);
+    int found = find(name, link_names, 4);
     if (found >= 0) *out = (lossynet_link_kind)found;
     return found >= 0;
 }
@@ -147,8 +147,8 @@ static lossynet_status check(const struct lossynet_world *world,
         lossynet_log("estimator %d: expected mean, balanced, ht or zero", (int)settings->estimator);
         return LOSSYNET_INVALID;
     }
-    if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_UDP) {
-        lossynet_log("link %d: expected auto, mpi or udp", (int)settings->link);
+    if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_VERBS) {
+        lossynet_log("link %d: expected auto, mpi, udp or verbs", (int)settings->link);
         return LOSSYNET_INVALID;
     }
     if (!(settings->pace_gbps >= 0) || !(settings->peer_timeout >= 0)) {
@@ -182,7 +182,8 @@ static void take_phases(struct lossynet *net) {
     NET_TAKE(net, net->history, local);
     NET_TAKE(net, net->inflation, local);
     NET_TAKE(net, net->age, local * net->layout.packets);
-    NET_TAKE(net, net->counters, local);
+    NET_TAKE(net, net->counters[0], local);
+    NET_TAKE(net, net->counters[1], local);
     NET_TAKE(net, net->totals, local);
     net->gathered = lossynet_net_take(net, workers, LOSSYNET_GATHERED_BYTES);
     if (net->loss.model == LOSS_BURST) NET_TAKE(net, net->chain, 2 * local * workers);
@@ -193,20 +194,20 @@ static void take_phases(struct lossynet *net) {
             lossynet_layout_owner_packets(&net->layout, net->first + (int)v - 1) * workers;
 }
 
-static void take_exchange(struct lossynet *net) {
+static void take_exchange(struct lossynet *net, bool multicast) {
     size_t local = (size_t)net->local, workers = (size_t)net->workers;
     size_t remote = workers - local, inbox = 0, outgoing = 0;
     for (size_t v = 0; v < local; v++) {
         inbox += lossynet_layout_owned(&net->layout, net->first + (int)v) * remote;
         outgoing += lossynet_layout_owner_packets(&net->layout, net->first + (int)v) * workers;
     }
-    if (outgoing < local * net->layout.packets) outgoing = local * net->layout.packets;
     NET_TAKE(net, net->inbox, inbox);
     NET_TAKE(net, net->inbox_start, local);
-    NET_TAKE(net, net->outgoing, outgoing);
+    NET_TAKE(net, net->outgoing[LOSSYNET_GRADIENT], local * net->layout.packets);
+    NET_TAKE(net, net->outgoing[LOSSYNET_PARAMETER], outgoing);
     NET_TAKE(net, net->outgoing_start, local);
-    NET_TAKE(net, net->peers, (size_t)net->world.ranks);
-    NET_TAKE(net, net->batch, LOSSYNET_BATCH);
+    if (multicast) NET_TAKE(net, net->incoming, local * net->layout.packets);
+    lossynet_engine_take(net, multicast);
     NET_TAKE(net, net->gather_offset, (size_t)net->world.ranks + 1);
     if (!net->gather_offset) return;
     for (size_t v = 1; v < local; v++) {
@@ -218,13 +219,16 @@ static void take_exchange(struct lossynet *net) {
     }
 }
 
-/* Everything but the link. */
-static lossynet_status prepare(struct lossynet *net, const struct lossynet_world *world,
-                               const struct lossynet_settings *settings) {
+static void place(struct lossynet *net, const struct lossynet_world *world, int workers) {
     net->world = *world;
-    net->workers = settings->workers;
-    net->local = settings->workers / world->ranks;
+    net->workers = workers;
+    net->local = workers / world->ranks;
     net->first = world->rank * net->local;
+}
+
+/* Everything but the link and the engine's peers. */
+static lossynet_status prepare(struct lossynet *net, const struct lossynet_settings *settings,
+                               size_t packet_bytes, bool multicast) {
     net->threads = omp_get_max_threads();
     net->estimator = settings->estimator;
     net->weighted_sum =
@@ -236,17 +240,16 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_world
         lossynet_log("%s", why);
         return status;
     }
-    size_t packet_bytes =
-        settings->packet_bytes ? settings->packet_bytes : LOSSYNET_MPI_PACKET_BYTES;
     status = lossynet_layout_open(&net->layout, settings->workers, settings->buckets,
                                   settings->bucket_elements, packet_bytes / sizeof(float));
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
-    net->memory_bytes = sizeof *net + 4 * table * sizeof(size_t) + net->loss.trace_length;
+    net->memory_bytes += sizeof *net + 4 * table * sizeof(size_t) + net->loss.trace_length;
 
     take_threads(net);
     take_phases(net);
-    if (world->ranks > 1) take_exchange(net);
+    if (net->world.ranks > 1) take_exchange(net, multicast);
+    if (settings->return_masks) lossynet_masks_open(net);
     lossynet_drift_open(net, settings->drift_samples);
     return net->out_of_memory ? LOSSYNET_NO_MEMORY : LOSSYNET_OK;
 }
@@ -263,6 +266,7 @@ static uint64_t fingerprint(const struct lossynet *net, const struct lossynet_se
     hash = lossynet_mix(hash ^ (uint64_t)net->loss.model);
     hash = lossynet_mix(hash ^ (uint64_t)net->estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1);
     for (int phase = 0; phase < 2; phase++) {
         uint64_t bits;
         memcpy(&bits, &net->loss.rate[phase], sizeof bits);
@@ -279,37 +283,56 @@ uint64_t lossynet_random(void) {
     return lossynet_mix((uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
 }
 
-/* All ranks take rank 0's run id, after making sure that they are set up alike. */
-static lossynet_status agree(struct lossynet *net, const struct lossynet_settings *settings) {
+/* All ranks make sure that they are set up alike. A rank that could not be set up says so to the
+ * others, who would wait for it. */
+static lossynet_status agree(struct lossynet *net, const struct lossynet_settings *settings,
+                             lossynet_status prepared, lossynet_share share, void *context) {
     struct hello {
-        uint64_t run, fingerprint;
+        uint64_t prepared, fingerprint;
     };
     struct hello *hello = lossynet_memory_take((size_t)net->world.ranks, sizeof *hello);
     if (!hello) {
         lossynet_log("rank %d: no memory to greet %d ranks", net->world.rank, net->world.ranks);
         return LOSSYNET_NO_MEMORY;
     }
-    struct hello *mine = &hello[net->world.rank];
-    mine->run = net->link->run ? net->link->run : lossynet_random();
-    mine->fingerprint = fingerprint(net, settings);
-    for (int r = 0; r <= net->world.ranks; r++) net->gather_offset[r] = (size_t)r * sizeof *hello;
-    lossynet_status status = net->link->all_gather(net->link, hello, net->gather_offset);
+    hello[net->world.rank].prepared = prepared == LOSSYNET_OK;
+    if (!prepared) hello[net->world.rank].fingerprint = fingerprint(net, settings);
+    lossynet_status status = share(context, &net->world, hello, sizeof *hello);
     for (int r = 0; status == LOSSYNET_OK && r < net->world.ranks; r++) {
-        if (hello[r].fingerprint != hello[0].fingerprint) {
+        if (!hello[r].prepared || !hello[0].prepared) {
+            status = prepared ? prepared : LOSSYNET_LINK;
+        } else if (hello[r].fingerprint != hello[0].fingerprint) {
             lossynet_log("rank %d was started with other settings than rank 0: expected the same "
                          "workers, buckets, packets, estimator, seed and loss",
                          r);
             status = LOSSYNET_INVALID;
         }
     }
-    net->run = hello[0].run;
     free(hello);
     return status;
 }
 
+/* Ranks meet, learn what a packet can carry, allocate, and begin to listen. */
+static lossynet_status join(struct lossynet *net, const struct lossynet_settings *settings,
+                            lossynet_link_open link_open, lossynet_share share, void *context) {
+    lossynet_status status = lossynet_engine_open(net, settings, link_open, share, context);
+    if (status) return status;
+    net->memory_bytes += net->link->memory_bytes;
+    net->run = net->engine->run;
+    size_t packet_bytes = settings->packet_bytes;
+    if (!packet_bytes)
+        packet_bytes = net->engine->payload_most - (settings->encrypt ? LOSSYNET_SECURE_BYTES : 0);
+    status = prepare(net, settings, packet_bytes, net->engine->multicast);
+    status = agree(net, settings, status, share, context);
+    if (status) return status;
+    lossynet_stream_open(net, LOSSYNET_GRADIENT, false);
+    return lossynet_engine_start(net);
+}
+
 lossynet_status lossynet_net_open(const struct lossynet_world *world,
                                   const struct lossynet_settings *settings,
-                                  lossynet_link_open link_open, struct lossynet **out) {
+                                  lossynet_link_open link_open, lossynet_share share,
+                                  void *share_context, struct lossynet **out) {
     *out = NULL;
     lossynet_status status = check(world, settings);
     if (status) return status;
@@ -318,60 +341,53 @@ lossynet_status lossynet_net_open(const struct lossynet_world *world,
         lossynet_log("no memory for a net");
         return LOSSYNET_NO_MEMORY;
     }
-    status = prepare(net, world, settings);
-    if (status) goto close_net;
-    if (world->ranks > 1) {
-        struct lossynet_link_settings link = {
-            .world = *world,
-            .packet_bytes = lossynet_packet_bytes(net),
-            .receive = lossynet_exchange_receive,
-            .context = net,
-            .interface = settings->interface,
-            .pace_gbps = settings->pace_gbps,
-            .peer_timeout = settings->peer_timeout > 0 ? settings->peer_timeout : PEER_TIMEOUT,
-        };
-        status = link_open(&link, &net->link);
-        if (status) goto close_net;
-        net->memory_bytes += net->link->memory_bytes;
-        status = agree(net, settings);
-        if (status) goto close_net;
-    }
-    *out = net;
-    return LOSSYNET_OK;
-close_net:
-    lossynet_close(net);
+    place(net, world, settings->workers);
+    if (world->ranks > 1)
+        status = join(net, settings, link_open, share, share_context);
+    else
+        status = prepare(net, settings,
+                         settings->packet_bytes ? settings->packet_bytes : LOSSYNET_PAYLOAD_DEFAULT,
+                         false);
+    if (status)
+        lossynet_close(net);
+    else
+        *out = net;
     return status;
+}
+
+static lossynet_link_open link_of(lossynet_link_kind kind) {
+    return kind == LOSSYNET_LINK_UDP     ? lossynet_link_udp_open
+           : kind == LOSSYNET_LINK_VERBS ? lossynet_link_verbs_open
+                                         : lossynet_link_mpi_open;
 }
 
 lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings, struct lossynet **out) {
-    *out = NULL;
-    if (settings->link != LOSSYNET_LINK_UDP || world->ranks < 2)
-        return lossynet_net_open(world, settings, lossynet_link_mpi_open, out);
-    struct lossynet_settings chosen = *settings;
-    if (!chosen.packet_bytes) {
-        lossynet_status status =
-            lossynet_link_udp_packet_bytes(world, settings->interface, &chosen.packet_bytes);
-        if (status) return status;
-    }
-    return lossynet_net_open(world, &chosen, lossynet_link_udp_open, out);
+    return lossynet_net_open(world, settings, link_of(settings->link), lossynet_share_mpi, NULL,
+                             out);
 }
 
 void lossynet_close(struct lossynet *net) {
     if (!net) return;
-    if (net->link) net->link->close(net->link);
+    lossynet_engine_close(net);
     lossynet_drift_close(net);
+    free(net->masks_returned.delivered);
+    free(net->masks_returned.heard);
+    free(net->masks_returned.told);
+    free(net->masks_returned.heard_start);
+    free(net->masks_returned.told_start);
     free(net->gather_offset);
-    free(net->batch);
-    free(net->peers);
+    free(net->incoming);
     free(net->outgoing_start);
-    free(net->outgoing);
+    free(net->outgoing[1]);
+    free(net->outgoing[0]);
     free(net->inbox_start);
     free(net->inbox);
     free(net->chain);
     free(net->gathered);
     free(net->totals);
-    free(net->counters);
+    free(net->counters[1]);
+    free(net->counters[0]);
     free(net->age);
     free(net->inflation);
     free(net->history);
@@ -391,6 +407,10 @@ const char *lossynet_link_name(const struct lossynet *net) {
     return net->link ? net->link->name : "memory";
 }
 
+bool lossynet_overlaps(const struct lossynet *net) {
+    return net->engine && net->engine->threaded;
+}
+
 size_t lossynet_memory_bytes(const struct lossynet *net) {
     return net->memory_bytes;
 }
@@ -401,15 +421,20 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     struct lossynet *net = lossynet_memory_take(1, sizeof *net);
     if (!net) return 0;
     net->measuring = true;
-    size_t bytes = 0;
-    struct lossynet_settings chosen = *settings;
+    size_t bytes = 0, packet_bytes = settings->packet_bytes;
     bool udp = settings->link == LOSSYNET_LINK_UDP && world->ranks > 1;
-    if (udp && !chosen.packet_bytes) chosen.packet_bytes = LOSSYNET_UDP_PACKET_BYTES;
-    if (prepare(net, world, &chosen) == LOSSYNET_OK) {
+    if (!packet_bytes) packet_bytes = udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT;
+    place(net, world, settings->workers);
+    if (prepare(net, settings, packet_bytes, settings->multicast) == LOSSYNET_OK) {
         bytes = net->memory_bytes;
-        if (world->ranks > 1)
-            bytes += (udp ? lossynet_link_udp_memory
-                          : lossynet_link_mpi_memory)(world->ranks, lossynet_packet_bytes(net));
+        if (world->ranks > 1) {
+            bytes += sizeof(struct lossynet_engine);
+            bytes += (size_t)world->ranks * sizeof(struct lossynet_peer);
+            bytes += (settings->link == LOSSYNET_LINK_UDP ? lossynet_link_udp_memory
+                      : settings->link == LOSSYNET_LINK_VERBS
+                          ? lossynet_link_verbs_memory
+                          : lossynet_link_mpi_memory)(world->ranks, packet_bytes);
+        }
     }
     lossynet_close(net);
     return bytes;
@@ -419,13 +444,6 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
 
 lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step) {
     net->step = step;
-    memset(net->counters, 0, (size_t)net->local * sizeof *net->counters);
-    lossynet_network_counters(net, &net->reported);
+    memset(net->counters[step % 2], 0, (size_t)net->local * sizeof **net->counters);
     return LOSSYNET_OK;
-}
-
-void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket) {
-    /* In memory there is nothing to send, and the MPI link sends in lossynet_reduce: MPI_Isend
-     * makes no progress while the caller computes. A link with a thread of its own starts here. */
-    (void)net, (void)worker, (void)bucket;
 }

@@ -9,7 +9,7 @@
  * arrive together are one memcpy. Owners' shards are read and other shards written, so no order
  * between workers matters.
  */
-#include "lossynet/internal.h"
+#include "lossynet/engine.h"
 
 #include <omp.h>
 #include <string.h>
@@ -65,7 +65,7 @@ static void count(struct lossynet *net, int v) {
     uint64_t own = lossynet_layout_owner_packets(layout, worker), fresh = 0;
     for (size_t p = 0; p < layout->packets; p++) fresh += age[p] == 0;
 
-    struct lossynet_counters *counters = &net->counters[v];
+    struct lossynet_counters *counters = &net->counters[net->broadcast_step % 2][v];
     counters->expected[LOSSYNET_PARAMETER] += layout->packets - own;
     counters->arrived[LOSSYNET_PARAMETER] += fresh - own;
     counters->bytes[LOSSYNET_PARAMETER] +=
@@ -74,15 +74,9 @@ static void count(struct lossynet *net, int v) {
     net->totals[v].arrived += fresh - own;
 }
 
-lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless) {
-    if (net->workers == 1) return LOSSYNET_OK;
-#pragma omp parallel for num_threads(net->threads) schedule(static)
-    for (int v = 0; v < net->local; v++) grow_older(net, v);
-
-    lossynet_status status = lossynet_exchange_run(net, LOSSYNET_PARAMETER, vectors, lossless);
-    if (status) return status;
-
-        /* Owners outermost: all receivers read one owner's shards while these are in the cache. */
+/* Within the rank. Owners outermost: all receivers read one owner's shards while these are in the
+ * cache. */
+static void copy_local(const struct lossynet *net, float *const *vectors, bool lossless) {
 #pragma omp parallel for collapse(2) num_threads(net->threads) schedule(static)
     for (int s = 0; s < net->local; s++) {
         for (int v = 0; v < net->local; v++) {
@@ -99,9 +93,54 @@ lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, 
             copy_arrived(net, vectors, owner, to, mask);
         }
     }
+}
+
+lossynet_status lossynet_broadcast_begin(struct lossynet *net, float *const *vectors,
+                                         bool lossless) {
+    lossynet_status status = lossynet_broadcast_end(net);
+    if (status || net->workers == 1) return status;
+    net->broadcast_step = net->step;
+#pragma omp parallel for num_threads(net->threads) schedule(static)
+    for (int v = 0; v < net->local; v++) grow_older(net, v);
+    if (net->engine) {
+        lossynet_stream_begin(net, LOSSYNET_PARAMETER, vectors, lossless);
+        lossynet_stream_open(net, LOSSYNET_PARAMETER, lossless);
+        lossynet_stream_ready(net, LOSSYNET_PARAMETER);
+    }
+    copy_local(net, vectors, lossless);
+    net->broadcasting = true;
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_bucket_wait(struct lossynet *net, int bucket, double *waited) {
+    if (waited) *waited = 0;
+    if (!net->broadcasting || !net->engine ||
+        __atomic_load_n(&net->engine->bucket_over[bucket], __ATOMIC_ACQUIRE))
+        return LOSSYNET_OK;
+    double start = lossynet_now();
+    pthread_mutex_lock(&net->engine->caller);
+    lossynet_status status = LOSSYNET_OK;
+    if (!__atomic_load_n(&net->engine->bucket_over[bucket], __ATOMIC_ACQUIRE))
+        status = lossynet_stream_bucket(net, bucket);
+    pthread_mutex_unlock(&net->engine->caller);
+    if (waited) *waited = lossynet_now() - start;
+    return status;
+}
+
+lossynet_status lossynet_broadcast_end(struct lossynet *net) {
+    if (!net->broadcasting) return LOSSYNET_OK;
+    net->broadcasting = false;
+    lossynet_status status = LOSSYNET_OK;
+    if (net->engine) status = lossynet_stream_end(net, LOSSYNET_PARAMETER);
+    if (status) return status;
 #pragma omp parallel for num_threads(net->threads) schedule(static)
     for (int v = 0; v < net->local; v++) count(net, v);
     return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless) {
+    lossynet_status status = lossynet_broadcast_begin(net, vectors, lossless);
+    return status ? status : lossynet_broadcast_end(net);
 }
 
 /* ---- what is fresh ---- */
@@ -155,7 +194,7 @@ lossynet_status lossynet_gather_fresh(struct lossynet *net, float *const *vector
         const size_t *start = layout->shard_element + (size_t)b * net->workers;
         for (int r = 0; r <= net->world.ranks; r++)
             net->gather_offset[r] = start[(size_t)r * net->local] * sizeof *fresh;
-        lossynet_status status = net->link->all_gather(net->link, fresh, net->gather_offset);
+        lossynet_status status = lossynet_gather(net, fresh, net->gather_offset);
         if (status) return status;
     }
     return LOSSYNET_OK;

@@ -1,13 +1,11 @@
-/* udp_socket.c — one UDP socket: address, buffers, segmentation offload, pacing. See udp.h. */
+/* udp_socket.c — one UDP socket: address, buffers, segmentation and receive offload. See udp.h. */
 #include "lossynet/udp.h"
 
 #include <errno.h>
 #include <ifaddrs.h>
 #include <linux/sock_diag.h>
-#include <math.h>
 #include <net/if.h>
 #include <netinet/udp.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -17,12 +15,17 @@
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
 #endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
 
 enum {
-    BUFFER_BYTES = 8 << 20, /* asked for, each way */
+    BUFFER_BYTES = 8 << 20, /* of what came in, asked for */
     BUFFER_LEAST = 1 << 20, /* below, warn */
+    /* Of what is to leave, asked for: a few ms at 1 Gbit/s. What lies in the host's own queue delays
+     * credit and everything else that peers wait for; more may be more than that queue holds. */
+    QUEUE_BYTES = 512 << 10,
     SEGMENTS_BYTES = 65000, /* of one segmented send: an IP packet's limit, with headers */
-    BURST_BYTES = 256 << 10,
 };
 
 /* ---- which address ---- */
@@ -38,13 +41,12 @@ static int preference(const struct ifaddrs *i, const char *name, bool one_host) 
     return !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr);
 }
 
-lossynet_status udp_choose(const char *interface, bool one_host, struct udp_address *address,
-                           size_t *mtu) {
+lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface *out) {
     struct ifaddrs *all = NULL, *best = NULL;
     if (getifaddrs(&all)) all = NULL;
     int best_preference = 0;
     for (struct ifaddrs *i = all; i; i = i->ifa_next) {
-        int p = preference(i, interface, one_host);
+        int p = preference(i, name, one_host);
         if (p > best_preference) best = i, best_preference = p;
     }
     lossynet_status status = LOSSYNET_LINK;
@@ -52,20 +54,22 @@ lossynet_status udp_choose(const char *interface, bool one_host, struct udp_addr
     if (best) {
         struct ifreq request = {0};
         strncpy(request.ifr_name, best->ifa_name, sizeof request.ifr_name - 1);
-        memset(address, 0, sizeof *address);
-        memcpy(address, best->ifa_addr,
-               best->ifa_addr->sa_family == AF_INET ? sizeof address->v4 : sizeof address->v6);
+        memset(out, 0, sizeof *out);
+        memcpy(&out->address, best->ifa_addr,
+               best->ifa_addr->sa_family == AF_INET ? sizeof out->address.v4
+                                                    : sizeof out->address.v6);
+        out->index = if_nametoindex(best->ifa_name);
         if (fd >= 0 && ioctl(fd, SIOCGIFMTU, &request) == 0 && request.ifr_mtu >= 576) {
-            *mtu = (size_t)request.ifr_mtu;
+            out->mtu = (size_t)request.ifr_mtu;
             status = LOSSYNET_OK;
         } else {
             lossynet_log("interface %s: no MTU of at least 576: %s", best->ifa_name,
                          strerror(errno));
         }
-    } else if (interface) {
+    } else if (name) {
         lossynet_log("--interface %s: expected the name of a network interface that is up and has "
                      "an IP address (see: ip address)",
-                     interface);
+                     name);
     } else {
         lossynet_log("no network interface is up and has an IP address (see: ip address)");
     }
@@ -74,11 +78,17 @@ lossynet_status udp_choose(const char *interface, bool one_host, struct udp_addr
     return status;
 }
 
+bool udp_address_equal(const struct udp_address *a, const struct udp_address *b) {
+    if (a->any.sa_family != b->any.sa_family || a->v4.sin_port != b->v4.sin_port) return false;
+    if (a->any.sa_family == AF_INET) return a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
+    return memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) == 0;
+}
+
 /* ---- open and close ---- */
 
 /* Asks for a buffer; returns what was granted, as the kernel counts (twice what is asked). */
-static size_t request_buffer(int fd, int option, int force) {
-    int bytes = BUFFER_BYTES, granted = 0;
+static size_t request_buffer(int fd, int option, int force, int bytes) {
+    int granted = 0;
     socklen_t length = sizeof granted;
     if (setsockopt(fd, SOL_SOCKET, force, &bytes, sizeof bytes))
         setsockopt(fd, SOL_SOCKET, option, &bytes, sizeof bytes);
@@ -86,41 +96,51 @@ static size_t request_buffer(int fd, int option, int force) {
     return (size_t)granted;
 }
 
-size_t udp_socket_memory(size_t capacity) {
-    return UDP_BATCH * (capacity + 2 * sizeof(struct mmsghdr) + 3 * sizeof(struct iovec) +
-                        sizeof(struct udp_address) + 64);
+size_t udp_socket_memory(void) {
+    return LOSSYNET_BATCH * (UDP_BUFFER_BYTES + 2 * sizeof(struct mmsghdr) +
+                             3 * sizeof(struct iovec) + sizeof(struct udp_address) + 128);
 }
 
 static bool take_memory(struct udp_socket *s) {
-    s->incoming = lossynet_memory_take(UDP_BATCH, s->capacity);
-    s->in = lossynet_memory_take(UDP_BATCH, sizeof *s->in);
-    s->out = lossynet_memory_take(UDP_BATCH, sizeof *s->out);
-    s->in_part = lossynet_memory_take(UDP_BATCH, sizeof *s->in_part);
-    s->out_part = lossynet_memory_take(2 * UDP_BATCH, sizeof *s->out_part);
-    s->from = lossynet_memory_take(UDP_BATCH, sizeof *s->from);
-    s->control = lossynet_memory_take(UDP_BATCH, sizeof *s->control);
-    if (!s->incoming || !s->in || !s->out || !s->in_part || !s->out_part || !s->from || !s->control)
+    s->incoming = lossynet_memory_take(LOSSYNET_BATCH, UDP_BUFFER_BYTES);
+    s->in = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in);
+    s->out = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->out);
+    s->in_part = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in_part);
+    s->out_part = lossynet_memory_take(2 * LOSSYNET_BATCH, sizeof *s->out_part);
+    s->from = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->from);
+    s->control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->control);
+    s->in_control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in_control);
+    if (!s->incoming || !s->in || !s->out || !s->in_part || !s->out_part || !s->from ||
+        !s->control || !s->in_control)
         return false;
-    for (int i = 0; i < UDP_BATCH; i++) {
-        s->in_part[i] = (struct iovec){s->incoming + (size_t)i * s->capacity, s->capacity};
+    for (int i = 0; i < LOSSYNET_BATCH; i++) {
+        s->in_part[i] =
+            (struct iovec){s->incoming + (size_t)i * UDP_BUFFER_BYTES, UDP_BUFFER_BYTES};
         s->in[i].msg_hdr.msg_iov = &s->in_part[i];
         s->in[i].msg_hdr.msg_iovlen = 1;
         s->in[i].msg_hdr.msg_name = &s->from[i];
+        s->in[i].msg_hdr.msg_control = s->in_control[i];
     }
     return true;
 }
 
-lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address, size_t capacity,
-                                double gbps) {
-    *s = (struct udp_socket){.fd = -1, .capacity = capacity};
+static bool is_multicast(const struct udp_address *a) {
+    return a->any.sa_family == AF_INET ? IN_MULTICAST(ntohl(a->v4.sin_addr.s_addr))
+                                       : IN6_IS_ADDR_MULTICAST(&a->v6.sin6_addr);
+}
+
+lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address) {
+    *s = (struct udp_socket){.fd = -1};
     if (!take_memory(s)) {
-        lossynet_log("no memory for datagrams of %zu bytes", capacity);
+        lossynet_log("no memory for incoming datagrams");
         udp_socket_close(s);
         return LOSSYNET_NO_MEMORY;
     }
-    int family = address->any.sa_family, discover = IP_PMTUDISC_DO, segment = 0;
+    int family = address->any.sa_family, discover = IP_PMTUDISC_DO, segment = 0, one = 1;
     socklen_t length = udp_address_bytes(address);
     s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (s->fd >= 0 && is_multicast(address)) /* ranks of one host share the group's port */
+        setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (s->fd < 0 || bind(s->fd, &address->any, length) ||
         getsockname(s->fd, &address->any, &length)) {
         lossynet_log("no UDP socket: %s", strerror(errno));
@@ -132,23 +152,42 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     else
         setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &discover, sizeof discover);
     s->segmentation = setsockopt(s->fd, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment) == 0;
-    s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE);
-    size_t out = request_buffer(s->fd, SO_SNDBUF, SO_SNDBUFFORCE);
-    if (s->granted / 2 < BUFFER_LEAST || out / 2 < BUFFER_LEAST)
-        lossynet_log("socket buffers of %zu and %zu KiB are small for full speed: as root, sysctl "
-                     "-w net.core.rmem_max=%d net.core.wmem_max=%d",
-                     s->granted >> 11, out >> 11, BUFFER_BYTES, BUFFER_BYTES);
-    s->rate = gbps * 1e9 / 8;
-    /* A batch, and what would have left while a short sleep lasted too long. */
-    s->burst = BURST_BYTES + s->rate * 100e-6;
-    s->tokens = s->burst;
-    s->filled = udp_now();
-    prctl(PR_SET_TIMERSLACK, 1000);
+    setsockopt(s->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one); /* datagrams may come in one piece */
+    s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE, BUFFER_BYTES);
+    request_buffer(s->fd, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
+    if (s->granted / 2 < BUFFER_LEAST)
+        lossynet_log("a receive buffer of %zu KiB is small for full speed: as root, sysctl -w "
+                     "net.core.rmem_max=%d",
+                     s->granted >> 11, BUFFER_BYTES);
     return LOSSYNET_OK;
+}
+
+bool udp_socket_join(struct udp_socket *s, const struct udp_address *group,
+                     const struct udp_interface *interface) {
+    int none = 0;
+    if (group->any.sa_family == AF_INET) {
+        struct ip_mreqn request = {.imr_multiaddr = group->v4.sin_addr,
+                                   .imr_ifindex = (int)interface->index};
+        setsockopt(s->fd, IPPROTO_IP, IP_MULTICAST_ALL, &none, sizeof none);
+        return setsockopt(s->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request) == 0;
+    }
+    struct ipv6_mreq request = {.ipv6mr_multiaddr = group->v6.sin6_addr,
+                                .ipv6mr_interface = interface->index};
+    return setsockopt(s->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof request) == 0;
+}
+
+bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *interface) {
+    int index = (int)interface->index;
+    if (interface->address.any.sa_family == AF_INET) {
+        struct ip_mreqn request = {.imr_ifindex = index};
+        return setsockopt(s->fd, IPPROTO_IP, IP_MULTICAST_IF, &request, sizeof request) == 0;
+    }
+    return setsockopt(s->fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index) == 0;
 }
 
 void udp_socket_close(struct udp_socket *s) {
     if (s->fd >= 0) close(s->fd);
+    free(s->in_control);
     free(s->control);
     free(s->from);
     free(s->out_part);
@@ -222,30 +261,47 @@ again:;
     return LOSSYNET_OK;
 }
 
-double udp_pace(struct udp_socket *s, size_t bytes) {
-    if (s->rate <= 0) return 0;
-    double now = udp_now();
-    s->tokens = fmin(s->burst, s->tokens + (now - s->filled) * s->rate);
-    s->filled = now;
-    if (s->tokens >= fmin((double)bytes, s->burst)) {
-        s->tokens -= (double)bytes;
-        return 0;
-    }
-    return fmax(20e-6, (fmin((double)bytes, s->burst) - s->tokens) / s->rate);
-}
-
 /* ---- receiving ---- */
 
-int udp_receive(struct udp_socket *s) {
-    for (int i = 0; i < UDP_BATCH; i++) s->in[i].msg_hdr.msg_namelen = sizeof *s->from;
-    int n = recvmmsg(s->fd, s->in, UDP_BATCH, MSG_DONTWAIT, NULL);
-    return n > 0 ? n : 0;
+bool udp_empty(const struct udp_socket *s) {
+    return s->message >= s->messages;
 }
 
-void udp_wait(struct udp_socket *s, double seconds) {
-    struct pollfd poll = {.fd = s->fd, .events = POLLIN};
-    struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
-    if (seconds > 0) ppoll(&poll, 1, &t, NULL);
+/* Size of the datagrams that the kernel put into one message. */
+static size_t segment_of(struct msghdr *m, size_t bytes) {
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+        int segment;
+        if (c->cmsg_level != IPPROTO_UDP || c->cmsg_type != UDP_GRO) continue;
+        memcpy(&segment, CMSG_DATA(c), sizeof segment);
+        if (segment > 0) return (size_t)segment;
+    }
+    return bytes;
+}
+
+static bool fetch(struct udp_socket *s) {
+    for (int i = 0; i < LOSSYNET_BATCH; i++) {
+        s->in[i].msg_hdr.msg_namelen = sizeof *s->from;
+        s->in[i].msg_hdr.msg_controllen = sizeof *s->in_control;
+    }
+    int n = recvmmsg(s->fd, s->in, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
+    s->messages = n > 0 ? n : 0;
+    s->message = 0;
+    s->offset = 0;
+    return n > 0;
+}
+
+bool udp_receive(struct udp_socket *s, uint8_t **bytes, size_t *count, struct udp_address **from) {
+    if (udp_empty(s) && !fetch(s)) return false;
+    struct mmsghdr *m = &s->in[s->message];
+    if (s->offset == 0) s->segment = segment_of(&m->msg_hdr, m->msg_len);
+    size_t left = m->msg_len - s->offset;
+    *bytes = s->in_part[s->message].iov_base;
+    *bytes += s->offset;
+    *count = left < s->segment ? left : s->segment;
+    *from = &s->from[s->message];
+    s->offset += *count;
+    if (s->offset >= m->msg_len) s->message++, s->offset = 0;
+    return true;
 }
 
 uint64_t udp_overruns(const struct udp_socket *s) {

@@ -353,7 +353,7 @@ static void check_broadcast(int workers, double p, const char *model) {
             }
         }
         struct lossynet_counters counters;
-        assert_int_equal(lossynet_step_counters(net, &counters), LOSSYNET_OK);
+        assert_int_equal(lossynet_step_counters(net, net->step, &counters), LOSSYNET_OK);
         uint64_t expected = lossynet_packets(net) * (uint64_t)(workers - 1);
         assert_int_equal(counters.expected[LOSSYNET_PARAMETER], expected);
         assert_int_equal(counters.arrived[LOSSYNET_PARAMETER], expected - missing);
@@ -403,7 +403,7 @@ static void test_counters(void **state) {
         lossynet_step_begin(net, step);
         lossynet_reduce(net, x, false);
         lossynet_broadcast(net, x, false);
-        assert_int_equal(lossynet_step_counters(net, &c), LOSSYNET_OK);
+        assert_int_equal(lossynet_step_counters(net, net->step, &c), LOSSYNET_OK);
         for (int phase = 0; phase < 2; phase++) {
             double rate = settings.loss.rate[phase], n = 3.0 * (double)lossynet_packets(net);
             assert_true(c.expected[phase] == n);
@@ -412,7 +412,7 @@ static void test_counters(void **state) {
         }
     }
     lossynet_step_begin(net, 2);
-    lossynet_step_counters(net, &c);
+    lossynet_step_counters(net, net->step, &c);
     assert_int_equal(c.expected[0] + c.expected[1] + c.arrived[0] + c.bytes[0], 0);
     free_vectors(x);
     lossynet_close(net);

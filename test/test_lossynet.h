@@ -153,7 +153,7 @@ static inline uint64_t scenario_run(struct lossynet *net, int rank, int local) {
         struct lossynet_drift drift;
         struct lossynet_counters counters;
         if (!status) status = lossynet_drift_measure(net, parameter, &drift);
-        if (!status) status = lossynet_step_counters(net, &counters);
+        if (!status) status = lossynet_step_counters(net, step, &counters);
         if (!status) status = lossynet_gather_fresh(net, parameter, fresh);
         for (int v = 0; v < local; v++) {
             mine[v] = digest_bytes(mine[v], parameter[v], elements * sizeof(float));

@@ -1,210 +1,172 @@
-/* test_lossynet_ranks.c — several ranks in one process, over a link made for this test.
+/* test_lossynet_ranks.c — the exchange between ranks over a link of mailboxes in memory.
  *
- * Each rank is a thread with a net of its own; datagrams travel through mailboxes in memory. So the
- * exchange between ranks runs without MPI, under the sanitizers, and with a link that misbehaves:
+ * Without MPI or sockets, under the sanitizers, as a reliable link (like MPI: the caller turns the
+ * crank) and as one that might lose (a thread does):
  *   - the scenario of test_lossynet.h gives the bits of one rank with eight workers, for 2, 4 and 8
- *     ranks, with ranks that run at different speeds, and with early datagrams of the next phase;
- *   - a link that fails at its k-th call is reported by every public function, without a leak.
+ *     ranks, with ranks that run at different speeds;
+ *   - phases begun early, buckets made ready one by one and waited for one by one give the same;
+ *   - owners tell senders exactly what arrived;
+ *   - a link that fails at its k-th call is reported by every rank, without a leak.
  */
-#include "test_lossynet.h"
+#include "test_lossynet_threads.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <time.h>
-
-enum { RANKS = 8 };
 
 /* ---- a link of mailboxes ---- */
 
 struct letter {
     struct letter *next;
     int from;
-    uint64_t phase; /* counted by the sender */
     size_t bytes;
     uint8_t datagram[];
 };
 
 struct mail_link {
     struct lossynet_link link;
-    struct lossynet_link_settings settings;
-    uint64_t phase;
+    int rank;
+    struct letter *read[LOSSYNET_BATCH];
+    int count;
+    atomic_bool woken;
 };
 
 static struct {
-    int ranks;
     pthread_mutex_t lock;
-    pthread_barrier_t barrier;
     struct letter *first[RANKS], **last[RANKS];
-    uint8_t *gather; /* what the ranks have put together so far */
-    int calls_left;  /* the link call after so many fails; negative: none */
-    bool hurry;      /* ranks take a nap now and then, so that others get ahead */
-} post;
-
-static lossynet_status allowed(void) {
-    lossynet_status status = LOSSYNET_OK;
-    pthread_mutex_lock(&post.lock);
-    if (post.calls_left >= 0 && post.calls_left-- == 0) status = LOSSYNET_LINK;
-    if (status) post.calls_left = 0; /* it stays broken */
-    pthread_mutex_unlock(&post.lock);
-    return status;
-}
-
-static lossynet_status mail_begin(struct lossynet_link *link, lossynet_phase phase, uint64_t step) {
-    struct mail_link *mail = (struct mail_link *)link;
-    mail->phase++;
-    if (post.hurry && (step + (uint64_t)phase + (uint64_t)mail->settings.world.rank) % 3 == 0)
-        nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
-    return allowed();
-}
+    int sends_left; /* the send after so many fails; negative: none */
+    bool hurry;     /* ranks take a nap now and then, so that others get ahead */
+} office;
 
 static lossynet_status mail_send(struct lossynet_link *link, int peer,
                                  const struct lossynet_datagram *batch, int count) {
     struct mail_link *mail = (struct mail_link *)link;
-    for (int i = 0; i < count; i++) {
+    lossynet_status status = LOSSYNET_OK;
+    pthread_mutex_lock(&office.lock);
+    if (office.sends_left >= 0 && mail->rank == 0 && office.sends_left-- == 0) {
+        status = LOSSYNET_LINK;
+        office.sends_left = 0; /* it stays broken */
+    }
+    for (int i = 0; i < count && !status; i++) {
         size_t bytes = WIRE_HEADER_BYTES + batch[i].length;
         struct letter *letter = malloc(sizeof *letter + bytes);
-        *letter = (struct letter){
-            .from = mail->settings.world.rank, .phase = mail->phase, .bytes = bytes};
+        *letter = (struct letter){.from = mail->rank, .bytes = bytes};
         memcpy(letter->datagram, batch[i].header, WIRE_HEADER_BYTES);
         if (batch[i].length)
             memcpy(letter->datagram + WIRE_HEADER_BYTES, batch[i].payload, batch[i].length);
-        pthread_mutex_lock(&post.lock);
-        *post.last[peer] = letter;
-        post.last[peer] = &letter->next;
-        pthread_mutex_unlock(&post.lock);
+        *office.last[peer] = letter;
+        office.last[peer] = &letter->next;
     }
-    return allowed();
+    pthread_mutex_unlock(&office.lock);
+    return status;
 }
 
-static lossynet_status mail_flush(struct lossynet_link *link) {
-    (void)link;
-    return allowed();
+static void forget(struct mail_link *mail) {
+    for (int i = 0; i < mail->count; i++) free(mail->read[i]);
+    mail->count = 0;
 }
 
-/* The first letter of this phase; those of the next stay. */
-static struct letter *mail_fetch(struct mail_link *mail) {
-    int rank = mail->settings.world.rank;
-    pthread_mutex_lock(&post.lock);
-    struct letter **at = &post.first[rank];
-    while (*at && (*at)->phase != mail->phase) at = &(*at)->next;
-    struct letter *letter = *at;
-    if (letter) {
-        *at = letter->next;
-        if (!*at) post.last[rank] = at;
-    }
-    pthread_mutex_unlock(&post.lock);
-    return letter;
-}
-
-static lossynet_status mail_progress(struct lossynet_link *link) {
+static int mail_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
     struct mail_link *mail = (struct mail_link *)link;
-    struct letter *letter = mail_fetch(mail);
-    if (!letter) sched_yield();
-    for (; letter; letter = mail_fetch(mail)) {
-        mail->settings.receive(mail->settings.context, letter->from, letter->datagram,
-                               letter->bytes);
-        free(letter);
+    forget(mail);
+    pthread_mutex_lock(&office.lock);
+    while (mail->count < LOSSYNET_BATCH && office.first[mail->rank]) {
+        struct letter *letter = office.first[mail->rank];
+        office.first[mail->rank] = letter->next;
+        if (!letter->next) office.last[mail->rank] = &office.first[mail->rank];
+        arrivals[mail->count] = (struct lossynet_arrival){
+            .bytes = letter->datagram, .count = letter->bytes, .peer = letter->from};
+        mail->read[mail->count++] = letter;
     }
-    return allowed();
+    pthread_mutex_unlock(&office.lock);
+    return mail->count;
 }
 
-static lossynet_status mail_all_gather(struct lossynet_link *link, void *data,
-                                       const size_t *offset) {
+static void mail_wait(struct lossynet_link *link, double seconds) {
     struct mail_link *mail = (struct mail_link *)link;
-    int rank = mail->settings.world.rank;
-    if (rank == 0) post.gather = calloc(offset[post.ranks] + 1, 1);
-    pthread_barrier_wait(&post.barrier);
-    memcpy(post.gather + offset[rank], (char *)data + offset[rank],
-           offset[rank + 1] - offset[rank]);
-    pthread_barrier_wait(&post.barrier);
-    memcpy((char *)data + offset[0], post.gather + offset[0], offset[post.ranks] - offset[0]);
-    pthread_barrier_wait(&post.barrier);
-    if (rank == 0) free(post.gather);
-    return LOSSYNET_OK;
+    double until = lossynet_now() + seconds;
+    while (!atomic_exchange(&mail->woken, false) && lossynet_now() < until) {
+        pthread_mutex_lock(&office.lock);
+        bool any = office.first[mail->rank] != NULL;
+        pthread_mutex_unlock(&office.lock);
+        if (any) return;
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+}
+
+static void mail_wake(struct lossynet_link *link) {
+    atomic_store(&((struct mail_link *)link)->woken, true);
 }
 
 static void mail_close(struct lossynet_link *link) {
+    forget((struct mail_link *)link);
     free(link);
 }
 
 static lossynet_status mail_open(const struct lossynet_link_settings *settings,
                                  struct lossynet_link **out) {
     struct mail_link *mail = calloc(1, sizeof *mail);
-    mail->settings = *settings;
+    mail->rank = settings->world.rank;
     mail->link = (struct lossynet_link){
         .name = "mail",
-        .begin = mail_begin,
+        .reliable = true,
+        .payload_most = 4096,
+        .receive_queue = 64 * settings->world.ranks,
         .send = mail_send,
-        .flush = mail_flush,
-        .progress = mail_progress,
-        .end = mail_flush,
-        .all_gather = mail_all_gather,
+        .receive = mail_receive,
+        .wait = mail_wait,
+        .wake = mail_wake,
         .close = mail_close,
     };
     *out = &mail->link;
     return LOSSYNET_OK;
 }
 
-static void post_open(int ranks, bool hurry, int calls_left) {
-    memset(&post, 0, sizeof post);
-    post.ranks = ranks;
-    post.hurry = hurry;
-    post.calls_left = calls_left;
-    pthread_mutex_init(&post.lock, NULL);
-    pthread_barrier_init(&post.barrier, NULL, (unsigned)ranks);
-    for (int r = 0; r < RANKS; r++) post.last[r] = &post.first[r];
+static lossynet_status post_office_open(const struct lossynet_link_settings *settings,
+                                        struct lossynet_link **out) {
+    lossynet_status status = mail_open(settings, out);
+    (*out)->reliable = false;
+    return status;
 }
 
-/* Returns how many letters nobody has read. */
-static int post_close(void) {
-    int unread = 0;
+static void office_open(bool hurry, int sends_left) {
+    memset(&office, 0, sizeof office);
+    office.hurry = hurry;
+    office.sends_left = sends_left;
+    pthread_mutex_init(&office.lock, NULL);
+    for (int r = 0; r < RANKS; r++) office.last[r] = &office.first[r];
+}
+
+static void office_close(void) {
     for (int r = 0; r < RANKS; r++) {
-        for (struct letter *letter = post.first[r], *next; letter; letter = next, unread++) {
+        for (struct letter *letter = office.first[r], *next; letter; letter = next) {
             next = letter->next;
             free(letter);
         }
     }
-    pthread_barrier_destroy(&post.barrier);
-    pthread_mutex_destroy(&post.lock);
-    return unread;
+    pthread_mutex_destroy(&office.lock);
 }
 
-/* ---- the scenario ---- */
+/* ---- the same bits ---- */
 
-struct rank {
-    int rank;
-    const struct lossynet_settings *settings;
-    lossynet_status status;
-    uint64_t digest;
-};
-
-static void *rank_main(void *argument) {
-    struct rank *rank = argument;
-    struct lossynet_world world = {.rank = rank->rank, .ranks = post.ranks};
-    struct lossynet *net;
-    rank->status = lossynet_net_open(&world, rank->settings, mail_open, &net);
-    if (rank->status) return NULL;
-    rank->digest = scenario_run(net, rank->rank, SCENARIO_WORKERS / post.ranks);
-    const struct lossynet_rejected none = {0};
-    if (memcmp(&net->rejected, &none, sizeof none)) rank->status = LOSSYNET_PROTOCOL;
-    lossynet_close(net);
-    return NULL;
+static int nap(int rank, int peer, const uint8_t *datagram, size_t bytes) {
+    if (random_bits(5, (uint64_t)(rank * RANKS + peer), wire_get(datagram + 44, 4) + bytes) % 97 ==
+        0)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return 1;
 }
 
-static uint64_t digest_of(int ranks, bool hurry, const struct lossynet_settings *settings) {
-    post_open(ranks, hurry, -1);
+static uint64_t digest_of(int ranks, lossynet_link_open open, bool hurry,
+                          const struct lossynet_settings *settings,
+                          void (*work)(struct rank *, struct lossynet *)) {
     struct rank rank[RANKS];
-    pthread_t thread[RANKS];
+    office_open(hurry, -1);
+    run_ranks(ranks, settings, open, work, rank, hurry ? nap : NULL);
+    office_close();
     for (int r = 0; r < ranks; r++) {
-        rank[r] = (struct rank){.rank = r, .settings = settings};
-        assert_int_equal(pthread_create(&thread[r], NULL, rank_main, &rank[r]), 0);
-    }
-    for (int r = 0; r < ranks; r++) pthread_join(thread[r], NULL);
-    for (int r = 0; r < ranks; r++) {
+        const struct lossynet_rejected none = {0};
         assert_int_equal(rank[r].status, LOSSYNET_OK);
         assert_true(rank[r].digest == rank[0].digest && rank[r].digest);
+        assert_memory_equal(&rank[r].rejected, &none, sizeof none);
     }
-    assert_int_equal(post_close(), 0);
     return rank[0].digest;
 }
 
@@ -213,8 +175,11 @@ static void same_bits(const char *model, double p, lossynet_estimator estimator)
     struct lossynet *net = open_alone(&settings);
     uint64_t want = scenario_run(net, 0, SCENARIO_WORKERS);
     lossynet_close(net);
-    for (int ranks = 2; ranks <= RANKS; ranks *= 2)
-        assert_true(digest_of(ranks, ranks == 4, &settings) == want);
+    for (int ranks = 2; ranks <= RANKS; ranks *= 2) {
+        assert_true(digest_of(ranks, mail_open, ranks == 4, &settings, run_scenario) == want);
+        assert_true(digest_of(ranks, post_office_open, ranks == 4, &settings, run_scenario) ==
+                    want);
+    }
     settings.loss.seed++; /* the digest sees loss */
     net = open_alone(&settings);
     if (p > 0 && p < 1) assert_true(scenario_run(net, 0, SCENARIO_WORKERS) != want);
@@ -230,87 +195,261 @@ static void test_same_bits(void **state) {
     same_bits("burst:7", 0.3, LOSSYNET_BALANCED);
 }
 
+/* ---- in parts ---- */
+
+enum { PART_BUCKETS = 5, PART_ELEMENTS = 5 * 600, PART_STEPS = 8 };
+static const size_t part_elements[PART_BUCKETS] = {600, 600, 600, 600, 600};
+
+static struct lossynet_settings part_settings(double p) {
+    struct lossynet_settings settings =
+        simple_settings(SCENARIO_WORKERS, part_elements, PART_BUCKETS, p);
+    settings.drift_samples = 100;
+    settings.return_masks = true;
+    return settings;
+}
+
+struct reader { /* a thread of a forward pass */
+    struct lossynet *net;
+    lossynet_status status;
+};
+
+static void *read_buckets(void *argument) {
+    struct reader *reader = argument;
+    double waited;
+    for (int b = PART_BUCKETS - 1; b >= 0 && !reader->status; b--)
+        reader->status = lossynet_bucket_wait(reader->net, b, &waited);
+    return NULL;
+}
+
+/* Two threads wait for the parameters of the last step, bucket by bucket; then gradients become
+ * ready one by one; only then the last step is accounted for. */
+static void run_parts(struct rank *rank, struct lossynet *net) {
+    int local = SCENARIO_WORKERS / post.ranks;
+    float **gradient = take_vectors(local, PART_ELEMENTS);
+    float **parameter = take_vectors(local, PART_ELEMENTS);
+    uint64_t digest = 0xcbf29ce484222325u, mine[SCENARIO_WORKERS], all[SCENARIO_WORKERS];
+    lossynet_status status = LOSSYNET_OK;
+    for (uint64_t step = 0; step <= PART_STEPS && !status; step++) {
+        struct reader reader[2] = {{net, LOSSYNET_OK}, {net, LOSSYNET_OK}};
+        pthread_t thread[2];
+        if (step < PART_STEPS) {
+            status = lossynet_step_begin(net, step);
+            if (!status) status = lossynet_reduce_begin(net, gradient, false);
+        }
+        for (int i = 0; i < 2; i++) pthread_create(&thread[i], NULL, read_buckets, &reader[i]);
+        for (int i = 0; i < 2; i++) pthread_join(thread[i], NULL);
+        if (reader[0].status || reader[1].status) status = LOSSYNET_LINK;
+        for (int b = 0; b < PART_BUCKETS && !status && step < PART_STEPS; b++) {
+            for (int v = 0; v < local; v++) {
+                size_t from = (size_t)b * 600;
+                for (size_t e = from; e < from + 600; e++)
+                    gradient[v][e] =
+                        (float)random_unit(step, (uint64_t)(rank->rank * local + v), e) +
+                        0.01f * parameter[v][e];
+                lossynet_bucket_ready(net, rank->rank * local + v, b);
+            }
+        }
+        if (step > 0 && !status) { /* the step before */
+            struct lossynet_counters counters;
+            struct lossynet_drift drift;
+            status = lossynet_broadcast_end(net);
+            if (!status) status = lossynet_drift_measure(net, parameter, &drift);
+            if (!status) status = lossynet_step_counters(net, step - 1, &counters);
+            for (int v = 0; v < local; v++)
+                mine[v] = digest_bytes(step, parameter[v], PART_ELEMENTS * sizeof(float));
+            if (!status) status = lossynet_all_gather(net, mine, all, sizeof *mine);
+            digest = digest_bytes(digest, all, sizeof all);
+            digest = digest_bytes(digest, &counters, sizeof counters);
+            digest = digest_bytes(digest, &drift.pair, offsetof(struct lossynet_drift, max_age));
+        }
+        if (step == PART_STEPS || status) break;
+        status = lossynet_reduce(net, gradient, false);
+        for (int v = 0; v < local; v++) {
+            for (int b = 0; b < PART_BUCKETS; b++) {
+                size_t offset, count;
+                lossynet_shard(net, rank->rank * local + v, b, &offset, &count);
+                for (size_t e = offset; e < offset + count; e++)
+                    parameter[v][e] -= 0.1f * gradient[v][e];
+            }
+        }
+        if (!status) status = lossynet_broadcast_begin(net, parameter, false);
+    }
+    rank->status = status;
+    rank->digest = status ? 0 : digest;
+    free_vectors(parameter);
+    free_vectors(gradient);
+}
+
+static void test_parts(void **state) {
+    (void)state;
+    struct lossynet_settings settings = part_settings(0.2);
+    struct lossynet *net = open_alone(&settings);
+    struct rank one = {.rank = 0};
+    memset(&post, 0, sizeof post);
+    post.ranks = 1;
+    run_parts(&one, net);
+    lossynet_close(net);
+    assert_true(one.digest != 0);
+    for (int ranks = 2; ranks <= RANKS; ranks *= 2)
+        assert_true(digest_of(ranks, post_office_open, ranks == 4, &settings, run_parts) ==
+                    one.digest);
+}
+
+/* ---- what arrived is told to the senders ---- */
+
+static bool loses_data; /* every seventh DATA from each peer, of the network itself */
+
+static int lose_data(int rank, int peer, const uint8_t *datagram, size_t bytes) {
+    (void)rank, (void)peer, (void)bytes;
+    return datagram[5] != WIRE_DATA || !loses_data || wire_get(datagram + 44, 4) % 7 != 3;
+}
+
+static void run_masks(struct rank *rank, struct lossynet *net) {
+    int local = SCENARIO_WORKERS / post.ranks, workers = SCENARIO_WORKERS;
+    float **x = take_vectors(local, PART_ELEMENTS);
+    size_t packets = lossynet_packets(net), arrived = 0, lost = 0;
+    for (uint64_t step = 0; step < 4 && !rank->status; step++) {
+        /* Every worker's gradient is 1 in all elements; with estimator `zero` the average of a
+         * packet tells how many arrived. */
+        for (int v = 0; v < local; v++)
+            for (size_t e = 0; e < PART_ELEMENTS; e++) x[v][e] = 1;
+        rank->status = lossynet_step_begin(net, step);
+        if (!rank->status) rank->status = lossynet_reduce(net, x, false);
+        struct lossynet_counters counters;
+        if (!rank->status) rank->status = lossynet_step_counters(net, step, &counters);
+        for (int v = 0; v < local; v++) {
+            const uint8_t *bits = lossynet_delivered(net, rank->rank * local + v);
+            for (size_t k = 0; k < packets; k++) {
+                bool there = bits[k / 8] >> k % 8 & 1;
+                arrived += there;
+                lost += !there;
+            }
+        }
+        /* All bits of all senders agree with what owners counted. */
+        uint64_t mine[SCENARIO_WORKERS] = {0}, all[SCENARIO_WORKERS];
+        mine[0] = arrived;
+        if (!rank->status) rank->status = lossynet_all_gather(net, mine, all, sizeof *mine);
+        uint64_t sum = 0;
+        for (int w = 0; w < workers; w++) sum += all[w];
+        rank->counters.arrived[0] += counters.arrived[0];
+        rank->counters.expected[0] += counters.expected[0];
+        uint64_t own = packets * (step + 1);
+        if (sum != rank->counters.arrived[0] + own) rank->status = LOSSYNET_PROTOCOL;
+    }
+    if (lost == 0) rank->status = LOSSYNET_PROTOCOL;
+    rank->digest = 1;
+    free_vectors(x);
+}
+
+static void test_delivered(void **state) {
+    (void)state;
+    struct lossynet_settings settings = part_settings(0.1);
+    settings.estimator = LOSSYNET_ZERO;
+    struct rank one = {.rank = 0}, rank[RANKS];
+    struct lossynet *net = open_alone(&settings);
+    memset(&post, 0, sizeof post);
+    post.ranks = 1;
+    run_masks(&one, net);
+    assert_int_equal(one.status, LOSSYNET_OK);
+    /* Bit by bit: injected loss is a pure function. */
+    for (int w = 0; w < SCENARIO_WORKERS; w++) {
+        const uint8_t *bits = lossynet_delivered(net, w);
+        for (int owner = 0; owner < SCENARIO_WORKERS; owner++) {
+            size_t n = lossynet_layout_owner_packets(&net->layout, owner), at = 0;
+            uint8_t mask[256];
+            assert_true(n <= sizeof mask);
+            memset(mask, 1, n);
+            if (w != owner)
+                lossynet_loss_mask(&net->loss, LOSSYNET_GRADIENT, 3, w, owner, n, NULL, mask);
+            for (int b = 0; b < PART_BUCKETS; b++) {
+                size_t shard = (size_t)b * SCENARIO_WORKERS + owner;
+                for (size_t k = net->layout.shard_packet[shard];
+                     k < net->layout.shard_packet[shard + 1]; k++, at++)
+                    assert_int_equal(bits[k / 8] >> k % 8 & 1, mask[at]);
+            }
+        }
+    }
+    lossynet_close(net);
+    for (int i = 0; i < 2; i++) {
+        office_open(false, -1);
+        loses_data = i == 1;
+        run_ranks(4, &settings, post_office_open, run_masks, rank, lose_data);
+        office_close();
+        for (int r = 0; r < 4; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
+        if (i == 0) assert_int_equal(rank[0].counters.arrived[0], one.counters.arrived[0]);
+        if (i == 1) assert_true(rank[0].counters.arrived[0] < one.counters.arrived[0]);
+    }
+}
+
 /* ---- ranks that disagree, links that fail ---- */
 
 static void test_other_settings(void **state) {
     (void)state;
-    post_open(2, false, -1);
     struct lossynet_settings settings[2];
-    struct rank rank[2];
-    pthread_t thread[2];
-    capture_begin();
-    for (int r = 0; r < 2; r++) {
+    struct rank rank[RANKS];
+    for (int r = 0; r < 2; r++)
         settings[r] = scenario_settings("bernoulli", r ? 0.2 : 0.1, LOSSYNET_MEAN);
-        rank[r] = (struct rank){.rank = r, .settings = &settings[r]};
-        pthread_create(&thread[r], NULL, rank_main, &rank[r]);
-    }
-    for (int r = 0; r < 2; r++) pthread_join(thread[r], NULL);
-    const char *text = capture_end();
-    post_close();
-    assert_non_null(strstr(text, "rank 1 was started with other settings than rank 0"));
-    assert_int_equal(rank[0].status, LOSSYNET_INVALID);
-    assert_int_equal(rank[1].status, LOSSYNET_INVALID);
+    capture_begin();
+    office_open(false, -1);
+    run_ranks_with(2, settings, 1, mail_open, run_scenario, rank, NULL);
+    office_close();
+    assert_non_null(strstr(capture_end(), "rank 1 was started with other settings than rank 0"));
+    for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_INVALID);
 }
 
-/* Answers for the missing rank with what rank 0 says. */
-static lossynet_status lonely_all_gather(struct lossynet_link *link, void *data,
-                                         const size_t *offset) {
-    (void)link;
-    size_t bytes = offset[1] - offset[0];
-    if (bytes == offset[2] - offset[1]) memcpy((char *)data + bytes, data, bytes);
-    return allowed();
-}
-
-static lossynet_status mail_lonely(const struct lossynet_link_settings *settings,
-                                   struct lossynet_link **out) {
-    lossynet_status status = mail_open(settings, out);
-    (*out)->all_gather = lonely_all_gather;
-    return status;
-}
-
-/* Rank 0 of 2, whose link breaks at each of its calls in turn: the function that made the call
- * returns LOSSYNET_LINK, and closing leaks nothing. */
-static lossynet_status all_functions(struct lossynet *net, float **x, float *fresh) {
-    struct lossynet_counters counters;
-    struct lossynet_drift drift;
-    lossynet_status status = lossynet_step_counters(net, &counters);
-    if (!status) status = lossynet_drift_measure(net, x, &drift);
-    if (!status) status = lossynet_gather_fresh(net, x, fresh);
-    if (!status) status = lossynet_reduce(net, x, false);
-    return status ? status : lossynet_broadcast(net, x, false);
-}
-
+/* Rank 0's link breaks at each of its sends in turn: it reports LOSSYNET_LINK, and so do the others
+ * when they have not heard it for the time-out. */
 static void test_broken_link(void **state) {
     (void)state;
-    struct lossynet_world world = {.rank = 0, .ranks = 2};
-    size_t elements = 1000;
-    struct lossynet_settings settings = simple_settings(2, &elements, 1, 0);
-    settings.drift_samples = 10;
-    float **x = take_vectors(1, elements), *fresh = calloc(elements, sizeof *fresh);
-    for (int calls = 0; calls < 12; calls++) {
-        post_open(1, false, -1); /* the other rank is missing: all_gather does nothing */
-        struct lossynet *net;
-        lossynet_status status = lossynet_net_open(&world, &settings, mail_lonely, &net);
-        assert_int_equal(status, LOSSYNET_OK);
-        post.calls_left = calls;
-        assert_int_equal(all_functions(net, x, fresh), LOSSYNET_LINK);
-        lossynet_close(net);
-        post_close();
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.1, LOSSYNET_MEAN);
+    settings.peer_timeout = 0.3;
+    struct rank rank[RANKS];
+    for (int sends = 0; sends < 400; sends += 1 + sends / 4) {
+        capture_begin();
+        office_open(false, sends);
+        run_ranks(2, &settings, post_office_open, run_scenario, rank, NULL);
+        office_close();
+        capture_end();
+        for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_LINK);
     }
-    post_open(1, false, 0); /* fails while ranks greet each other */
-    struct lossynet *net;
-    assert_int_equal(lossynet_net_open(&world, &settings, mail_lonely, &net), LOSSYNET_LINK);
-    assert_null(net);
-    post_close();
-    free(fresh);
+}
+
+/* A rank that gives up says so: the others fail at once, and name it. */
+static void give_up(struct rank *rank, struct lossynet *net) {
+    size_t elements = 0;
+    for (int b = 0; b < SCENARIO_BUCKETS; b++) elements += scenario_elements[b];
+    float **x = take_vectors(SCENARIO_WORKERS / post.ranks, elements);
+    rank->status = lossynet_step_begin(net, 0);
+    if (rank->rank == 1) {
+        lossynet_engine_enter(net);
+        lossynet_engine_fail(net, 0, "is not liked by this test");
+        lossynet_engine_leave(net);
+    }
+    rank->status = lossynet_reduce(net, x, false);
     free_vectors(x);
+}
+
+static void test_abort(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
+    struct rank rank[RANKS];
+    capture_begin();
+    office_open(false, -1);
+    run_ranks(4, &settings, post_office_open, give_up, rank, NULL);
+    office_close();
+    const char *text = capture_end();
+    assert_non_null(strstr(text, "rank 0, step 0, peer rank 1 has failed"));
+    for (int r = 0; r < 4; r++) {
+        assert_int_equal(rank[r].status, LOSSYNET_LINK);
+        assert_true(rank[r].seconds < 5);
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_other_settings),
-        cmocka_unit_test(test_broken_link),
+        cmocka_unit_test(test_same_bits),   cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_delivered),   cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_broken_link), cmocka_unit_test(test_abort),
     };
     return cmocka_run_group_tests_name("lossynet between ranks", tests, NULL, NULL);
 }

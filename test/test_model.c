@@ -80,7 +80,7 @@ static void golden_close(struct golden *g) {
 
 static void forward_backward(struct golden *g) {
     model_forward_backward(g->be, &g->layout, g->params, g->grads, &g->a, g->B, g->T,
-                           1.0f / (float)(g->B * g->T), false, NULL, NULL);
+                           1.0f / (float)(g->B * g->T), false, NULL);
 }
 
 static void logits_agree(void **state) {
@@ -90,7 +90,7 @@ static void logits_agree(void **state) {
         golden_open(goldens[i], &g);
         const struct llama_config *c = &g.layout.config;
         float *logits = (float *)calloc((size_t)g.B * g.T * c->vocabulary, sizeof *logits);
-        model_forward(g.be, &g.layout, g.params, &g.a, g.B, g.T);
+        model_forward(g.be, &g.layout, g.params, &g.a, g.B, g.T, NULL);
         g.be->matmul_forward(logits, g.a.last_norm, g.params + g.layout.classifier, g.B * g.T,
                              c->width, c->vocabulary);
         assert_true(distance(&g, "logits", logits) < 1e-5);
@@ -144,7 +144,7 @@ static void accumulated_gradients_agree(void **state) {
             memcpy(g.a.tokens, (const char *)find(&g, "tokens")->data + skip, bytes);
             memcpy(g.a.targets, (const char *)find(&g, "targets")->data + skip, bytes);
             model_forward_backward(g.be, &g.layout, g.params, g.grads, &g.a, B, g.T,
-                                   1.0f / (float)(g.B * g.T), m > 0, NULL, NULL);
+                                   1.0f / (float)(g.B * g.T), m > 0, NULL);
         }
         layout_tensors(&g.layout, g.grads, tensors);
         for (size_t t = 0; t < checkpoint_tensor_count(&g.layout.config); t++) {
