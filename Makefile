@@ -4,8 +4,9 @@
 # make bench        speed and memory, beside PyTorch
 # make clean        removes build/ (out/ stays)
 #
-# Found by itself: MPI (mpicc; MPI=0 builds without), oneDNN (on x86-64) or OpenBLAS (elsewhere, or
-# with BLAS=openblas). SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
+# Found by itself: MPI (mpicc; MPI=0 builds without), OpenSSL (for --encrypt; SECURE=0 builds
+# without), oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas).
+# SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
 
 # make would try to build the .d files below from its own rules.
 MAKEFLAGS += --no-builtin-rules
@@ -30,6 +31,11 @@ MPI ?= $(if $(shell command -v mpicc),1)
 ifeq ($(MPI),1)
 CPPFLAGS += -DLOSSYNET_MPI $(shell mpicc -showme:compile)
 LDLIBS += $(shell mpicc -showme:link)
+endif
+SECURE ?= $(if $(shell pkg-config --exists 'libcrypto >= 3' && echo yes),1)
+ifeq ($(SECURE),1)
+CPPFLAGS += -DLOSSYNET_SECURE
+LDLIBS += -lcrypto
 endif
 ARCHITECTURE := $(shell uname -m)
 BLAS ?= $(if $(filter x86_64,$(ARCHITECTURE)),onednn,openblas)
@@ -92,6 +98,55 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 	@mkdir -p $(@D)
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -lcmocka -o $@
 
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
+	@echo '  LINK $@'
+	@mkdir -p $(@D)
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
+# ---- lossynet alone, instrumented ---------------------------------------------------------
+# fuzz_packets    four ranks on a simulated network (dev/simulation) that libFuzzer makes up; clang
+# replay_packets  the same, for inputs that were kept
+# thread/...      tests whose ranks are threads, with the thread sanitizer; without OpenMP, whose
+#                 library is not built for it: races would be seen in every barrier
+INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
+                $(WARNINGS) -Wno-unknown-pragmas \
+                $(if $(filter 1,$(SECURE)),-DLOSSYNET_SECURE)
+SIMULATION := -fsanitize=address,undefined -include dev/simulation/threads.h
+SIMULATED := $(LOSSYNET) dev/fuzz_packets.c dev/simulation/simulation.c
+THREADED := $(BUILD)/thread/test/test_lossynet_udp
+LOSSYNET_LIBS := -lm $(if $(filter 1,$(SECURE)),-lcrypto)
+HAVE_CLANG := $(shell command -v clang)
+
+instrumented: $(BUILD)/replay_packets $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
+
+$(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
+$(BUILD)/fuzz/%.o: %.c
+	@mkdir -p $(@D)
+	@echo '  FUZZ $<'
+	@clang $(INSTRUMENTED) $(SIMULATION) $(COVERAGE) -MMD -c $< -o $@
+
+$(BUILD)/fuzz_packets: $(SIMULATED:%.c=$(BUILD)/fuzz/%.o)
+	@echo '  LINK $@'
+	@clang -fsanitize=fuzzer,address,undefined $^ $(LOSSYNET_LIBS) -o $@
+
+$(BUILD)/replay/%.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $<, simulated'
+	@$(CC) $(INSTRUMENTED) $(SIMULATION) -DREPLAY -MMD -c $< -o $@
+
+$(BUILD)/replay_packets: $(SIMULATED:%.c=$(BUILD)/replay/%.o)
+	@echo '  LINK $@'
+	@$(CC) -fsanitize=address,undefined $^ $(LOSSYNET_LIBS) -o $@
+
+$(BUILD)/thread/%.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $<, thread sanitizer'
+	@$(CC) $(INSTRUMENTED) -fsanitize=thread -MMD -c $< -o $@
+
+$(BUILD)/thread/test/%: $(BUILD)/thread/test/%.o $(LOSSYNET:%.c=$(BUILD)/thread/%.o)
+	@echo '  LINK $@'
+	@$(CC) -fsanitize=thread $^ $(LOSSYNET_LIBS) -lcmocka -o $@
+
 $(BUILD)/:
 	@mkdir -p $@
 $(BUILD)/llmc/:
@@ -107,6 +162,7 @@ test:
 	@scripts/dependencies.sh test
 	@$(MAKE) --no-print-directory $(JOBS) tests
 	@$(MAKE) --no-print-directory $(JOBS) tests BUILD=$(BUILD)/sanitize SANITIZE=address,undefined OPTIMISE=-O1
+	@$(MAKE) --no-print-directory $(JOBS) instrumented
 	@BUILD=$(BUILD) $(PYTHON) -m pytest -q test $(PYTEST)
 
 bench:
@@ -117,6 +173,6 @@ bench:
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all tests quickstart test bench clean
+.PHONY: all tests instrumented quickstart test bench clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

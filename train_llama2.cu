@@ -951,7 +951,7 @@ static int dry_run(const struct options *o, int workers) {
     settings.sharded_optimizer = !steps_on_its_own(o);
     settings.network_bytes = (double)lossynet_memory_needed(&cluster, &net);
     settings.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
-    settings.header_bytes = LOSSYNET_HEADER_BYTES;
+    settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
     settings.link_gbps = o->link_gbps;
     layout_release(&layout);
     estimate_print(&c, &settings);

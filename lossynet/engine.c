@@ -18,6 +18,7 @@ enum { FRAGMENT_BYTES = 8192, TURNS = 8 };
 static const double IDLE = 1.0;    /* longest sleep; a datagram or a caller ends it */
 static const double TICK = 3e-4;   /* longest sleep while something is expected */
 static const double LEAVING = 1.0; /* longest wait for peers to take note that we leave */
+static const double LEFT = 0.1;    /* silence of a rank that has left: what it sent has come */
 static const double PEER_TIMEOUT = 10;
 static const double BURST_BYTES = 256 << 10;
 
@@ -30,8 +31,8 @@ void lossynet_engine_fail(struct lossynet *net, int peer, const char *format, ..
     va_start(arguments, format);
     vsnprintf(what, sizeof what, format, arguments);
     va_end(arguments);
-    lossynet_log("rank %d, step %" PRIu64 ", peer rank %d %s", net->world.rank, net->step, peer,
-                 what);
+    lossynet_log("rank %d, step %" PRIu64 ", peer rank %d %s", net->world.rank,
+                 lossynet_engine_step(net), peer, what);
     net->engine->failed = LOSSYNET_LINK;
 }
 
@@ -175,7 +176,7 @@ static bool watch(struct lossynet *net, double now) {
         if (p->expected == 0) p->expected = now, p->probe = lossynet_timer_from(now);
         if (net->link->reliable || engine->closing) continue;
         double silence = lossynet_engine_silence(engine, r);
-        if (p->left)
+        if (p->left && silence > LEFT)
             lossynet_engine_fail(net, r, "has left the run");
         else if (silence > engine->peer_timeout)
             lossynet_engine_fail(net, r,
@@ -267,7 +268,7 @@ lossynet_status lossynet_engine_start(struct lossynet *net) {
 /* ---- open ---- */
 
 struct card { /* what ranks tell each other before the link opens, and after */
-    uint64_t run;
+    uint64_t run, encrypt;
     int64_t window;
 };
 
@@ -284,9 +285,17 @@ static lossynet_status introduce(struct lossynet *net, const struct lossynet_set
     struct lossynet_engine *engine = net->engine;
     int ranks = net->world.ranks;
     lossynet_status status =
-        share_cards(net, share, context, cards, (struct card){.run = lossynet_random()});
+        share_cards(net, share, context, cards,
+                    (struct card){.run = lossynet_random(), .encrypt = settings->encrypt});
     if (status) return status;
     engine->run = cards[0].run;
+    for (int r = 1; r < ranks; r++) {
+        if (cards[r].encrypt == cards[0].encrypt) continue;
+        lossynet_log("rank %d was started %s --encrypt, rank 0 %s: expected the same on all ranks",
+                     r, cards[r].encrypt ? "with" : "without",
+                     cards[0].encrypt ? "with" : "without");
+        return LOSSYNET_INVALID;
+    }
     if (settings->encrypt) {
         status = lossynet_secure_open(&net->world, engine->run, share, context, &engine->secure);
         if (status) return status;

@@ -177,6 +177,11 @@ struct lossynet_engine {
     pthread_t thread;
 };
 
+/* The caller's step, for messages to people: it changes while the engine's thread looks. */
+static inline uint64_t lossynet_engine_step(const struct lossynet *net) {
+    return __atomic_load_n(&net->step, __ATOMIC_RELAXED);
+}
+
 /* ---- engine.c ---- */
 
 /* Opens the link and introduces the ranks to each other. Collective. */

@@ -135,7 +135,10 @@ const char *lossynet_estimator_name(lossynet_estimator estimator);
 lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, char *why,
                                     size_t why_size);
 
-enum { LOSSYNET_HEADER_BYTES = 52 }; /* before every packet's payload; drawn in wire.h */
+enum {
+    LOSSYNET_HEADER_BYTES = 52, /* before every packet's payload; drawn in wire.h */
+    LOSSYNET_SECURE_BYTES = 24, /* behind it, with settings.encrypt; drawn in secure.h */
+};
 
 /* ---- the net ---------------------------------------------------------------------------- */
 

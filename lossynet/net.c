@@ -318,6 +318,7 @@ static lossynet_status join(struct lossynet *net, const struct lossynet_settings
     lossynet_status status = lossynet_engine_open(net, settings, link_open, share, context);
     if (status) return status;
     net->memory_bytes += net->link->memory_bytes;
+    if (settings->encrypt) net->memory_bytes += lossynet_secure_memory(net->world.ranks);
     net->run = net->engine->run;
     size_t packet_bytes = settings->packet_bytes;
     if (!packet_bytes)
@@ -423,13 +424,18 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     net->measuring = true;
     size_t bytes = 0, packet_bytes = settings->packet_bytes;
     bool udp = settings->link == LOSSYNET_LINK_UDP && world->ranks > 1;
-    if (!packet_bytes) packet_bytes = udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT;
+    size_t trailer = settings->encrypt && world->ranks > 1 ? LOSSYNET_SECURE_BYTES : 0;
+    if (!packet_bytes)
+        packet_bytes = (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer;
     place(net, world, settings->workers);
     if (prepare(net, settings, packet_bytes, settings->multicast) == LOSSYNET_OK) {
         bytes = net->memory_bytes;
         if (world->ranks > 1) {
             bytes += sizeof(struct lossynet_engine);
             bytes += (size_t)world->ranks * sizeof(struct lossynet_peer);
+            if (trailer)
+                bytes += lossynet_secure_memory(world->ranks) +
+                         LOSSYNET_BATCH * (packet_bytes + trailer);
             bytes += (settings->link == LOSSYNET_LINK_UDP ? lossynet_link_udp_memory
                       : settings->link == LOSSYNET_LINK_VERBS
                           ? lossynet_link_verbs_memory
@@ -443,7 +449,7 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
 /* ---- steps ---- */
 
 lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step) {
-    net->step = step;
+    __atomic_store_n(&net->step, step, __ATOMIC_RELAXED); /* lossynet_engine_step */
     memset(net->counters[step % 2], 0, (size_t)net->local * sizeof **net->counters);
     return LOSSYNET_OK;
 }

@@ -25,7 +25,7 @@ static struct lossynet_datagram control(const struct lossynet *net, int peer, in
                             .type = (uint8_t)type,
                             .kind = (uint8_t)kind,
                             .run = net->engine->run,
-                            .step = net->step,
+                            .step = lossynet_engine_step(net),
                             .sender = (uint16_t)net->world.rank,
                             .receiver = (uint16_t)peer,
                             .packet = packet,

@@ -336,6 +336,7 @@ bool lossynet_stream_push(struct lossynet *net, double *wait) {
     struct lossynet_engine *engine = net->engine;
     int others = net->world.ranks - 1;
     bool any = false, paused = false;
+    if (engine->failed) return false; /* the caller knows, and may have freed its vectors */
     for (int r = 0; r < net->world.ranks; r++) engine->peers[r].blocked = false;
     if (engine->multicast) any |= push_group(net, wait);
     for (int i = 0; i < others && !paused; i++) {
@@ -448,7 +449,7 @@ void lossynet_stream_receive(struct lossynet *net, int peer, const struct wire_h
     uint32_t *seen = h->receiver == WIRE_EVERYONE ? &p->group_seen : &p->seen;
     if ((int32_t)(h->sequence + 1 - *seen) > 0) *seen = h->sequence + 1;
     if (++p->unsaid >= ((uint32_t)engine->window + 3) / 4) p->state_due = true;
-    uint64_t *wrong = reject(net, h, payload);
+    uint64_t *wrong = engine->failed ? &net->rejected.late : reject(net, h, payload);
     if (wrong) {
         ++*wrong;
         return;
@@ -499,7 +500,8 @@ static void judge_peer(struct lossynet *net, int kind, int peer) {
         if (from->told && !all) {
             lossynet_log("rank %d, step %" PRIu64 ": rank %d sent %" PRIu32 " packets, %" PRIu64
                          " arrived over a link that loses none",
-                         net->world.rank, net->step, peer, from->announced, from->received);
+                         net->world.rank, lossynet_engine_step(net), peer, from->announced,
+                         from->received);
             if (!engine->failed) engine->failed = LOSSYNET_PROTOCOL;
         }
         return;

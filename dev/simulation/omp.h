@@ -1,0 +1,17 @@
+/* omp.h — for builds without OpenMP, where every parallel region runs in the thread that meets it. */
+#ifndef SIMULATION_OMP_H
+#define SIMULATION_OMP_H
+
+static inline int omp_get_max_threads(void) {
+    return 1;
+}
+
+static inline int omp_get_num_threads(void) {
+    return 1;
+}
+
+static inline int omp_get_thread_num(void) {
+    return 0;
+}
+
+#endif
