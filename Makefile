@@ -1,7 +1,7 @@
 # make              build/train_llama2
 # make quickstart   installs what is missing, trains with and without packet loss, shows what it cost
 # make test         installs what is missing, runs everything in test/
-# make bench        speed and memory, beside PyTorch
+# make bench        speed and memory beside PyTorch, and of the network beside TCP (bench-network)
 # make clean        removes build/ (out/ stays)
 #
 # Found by itself: MPI (mpicc; MPI=0 builds without), OpenSSL (for --encrypt; SECURE=0 builds
@@ -64,8 +64,12 @@ OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) $(BUILD)/llmc/t
            $(ISAS:%=$(BUILD)/llmc/backend_cpu.%.o)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 
+# What our exchange is measured with, and against; they use MPI.
+BENCHES := $(if $(filter 1,$(MPI)),exchange collectives ring)
+
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
-tests: all $(TESTS)
+benches: all $(BENCHES:%=$(BUILD)/dev/bench_%)
+tests: all benches $(TESTS)
 
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
 	@echo '  LINK $@'
@@ -168,11 +172,17 @@ test:
 bench:
 	@scripts/dependencies.sh bench
 	@$(MAKE) --no-print-directory $(JOBS) all
-	@$(PYTHON) dev/bench_cpu.py $(BENCH)
+	@status=0; $(PYTHON) dev/bench_cpu.py $(BENCH) || status=1; \
+	$(MAKE) --no-print-directory bench-network || status=1; exit $$status
+
+bench-network:
+	@scripts/dependencies.sh test
+	@$(MAKE) --no-print-directory $(JOBS) benches
+	@BUILD=$(BUILD) $(PYTHON) dev/bench_network.py $(BENCH_NETWORK)
 
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all tests instrumented quickstart test bench clean
+.PHONY: all benches tests instrumented quickstart test bench bench-network clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

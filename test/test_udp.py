@@ -1,10 +1,14 @@
 """--link udp: real datagrams between processes, and between network namespaces that lose them."""
+import hashlib
+import json
+import math
 import os
 import pathlib
 import re
-import shutil
 import signal
+import statistics
 import subprocess
+import sys
 import time
 
 import pytest
@@ -12,11 +16,20 @@ import pytest
 from program import MPI, PROGRAM, ROOT, TIMEOUT, events, read_log, run, succeed
 from test_program import data, numbers, settings, train, weights  # pylint: disable=unused-import
 
+sys.path.insert(0, str(ROOT / "dev"))
+import hosts as testbed  # pylint: disable=wrong-import-position
+
 
 def one_line(done, status):
     assert done.returncode == status, done.stdout + done.stderr
     (line,) = done.stderr.strip().splitlines()
     return line
+
+
+def contents(checkpoint):
+    """Digests of its files."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in checkpoint.iterdir()}
 
 
 # ---- the same bits ----
@@ -93,13 +106,21 @@ def test_a_rank_that_stops_for_a_while(data, tmp_path):
     assert running.returncode == 0, stderr
     steps = events(tmp_path / "log.jsonl", "step")
     assert len(steps) == 150
-    late = sorted(event["step_ms"] for event in steps)
-    assert late[75] < 200  # the rest is as fast as ever
-    assert sum(event["gradient_loss_rate"] > 0.3 for event in steps) <= 6
+    # Each time at most three steps are slow or lose much; the rest is as fast as ever.
+    slow = [e["step"] for e in steps if e["step_ms"] > 0.1e3 or e["gradient_loss_rate"] > 0.3]
+    assert len(slow) <= 9, slow
+    assert not any(event["stragglers"] for event in steps[-50:])
 
 
 def test_a_rank_that_dies(data, tmp_path):
-    running, pids = start(data, tmp_path, 4, "--enable-recovery", steps=100000, peer_timeout=2)
+    """The others notice, say which and when, and exit; the last checkpoint stays as it was."""
+    running, pids = start(data, tmp_path, 4, "--enable-recovery", steps=100000, peer_timeout=2,
+                          save_every=50)
+    while not list(tmp_path.glob("checkpoint-????????")):
+        time.sleep(0.05)
+        assert running.poll() is None, running.communicate()
+    first = tmp_path / "checkpoint-00000050"
+    saved = contents(first)
     os.kill(pids[2], signal.SIGKILL)
     before = time.monotonic()
     _, stderr = running.communicate(timeout=TIMEOUT)
@@ -109,136 +130,235 @@ def test_a_rank_that_dies(data, tmp_path):
     assert ended.pop("2") == "137"
     assert ended and set(ended.values()) <= {"1", "143"}  # those that MPI_Abort ended: SIGTERM
     assert "1" in ended.values()
-    assert re.search(r"lossynet: rank \d, step \d+, peer rank 2 was not heard for 2\.\d s", stderr)
+    told = re.search(r"lossynet: rank \d, step (\d+), peer rank 2 was not heard for 2\.\d s", stderr)
+    assert told and 49 <= int(told.group(1)) < 100000
+    assert contents(first) == saved
+    last = max(tmp_path.glob("checkpoint-????????"))  # what bears the name is complete
+    assert int(last.name.split("-")[1]) <= int(told.group(1)) + 1
+    done = run("--eval", "--model", last, "--val", data / "val.bin", "--seq", 64)
+    assert done.returncode == 0 and "perplexity" in done.stdout, done.stderr
 
 
 # ---- namespaces ----
 
-AGENT = """#!/bin/sh
-# Open MPI starts its daemons with this: HOST is a namespace, and gets its own host name.
-while [ "${1#-}" != "$1" ]; do shift; done
-host=$1; shift
-exec ip netns exec "$host" unshare --uts sh -c "hostname $host; mkdir -p FOLDER/$host; \
-export TMPDIR=FOLDER/$host; exec $*"
-"""
-LOSE = """
-table netdev loss {{
-  counter data {{ }}
-  counter lost {{ }}
-  counter control {{ }}
-  chain in {{
-    type filter hook ingress devices = {{ {devices} }} priority 0; policy accept;
-    ip protocol udp @th,64,32 0x4c4e4554 @th,104,8 1 counter name data
-    ip protocol udp @th,64,32 0x4c4e4554 @th,104,8 1 numgen random mod 1000 < {permille} counter name lost drop
-    ip protocol udp @th,64,32 0x4c4e4554 @th,104,8 != 1 numgen random mod 1000 < {permille} counter name control drop
-  }}
-}}
-"""
-
-
-class Hosts:
-    """Network namespaces behind a switch, which loses datagrams of ours at random."""
-
-    def __init__(self, count, folder):
-        self.folder, self.prefix = folder, f"lu{os.getpid() % 100000}"
-        self.switch = f"{self.prefix}s"
-        self.names = [f"{self.prefix}h{i}" for i in range(count)]
-
-    def ip(self, *arguments):
-        subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-    def up(self):
-        self.ip("netns", "add", self.switch)
-        self.ip("-n", self.switch, "link", "add", "br0", "type", "bridge")
-        self.ip("-n", self.switch, "link", "set", "br0", "up")
-        for i, name in enumerate(self.names):
-            self.ip("netns", "add", name)
-            self.ip("-n", name, "link", "set", "lo", "up")
-            self.ip("-n", name, "link", "add", "eth0", "type", "veth", "peer", "name", f"p{i}",
-                    "netns", self.switch)
-            # The switch must see single datagrams, not what segmentation will make of one.
-            subprocess.run(["ip", "netns", "exec", name, "ethtool", "-K", "eth0", "tso", "off",
-                            "gso", "off", "tx-udp-segmentation", "off"], check=True,
-                           capture_output=True)
-            self.ip("-n", name, "address", "add", f"10.77.0.{10 + i}/24", "dev", "eth0")
-            self.ip("-n", self.switch, "link", "set", f"p{i}", "master", "br0", "up")
-            self.ip("-n", name, "link", "set", "eth0", "up")
-        agent = self.folder / "agent"
-        agent.write_text(AGENT.replace("FOLDER", str(self.folder)))
-        agent.chmod(0o755)
-
-    def nft(self, *arguments, text=None):
-        return subprocess.run(["ip", "netns", "exec", self.switch, "nft", *arguments], input=text,
-                              check=True, capture_output=True, text=True).stdout
-
-    def lose(self, permille):
-        devices = ", ".join(f"p{i}" for i in range(len(self.names)))
-        self.nft("-f", "-", text=LOSE.format(devices=devices, permille=permille))
-
-    def counted(self):
-        text = self.nft("list", "counters")
-        return {name: int(packets) for name, packets in
-                re.findall(r"counter (\w+) \{\s*packets (\d+)", text)}
-
-    def mpirun(self, *arguments):
-        first = self.names[0]
-        command = ["mpirun", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.folder / "agent",
-                   "--mca", "plm_rsh_no_tree_spawn", "1",
-                   "--mca", "oob_tcp_if_include", "10.77.0.0/24",
-                   "--mca", "btl_tcp_if_include", "10.77.0.0/24", "--mca", "pml", "ob1",
-                   "--mca", "btl", "tcp,self", "--mca", "orte_keep_fqdn_hostnames", "1",
-                   "--bind-to", "none", "-x", "OMP_NUM_THREADS", "-x", "GOMP_SPINCOUNT",
-                   "--host", ",".join(f"{name}:1" for name in self.names),
-                   "-np", len(self.names), PROGRAM, *arguments]
-        command = ["ip", "netns", "exec", first, "unshare", "--uts", "sh", "-c",
-                   f"hostname {first}; mkdir -p {self.folder}/{first}; "
-                   f"export TMPDIR={self.folder}/{first}; exec \"$@\"", "sh", *map(str, command)]
-        environment = {key: value for key, value in {**os.environ, **MPI}.items()
-                       if key not in ("OMPI_MCA_btl", "OMPI_MCA_orte_tmpdir_base")}
-        environment.update(OMP_NUM_THREADS="1", GOMP_SPINCOUNT="1000")
-        return subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True,
-                              timeout=TIMEOUT, check=False)
-
-    def down(self):
-        for name in [*self.names, self.switch]:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+@pytest.fixture(scope="module")
+def namespaces():
+    reason = testbed.unavailable()
+    if reason:
+        pytest.skip(f"{reason}; a real network between hosts was not tried")
 
 
 @pytest.fixture
-def hosts(tmp_path):
-    if os.geteuid():
-        pytest.skip("not root: kernel-made loss between network namespaces was not tried")
-    for tool in ("ip", "nft", "ethtool", "unshare"):
-        if not shutil.which(tool):
-            pytest.skip(f"no {tool} here: kernel-made loss was not tried")
-    made = Hosts(4, tmp_path)
-    try:
-        try:
-            made.up()
-            made.lose(0)
-            made.nft("delete", "table", "netdev", "loss")
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"namespaces or nftables are refused here: {error.cmd}: {error.stderr}")
+def hosts(namespaces):  # pylint: disable=unused-argument
+    with testbed.Hosts(4) as made:
         yield made
-    finally:
-        made.down()
+
+
+def options(data, out, **changes):
+    return settings(data, out, **{"link": "udp", "interface": "eth0", "packet_bytes": 1420,
+                                  "workers": 4, **changes})
+
+
+def train_on(hosts, data, out, **changes):
+    done = hosts.mpirun(PROGRAM, *options(data, out, **changes), timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return read_log(out / "log.jsonl")
+
+
+def reference(data, out, **changes):
+    """The same training over a link that loses nothing."""
+    return train(data, out, ranks=2, **{"link": "mpi", "workers": 4, "packet_bytes": 1420,
+                                        **changes})
+
+
+def steps_of(log):
+    return [event for event in log if event["event"] == "step"]
+
+
+def total(log, name):
+    return sum(event[name] for event in steps_of(log))
+
+
+NETWORK = {"late", "duplicate", "rejected", "overruns", "stragglers"}
+
+
+def results(log):
+    """numbers(), without what the network did to datagrams that changed nothing."""
+    return [{key: value for key, value in event.items() if key not in NETWORK}
+            for event in numbers(log)]
+
+
+# ---- namespaces: loss, disorder, strangers ----
+
+def test_same_bits_between_hosts(hosts, data, tmp_path):
+    """Nothing is lost on the wire, 10% by injection: the files that come out are those of mpi."""
+    changes = {"loss_rate": 0.1, "steps": 20}
+    mine, other = (train_on(hosts, data, tmp_path / "udp", **changes),
+                   reference(data, tmp_path / "mpi", **changes))
+    assert mine[0]["link"] == "udp" and numbers(mine) == numbers(other)
+    name = "checkpoint-00000020"
+    assert contents(tmp_path / "udp" / name) == contents(tmp_path / "mpi" / name)
+
+
+# Of the validation loss after 100 steps at 10% injected loss, over 40 seeds of what is lost. Then
+# the mean is 2.646; without loss it is 2.610, at 20% 2.684.
+DEVIATION = 0.009
 
 
 def test_kernel_made_loss(hosts, data, tmp_path):
-    """10% of all our datagrams, control included, are lost; the log says what the kernel did."""
-    hosts.lose(100)
-    done = hosts.mpirun(*settings(data, tmp_path / "out", link="udp", packet_bytes=None, steps=20,
-                                  workers=4))
-    assert done.returncode == 0, done.stdout + done.stderr
-    kernel = hosts.counted()
-    log = read_log(tmp_path / "out" / "log.jsonl")
-    steps = [event for event in log if event["event"] == "step"]
-    assert log[0]["packet_bytes"] == 1420 and log[0]["link"] == "udp"
-    assert len(steps) == 20 and log[-1]["status"] == "complete"
-    assert not any(event[name] for event in steps
-                   for name in ("late", "duplicate", "rejected", "overruns", "stragglers"))
-    logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
-    print(kernel, logged, sorted(event["step_ms"] for event in steps))
-    assert kernel["data"] > 50000 and kernel["control"] > 0
-    assert logged == pytest.approx(kernel["lost"] / kernel["data"], abs=0.003)
-    assert logged == pytest.approx(0.1, abs=0.01)
+    """10% of all our datagrams, control included, are lost; the log says what the kernel did, and
+    the model is as good as with injected loss."""
+    made = []
+    for attempt in range(2):
+        hosts.lose(10)
+        log = train_on(hosts, data, tmp_path / f"made{attempt}", steps=100, packet_bytes=None)
+        kernel = hosts.counted()
+        assert log[0]["packet_bytes"] == 1420 and log[0]["link"] == "udp"
+        assert len(steps_of(log)) == 100 and log[-1]["status"] == "complete"
+        assert not any(total(log, name) for name in NETWORK)
+        logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
+        assert kernel["data"] > 250000 and kernel["control_lost"] > 0
+        assert logged == pytest.approx(kernel["lost"] / kernel["data"], abs=0.003)
+        assert logged == pytest.approx(0.1, abs=0.01)
+        made.append(math.log(log[-1]["val_perplexity"]))
+
+    def injected(rate, seed):
+        log = train(data, tmp_path / f"{rate}-{seed}", workers=4, packet_bytes=1420, steps=100,
+                    loss_rate=rate, loss_seed=seed)
+        return math.log(log[-1]["val_perplexity"])
+
+    expected = [injected(0.1, seed) for seed in range(6)]
+    print(made, expected)
+    margin = 4 * DEVIATION * (1 / len(made) + 1 / len(expected)) ** 0.5
+    mean = statistics.mean(expected)
+    assert statistics.mean(made) == pytest.approx(mean, abs=margin)
+    assert injected(0, 0) < mean - margin  # a difference would show
+
+
+@pytest.mark.parametrize("kernel", ["slow lane", "netem"])
+def test_reordering_and_duplicates_change_nothing(hosts, data, tmp_path, kernel):
+    if kernel == "netem":
+        try:
+            hosts.netem("delay", "1ms", "reorder", "25%", "50%", "duplicate", "5%")
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"this kernel has no netem: {error.stderr.strip()}")
+    else:
+        hosts.spoil(duplicated=5, reordered=10)
+    log = train_on(hosts, data, tmp_path / "udp", loss_rate=0.1, steps=20)
+    counted = hosts.counted() if kernel == "slow lane" else {}
+    print(counted, {name: total(log, name) for name in NETWORK})
+    assert results(log) == results(reference(data, tmp_path / "mpi", loss_rate=0.1, steps=20))
+    assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
+    assert total(log, "duplicate") + total(log, "late") > 100
+    if counted:
+        assert counted["reordered"] > 1000
+        again = total(log, "duplicate") + total(log, "late")
+        assert again == pytest.approx(counted["duplicated"], rel=0.1)
+
+
+def test_intruders_change_nothing(hosts, data, tmp_path):
+    """Replayed, shortened and damaged datagrams, noise and strangers, thrown at every rank."""
+    ports = [f"p{i}" for i in range(4)]
+    intruder = subprocess.Popen(["ip", "netns", "exec", hosts.switch, sys.executable,
+                                 ROOT / "test" / "intruder.py", "7", *ports],
+                                stdout=subprocess.PIPE, text=True)
+    try:
+        log = train_on(hosts, data, tmp_path / "udp", loss_rate=0.1, steps=60)
+    finally:
+        intruder.terminate()
+        thrown = json.loads(intruder.communicate()[0])
+    print(thrown, {name: total(log, name) for name in NETWORK})
+    assert results(log) == results(reference(data, tmp_path / "mpi", loss_rate=0.1, steps=60))
+    assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
+    assert all(thrown[kind] > 50 for kind in
+               ("again", "later", "short", "flipped", "noise", "stranger", "other run"))
+    assert total(log, "rejected") > 200
+    assert total(log, "duplicate") + total(log, "late") > 50
+    assert total(log, "overruns") == total(log, "stragglers") == 0
+
+
+def test_ipv6_alone(namespaces, data, tmp_path):  # pylint: disable=unused-argument
+    with testbed.Hosts(4, ipv=6) as hosts:
+        log = train_on(hosts, data, tmp_path / "udp", loss_rate=0.1, packet_bytes=None)
+    assert log[0]["packet_bytes"] == 1400
+    assert numbers(log) == numbers(reference(data, tmp_path / "mpi", loss_rate=0.1,
+                                             packet_bytes=1400))
+    assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
+
+
+# ---- namespaces: hosts that falter ----
+
+class Running:
+    """A training on hosts, to which a test does something."""
+
+    def __init__(self, hosts, data, out, flags=(), **changes):
+        self.hosts, self.path = hosts, out / "log.jsonl"
+        self.process = hosts.start(PROGRAM, *options(data, out, **changes), flags=flags)
+        self.wait_for(3)
+
+    def steps(self):
+        lines = self.path.read_text().splitlines(keepends=True) if self.path.exists() else []
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in found if event["event"] == "step"]
+
+    def wait_for(self, count):
+        end = time.monotonic() + 60
+        while len(self.steps()) < count:
+            assert time.monotonic() < end, f"{len(self.steps())} of {count} steps in a minute"
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def pid(self, rank):
+        for pid in testbed.processes(self.hosts.names[rank]):
+            if pathlib.Path(f"/proc/{pid}/exe").resolve() == PROGRAM:
+                return pid
+        raise AssertionError(f"rank {rank} runs no more")
+
+    def finish(self):
+        """The log of a training that ended well."""
+        _, stderr = self.process.communicate(timeout=TIMEOUT)
+        assert self.process.returncode == 0, stderr
+        return read_log(self.path)
+
+
+def test_a_slow_rank(hosts, data, tmp_path):
+    """Two busy loops share one rank's core for a second: nothing hangs, and nothing is lost for
+    good."""
+    running = Running(hosts, data, tmp_path, steps=300, val=None)
+    pid, core = running.pid(1), {min(os.sched_getaffinity(0))}
+    for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), core)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for loop in loops:
+            os.sched_setaffinity(loop.pid, core)
+        begun = len(running.steps())
+        time.sleep(1)
+        during = len(running.steps()) - begun
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    log = running.finish()
+    steps = steps_of(log)
+    print(during, [(e["step"], e["gradient_loss_rate"]) for e in steps if e["gradient_loss_rate"]])
+    assert during > 2 and len(steps) == 300
+    assert total(log, "stragglers") == 0
+    assert not any(e["gradient_loss_rate"] + e["parameter_loss_rate"] for e in steps[-50:])
+
+
+def test_a_cut_of_three_seconds(hosts, data, tmp_path):
+    running = Running(hosts, data, tmp_path, steps=400, val=None)
+    before = len(running.steps())
+    hosts.cut(2)
+    time.sleep(3)
+    hosts.mend(2)
+    mended = len(running.steps())
+    log = running.finish()
+    steps = steps_of(log)
+    print(before, mended, [(e["step"], e["gradient_loss_rate"], e["stragglers"], e["step_ms"])
+                           for e in steps if e["gradient_loss_rate"] or e["step_ms"] > 100])
+    assert len(steps) == 400
+    assert max(e["step_ms"] for e in steps) < 6000
+    # What the cut cost is over three steps after it.
+    assert not any(e["gradient_loss_rate"] + e["parameter_loss_rate"] for e in steps[mended + 3:])
