@@ -4,8 +4,8 @@
 # make bench        speed and memory beside PyTorch, and of the network beside TCP (bench-network)
 # make clean        removes build/ (out/ stays)
 #
-# Found by itself: MPI (mpicc; MPI=0 builds without), OpenSSL (for --encrypt; SECURE=0 builds
-# without), oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas).
+# Found by itself: MPI (mpicc; MPI=0 builds without), libibverbs (for --link verbs; VERBS=0), OpenSSL
+# (for --encrypt; SECURE=0), oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas).
 # SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
 
 # make would try to build the .d files below from its own rules.
@@ -36,6 +36,11 @@ SECURE ?= $(if $(shell pkg-config --exists 'libcrypto >= 3' && echo yes),1)
 ifeq ($(SECURE),1)
 CPPFLAGS += -DLOSSYNET_SECURE
 LDLIBS += -lcrypto
+endif
+VERBS ?= $(if $(shell pkg-config --exists libibverbs 2>/dev/null && echo yes),1)
+ifeq ($(VERBS),1)
+CPPFLAGS += -DLOSSYNET_VERBS $(shell pkg-config --cflags libibverbs)
+LDLIBS += $(shell pkg-config --libs libibverbs)
 endif
 ARCHITECTURE := $(shell uname -m)
 BLAS ?= $(if $(filter x86_64,$(ARCHITECTURE)),onednn,openblas)

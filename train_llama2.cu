@@ -265,6 +265,7 @@ static struct lossynet_settings net_settings(const struct options *o, const stru
     s.encrypt = o->encrypt;
     lossynet_estimator_parse(o->estimator, &s.estimator);
     lossynet_link_parse(o->link, &s.link);
+    if (o->algorithm == ALGORITHM_RELIABLE) s.link = LOSSYNET_LINK_MPI;
     if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
     return s;
 }

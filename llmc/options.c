@@ -95,12 +95,16 @@ static const struct entry table[] = {
     INTEGER("workers", workers, "0", 0, 65535,
             "data-parallel replicas, a multiple of the ranks; 0: one per rank"),
     STRING("link", link, "auto", "NAME",
-           "how ranks exchange packets: auto (mpi), mpi, udp, verbs (RDMA)"),
+           "how ranks exchange packets: mpi, udp, verbs (RDMA), or auto: verbs where every rank "
+           "has an "
+           "active RDMA port, else mpi"),
     INTEGER("packet-bytes", packet_bytes, "0", 0, 65532,
             "payload of a packet, a multiple of 4; 0: what a datagram carries, at most 4096"),
     STRING("interface", interface, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else the first that is up. "
-           "verbs: DEVICE[:PORT[:GID]]; default: the first active port"),
+           "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
+           "turn; "
+           "default: the first active port"),
     NUMBER("pace-gbps", pace_gbps, "0", 0, 1e6, "GBIT",
            "udp, verbs: a rank sends no faster; 0: no limit"),
     NUMBER("peer-timeout", peer_timeout, "10", 0.1, 1e6, "SECONDS",

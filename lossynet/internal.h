@@ -8,7 +8,7 @@
  *     engine.c     datagrams between ranks: who sends and receives, and when   } engine.h draws
  *     stream.c     DATA: the packets of a phase, each sent once                } how they fit
  *     reliable.c   what must arrive: DONE, small messages, state               }
- *     link_mpi.c, link_udp.c, link_verbs.c   links (link.h)
+ *     link_mpi.c, link_udp.c, link_verbs.c   links (link.h), with udp.h and verbs.h
  *     checksum.c   CRC32C of datagrams; secure.c their encryption
  *     control.c    all-gathers of small things, counters
  *     masks.c      which gradient packets arrived, told to their senders

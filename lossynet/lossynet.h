@@ -77,7 +77,7 @@ typedef enum {
  * and in a `lossless` phase. */
 
 typedef enum {
-    LOSSYNET_LINK_AUTO,
+    LOSSYNET_LINK_AUTO,  /* verbs where every rank has an active RDMA port, else mpi */
     LOSSYNET_LINK_MPI,   /* reliable */
     LOSSYNET_LINK_UDP,   /* datagrams of the operating system */
     LOSSYNET_LINK_VERBS, /* datagrams of RDMA hardware: unreliable-datagram queue pairs */
@@ -118,7 +118,8 @@ struct lossynet_settings {
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
     /* Links udp and verbs only. */
     const char *interface; /* udp: of the network; NULL: loopback on one host, else the first.
-                                    verbs: device[:port[:GID index]]; NULL: the first active port */
+                                    verbs: device[:port[:GID index]], or several for the ranks of a host;
+                                    NULL: the first active port */
     double pace_gbps;      /* a rank sends at most so many 10^9 bit/s; 0: no limit */
     double peer_timeout;   /* seconds of silence after which a rank is dead; 0: 10 */
     bool multicast;        /* parameters are sent once for all ranks, where the network can */

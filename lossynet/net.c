@@ -362,10 +362,30 @@ static lossynet_link_open link_of(lossynet_link_kind kind) {
                                          : lossynet_link_mpi_open;
 }
 
+/* auto: RDMA where every rank has it, else MPI. Collective. */
+static lossynet_status choose_link(const struct lossynet_world *world, lossynet_link_kind *kind) {
+    size_t ranks = (size_t)world->ranks;
+    bool *all = lossynet_memory_take(ranks, sizeof *all), every = true;
+    if (!all) {
+        lossynet_log("rank %d: no memory to ask %zu ranks for RDMA", world->rank, ranks);
+        return LOSSYNET_NO_MEMORY;
+    }
+    all[world->rank] = lossynet_link_verbs_available();
+    lossynet_status status = lossynet_share_mpi(NULL, world, all, sizeof *all);
+    for (size_t r = 0; r < ranks; r++) every &= all[r];
+    *kind = every ? LOSSYNET_LINK_VERBS : LOSSYNET_LINK_MPI;
+    free(all);
+    return status;
+}
+
 lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings, struct lossynet **out) {
-    return lossynet_net_open(world, settings, link_of(settings->link), lossynet_share_mpi, NULL,
-                             out);
+    *out = NULL;
+    lossynet_link_kind kind = settings->link;
+    lossynet_status status = LOSSYNET_OK;
+    if (kind == LOSSYNET_LINK_AUTO && world->ranks > 1) status = choose_link(world, &kind);
+    if (status) return status;
+    return lossynet_net_open(world, settings, link_of(kind), lossynet_share_mpi, NULL, out);
 }
 
 void lossynet_close(struct lossynet *net) {
