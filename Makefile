@@ -65,6 +65,7 @@ isa_flags_x86_64_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 
 LLMC := $(filter-out llmc/backend_cpu.c,$(wildcard llmc/*.c))
 LOSSYNET := $(wildcard lossynet/*.c)
+TOKENIZE := $(wildcard data/*.c)
 OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) $(BUILD)/llmc/tokenizer.o \
            $(ISAS:%=$(BUILD)/llmc/backend_cpu.%.o)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
@@ -80,7 +81,7 @@ $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
 	@echo '  LINK $@'
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
-$(BUILD)/tokenize: $(BUILD)/data/tokenize.o $(OBJECTS)
+$(BUILD)/tokenize: $(TOKENIZE:%.c=$(BUILD)/%.o) $(OBJECTS)
 	@echo '  LINK $@'
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
@@ -155,6 +156,18 @@ $(BUILD)/thread/%.o: %.c
 $(BUILD)/thread/test/%: $(BUILD)/thread/test/%.o $(LOSSYNET:%.c=$(BUILD)/thread/%.o)
 	@echo '  LINK $@'
 	@$(CC) -fsanitize=thread $^ $(LOSSYNET_LIBS) -lcmocka -o $@
+
+# Readers of files under libFuzzer, or over the corpus once; test/test_fuzz_formats.py has both.
+FUZZED := dev/fuzz_formats.c llmc/checkpoint.c llmc/config.c llmc/dataloader.c llmc/file.c \
+          llmc/report.c llmc/safetensors.c lossynet/loss.c
+FUZZ_FLAGS := -std=c11 -O1 -g -Wall -Wextra -fno-sanitize-recover=all \
+              -Wl,--wrap=file_map,--wrap=file_unmap
+$(BUILD)/fuzz_formats: $(FUZZED) $(wildcard llmc/*.h lossynet/*.h) | $(BUILD)/
+	clang $(CPPFLAGS) $(FUZZ_FLAGS) -Wno-unknown-pragmas -Wno-source-uses-openmp \
+	    -fsanitize=fuzzer,address,undefined $(FUZZED) -lm -ljansson -o $@
+$(BUILD)/replay_formats: $(FUZZED) $(wildcard llmc/*.h lossynet/*.h) | $(BUILD)/
+	$(CC) $(CPPFLAGS) $(FUZZ_FLAGS) -DREPLAY -fopenmp -fsanitize=address,undefined $(FUZZED) \
+	    -lm -ljansson -o $@
 
 $(BUILD)/:
 	@mkdir -p $@

@@ -6,6 +6,7 @@
  *     trainer      workers, their replicas, and the memory they need
  *     step         the four algorithms: lossy, reliable, rps, naive
  *     evaluation   perplexity of the model and of the replicas
+ *     writing      text that the model makes up
  *     training     the loop, its log and its checkpoints
  *     other modes  --eval, --generate, --dry-run
  *     main
@@ -23,16 +24,14 @@
 #include "llmc/dataloader.h"
 #include "llmc/estimate.h"
 #include "llmc/file.h"
+#include "llmc/generate.h"
 #include "llmc/layout.h"
 #include "llmc/options.h"
-#include "llmc/random.h"
 #include "llmc/record.h"
 #include "llmc/report.h"
 #include "llmc/runlog.h"
-#include "llmc/sampler.h"
 #include "llmc/schedule.h"
 #include "llmc/threads.h"
-#include "llmc/tokenizer.h"
 #include "lossynet/lossynet.h"
 
 #include <math.h>
@@ -91,9 +90,13 @@ static void model_forward(const struct backend *be, const struct layout *l, cons
                                          a->layer[i - 1].middle, a->projected, W(o->attention_norm),
                                          N, C, c->norm_eps);
         }
-        be->matmul_forward(x->qkv, x->attention_norm, W(o->qkv), N, C, QKV);
-        be->rope(x->qkv, a->cosine, a->sine, B, T, H, K, D, false);
-        be->attention_forward(x->attention, x->log_sum_exp, x->qkv, B, T, H, K, D);
+        tensor *qkv = at(be, x->qkv, (size_t)a->past * QKV);
+        be->matmul_forward(qkv, x->attention_norm, W(o->qkv), N, C, QKV);
+        be->rope(qkv, a->cosine + a->past * D / 2, a->sine + a->past * D / 2, B, T, H, K, D, false);
+        if (a->past > 0)
+            be->attention_continue(x->attention, x->qkv, a->past, T, H, K, D);
+        else
+            be->attention_forward(x->attention, x->log_sum_exp, qkv, B, T, H, K, D);
         be->matmul_forward(a->projected, x->attention, W(o->attention_out), N, H * D, C);
         be->residual_rmsnorm_forward(x->middle, x->mlp_norm, x->mlp_rstd, x->residual, a->projected,
                                      W(o->mlp_norm), N, C, c->norm_eps);
@@ -602,7 +605,7 @@ static int training_step(struct trainer *t, int step) {
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- *
- * Validation windows do not overlap; the perplexity is exp of the mean loss over all their tokens.
+ * The perplexity is exp of the mean loss over all tokens that the validation windows score.
  * Window i belongs to worker i mod N, who evaluates it once with the model ("fresh") and once with
  * its own replica.                                                                            */
 
@@ -612,13 +615,16 @@ struct evaluation_work {
     uint64_t windows;
 };
 
+/* Sum of the losses of B windows of T tokens, without the first `skip` of each. */
 static double evaluate_batch(struct trainer *t, const float *params, struct activations *e, int B,
-                             int T) {
+                             int T, int skip) {
     const struct llama_config *c = &t->layout.config;
     model_forward(t->be, &t->layout, params, e, B, T, NULL);
     t->be->classifier(e->losses, NULL, NULL, e->last_norm, at(t->be, params, t->layout.classifier),
                       e->targets, B * T, c->width, c->vocabulary, 1, false);
-    return mean_loss(e->losses, B * T) * B * T;
+    double sum = 0;
+    for (int b = 0; b < B; b++) sum += mean_loss(e->losses + b * T + skip, T - skip) * (T - skip);
+    return sum;
 }
 
 static void worker_evaluates(struct trainer *t, struct worker *w, struct activations *e,
@@ -627,19 +633,19 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
     double *sums = t->mine + 3 * (w - t->worker); /* losses: model's, replica's; tokens */
     memset(sums, 0, 3 * sizeof *sums);
     for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
-        int B = 0,
-            T = 0; /* windows of equal length go together; only the last of a file is short */
+        int B = 0, T = 0, skip = 0; /* windows of one shape go together */
         while (B < t->B && i < work->windows) {
-            int length = dataloader_window(t->val, i, e->tokens + B * t->T, e->targets + B * t->T);
-            if (B > 0 && length != T) break;
+            int length = dataloader_window(t->val, i, e->tokens + B * T, e->targets + B * T);
+            int context = dataloader_window_skip(t->val, i);
+            if (B > 0 && (length != T || context != skip)) break;
             T = length;
+            skip = context;
             B++;
             i += (uint64_t)t->workers;
-            if (length < t->T) break;
         }
-        sums[0] += evaluate_batch(t, work->fresh, e, B, T);
-        if (work->replicas) sums[1] += evaluate_batch(t, w->params, e, B, T);
-        sums[2] += (double)B * T;
+        sums[0] += evaluate_batch(t, work->fresh, e, B, T, skip);
+        if (work->replicas) sums[1] += evaluate_batch(t, w->params, e, B, T, skip);
+        sums[2] += (double)B * (T - skip);
     }
 }
 
@@ -665,8 +671,49 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_record *out) 
     out->step = steps_done;
     out->tokens = (int64_t)total[2];
     out->val_loss = total[0] / total[2];
+    out->tokens_per_word = dataloader_targets_per_word(t->val);
     out->replica_val_loss = work.replicas ? total[1] / total[2] : out->val_loss;
     return 0;
+}
+
+/* ---- writing ---------------------------------------------------------------------------- */
+
+struct writer {
+    struct trainer *t;
+    const float *params;
+};
+
+/* Feeds tokens behind the `first` that the engine's layers hold; logits (V) of what follows. */
+static int feed_model(void *context, const int32_t *tokens, int first, int count, float *logits) {
+    const struct writer *w = (const struct writer *)context;
+    const struct layout *l = &w->t->layout;
+    const struct backend *be = w->t->be;
+    struct activations *e = &w->t->engine[0];
+    memcpy(e->tokens, tokens, (size_t)count * sizeof *tokens);
+    e->past = first;
+    model_forward(be, l, w->params, e, 1, count, NULL);
+    e->past = 0;
+    be->matmul_forward(logits, at(be, e->last_norm, (size_t)(count - 1) * l->config.width),
+                       at(be, w->params, l->classifier), 1, l->config.width, l->config.vocabulary);
+    return 0;
+}
+
+static struct generate_model writing_model(struct writer *w) {
+    const struct llama_config *c = &w->t->layout.config;
+    const bool remembers = activations_remember(&w->t->engine[0], c, w->t->be);
+    const struct generate_model model = {c->vocabulary, w->t->T, remembers, feed_model, w};
+    return model;
+}
+
+/* --sample-every: a line that the model writes, on the terminal and in the log. */
+static int write_sample(struct trainer *t, int steps_done) {
+    struct writer w = {t, NULL};
+    struct generate_line line;
+    if (fresh_model(t, &w.params)) return -1;
+    if (t->world.rank > 0) return 0;
+    const struct generate_model model = writing_model(&w);
+    if (generate_sample(&model, t->tokenizer, t->options, &line)) return -1;
+    return record_sample(&t->progress, t->log, steps_done, line.text);
 }
 
 /* ---- training --------------------------------------------------------------------------- */
@@ -791,12 +838,14 @@ static int train_loop(struct trainer *t) {
         const int done = step + 1;
         const bool evaluates = t->val && is_due(o, done, o->eval_every);
         const bool saves = o->out && is_due(o, done, o->save_every);
+        const bool writes = o->sample_every && is_due(o, done, o->sample_every);
         if (training_step(t, step)) return -1;
         if (!isfinite(t->record.loss) || !isfinite(t->record.grad_norm)) {
             return stop_not_finite(t, &t->run, &t->record);
         }
-        if ((evaluates || saves || done == o->steps) && finish_step(t)) return -1;
+        if ((evaluates || saves || writes || done == o->steps) && finish_step(t)) return -1;
         if (evaluates && evaluate_and_record(t, done, &eval)) return -1;
+        if (writes && write_sample(t, done)) return -1;
         if (saves && save_checkpoint(t, done)) return -1;
     }
     progress_end(&t->progress);
@@ -830,11 +879,13 @@ static int prepare(struct trainer *t, bool training) {
     if (training && dataloader_open(o->train, DATALOADER_TRAIN, t->T, (uint64_t)o->seed, &t->train))
         return -1;
     if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
+    if (o->val && o->stride) dataloader_set_stride(t->val, o->stride);
     const struct dataloader *data = training ? t->train : t->val;
     if (complete_config(o, dataloader_vocabulary(data), &c)) return -1;
     if (t->train && dataloader_check_vocabulary(t->train, c.vocabulary)) return -1;
     if (t->val && dataloader_check_vocabulary(t->val, c.vocabulary)) return -1;
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(data);
+    if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (open_log(t) || layout_build(&c, &t->layout) || trainer_allocate(t, training)) return -1;
     if (trainer_initialise(t, file_is_directory(o->model))) return -1;
     return runlog_write(t->log, run_event(t));
@@ -851,64 +902,12 @@ static int eval_mode(struct trainer *t) {
     struct eval_record e;
     if (prepare(t, false) || evaluate_and_record(t, 0, &e)) return -1;
     if (t->world.rank == 0 && !t->options->quiet) {
-        printf("loss %.6f  perplexity %.4f  tokens %lld\n", e.val_loss, exp(e.val_loss),
+        printf("loss %.6f  perplexity %.4f  tokens %lld", e.val_loss, exp(e.val_loss),
                (long long)e.tokens);
+        if (e.tokens_per_word > 0) printf("  word perplexity %.4f", record_word_perplexity(&e));
+        printf("\n");
     }
     return 0;
-}
-
-/* Draws one token after another; the last `positions` tokens are the context. */
-static int generate_tokens(struct trainer *t, struct tokenizer_stream *stream, int32_t *tokens,
-                           size_t count, int eos, float *logits, struct sampler_choice *scratch) {
-    const struct options *o = t->options;
-    const struct llama_config *c = &t->layout.config;
-    struct activations *e = &t->engine[0];
-    const uint64_t key = random_bits((uint64_t)o->seed, 0x73616d706c6573u /* "samples" */);
-    for (int i = 0; i < o->tokens; i++, count++) {
-        const char *text;
-        const int T = count < (size_t)t->T ? (int)count : t->T;
-        memcpy(e->tokens, tokens + count - T, (size_t)T * sizeof *tokens);
-        model_forward(t->be, &t->layout, t->params[0], e, 1, T, NULL);
-        t->be->matmul_forward(logits, at(t->be, e->last_norm, (size_t)(T - 1) * c->width),
-                              at(t->be, t->params[0], t->layout.classifier), 1, c->width,
-                              c->vocabulary);
-        tokens[count] = sampler_draw(logits, c->vocabulary, o->temperature, o->top_p,
-                                     random_uniform(key, (uint64_t)i), scratch);
-        if (tokens[count] == eos) break;
-        if (tokenizer_stream_next(stream, tokens[count], &text)) return -1;
-        fputs(text, stdout);
-        fflush(stdout);
-    }
-    puts(tokenizer_stream_finish(stream));
-    return 0;
-}
-
-static int generate_from(struct trainer *t, const struct tokenizer *tokenizer) {
-    const size_t V = (size_t)t->layout.config.vocabulary;
-    struct tokenizer_stream *stream = NULL;
-    size_t count = 0;
-    const char *text;
-    int32_t *tokens = NULL;
-    float *logits = (float *)calloc(V, sizeof *logits);
-    struct sampler_choice *scratch = (struct sampler_choice *)calloc(V, sizeof *scratch);
-    int failed = tokenizer_encode_prompt(tokenizer, t->options->generate,
-                                         (size_t)t->options->tokens, &tokens, &count);
-    if (!failed && (!logits || !scratch)) failed = report_out_of_memory("logits", 12.0 * (double)V);
-    if (!failed) failed = tokenizer_stream_open(tokenizer, &stream);
-    for (size_t i = 0; i < count && !failed; i++) {
-        if (tokens[i] == tokenizer_bos(tokenizer)) continue;
-        failed = tokenizer_stream_next(stream, tokens[i], &text);
-        if (!failed) fputs(text, stdout);
-    }
-    if (!failed) {
-        failed =
-            generate_tokens(t, stream, tokens, count, tokenizer_eos(tokenizer), logits, scratch);
-    }
-    tokenizer_stream_close(stream);
-    free(scratch);
-    free(logits);
-    free(tokens);
-    return failed;
 }
 
 /* --generate: continues a prompt. */
@@ -916,22 +915,19 @@ static int generate_mode(struct trainer *t) {
     const struct options *o = t->options;
     struct tokenizer *tokenizer = NULL;
     struct llama_config c;
-    char beside[FILE_PATH_BYTES];
-    if (config_read(o->model, &c) || file_join(beside, o->model, "tokenizer.model")) return -1;
+    if (config_read(o->model, &c)) return -1;
+    if (generate_open_tokenizer(o->tokenizer, o->model, c.vocabulary, &tokenizer)) return -1;
     t->B = 1;
     t->T = c.positions;
-    const char *path = o->tokenizer ? o->tokenizer : beside;
-    if (tokenizer_open(path, &tokenizer)) return -1;
-    int failed = 0;
-    if (tokenizer_vocabulary(tokenizer) > c.vocabulary) {
-        failed = report("%s: the tokenizer has %d tokens, the model %d", path,
-                        tokenizer_vocabulary(tokenizer), c.vocabulary);
+    int failed = layout_build(&c, &t->layout) || trainer_allocate(t, false) ||
+                 activations_add_cache(&t->engine[0], &c, t->be) || trainer_initialise(t, true);
+    if (!failed) {
+        struct writer w = {t, t->params[0]};
+        const struct generate_model model = writing_model(&w);
+        failed = generate_to_terminal(&model, tokenizer, o);
     }
-    if (!failed) failed = layout_build(&c, &t->layout) || trainer_allocate(t, false);
-    if (!failed) failed = trainer_initialise(t, true);
-    if (!failed) failed = generate_from(t, tokenizer);
     tokenizer_close(tokenizer);
-    return failed;
+    return failed ? -1 : 0;
 }
 
 /* --dry-run: the arithmetic of a run on a cluster with one worker per rank. */
@@ -1013,6 +1009,10 @@ static int check_usage(const struct options *o, const struct lossynet_world *wor
     } else if (o->seq > c.positions) {
         wrong = report("--seq: model %s takes at most %d tokens, got %d", o->model, c.positions,
                        o->seq);
+    } else if (o->stride && (o->stride > sequence_length(o, c.positions) ||
+                             sequence_length(o, c.positions) < 2)) {
+        wrong = report("--stride: expected at most --seq, %d, and that to be 2 or more, got %d",
+                       sequence_length(o, c.positions), o->stride);
     }
     return wrong ? 2 : 0;
 }

@@ -2,14 +2,19 @@
  *
  *     build/tokenize --tokenizer tokenizer.model --input text.txt --train train.bin --val val.bin
  *
+ *     inputs.h         which texts there are: files, folders, standard input
+ *     this file        cuts them in documents and pieces, and has all threads encode the pieces
+ *     token_writer.h   token files, in one piece or in shards
+ *
  * A document begins with <s>: each input file is one, or several where a line of its own, named by
  * --separator, lies between them. Documents are cut in pieces of some 8 KB before newlines where
  * the tokenizer allows that without changing the result; all threads encode pieces, one writes
- * them in order. Output files appear under their names only when they are complete, with a copy of
- * tokenizer.model beside.
+ * them in order, so that the output does not depend on the number of threads. Output files appear
+ * under their names only when they are complete, with a copy of tokenizer.model beside.
  */
 #include <errno.h>
 #include <getopt.h>
+#include <omp.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,83 +23,29 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "data/inputs.h"
+#include "data/token_writer.h"
 #include "llmc/dataloader.h"
 #include "llmc/file.h"
 #include "llmc/report.h"
 #include "llmc/tokenizer.h"
 
-enum { EXIT_USAGE = 2, PIECE_BYTES = 1 << 13, BATCH_PIECES = 256 };
+enum { EXIT_USAGE = 2, PIECE_BYTES = 1 << 13, BATCH_PIECES = 256, OPEN_INPUTS = 256 };
 
 struct settings {
     const char *tokenizer, *train, *val, *separator;
-    double val_fraction; /* < 0: not given */
+    double val_fraction;    /* < 0: not given */
+    long long shard_tokens; /* 0: one file */
+    int threads;            /* 0: all */
     const char **inputs;
     int input_count;
 };
 
-/* ---- output: written as NAME.partial, then renamed ---------------------------------------- */
-
-struct output {
-    const char *path; /* NULL: there is no such output */
-    char partial[FILE_PATH_BYTES];
-    int descriptor;
-    uint64_t count; /* tokens written */
-};
-
-static int output_open(struct output *out, const char *path) {
-    out->path = path;
-    if (!path) return 0;
-    if (snprintf(out->partial, sizeof out->partial, "%s.partial", path) >= FILE_PATH_BYTES)
-        return report("the path '%.100s...' is too long", path);
-    out->descriptor = file_create(out->partial);
-    if (out->descriptor < 0) return -1;
-    static const char header[TOKENS_HEADER_BYTES]; /* the real one comes last */
-    return file_write(out->descriptor, header, sizeof header, out->partial);
-}
-
-/* first: an id to put in front, or -1 */
-static int output_write(struct output *out, int first, const int32_t *ids, size_t count) {
-    if (out->count + count + 1 > INT32_MAX)
-        return report("'%s' would have more than %d tokens, the most a token file holds: give "
-                      "fewer inputs per call and write several files",
-                      out->path, INT32_MAX);
-    uint16_t *tokens = (uint16_t *)malloc((count + 1) * sizeof *tokens);
-    if (!tokens) return report("out of memory");
-    size_t n = 0;
-    if (first >= 0) tokens[n++] = (uint16_t)first;
-    for (size_t i = 0; i < count; i++) tokens[n++] = (uint16_t)ids[i];
-    int status = file_write(out->descriptor, tokens, n * sizeof *tokens, out->partial);
-    free(tokens);
-    out->count += n;
-    return status;
-}
-
-static int output_finish(struct output *out, int vocabulary, const char *text) {
-    if (!out->path) return 0;
-    if (out->count < 2)
-        return report("'%s' would have %llu tokens, expected at least 2: there is too little text "
-                      "%s",
-                      out->path, (unsigned long long)out->count, text);
-    int32_t header[TOKENS_HEADER_INTS] = {TOKENS_MAGIC, TOKENS_VERSION, (int32_t)out->count,
-                                          vocabulary};
-    int descriptor = out->descriptor;
-    out->descriptor = -1;
-    int status = 0;
-    if (pwrite(descriptor, header, sizeof header, 0) != (ssize_t)sizeof header)
-        status = report("cannot write '%s': %s", out->partial, strerror(errno));
-    if (file_finish(descriptor, out->partial) != 0) status = -1;
-    return status;
-}
+/* ---- the tokenizer beside the output --------------------------------------------------------- */
 
 static int move_into_place(const char *partial, const char *path) {
     if (rename(partial, path) == 0) return 0;
     return report("cannot rename '%s' to '%s': %s", partial, path, strerror(errno));
-}
-
-static void output_discard(struct output *out) {
-    if (!out->path) return;
-    if (out->descriptor >= 0) close(out->descriptor);
-    unlink(out->partial);
 }
 
 /* Copies the tokenizer beside an output, unless it lies there already. */
@@ -145,21 +96,38 @@ struct piece {
     int output;  /* 0 train, 1 val */
     int32_t *ids;
     size_t count;
+    uint64_t words;
     int status;
 };
 
 struct job {
     const struct settings *settings;
     struct tokenizer *tokenizer;
-    struct output outputs[2];
-    uint64_t total, done;   /* bytes of text */
+    struct inputs inputs;
+    struct token_writer outputs[2];
+    uint64_t done;          /* bytes of text */
     uint64_t before, split; /* where this input begins; where validation does, among all inputs */
     double start;
     struct piece pieces[BATCH_PIECES];
     int piece_count;
+    struct file_map maps[OPEN_INPUTS]; /* what the pieces point into */
+    int map_count;
 };
 
+/* Words as bytes.split() in Python and wc -w in the C locale count them. No piece cuts a word. */
+static uint64_t count_words(const char *text, size_t bytes) {
+    uint64_t words = 0;
+    bool space = true;
+    for (size_t i = 0; i < bytes; i++) {
+        bool is_space = text[i] == ' ' || (text[i] >= '\t' && text[i] <= '\r');
+        words += space && !is_space;
+        space = is_space;
+    }
+    return words;
+}
+
 static void encode_piece(const struct tokenizer *tokenizer, struct piece *p) {
+    p->words = count_words(p->text, p->bytes);
     p->status = p->begins
                     ? tokenizer_encode(tokenizer, p->text, p->bytes, &p->ids, &p->count)
                     : tokenizer_encode_continued(tokenizer, p->text, p->bytes, &p->ids, &p->count);
@@ -174,12 +142,21 @@ static int flush(struct job *job) {
         struct piece *p = &job->pieces[i];
         if (p->status != 0) status = -1;
         if (status == 0)
-            status = output_write(&job->outputs[p->output], p->begins ? bos : -1, p->ids, p->count);
+            status = token_writer_write(&job->outputs[p->output], p->begins ? bos : -1, p->ids,
+                                        p->count, p->words, p->bytes);
         free(p->ids);
         job->done += p->bytes;
     }
     job->piece_count = 0;
-    show_progress(job->done, job->total, job->start);
+    show_progress(job->done, job->inputs.bytes, job->start);
+    return status;
+}
+
+/* Also lets go of the inputs they came from. */
+static int flush_and_unmap(struct job *job) {
+    int status = flush(job);
+    for (int i = 0; i < job->map_count; i++) file_unmap(&job->maps[i]);
+    job->map_count = 0;
     return status;
 }
 
@@ -192,7 +169,7 @@ static int add_document(struct job *job, const char *text, size_t bytes, int out
                 (const char *)memchr(text + PIECE_BYTES, '\n', bytes - PIECE_BYTES);
             if (newline) part = (size_t)(newline - text);
         }
-        job->pieces[job->piece_count++] = (struct piece){text, part, begins, output, NULL, 0, 0};
+        job->pieces[job->piece_count++] = (struct piece){text, part, begins, output, NULL, 0, 0, 0};
         if (job->piece_count == BATCH_PIECES && flush(job) != 0) return -1;
         text += part;
         bytes -= part;
@@ -237,41 +214,23 @@ static const char *find_separator(const char *text, const char *end, const char 
 }
 
 static int add_input(struct job *job, const char *path) {
-    struct file_map map;
-    if (file_map(path, &map) != 0) return -1;
-    if (map.bytes == 0) return 0;
-    const char *input = (const char *)map.data, *end = input + map.bytes, *text = input;
-    int status = 0;
-    while (text < end && status == 0) {
+    if (job->map_count == OPEN_INPUTS && flush_and_unmap(job) != 0) return -1;
+    struct file_map *map = &job->maps[job->map_count];
+    if (file_map(path, map) != 0) return -1;
+    job->map_count++;
+    const char *input = (const char *)map->data, *end = input + map->bytes, *text = input;
+    while (text < end) {
         const char *after;
         const char *stop = find_separator(text, end, job->settings->separator, &after);
-        status = split_document(job, input, text, (size_t)(stop - text));
+        if (split_document(job, input, text, (size_t)(stop - text)) != 0) return -1;
         job->done += (uint64_t)(after - stop);
         text = after;
     }
-    if (status == 0) status = flush(job); /* the pieces point into the map */
-    job->before += map.bytes;
-    file_unmap(&map);
-    return status;
+    job->before += map->bytes;
+    return 0;
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
-
-static int total_bytes(const struct settings *s, uint64_t *total) {
-    *total = 0;
-    for (int i = 0; i < s->input_count; i++) {
-        struct stat status;
-        if (stat(s->inputs[i], &status) != 0)
-            return report("cannot open '%s': %s", s->inputs[i], strerror(errno));
-        if (!S_ISREG(status.st_mode))
-            return report("'%s' is no regular file, expected text in one", s->inputs[i]);
-        *total += (uint64_t)status.st_size;
-    }
-    if (*total == 0)
-        return report("the input is empty ('%s'%s), expected text", s->inputs[0],
-                      s->input_count > 1 ? " and the other files" : "");
-    return 0;
-}
 
 static int check_tokenizer(const struct tokenizer *tokenizer, const char *path) {
     int vocabulary = tokenizer_vocabulary(tokenizer);
@@ -283,45 +242,79 @@ static int check_tokenizer(const struct tokenizer *tokenizer, const char *path) 
     return 0;
 }
 
+static void describe(const struct job *job) {
+    double took = seconds() - job->start, megabytes = 1e-6 * (double)job->inputs.bytes;
+    for (int i = 0; i < 2; i++) {
+        const struct token_writer *out = &job->outputs[i];
+        if (!out->path) continue;
+        printf("%s: %llu tokens, %llu words, vocabulary %d", out->path,
+               (unsigned long long)out->tokens, (unsigned long long)out->words, out->vocabulary);
+        if (out->shard_tokens) printf(", %d shard%s", out->shards, out->shards > 1 ? "s" : "");
+        printf("\n");
+    }
+    if (job->inputs.skipped) {
+        printf("left out: %zu file%s that are no text\n", job->inputs.skipped,
+               job->inputs.skipped > 1 ? "s" : "");
+    }
+    printf("%.1f MB of text in %.1f s, %.1f MB/s, %d thread%s\n", megabytes, took, megabytes / took,
+           omp_get_max_threads(), omp_get_max_threads() > 1 ? "s" : "");
+}
+
 static int finish(struct job *job) {
-    const struct settings *s = job->settings;
-    int vocabulary = tokenizer_vocabulary(job->tokenizer);
-    if (output_finish(&job->outputs[1], vocabulary,
-                      "after the split; use a larger --val-fraction") ||
-        output_finish(&job->outputs[0], vocabulary, "before the split"))
+    if (token_writer_finish(&job->outputs[1], "after the split; use a larger --val-fraction") ||
+        token_writer_finish(&job->outputs[0], "before the split"))
         return -1;
     for (int i = 1; i >= 0; i--) {
-        struct output *out = &job->outputs[i];
+        struct token_writer *out = &job->outputs[i];
         if (!out->path) continue;
-        if (copy_tokenizer(s->tokenizer, out->path) || move_into_place(out->partial, out->path))
+        if (copy_tokenizer(job->settings->tokenizer, out->path) || token_writer_publish(out))
             return -1;
     }
-    for (int i = 0; i < 2; i++)
-        if (job->outputs[i].path)
-            printf("%s: %llu tokens, vocabulary %d\n", job->outputs[i].path,
-                   (unsigned long long)job->outputs[i].count, vocabulary);
+    describe(job);
     return 0;
 }
 
+/* Where the input's bytes are split, and both outputs. */
+static int open_outputs(struct job *job) {
+    const struct settings *s = job->settings;
+    const int vocabulary = tokenizer_vocabulary(job->tokenizer);
+    double fraction = s->val_fraction < 0 ? 0.05 : s->val_fraction;
+    job->split = s->val ? (uint64_t)((1 - fraction) * (double)job->inputs.bytes) : UINT64_MAX;
+    const uint64_t shard = (uint64_t)s->shard_tokens;
+    if (token_writer_open(&job->outputs[0], s->train, shard, vocabulary)) return -1;
+    return token_writer_open(&job->outputs[1], s->val, shard, vocabulary);
+}
+
+/* The directory of a file's name. */
+static int directory_of(const char *path, char directory[FILE_PATH_BYTES]) {
+    const char *slash = strrchr(path, '/');
+    int length = slash ? (int)(slash - path) + 1 : 2;
+    if (snprintf(directory, FILE_PATH_BYTES, "%.*s", length, slash ? path : "./") < FILE_PATH_BYTES)
+        return 0;
+    return report("the path '%.100s...' is too long", path);
+}
+
 static int tokenize(const struct settings *s) {
+    char directory[FILE_PATH_BYTES];
     struct job *job = (struct job *)calloc(1, sizeof *job);
     if (!job) return report("out of memory");
     job->settings = s;
-    job->start = seconds();
-    job->outputs[0].descriptor = job->outputs[1].descriptor = -1;
-    int status = total_bytes(s, &job->total);
+    job->inputs.spool = job->outputs[0].descriptor = job->outputs[1].descriptor = -1;
+    if (s->threads) omp_set_num_threads(s->threads);
+    int status = directory_of(s->train, directory);
     if (status == 0) status = tokenizer_open(s->tokenizer, &job->tokenizer);
     if (status == 0) status = check_tokenizer(job->tokenizer, s->tokenizer);
-    if (status != 0) goto close_tokenizer;
-
-    double fraction = !s->val ? 0 : s->val_fraction < 0 ? 0.05 : s->val_fraction;
-    job->split = s->val ? (uint64_t)((1 - fraction) * (double)job->total) : UINT64_MAX;
-    status = output_open(&job->outputs[0], s->train);
-    if (status == 0) status = output_open(&job->outputs[1], s->val);
-    for (int i = 0; i < s->input_count && status == 0; i++) status = add_input(job, s->inputs[i]);
+    if (status == 0)
+        status = inputs_collect(&job->inputs, s->inputs, (size_t)s->input_count, directory);
+    job->start = seconds();
+    if (status == 0) status = open_outputs(job);
+    for (size_t i = 0; i < job->inputs.count && status == 0; i++)
+        status = add_input(job, job->inputs.list[i].path);
+    if (status == 0) status = flush_and_unmap(job);
     if (status == 0) status = finish(job);
-    for (int i = 0; i < 2 && status != 0; i++) output_discard(&job->outputs[i]);
-close_tokenizer:
+    for (int i = 0; i < job->map_count; i++) file_unmap(&job->maps[i]);
+    for (int i = 0; i < 2 && status != 0; i++) token_writer_discard(&job->outputs[i]);
+    inputs_release(&job->inputs);
     tokenizer_close(job->tokenizer);
     free(job);
     return status;
@@ -330,17 +323,20 @@ close_tokenizer:
 /* ---- command line --------------------------------------------------------------------------- */
 
 static const char help[] =
-    "Usage: tokenize --tokenizer FILE --input FILE... --train FILE [--val FILE]\n"
+    "Usage: tokenize --tokenizer FILE --input FILE|FOLDER|-... --train FILE [--val FILE]\n"
     "Encodes text with a SentencePiece model and writes llm.c token files.\n"
     "\n"
     "  --tokenizer FILE      SentencePiece model, for example Llama-2's tokenizer.model\n"
-    "  --input FILE          text in UTF-8; several --input, and file names without an option, "
-    "are\n"
-    "                        read one after the other; each begins a document\n"
+    "  --input FILE          text in UTF-8; a folder stands for all text files in it and\n"
+    "                        below, '-' for standard input. Several --input, and names\n"
+    "                        without an option, are read one after the other; each file\n"
+    "                        begins a document\n"
     "  --separator LINE      a line that lies between documents, such as '<|endoftext|>'\n"
     "  --train FILE          token file to write\n"
     "  --val FILE            token file for the end of the text, held out of --train\n"
     "  --val-fraction F      how much of the text that is (default 0.05)\n"
+    "  --shard-tokens N      write NAME_000000.bin, NAME_000001.bin ... of N tokens each\n"
+    "  --threads N           that encode (default: all); the output is the same\n"
     "  --help                this text\n"
     "\n"
     "Every document begins with <s>. tokenizer.model is copied beside the outputs.\n"
@@ -369,6 +365,17 @@ static int parse_fraction(const char *text, double *fraction) {
     return usage("--val-fraction must be a number between 0 and 1, not ", text);
 }
 
+static int parse_number(const char *name, const char *text, long long least, long long most,
+                        long long *number) {
+    char *end, what[128];
+    errno = 0;
+    *number = strtoll(text, &end, 10);
+    if (end != text && *end == '\0' && errno == 0 && *number >= least && *number <= most) return 0;
+    snprintf(what, sizeof what, "%s must be a whole number from %lld to %lld, not ", name, least,
+             most);
+    return usage(what, text);
+}
+
 /* 0 to go on, else the exit code; -1: help was asked for */
 static int parse(int argc, char **argv, struct settings *s) {
     static const struct option options[] = {{"tokenizer", required_argument, NULL, 't'},
@@ -377,9 +384,12 @@ static int parse(int argc, char **argv, struct settings *s) {
                                             {"train", required_argument, NULL, 'o'},
                                             {"val", required_argument, NULL, 'v'},
                                             {"val-fraction", required_argument, NULL, 'f'},
+                                            {"shard-tokens", required_argument, NULL, 'n'},
+                                            {"threads", required_argument, NULL, 'j'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     int option, status = 0;
+    long long threads = 0;
     opterr = 0;
     while (status == 0 && (option = getopt_long(argc, argv, "-:", options, NULL)) != -1) {
         switch (option) {
@@ -401,6 +411,13 @@ static int parse(int argc, char **argv, struct settings *s) {
             break;
         case 'f':
             status = parse_fraction(optarg, &s->val_fraction);
+            break;
+        case 'n':
+            status = parse_number("--shard-tokens", optarg, 2, INT32_MAX, &s->shard_tokens);
+            break;
+        case 'j':
+            status = parse_number("--threads", optarg, 1, 4096, &threads);
+            s->threads = (int)threads;
             break;
         case 'h':
             return -1;

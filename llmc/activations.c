@@ -70,8 +70,27 @@ size_t activations_bytes(const struct llama_config *config, size_t element_bytes
 
 void activations_release(struct activations *a, const struct backend *be) {
     be->release(a->memory);
+    be->release(a->cache);
     free(a->layer);
     memset(a, 0, sizeof *a);
+}
+
+int activations_add_cache(struct activations *a, const struct llama_config *c,
+                          const struct backend *be) {
+    const size_t width = ((size_t)c->heads + 2 * (size_t)c->kv_heads) * (size_t)c->head_size;
+    const size_t bytes = (size_t)a->B * a->T * width * be->element_bytes;
+    a->cache = be->allocate(bytes * (size_t)c->layers);
+    if (!a->cache)
+        return report_out_of_memory("keys and values", (double)bytes * (double)c->layers);
+    for (int l = 0; l < c->layers; l++) {
+        a->layer[l].qkv = (tensor *)((char *)a->cache + bytes * (size_t)l);
+    }
+    return 0;
+}
+
+bool activations_remember(const struct activations *a, const struct llama_config *c,
+                          const struct backend *be) {
+    return be->attention_continue && (c->layers == 1 || a->layer[0].qkv != a->layer[1].qkv);
 }
 
 int activations_allocate(struct activations *a, const struct llama_config *c,

@@ -34,7 +34,9 @@ struct layer_activations {
 
 struct activations {
     int B, T; /* the largest pass it was made for */
-    void *memory;
+    int past; /* tokens of earlier passes that this one goes on behind (B = 1), whose keys and
+                 values the layers hold; 0 but in generation */
+    void *memory, *cache;            /* cache: activations_add_cache's, or NULL */
     struct layer_activations *layer; /* [L]; without training all share one set of arrays */
     tensor *last, *last_norm;        /* (N, C) */
     float *last_rstd, *losses;       /* (N) */
@@ -52,6 +54,16 @@ struct activations {
 /* training: with room for a backward pass. The caller releases it. 0, or -1 after reporting. */
 int activations_allocate(struct activations *a, const struct llama_config *config,
                          const struct backend *be, int B, int T, bool training);
+
+/* Gives each layer keys and values of its own, for a pass without training that goes on behind
+ * tokens of earlier passes (backend.h, attention_continue). 0, or -1 after reporting. */
+int activations_add_cache(struct activations *a, const struct llama_config *config,
+                          const struct backend *be);
+
+/* Whether each layer's keys and values outlive a pass, and a pass can go on behind them. */
+bool activations_remember(const struct activations *a, const struct llama_config *config,
+                          const struct backend *be);
+
 void activations_release(struct activations *a, const struct backend *be);
 
 /* The bytes that activations_allocate would take, for elements of `element_bytes`. */

@@ -89,6 +89,11 @@ struct backend {
     void (*attention_backward)(tensor *dqkv, const tensor *dout, const tensor *out,
                                const tensor *qkv, const float *log_sum_exp, int B, int T, int H,
                                int K, int D);
+    /* Rows first ... first+T-1 of one sequence, whose rows 0 ... first-1 were computed by earlier
+     * calls: qkv (first+T, (H+2K)D) holds all, out (T, H*D) the new ones. For generation, where T
+     * is mostly 1; nothing is kept for backward. NULL: generation computes all rows every time. */
+    void (*attention_continue)(tensor *out, const tensor *qkv, int first, int T, int H, int K,
+                               int D);
 
     /* ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) up, gate_up (N, 2F) = [gate | up] ---- */
     void (*swiglu_forward)(tensor *out, const tensor *gate_up, int N, int F);

@@ -346,6 +346,7 @@ const struct backend NAME(ISA) = {
     .rope = rope,
     .attention_forward = attention_forward,
     .attention_backward = attention_backward,
+    .attention_continue = attention_continue,
     .swiglu_forward = swiglu_forward,
     .swiglu_backward = swiglu_backward,
     .classifier = classifier,

@@ -79,6 +79,41 @@ static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv
     }
 }
 
+/* One query against the keys 0 ... position, read where they lie. p (position + 1) is scratch. */
+static void attention_one_row(float *restrict out, const float *query, const float *keys,
+                              const float *values, size_t width, int position, int D, float *p) {
+    float scale = 1.0f / sqrtf((float)D), max;
+    for (int j = 0; j <= position; j++) {
+        const float *restrict key = keys + (size_t)j * width;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int d = 0; d < D; d++) sum += query[d] * key[d];
+        p[j] = sum * scale;
+    }
+    float inverse = 1.0f / attention_softmax(p, position + 1, position + 1, &max);
+    for (int d = 0; d < D; d++) out[d] = 0;
+    for (int j = 0; j <= position; j++) {
+        const float *restrict value = values + (size_t)j * width;
+        float weight = p[j] * inverse;
+#pragma omp simd
+        for (int d = 0; d < D; d++) out[d] += weight * value[d];
+    }
+}
+
+static void attention_continue(tensor *out, const tensor *qkv, int first, int T, int H, int K,
+                               int D) {
+    size_t width = (size_t)(H + 2 * K) * D;
+    PARALLEL_FOR_DYNAMIC
+    for (int task = 0; task < T * H; task++) {
+        int position = first + task / H, h = task % H, kv = h / (H / K);
+        const float *rows = (const float *)qkv;
+        float *p = (float *)cpu_scratch(SCRATCH_TASK, ((size_t)position + 1) * sizeof(float));
+        attention_one_row((float *)out + (size_t)task * D, rows + position * width + (size_t)h * D,
+                          rows + (size_t)(H + kv) * D, rows + (size_t)(H + K + kv) * D, width,
+                          position, D, p);
+    }
+}
+
 /* p: logits, becomes probabilities; dp: their gradients, becomes the logits' gradients:
  * p = exp(logit - log_sum_exp), dlogit = p (dp - delta), delta = out . dout */
 static void attention_softmax_backward(float *p, float *dp, int visible, int keys,

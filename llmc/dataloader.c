@@ -17,21 +17,43 @@ struct token_file {
     uint64_t count;
     int vocabulary;         /* of the header, 0 when it names none */
     int largest;            /* token id */
+    uint64_t words;         /* of the text, 0: unknown */
     uint64_t train_before;  /* training windows in the files before this one */
     uint64_t window_before; /* validation windows, likewise */
 };
 
 struct dataloader {
     int T;
+    int stride; /* of validation, 0: windows side by side */
     uint64_t seed;
     size_t count;
     struct token_file *files;
-    uint64_t tokens, train_windows, windows;
+    uint64_t tokens, words, train_windows, windows;
+    bool words_known;
     int vocabulary;
     char *tokenizer; /* path, or NULL */
 };
 
 /* ---- opening and checking ---------------------------------------------------------------- */
+
+/* Magic numbers and versions of llm.c: 20240520/1 is GPT-2's data and ours, 20240801/7 Llama-3's
+ * with uint32 tokens, whose vocabulary of 128,256 no Llama-2 has. */
+static int check_kind(const char *path, int magic, int version) {
+    if (magic == TOKENS_MAGIC_LLAMA3)
+        return report("'%s' is a token file of llm.c's version %d with 32-bit tokens of Llama-3, "
+                      "expected version %d with 16-bit tokens; make one from the text with "
+                      "build/tokenize and a tokenizer of at most %d tokens",
+                      path, version, TOKENS_VERSION, TOKENS_VOCABULARY_MAX);
+    if (magic != TOKENS_MAGIC)
+        return report("'%s' begins with the number %d, expected %d: it is no llm.c token file with "
+                      "16-bit tokens; make one with build/tokenize",
+                      path, magic, TOKENS_MAGIC);
+    if (version != TOKENS_VERSION)
+        return report("'%s' is a token file of version %d, expected version %d; make one with "
+                      "build/tokenize",
+                      path, version, TOKENS_VERSION);
+    return 0;
+}
 
 static int check_header(struct token_file *file) {
     const char *path = file->path;
@@ -40,15 +62,9 @@ static int check_header(struct token_file *file) {
     if (bytes < TOKENS_HEADER_BYTES)
         return report("'%s' is truncated: it has %zu bytes, a token file's header alone has %d",
                       path, bytes, TOKENS_HEADER_BYTES);
-    int32_t header[4];
+    int32_t header[8];
     memcpy(header, file->map.data, sizeof header);
-    if (header[0] != TOKENS_MAGIC)
-        return report("'%s' begins with the number %d, expected %d: it is no llm.c token file with "
-                      "16-bit tokens; make one with build/tokenize",
-                      path, header[0], TOKENS_MAGIC);
-    if (header[1] != TOKENS_VERSION)
-        return report("'%s' is a token file of version %d, expected version %d", path, header[1],
-                      TOKENS_VERSION);
+    if (check_kind(path, header[0], header[1])) return -1;
     if (header[2] < 0) return report("'%s' claims %d tokens, a negative number", path, header[2]);
     file->count = (uint64_t)header[2];
     uint64_t expected = TOKENS_HEADER_BYTES + 2 * file->count;
@@ -61,6 +77,7 @@ static int check_header(struct token_file *file) {
         return report("'%s' claims a vocabulary of %d, expected 0 (unknown) to %d", path, header[3],
                       TOKENS_VOCABULARY_MAX);
     file->vocabulary = header[3];
+    memcpy(&file->words, header + TOKENS_HEADER_WORDS, sizeof file->words);
     file->tokens = (const uint16_t *)((const char *)file->map.data + TOKENS_HEADER_BYTES);
     return 0;
 }
@@ -105,6 +122,8 @@ static int open_file(struct dataloader *loader, const char *path) {
     file->train_before = loader->train_windows;
     file->window_before = loader->windows;
     loader->tokens += file->count;
+    loader->words += file->words;
+    loader->words_known = (loader->count == 1 || loader->words_known) && file->words > 0;
     loader->train_windows += targets / T;
     loader->windows += (targets + T - 1) / T;
     return 0;
@@ -184,6 +203,17 @@ void dataloader_close(struct dataloader *loader) {
 
 int dataloader_vocabulary(const struct dataloader *loader) {
     return loader->vocabulary;
+}
+
+uint64_t dataloader_words(const struct dataloader *loader) {
+    return loader->words_known ? loader->words : 0;
+}
+
+double dataloader_targets_per_word(const struct dataloader *loader) {
+    uint64_t targets = 0;
+    for (size_t i = 0; i < loader->count; i++)
+        targets += loader->files[i].count ? loader->files[i].count - 1 : 0;
+    return dataloader_words(loader) ? (double)targets / (double)loader->words : 0;
 }
 
 int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary) {
@@ -274,6 +304,25 @@ void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *t
 
 /* ---- validation: everything once, in order ----------------------------------------------- */
 
+/* Windows of a file: the last is the first that reaches its end. One that would hold a single
+ * token (possible with stride T only) has nothing to score and is none. */
+static uint64_t strided_windows(uint64_t count, uint64_t T, uint64_t stride) {
+    if (count < 2) return 0;
+    if (count <= T) return 1;
+    uint64_t further = (count - T + stride - 1) / stride;
+    return count - further * stride < 2 ? further : further + 1;
+}
+
+void dataloader_set_stride(struct dataloader *loader, int stride) {
+    loader->stride = stride;
+    loader->windows = 0;
+    for (size_t i = 0; i < loader->count; i++) {
+        struct token_file *file = &loader->files[i];
+        file->window_before = loader->windows;
+        loader->windows += strided_windows(file->count, (uint64_t)loader->T, (uint64_t)stride);
+    }
+}
+
 uint64_t dataloader_windows(const struct dataloader *loader) {
     return loader->windows;
 }
@@ -281,9 +330,18 @@ uint64_t dataloader_windows(const struct dataloader *loader) {
 int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
                       int32_t *targets) {
     const struct token_file *file = file_of(loader, i, offsetof(struct token_file, window_before));
-    uint64_t start = (i - file->window_before) * (uint64_t)loader->T,
-             rest = file->count - 1 - start;
-    int length = rest < (uint64_t)loader->T ? (int)rest : loader->T;
+    const int most = loader->stride ? loader->T - 1 : loader->T;
+    uint64_t step = (uint64_t)(loader->stride ? loader->stride : loader->T);
+    uint64_t start = (i - file->window_before) * step, rest = file->count - 1 - start;
+    int length = rest < (uint64_t)most ? (int)rest : most;
     copy_window(file->tokens + start, length, tokens, targets);
     return length;
+}
+
+int dataloader_window_skip(const struct dataloader *loader, uint64_t i) {
+    const struct token_file *file = file_of(loader, i, offsetof(struct token_file, window_before));
+    if (!loader->stride || i == file->window_before) return 0;
+    /* the window before ended T - stride tokens into this one, the first of which is no target */
+    int skip = loader->T - loader->stride - 1;
+    return skip > 0 ? skip : 0;
 }

@@ -1,7 +1,15 @@
 /* dataloader.h — training and validation sequences out of llm.c's token files.
  *
- * A token file: 256 int32 of header (magic 20240520, version 1, number of tokens, vocabulary size
- * or 0), then the tokens as uint16, everything little-endian. Files are mapped, never copied.
+ * A token file: 256 int32 of header, then the tokens as uint16, everything little-endian:
+ *
+ *     [0]     magic 20240520
+ *     [1]     version 1
+ *     [2]     number of tokens
+ *     [3]     vocabulary size        \
+ *     [4..5]  words of the text       | build/tokenize's; 0 in llm.c's own files: unknown
+ *     [6..7]  bytes of the text      /  (words and bytes are uint64)
+ *
+ * Words are what white space (of ASCII) separates. Files are mapped, never copied.
  *
  * Sampling keeps no state: sequence n of a run is a pure function of (files, T, seed, n), so that
  * any worker can fetch any sequence, and resuming needs no more than a count. An epoch visits every
@@ -36,6 +44,12 @@ void dataloader_close(struct dataloader *loader); /* NULL is fine */
 /* The vocabulary size that the files' headers name; 0 when they name none (llm.c's own). */
 int dataloader_vocabulary(const struct dataloader *loader);
 
+/* Words of the text that the files were made from; 0 when any file does not tell. */
+uint64_t dataloader_words(const struct dataloader *loader);
+
+/* Tokens (but each file's first, which nothing predicts) per word; 0 likewise. */
+double dataloader_targets_per_word(const struct dataloader *loader);
+
 /* Checks every token id against a model's vocabulary size. Returns 0, or -1 after reporting the
  * file, the position and the id. */
 int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary);
@@ -56,7 +70,14 @@ uint64_t dataloader_epoch(const struct dataloader *loader);
 void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
                          int32_t *targets);
 
-/* ---- validation: every token but a file's first is a target exactly once ---- */
+/* ---- validation: every token but a file's first is a target exactly once ----
+ * Without a stride, windows lie side by side, each with T tokens and the T that follow them. */
+
+/* Windows of T tokens that begin every `stride` tokens (1 ... T) instead: each scores only the
+ * targets that no window before it saw, so that all but the first T have at least T - stride tokens
+ * of context. This is what Hugging Face's page on the perplexity of fixed-length models computes;
+ * with stride T a window's first token is nobody's target. Call before anything of validation. */
+void dataloader_set_stride(struct dataloader *loader, int stride);
 
 uint64_t dataloader_windows(const struct dataloader *loader);
 
@@ -66,13 +87,19 @@ uint64_t dataloader_windows(const struct dataloader *loader);
 int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
                       int32_t *targets);
 
+/* How many of window i's first targets are context only: 0 without a stride. */
+int dataloader_window_skip(const struct dataloader *loader, uint64_t i);
+
 /* ---- the token file format, for tools that write it ---- */
 
 enum {
     TOKENS_MAGIC = 20240520,
+    TOKENS_MAGIC_LLAMA3 = 20240801, /* llm.c's files of uint32 tokens: refused by name */
     TOKENS_VERSION = 1,
     TOKENS_HEADER_INTS = 256,
     TOKENS_HEADER_BYTES = 1024,
+    TOKENS_HEADER_WORDS = 4, /* index of the header's int32 where the uint64 begins */
+    TOKENS_HEADER_TEXT_BYTES = 6,
     TOKENS_VOCABULARY_MAX = 65535, /* what one program's uint16 ids allow, 65535 itself unused */
 };
 

@@ -125,6 +125,11 @@ static const struct entry table[] = {
     INTEGER("eval-every", eval_every, "0", 0, INT_MAX,
             "steps between evaluations; 0: only the last"),
     INTEGER("eval-sequences", eval_sequences, "0", 0, INT_MAX, "validation sequences used; 0: all"),
+    INTEGER("stride", stride, "0", 0, 1 << 24,
+            "evaluate in windows of --seq tokens that begin every N, each scoring what those "
+            "before it did not (Hugging Face's way); 0: side by side"),
+    INTEGER("sample-every", sample_every, "0", 0, INT_MAX,
+            "steps between lines of text that the model writes; 0: none"),
     INTEGER("drift-samples", drift_samples, "1024", 0, 1 << 24,
             "parameters watched for drift; 0: none"),
     SWITCH("quiet", quiet, "nothing on the terminal but errors and warnings"),

@@ -47,6 +47,7 @@ struct options {
     /* output */
     const char *out, *log;
     int save_every, eval_every, eval_sequences, drift_samples;
+    int stride, sample_every; /* 0: none */
     bool quiet;
     /* modes */
     bool eval, dry_run, help, version;

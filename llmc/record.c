@@ -41,11 +41,16 @@ int record_log_step(struct runlog *log, const struct step_record *r) {
     return runlog_write(log, event);
 }
 
+double record_word_perplexity(const struct eval_record *r) {
+    return r->tokens_per_word > 0 ? exp(r->val_loss * r->tokens_per_word) : NAN;
+}
+
 int record_log_eval(struct runlog *log, const struct eval_record *r) {
     return runlog_write(
-        log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step", r->step,
+        log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step", r->step,
                        "val_loss", runlog_number(r->val_loss), "val_perplexity",
-                       runlog_number(exp(r->val_loss)), "replica_val_loss",
+                       runlog_number(exp(r->val_loss)), "val_word_perplexity",
+                       runlog_number(record_word_perplexity(r)), "replica_val_loss",
                        runlog_number(r->replica_val_loss), "replica_val_perplexity",
                        runlog_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
 }
@@ -85,4 +90,12 @@ void record_show_eval(struct progress *progress, const struct eval_record *r) {
     snprintf(line, sizeof line, "%6d  validation perplexity %.3f, of a replica %.3f", r->step,
              exp(r->val_loss), exp(r->replica_val_loss));
     progress_message(progress, line);
+}
+
+int record_sample(struct progress *progress, struct runlog *log, int step, const char *text) {
+    char line[640];
+    snprintf(line, sizeof line, "%6d  writes: %s", step, text);
+    progress_message(progress, line);
+    return runlog_write(
+        log, json_pack("{s:s, s:i, s:s}", "event", "sample", "step", step, "text", text));
 }

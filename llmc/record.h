@@ -33,6 +33,7 @@ struct eval_record {
     int step;                          /* steps done */
     double val_loss, replica_val_loss; /* mean negative log-likelihood, natural logarithm */
     int64_t tokens;
+    double tokens_per_word; /* 0: the token files don't tell */
 };
 
 /* Sums of a run's steps; start with zeros. */
@@ -43,11 +44,17 @@ struct run_record {
 
 void record_add(struct run_record *run, const struct step_record *step);
 
+/* Perplexity per word of the text, NaN when the number of words is not known. */
+double record_word_perplexity(const struct eval_record *eval);
+
 int record_log_step(struct runlog *log, const struct step_record *step);
 int record_log_eval(struct runlog *log, const struct eval_record *eval);
 /* status: "complete", or why not; eval: the last one, NULL for none; checkpoint: "" for none. */
 int record_log_end(struct runlog *log, const struct run_record *run, const char *status,
                    const struct eval_record *eval, const char *checkpoint);
+
+/* A line of text that the model wrote after `step` steps, to the terminal and to the log. */
+int record_sample(struct progress *progress, struct runlog *log, int step, const char *text);
 
 /* Lines of at most 79 columns. losses: with the shares of packets lost. */
 void record_show_step(struct progress *progress, const struct step_record *step, bool losses);

@@ -35,9 +35,15 @@ static inline int32_t sampler_draw(const float *logits, int V, double temperatur
         scratch[i].token = i;
         sum += scratch[i].p;
     }
-    qsort(scratch, (size_t)V, sizeof *scratch, sampler_compare);
+    /* All tokens below this bound make up less than 1 - top_p: the set is found without them. */
+    const double least = (1 - top_p) * sum / V;
+    int likely = 0;
+    for (int i = 0; i < V; i++) {
+        if (scratch[i].p >= least) scratch[likely++] = scratch[i];
+    }
+    qsort(scratch, (size_t)likely, sizeof *scratch, sampler_compare);
     int count = 0;
-    while (count < V && (count == 0 || kept < top_p * sum)) kept += scratch[count++].p;
+    while (count < likely && (count == 0 || kept < top_p * sum)) kept += scratch[count++].p;
     double target = uniform * kept;
     for (int i = 0; i < count; i++) {
         target -= scratch[i].p;

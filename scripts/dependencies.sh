@@ -17,8 +17,9 @@ case $(uname -m) in x86_64) ;; *) build=$(echo "$build" | sed 's/libdnnl-dev:[^ 
 quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:trains_a_tokenizer
 python3:reads_logs python3-matplotlib:plots"
 test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests python3-numpy:references
+python3-sentencepiece:the_tokenizer_to_compare_with
 iproute2:network_namespaces nftables:loses_packets ethtool:switches_off_segmentation
-clang:makes_up_packets(libFuzzer) libclang-rt-dev:libFuzzer's_library"
+clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library"
 [ "$(uname -m)" != x86_64 ] ||
     test="$test qemu-system-x86:virtual_machine_with_RDMA_devices busybox-static:starts_it"
 bench="$test python3-venv:PyTorch_in_a_virtual_environment libopenblas0:another_BLAS_to_compare_with"

@@ -68,8 +68,11 @@ static void test_bad_files(void **state) {
     write_bytes(path, "not a token file", 16);
     assert_open_reports(path, DATALOADER_TRAIN, 8, "it has 16 bytes");
 
-    spec = good, spec.magic = 20240801;
-    assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8, "number 20240801");
+    spec = good, spec.magic = 20240801, spec.version = 7; /* llm.c's files for Llama-3 */
+    assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8,
+                        "of llm.c's version 7 with 32-bit tokens of Llama-3, expected version 1");
+    spec = good, spec.magic = 20240326; /* llm.c's model files */
+    assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8, "number 20240326");
     spec = good, spec.version = 2;
     assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8, "of version 2");
     spec = good, spec.claimed = 101;
@@ -145,6 +148,24 @@ static void test_vocabulary(void **state) {
     assert_open_reports(in_scratch("w?.bin"), DATALOADER_TRAIN, 8,
                         "w3.bin' is for a vocabulary of "
                         "51, expected 50");
+}
+
+/* Words are known when every file tells them. */
+static void test_words(void **state) {
+    (void)state;
+    for (int second = 0; second < 2; second++) {
+        for (int i = 0; i < 2; i++) {
+            int32_t header[TOKENS_HEADER_INTS] = {TOKENS_MAGIC, TOKENS_VERSION, 2};
+            uint64_t words = i == 0 ? (uint64_t)5 << 32 : second ? 7 : 0;
+            memcpy(header + TOKENS_HEADER_WORDS, &words, sizeof words);
+            char data[TOKENS_HEADER_BYTES + 4] = {0};
+            memcpy(data, header, sizeof header);
+            write_bytes(in_scratch(i ? "words2.bin" : "words1.bin"), data, sizeof data);
+        }
+        struct dataloader *loader = open_good(in_scratch("words?.bin"), DATALOADER_VALIDATE, 8, 0);
+        assert_true(dataloader_words(loader) == (second ? ((uint64_t)5 << 32) + 7 : 0));
+        dataloader_close(loader);
+    }
 }
 
 static void test_tokenizer_beside(void **state) {
@@ -323,6 +344,43 @@ static void test_validation_covers_all(void **state) {
     }
 }
 
+/* With a stride, as the loop of Hugging Face's page has it: windows begin every S tokens, end after
+ * T or with the file, and score what is behind the end of the window before. */
+static void test_strided_windows(void **state) {
+    (void)state;
+    for (int count = 2; count < 40; count++) {
+        write_tokens("s1.bin", count, 0, 0);
+        write_tokens("s2.bin", 1, 500, 0);
+        write_tokens("s3.bin", 12, 1000, 0);
+        for (int stride = 1; stride <= T; stride++) {
+            struct dataloader *loader = open_good(in_scratch("s?.bin"), DATALOADER_VALIDATE, T, 0);
+            dataloader_set_stride(loader, stride);
+            uint64_t window = 0;
+            for (int file = 0; file < 2; file++) {
+                int tokens_in_file = file ? 12 : count, base = file ? 1000 : 0, seen = 0;
+                for (int begin = 0;; begin += stride) {
+                    int end = begin + T < tokens_in_file ? begin + T : tokens_in_file;
+                    if (end - begin >= 2) {
+                        int32_t tokens[T], targets[T];
+                        int length = dataloader_window(loader, window, tokens, targets);
+                        assert_int_equal(length, end - begin - 1);
+                        assert_int_equal(tokens[0], base + begin);
+                        assert_int_equal(targets[length - 1], base + end - 1);
+                        int scored = length - dataloader_window_skip(loader, window);
+                        /* the first token of a window has no target before it */
+                        assert_int_equal(scored, seen > begin ? end - seen : length);
+                        window++;
+                    }
+                    seen = end;
+                    if (end == tokens_in_file) break;
+                }
+            }
+            assert_int_equal(dataloader_windows(loader), window);
+            dataloader_close(loader);
+        }
+    }
+}
+
 /* ---- report ------------------------------------------------------------------------------------
  */
 
@@ -347,6 +405,7 @@ int main(void) {
         cmocka_unit_test(test_every_truncation),
         cmocka_unit_test(test_too_short),
         cmocka_unit_test(test_vocabulary),
+        cmocka_unit_test(test_words),
         cmocka_unit_test(test_tokenizer_beside),
         cmocka_unit_test(test_epochs_are_permutations),
         cmocka_unit_test(test_epochs_and_seeds_differ),
@@ -354,6 +413,7 @@ int main(void) {
         cmocka_unit_test(test_many_files),
         cmocka_unit_test(test_huge_sample_index),
         cmocka_unit_test(test_validation_covers_all),
+        cmocka_unit_test(test_strided_windows),
     };
     return cmocka_run_group_tests_name("data", tests, make_scratch, remove_scratch);
 }

@@ -9,6 +9,7 @@
 #include "../train_llama2.cu"
 
 #include "llmc/safetensors.h"
+#include "llmc/sampler.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -95,6 +96,40 @@ static void logits_agree(void **state) {
                              c->width, c->vocabulary);
         assert_true(distance(&g, "logits", logits) < 1e-5);
         free(logits);
+        golden_close(&g);
+    }
+}
+
+/* Generation: 3 tokens at once, then 2, then one at a time, behind kept keys and values. */
+static void cached_logits_agree(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct golden g;
+        golden_open(goldens[i], &g);
+        const struct llama_config *c = &g.layout.config;
+        const size_t V = (size_t)c->vocabulary;
+        struct activations kept;
+        assert_int_equal(activations_allocate(&kept, c, g.be, 1, g.T, false), 0);
+        assert_int_equal(activations_add_cache(&kept, c, g.be), 0);
+        struct trainer t;
+        memset(&t, 0, sizeof t);
+        t.be = g.be;
+        t.layout = g.layout;
+        t.engine = &kept;
+        struct writer w = {&t, g.params};
+        float *logits = (float *)calloc((size_t)g.B * g.T * V, sizeof *logits);
+        const struct safetensors_view *golden = find(&g, "logits");
+        memcpy(logits, golden->data, golden->bytes); /* what is not generated stays golden */
+        for (int b = 0; b < g.B; b++) {
+            for (int first = 0, count = 3; first < g.T; first += count, count = first < 5 ? 2 : 1) {
+                const int last = b * g.T + first + count - 1;
+                memset(logits + (size_t)last * V, 0, V * sizeof *logits);
+                feed_model(&w, g.a.tokens + b * g.T + first, first, count, logits + last * V);
+            }
+        }
+        assert_true(distance(&g, "logits", logits) < 1e-5);
+        free(logits);
+        activations_release(&kept, g.be);
         golden_close(&g);
     }
 }
@@ -255,11 +290,29 @@ static void sampler_draws_as_told(void **state) {
         counts[sampler_draw(logits, 4, 1, 0.5, (i + 0.5) / 1000, scratch)]++;
     }
     assert_true(counts[1] > 0 && counts[3] > 0 && counts[0] == 0 && counts[2] == 0);
+
+    /* many tokens, few of them likely: drawn from the smallest set that makes up top_p */
+    enum { V = 1000 };
+    float long_tail[V];
+    struct sampler_choice room[V];
+    for (int i = 0; i < V; i++) long_tail[i] = -0.1f * (float)i;
+    const double whole = (1 - exp(-0.1 * V)) / (1 - exp(-0.1));
+    const double top_p[] = {0.1, 0.5, 0.9, 0.999};
+    for (int k = 0; k < 4; k++) {
+        int most = 0, expected = 0;
+        for (double mass = 0; mass < top_p[k] * whole; expected++) mass += exp(-0.1 * expected);
+        for (int i = 1; i <= 1000; i++) {
+            int token = sampler_draw(long_tail, V, 1, top_p[k], i / 1000.0 - 1e-9, room);
+            if (token > most) most = token;
+        }
+        assert_int_equal(most, expected - 1);
+    }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_agree),
+        cmocka_unit_test(cached_logits_agree),
         cmocka_unit_test(loss_agrees),
         cmocka_unit_test(every_gradient_agrees),
         cmocka_unit_test(accumulated_gradients_agree),

@@ -353,7 +353,7 @@ static void test_tokenize_errors(void **state) {
     assert_fails("--tokenizer absent --input text --train t.bin", 1, "cannot open 'absent'");
     assert_fails("--tokenizer text --input text --train t.bin", 1, "no SentencePiece model");
     assert_fails("--tokenizer m --input absent --train t.bin", 1, "cannot open 'absent'");
-    assert_fails("--tokenizer m --input . --train t.bin", 1, "'.' is no regular file");
+    assert_fails("--tokenizer m --input /dev/null --train t.bin", 1, "neither a file nor a folder");
     assert_fails("--tokenizer m --input empty --train t.bin", 1, "the input is empty ('empty')");
     assert_fails("--tokenizer m --input text --train absent/t.bin", 1, "'absent/t.bin.partial'");
     assert_fails("--tokenizer m --input text --train t.bin --val absent/v.bin", 1, "absent/v.bin");

@@ -1,0 +1,288 @@
+#!/usr/bin/env python3
+"""Fetches a corpus from its public home and makes plain text of it, for build/tokenize.
+
+    data/fetch.py tinystories|wikitext-2|wikitext-103|c4|fineweb [FOLDER] [--files N]
+
+FOLDER (data/NAME unless given) gets the files as they are published and, made of them,
+
+    train.txt  val.txt  test.txt    UTF-8, as many of the three as the corpus has; where it consists
+                                    of documents, a line <|endoftext|> lies between them
+    test.joined.txt                 wikitext: rows joined by blank lines, the text on which most
+                                    published perplexities of WikiText were measured
+
+Every file is checked against the SHA-256 in the table below. Where none is known to this script, the
+one of the first download is kept in FILE.sha256, and later ones are held to it; the script says so.
+An interrupted download goes on where it stopped, by itself up to --retries times or with the next
+call. A file that was brought by hand is taken when its checksum is right. FETCH_BASE_URL replaces
+https://huggingface.co, for a mirror. Only Python's own library is used, but FineWeb is Parquet,
+which needs the package pyarrow.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage.
+"""
+import argparse
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import os
+import pathlib
+import sys
+import time
+import urllib.error
+import urllib.request
+import zipfile
+
+HOME = "https://huggingface.co"
+SEPARATOR = "<|endoftext|>"
+
+# corpus: path at HOME, SHA-256 or None, the text that it holds or None for an archive.
+# {i} counts the files of which --files says how many.
+TABLE = {
+    "tinystories": [
+        ("datasets/roneneldan/TinyStories/resolve/5485261731eaac25dd8e5ebbc3839d0a9870b185/"
+         "TinyStories-train.txt",
+         "c5cf5e22ff13614e830afbe61a99fbcbe8bcb7dd72252b989fa1117a368d401f", "train.txt"),
+        ("datasets/roneneldan/TinyStories/resolve/5485261731eaac25dd8e5ebbc3839d0a9870b185/"
+         "TinyStories-valid.txt",
+         "94e431816c4cce81ff71e4408ff8d3bda9a42e8d2663986697c3954288cb38b4", "val.txt"),
+    ],
+    "wikitext-2": [
+        ("datasets/ggml-org/ci/resolve/main/wikitext-2-raw-v1.zip",
+         "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11", None),
+    ],
+    "wikitext-103": [
+        ("datasets/mattdangerw/wikitext-103-raw/resolve/main/wikitext-103-raw-v1.zip",
+         "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794", None),
+    ],
+    "c4": [
+        ("datasets/allenai/c4/resolve/1588ec454efa1a09f29cd18ddd04fe05fc8653a2/en/"
+         "c4-train.{i:05}-of-01024.json.gz", None, "train.txt"),
+        ("datasets/allenai/c4/resolve/1588ec454efa1a09f29cd18ddd04fe05fc8653a2/en/"
+         "c4-validation.00000-of-00008.json.gz", None, "val.txt"),
+    ],
+    "fineweb": [
+        ("datasets/HuggingFaceFW/fineweb/resolve/main/sample/10BT/{i:03}_00000.parquet", None,
+         "train.txt"),
+    ],
+}
+MOST_FILES = {"c4": 1024, "fineweb": 15}
+
+
+class Failure(Exception):
+    """What the user is told, in one line."""
+
+
+# ---- downloading ----
+
+def show(text):
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def request(url, partial):
+    """Asks for what is missing of `partial`. Returns the response and where its bytes belong."""
+    have = partial.stat().st_size if partial.exists() else 0
+    tag = partial.with_name(partial.name + ".etag")
+    headers = {"User-Agent": "train_llama2 data/fetch.py", "Accept-Encoding": "identity"}
+    if have and tag.exists():
+        headers |= {"Range": f"bytes={have}-", "If-Range": tag.read_text(encoding="utf-8")}
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60)
+    except urllib.error.HTTPError as error:
+        if error.code != 416:
+            raise
+        partial.unlink()  # longer than the file is: not a part of it
+        return request(url, partial)
+    etag = response.headers.get("ETag", "")
+    if etag and not etag.startswith("W/"):
+        tag.write_text(etag, encoding="utf-8")
+    else:
+        tag.unlink(missing_ok=True)
+    return response, have if response.status == 206 else 0
+
+
+def receive(url, partial):
+    """One attempt. Returns whether the file is complete now."""
+    response, start = request(url, partial)
+    with response, open(partial, "r+b" if start else "wb") as file:
+        length = response.headers.get("Content-Length")
+        end = start + int(length) if length else None
+        file.truncate(start)
+        file.seek(start)
+        began, got = time.monotonic(), 0
+        while block := response.read(1 << 20):
+            file.write(block)
+            got += len(block)
+            speed = got / (time.monotonic() - began + 1e-9)
+            left = f", {(end - start - got) / speed:.0f} s left" if end else ""
+            show(f"{partial.stem}: {(start + got) / 1e6:.1f} MB, {speed / 1e6:.1f} MB/s{left}")
+    show("")
+    return end is None or start + got == end
+
+
+def download(url, path, retries):
+    partial = path.with_name(path.name + ".partial")
+    for attempt in range(retries + 1):
+        if attempt:
+            time.sleep(min(2 ** (attempt - 1), 30) * float(os.environ.get("FETCH_PAUSE", "1")))
+        try:
+            if receive(url, partial):
+                partial.with_name(partial.name + ".etag").unlink(missing_ok=True)
+                return partial
+            why = "the connection closed early"
+        except urllib.error.HTTPError as error:
+            if error.code < 500:
+                raise Failure(f"{url}: the server answered {error.code} {error.reason}") from None
+            why = f"the server answered {error.code} {error.reason}"
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError,
+                ConnectionError) as error:
+            why = str(getattr(error, "reason", error))
+    have = partial.stat().st_size if partial.exists() else 0
+    if have:
+        raise Failure(f"{url}: {why}; {have / 1e6:.1f} MB are kept in {partial}, call this again "
+                      "to go on")
+    raise Failure(f"cannot reach {url}: {why}. Without a network: bring the file to {path} and "
+                  "call this again, or name a mirror in FETCH_BASE_URL")
+
+
+def digest(path):
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def obtain(url, path, known, retries):
+    """The file at `path`, checked; downloaded unless it is there."""
+    record = path.with_name(path.name + ".sha256")
+    expected = known
+    if not known and record.exists():
+        expected = record.read_text(encoding="utf-8").split()[0]
+    fetched = not path.exists()
+    found_at = download(url, path, retries) if fetched else path
+    found = digest(found_at)
+    if expected and found != expected:
+        if fetched:
+            found_at.unlink()
+        source = "" if known else f" (kept from an earlier download in {record})"
+        action = (f"{url} may have changed; it was not kept" if fetched else
+                  "remove it to fetch anew")
+        raise Failure(f"{path}: its SHA-256 is {found}, expected {expected}{source}: {action}")
+    if fetched:
+        found_at.rename(path)
+    if not expected:
+        record.write_text(f"{found}  {path.name}\n", encoding="utf-8")
+        print(f"{path}: no checksum is known; SHA-256 {found} is kept in {record.name}, and later "
+              "downloads must match it")
+    return path
+
+
+# ---- text ----
+
+def documents_of_gzip(path):
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)["text"]
+
+
+def documents_of_parquet(path):
+    try:
+        import pyarrow.parquet  # pylint: disable=import-outside-toplevel
+    except ImportError:
+        raise Failure("FineWeb is Parquet, which needs the Python package pyarrow: "
+                      "pip install pyarrow, or take c4, which needs nothing") from None
+    for batch in pyarrow.parquet.ParquetFile(path).iter_batches(columns=["text"]):
+        yield from batch.column(0).to_pylist()
+
+
+def write_documents(paths, out):
+    reader = documents_of_parquet if paths[0].suffix == ".parquet" else documents_of_gzip
+    with open(out, "w", encoding="utf-8", newline="") as file:
+        first = True
+        for path in paths:
+            for text in reader(path):
+                file.write(("" if first else f"{SEPARATOR}\n") + text + "\n")
+                first = False
+
+
+def write_wikitext(archive, folder):
+    """train.txt, val.txt, test.txt as they are, and the test's rows joined by blank lines: a row is
+    a line with its end, or nothing where the line is blank."""
+    with zipfile.ZipFile(archive) as files:
+        for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
+            (member,) = [m for m in files.namelist() if m.endswith(f"wiki.{split}.raw")]
+            text = files.read(member)
+            (folder / f"{name}.txt.partial").write_bytes(text)
+            (folder / f"{name}.txt.partial").rename(folder / f"{name}.txt")
+    rows = io.StringIO(text.decode("utf-8"), newline="\n")
+    joined = "\n\n".join(row if row.strip() else "" for row in rows)
+    (folder / "test.joined.txt").write_bytes(joined.encode("utf-8"))
+
+
+def make_text(paths, folder, out):
+    """The text of downloaded files, unless it is newer than they are."""
+    target = folder / (out or "test.joined.txt")
+    newest = max(path.stat().st_mtime for path in paths)
+    if target.exists() and target.stat().st_mtime >= newest:
+        return
+    print(f"{folder}: making {'text' if out is None else out}")
+    if paths[0].suffix == ".zip":
+        write_wikitext(paths[0], folder)
+        return
+    partial = target.with_name(target.name + ".partial")
+    if paths[0].suffix == ".txt":
+        partial.unlink(missing_ok=True)
+        os.link(paths[0], partial)
+    else:
+        write_documents(paths, partial)
+    partial.rename(target)
+
+
+# ---- the whole ----
+
+def fetch(name, folder, files, retries):
+    base = os.environ.get("FETCH_BASE_URL", HOME).rstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    for pattern, known, out in TABLE[name]:
+        count = files if "{i" in pattern else 1
+        paths = []
+        for path in (pattern.format(i=i) for i in range(count)):
+            local = folder / path.rsplit("/", 1)[1]
+            paths.append(obtain(f"{base}/{path}", local, known, retries))
+        make_text(paths, folder, out)
+    separator = "" if name.startswith("wikitext") else f" --separator '{SEPARATOR}'"
+    print(f"next: build/tokenize --tokenizer tokenizer.model --input {folder}/train.txt"
+          f"{separator} --train {folder}/train.bin")
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        prog="fetch.py", formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
+    parser.add_argument("name", choices=TABLE, metavar="NAME", help=", ".join(TABLE))
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, metavar="FOLDER")
+    parser.add_argument("--files", type=int, default=1, metavar="N",
+                        help="how many files of c4 or fineweb (default 1: 0.3 and 2 GB)")
+    parser.add_argument("--retries", type=int, default=5, metavar="N",
+                        help="attempts after a broken connection (default 5)")
+    arguments = parser.parse_args()
+    most = MOST_FILES.get(arguments.name, 1)
+    if not 1 <= arguments.files <= most:
+        parser.error(f"--files: {arguments.name} has 1 to {most}, got {arguments.files}")
+    if arguments.retries < 0:
+        parser.error(f"--retries: expected at least 0, got {arguments.retries}")
+    try:
+        fetch(arguments.name, arguments.folder or pathlib.Path("data") / arguments.name,
+              arguments.files, arguments.retries)
+    except Failure as failure:
+        print(f"fetch.py: {failure}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        print(f"fetch.py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

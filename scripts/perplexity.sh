@@ -1,0 +1,62 @@
+#!/bin/sh
+# Perplexity of a model as people compare it: on the test text of WikiText-2, with context 2048 and
+# 4096, in windows side by side and strided.
+#
+#   scripts/perplexity.sh MODEL [TEXT [OPTION...]]
+#
+# MODEL is a Hugging Face Llama directory or a checkpoint, with its tokenizer.model in it or named
+# by TOKENIZER=FILE. TEXT, in UTF-8, is taken as one document; without it, or with "-", it is
+# WikiText-2's test text with its rows joined by blank lines, fetched when data/wikitext-2 is not
+# there. Further arguments go to train_llama2 (--threads 4, --batch 1, ...). CONTEXTS="2048 4096" and
+# STRIDE=512 can be set; a context longer than the model's is left out and said so.
+#
+# Both ways are Hugging Face's: a window of `context` tokens begins every `stride` tokens and scores
+# what the windows before it did not. With the stride equal to the context, windows lie side by side
+# and the first token of each is not scored. Perplexity per token depends on the tokenizer; per word
+# (of what white space separates) it can be compared across tokenizers.
+set -eu
+fail() { echo "perplexity.sh: $1" >&2; exit "${2-1}"; }
+[ $# -ge 1 ] || fail "usage: scripts/perplexity.sh MODEL [TEXT [OPTION...]]" 2
+
+here=$(dirname "$0")/..
+train_llama2=${TRAIN_LLAMA2:-$here/build/train_llama2}
+tokenize=${TOKENIZE:-$here/build/tokenize}
+data=${DATA:-$here/data/wikitext-2}
+model=$1
+text=${2--}
+[ $# -lt 2 ] || shift
+shift
+tokenizer=${TOKENIZER:-$model/tokenizer.model}
+stride=${STRIDE:-512}
+case $stride in
+'' | *[!0-9]* | 0*) fail "STRIDE is '$stride', expected a positive whole number" 2 ;;
+esac
+[ -f "$model/config.json" ] || fail "'$model' is no model directory: it has no config.json"
+[ -f "$tokenizer" ] || fail "'$tokenizer' is missing; name the model's tokenizer in TOKENIZER=FILE"
+positions=$(sed -n 's/.*"max_position_embeddings" *: *\([0-9]*\).*/\1/p' "$model/config.json")
+[ -n "$positions" ] || positions=2048 # what Hugging Face takes then
+if [ "$text" = - ]; then
+    text=$data/test.joined.txt
+    [ -f "$text" ] || "${PYTHON:-/usr/bin/python3}" "$here/data/fetch.py" wikitext-2 "$data" >&2
+fi
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
+"$tokenize" --tokenizer "$tokenizer" --input "$text" --train "$work/text.bin" >"$work/log"
+echo "$model on $text: $(sed -n 's/^[^:]*: \(.*\), vocabulary.*/\1/p;q' "$work/log")"
+printf '%8s %8s %9s %12s %16s\n' context stride scored 'per token' 'per word'
+for context in ${CONTEXTS:-2048 4096}; do
+    if [ "$context" -gt "$positions" ]; then
+        printf '%8s  left out: the model takes at most %s tokens\n' "$context" "$positions"
+        continue
+    fi
+    for step in "$context" "$stride"; do
+        [ "$step" -le "$context" ] || continue
+        line=$("$train_llama2" --eval --model "$model" --val "$work/text.bin" --batch 1 \
+            --seq "$context" --stride "$step" "$@")
+        # loss L  perplexity P  tokens N  word perplexity W
+        echo "$line" | awk -v c="$context" -v s="$step" '$1 == "loss" {
+            printf "%8s %8s %9s %12s %16s\n", c, s, $6, $4, $9 }'
+    done
+done

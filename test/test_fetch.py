@@ -1,0 +1,252 @@
+"""data/fetch.py against a server on this machine that serves small stand-ins, and misbehaves."""
+import gzip
+import hashlib
+import http.server
+import io
+import json
+import re
+import subprocess
+import threading
+import zipfile
+
+import pytest
+
+from program import ROOT
+
+SCRIPT = ROOT / "data" / "fetch.py"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves server.files with ranges; the first answers may be cut short."""
+
+    def do_GET(self):
+        server = self.server
+        server.requests.append((self.path, self.headers.get("Range")))
+        name = self.path.lstrip("/")
+        if name not in server.files:
+            self.send_error(404)
+            return
+        data = server.files[name]
+        tag = '"' + hashlib.md5(data).hexdigest() + '"'
+        start = 0
+        ranged = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        if ranged and server.ranges and self.headers.get("If-Range") in (None, tag):
+            start = int(ranged.group(1))
+            if start >= len(data):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("ETag", tag)
+        self.end_headers()
+        end = len(data)
+        if server.cuts:
+            end = start + (len(data) - start) // server.cuts.pop(0)
+        self.wfile.write(data[start:end])
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(name="server")
+def make_server():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.files, server.requests, server.cuts, server.ranges = {}, [], [], True
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def table(*names):
+    """The script's own paths, with the checksums as they are."""
+    text = SCRIPT.read_text(encoding="utf-8")
+    scope = {}
+    exec(text[text.index("TABLE = "):text.index("MOST_FILES")], scope)  # pylint: disable=exec-used
+    return [entry for name in names for entry in scope["TABLE"][name]]
+
+
+def fetch(server, *arguments, script=SCRIPT, base=None, expect=0):
+    base = base or f"http://127.0.0.1:{server.server_port}"
+    done = subprocess.run(["/usr/bin/python3", str(script), *map(str, arguments)], cwd=ROOT,
+                          env={"PATH": "/usr/bin:/bin", "FETCH_BASE_URL": base, "FETCH_PAUSE": "0"},
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == expect, done.stdout + done.stderr
+    if expect == 1:
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    return done.stdout if expect == 0 else done.stderr
+
+
+def with_checksums(tmp_path, data):
+    """A copy of the script that expects these bytes: {known checksum: bytes}."""
+    text = SCRIPT.read_text(encoding="utf-8")
+    for known, content in data.items():
+        assert text.count(known) == 1
+        text = text.replace(known, hashlib.sha256(content).hexdigest())
+    script = tmp_path / "fetch.py"
+    script.write_text(text, encoding="utf-8")
+    return script
+
+
+def serve_stories(server, tmp_path):
+    (train, train_sum, _), (val, val_sum, _) = table("tinystories")
+    server.files = {train: b"Once.\n<|endoftext|>\nTwice.\n" * 20000, val: b"A story.\n"}
+    return with_checksums(tmp_path, {train_sum: server.files[train], val_sum: server.files[val]})
+
+
+def test_checksums_are_complete():
+    for name in ("tinystories", "wikitext-2", "wikitext-103", "c4", "fineweb"):
+        for path, known, _ in table(name):
+            assert known is None or re.fullmatch("[0-9a-f]{64}", known), path
+
+
+def test_stories(server, tmp_path):
+    script = serve_stories(server, tmp_path)
+    said = fetch(server, "tinystories", tmp_path / "out", script=script)
+    assert "next: build/tokenize" in said and "--separator '<|endoftext|>'" in said
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "TinyStories-train.txt", "TinyStories-valid.txt", "train.txt", "val.txt"]
+    assert (tmp_path / "out" / "train.txt").read_bytes() == list(server.files.values())[0]
+    before = len(server.requests)
+    fetch(server, "tinystories", tmp_path / "out", script=script)
+    assert len(server.requests) == before  # nothing is fetched twice
+
+
+def test_a_wrong_checksum_is_refused_and_not_kept(server, tmp_path):
+    (train, known, _), _ = table("tinystories")
+    server.files = {train: b"not what was published"}
+    said = fetch(server, "tinystories", tmp_path, expect=1)
+    assert f"expected {known}" in said and "not kept" in said
+    assert list(tmp_path.iterdir()) == []
+    # the same for a file that was brought by hand: it stays, but is not used
+    (tmp_path / "TinyStories-train.txt").write_bytes(b"something else")
+    assert "remove it to fetch anew" in fetch(server, "tinystories", tmp_path, expect=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["TinyStories-train.txt"]
+
+
+@pytest.mark.parametrize("ranges", [True, False], ids=["resumes", "starts_over"])
+def test_a_broken_connection_is_made_good(server, tmp_path, ranges):
+    script = serve_stories(server, tmp_path)
+    server.cuts, server.ranges = [2, 3], ranges
+    fetch(server, "tinystories", tmp_path / "out", script=script)
+    assert (tmp_path / "out" / "train.txt").read_bytes() == list(server.files.values())[0]
+    size = len(list(server.files.values())[0])
+    asked = [r for path, r in server.requests if "train" in path]
+    assert asked == [None, f"bytes={size // 2}-",
+                     f"bytes={size // 2 + (size - size // 2) // 3}-" if ranges else
+                     f"bytes={size // 3}-"]
+
+
+def test_the_next_call_goes_on(server, tmp_path):
+    script = serve_stories(server, tmp_path)
+    server.cuts = [2]
+    said = fetch(server, "tinystories", tmp_path / "out", "--retries", 0, script=script, expect=1)
+    assert "MB are kept in" in said and "call this again" in said
+    fetch(server, "tinystories", tmp_path / "out", "--retries", 0, script=script)
+    assert server.requests[1][1] == f"bytes={len(list(server.files.values())[0]) // 2}-"
+    assert (tmp_path / "out" / "train.txt").read_bytes() == list(server.files.values())[0]
+
+
+def test_a_file_that_changed_meanwhile_starts_over(server, tmp_path):
+    script = serve_stories(server, tmp_path)
+    train = list(server.files)[0]
+    good, server.files[train] = server.files[train], b"old " * 100000
+    server.cuts = [2]
+    fetch(server, "tinystories", tmp_path / "out", "--retries", 0, script=script, expect=1)
+    server.files[train] = good
+    fetch(server, "tinystories", tmp_path / "out", "--retries", 0, script=script)
+    assert (tmp_path / "out" / "train.txt").read_bytes() == good
+
+
+def test_a_partial_file_that_is_too_long_starts_over(server, tmp_path):
+    script = serve_stories(server, tmp_path)
+    train = list(server.files)[0]
+    (tmp_path / "out").mkdir()
+    partial = tmp_path / "out" / "TinyStories-train.txt.partial"
+    partial.write_bytes(b"x" * (len(server.files[train]) + 1))
+    etag = '"' + hashlib.md5(server.files[train]).hexdigest() + '"'
+    (tmp_path / "out" / "TinyStories-train.txt.partial.etag").write_text(etag)
+    fetch(server, "tinystories", tmp_path / "out", script=script)
+    assert (tmp_path / "out" / "train.txt").read_bytes() == server.files[train]
+
+
+ROWS = " \n = Title = \n \n Some text . \n More . \n \n"
+
+
+@pytest.mark.parametrize("name", ["wikitext-2", "wikitext-103"])
+def test_wikitext(server, tmp_path, name):
+    ((path, known, _),) = table(name)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
+        for split in ("train", "valid", "test"):
+            file.writestr(f"{name}-raw/wiki.{split}.raw", ROWS + split + "\n")
+    server.files = {path: archive.getvalue()}
+    script = with_checksums(tmp_path, {known: archive.getvalue()})
+    fetch(server, name, tmp_path / "out", script=script)
+    for split, text in (("train", "train"), ("val", "valid"), ("test", "test")):
+        assert (tmp_path / "out" / f"{split}.txt").read_text() == ROWS + text + "\n"
+    # as "\n\n".join(dataset["text"]) of Hugging Face's rows
+    rows = ["", " = Title = \n", "", " Some text . \n", " More . \n", "", "test\n"]
+    assert (tmp_path / "out" / "test.joined.txt").read_text() == "\n\n".join(rows)
+
+
+def test_c4_is_trusted_on_first_use(server, tmp_path):
+    (train, _, _), (val, _, _) = table("c4")
+    documents = ["One.\nTwo.", "Zwei: ü\n", "三"]
+    lines = "".join(json.dumps({"text": text, "url": "x"}) + "\n" for text in documents)
+    for i in range(2):
+        server.files[train.format(i=i)] = gzip.compress(lines.encode(), mtime=0)
+    server.files[val] = gzip.compress(lines.encode(), mtime=0)
+    said = fetch(server, "c4", tmp_path, "--files", 2)
+    assert said.count("no checksum is known") == 3
+    expected = "<|endoftext|>\n".join(text + "\n" for text in documents * 2)
+    assert (tmp_path / "train.txt").read_text(encoding="utf-8") == expected
+    assert "no checksum" not in fetch(server, "c4", tmp_path, "--files", 2)
+    # another file under the same name, later: refused
+    name = tmp_path / train.format(i=0).rsplit("/", 1)[1]
+    name.unlink()
+    server.files[train.format(i=0)] = gzip.compress(b'{"text": "forged"}\n')
+    said = fetch(server, "c4", tmp_path, "--files", 2, expect=1)
+    assert "kept from an earlier download in" in said and not name.exists()
+
+
+def test_fineweb(server, tmp_path):
+    """Without pyarrow the script says what to do. A stand-in for it beside the script shows that
+    the column "text" is what is written."""
+    ((path, _, _),) = table("fineweb")
+    server.files = {path.format(i=0): b"PAR1"}
+    script = with_checksums(tmp_path, {})
+    said = fetch(server, "fineweb", tmp_path / "out", script=script, expect=1)
+    assert "pip install pyarrow" in said
+    (tmp_path / "pyarrow").mkdir()
+    (tmp_path / "pyarrow" / "__init__.py").touch()
+    (tmp_path / "pyarrow" / "parquet.py").write_text(
+        "class Column(list):\n    to_pylist = list.copy\n"
+        "class Batch:\n    def column(self, i): return Column(['One.', 'Two.'][i:])\n"
+        "class ParquetFile:\n    def __init__(self, path): assert open(path).read() == 'PAR1'\n"
+        "    def iter_batches(self, columns): assert columns == ['text']; return [Batch()]\n")
+    fetch(server, "fineweb", tmp_path / "out", script=script)
+    assert (tmp_path / "out" / "train.txt").read_text() == "One.\n<|endoftext|>\nTwo.\n"
+
+
+@pytest.mark.parametrize("base, said", [
+    ("http://127.0.0.1:9", "cannot reach http://127.0.0.1:9/datasets/ggml-org/ci"),
+    ("http://no-such-host.invalid", "bring the file to"),
+], ids=["refused", "unknown_host"])
+def test_offline(server, tmp_path, base, said):
+    assert said in fetch(server, "wikitext-2", tmp_path, "--retries", 1, base=base, expect=1)
+
+
+def test_what_the_server_does_not_have(server, tmp_path):
+    assert "answered 404" in fetch(server, "wikitext-2", tmp_path, expect=1)
+
+
+def test_usage(server, tmp_path):
+    assert "invalid choice" in fetch(server, "wikitext-3", tmp_path, expect=2)
+    assert "c4 has 1 to 1024" in fetch(server, "c4", tmp_path, "--files", 2000, expect=2)
+    assert "tinystories has 1 to 1" in fetch(server, "tinystories", "--files", 2, expect=2)
