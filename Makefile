@@ -24,7 +24,7 @@ PYTHON ?= /usr/bin/python3
 COMMON := $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 CFLAGS += -std=c11 $(COMMON)
 CXXFLAGS += -std=c++17 $(COMMON)
-LDLIBS += -lm -ljansson
+LDLIBS += -lm -ljansson -lxxhash
 
 # ---- libraries, each with its switch ------------------------------------------------------
 MPI ?= $(if $(shell command -v mpicc),1)
@@ -74,7 +74,7 @@ TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 BENCHES := $(if $(filter 1,$(MPI)),exchange collectives ring)
 
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
-benches: all $(BENCHES:%=$(BUILD)/dev/bench_%)
+benches: all $(BENCHES:%=$(BUILD)/dev/bench_%) $(BUILD)/bench_load
 tests: all benches $(TESTS)
 
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
@@ -82,6 +82,10 @@ $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
 $(BUILD)/tokenize: $(TOKENIZE:%.c=$(BUILD)/%.o) $(OBJECTS)
+	@echo '  LINK $@'
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
+$(BUILD)/bench_load: $(BUILD)/dev/bench_load.o $(OBJECTS)
 	@echo '  LINK $@'
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
@@ -159,15 +163,16 @@ $(BUILD)/thread/test/%: $(BUILD)/thread/test/%.o $(LOSSYNET:%.c=$(BUILD)/thread/
 
 # Readers of files under libFuzzer, or over the corpus once; test/test_fuzz_formats.py has both.
 FUZZED := dev/fuzz_formats.c llmc/checkpoint.c llmc/config.c llmc/dataloader.c llmc/file.c \
-          llmc/report.c llmc/safetensors.c lossynet/loss.c
+          llmc/report.c llmc/safetensors.c llmc/shards.c llmc/checksum.c \
+          lossynet/loss.c
 FUZZ_FLAGS := -std=c11 -O1 -g -Wall -Wextra -fno-sanitize-recover=all \
               -Wl,--wrap=file_map,--wrap=file_unmap
 $(BUILD)/fuzz_formats: $(FUZZED) $(wildcard llmc/*.h lossynet/*.h) | $(BUILD)/
 	clang $(CPPFLAGS) $(FUZZ_FLAGS) -Wno-unknown-pragmas -Wno-source-uses-openmp \
-	    -fsanitize=fuzzer,address,undefined $(FUZZED) -lm -ljansson -o $@
+	    -fsanitize=fuzzer,address,undefined $(FUZZED) -lm -ljansson -lxxhash -o $@
 $(BUILD)/replay_formats: $(FUZZED) $(wildcard llmc/*.h lossynet/*.h) | $(BUILD)/
 	$(CC) $(CPPFLAGS) $(FUZZ_FLAGS) -DREPLAY -fopenmp -fsanitize=address,undefined $(FUZZED) \
-	    -lm -ljansson -o $@
+	    -lm -ljansson -lxxhash -o $@
 
 $(BUILD)/:
 	@mkdir -p $@
@@ -189,7 +194,8 @@ test:
 
 bench:
 	@scripts/dependencies.sh bench
-	@$(MAKE) --no-print-directory $(JOBS) all
+	@$(MAKE) --no-print-directory $(JOBS) all $(BUILD)/bench_load
+	@$(BUILD)/bench_load $(BUILD)/bench-model || true
 	@status=0; $(PYTHON) dev/bench_cpu.py $(BENCH) || status=1; \
 	$(MAKE) --no-print-directory bench-network || status=1; exit $$status
 

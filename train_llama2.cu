@@ -29,7 +29,9 @@
 #include "llmc/options.h"
 #include "llmc/record.h"
 #include "llmc/report.h"
+#include "llmc/resume.h"
 #include "llmc/runlog.h"
+#include "llmc/saver.h"
 #include "llmc/schedule.h"
 #include "llmc/threads.h"
 #include "lossynet/lossynet.h"
@@ -197,11 +199,12 @@ struct trainer {
     bool overlap;            /* phases go on while workers compute */
     bool unfinished;         /* the last step's PARAMETER phase is open, `record` incomplete */
     struct step_record record;
-    struct run_record run;
     double finished;      /* when the last step was */
     double communicating; /* seconds since then that were spent waiting for the two phases */
     const char *tokenizer;
-    char last_checkpoint[512]; /* "" before the first */
+    struct resume_point at; /* where the run stands */
+    struct resume_run run;  /* what of it is saved */
+    struct saver *saver;
     struct runlog *log;
     struct progress progress;
 };
@@ -215,6 +218,8 @@ static bool is_lossless(const struct trainer *t) {
 }
 
 static void trainer_release(struct trainer *t) {
+    saver_close(t->saver);
+    free(t->run.worker);
     for (int w = 0; t->worker && w < t->local; w++) {
         t->be->release(t->worker[w].params);
         t->be->release(t->worker[w].grads);
@@ -280,8 +285,8 @@ static int trainer_allocate(struct trainer *t, bool training) {
     s.weighted_sum = t->be->weighted_sum;
     if (!training) s.drift_samples = 0;
     if (lossynet_open(&t->world, &s, &t->net)) return -1;
-    t->overlap = training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
-                 lossynet_overlaps(t->net);
+    t->overlap =
+        training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap && lossynet_overlaps(t->net);
 
     const size_t P = t->layout.count;
     const int threads = omp_get_max_threads();
@@ -377,13 +382,13 @@ static void gradient_done(void *context, int bucket) {
  * Leaves in t->mine: mean loss, seconds waited for parameters, whether the network failed. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *engine,
                             void *context) {
-    const int step = *(const int *)context;
     const int B = t->B, T = t->T, M = t->options->micro_batches;
     double *mine = t->mine + 3 * (w - t->worker);
     struct meeting meeting = {t, w->id, 0, LOSSYNET_OK};
     double loss = 0;
+    (void)context;
     for (int m = 0; m < M; m++) {
-        uint64_t first = (((uint64_t)step * M + m) * t->workers + w->id) * B;
+        uint64_t first = t->at.sequence + ((uint64_t)m * t->workers + w->id) * B;
         const bool last = m == M - 1;
         const struct bucket_hooks hooks = {t->overlap && m == 0 ? parameters_needed : NULL,
                                            t->overlap && last ? gradient_done : NULL, &meeting};
@@ -567,9 +572,10 @@ static int finish_step(struct trainer *t) {
     r->seconds = now - t->finished;
     t->communicating = 0;
     t->finished = now;
-    record_add(&t->run, r);
+    record_add(&t->at.record, r);
     record_show_step(&t->progress, r, t->workers > 1);
-    return record_log_step(t->log, r);
+    record_log_step(t->log, r);
+    return 0;
 }
 
 /* One step of all workers. With overlap its gradients leave during backward, and its parameters
@@ -581,7 +587,7 @@ static int training_step(struct trainer *t, int step) {
     if (!t->unfinished) t->finished = runlog_seconds();
     if (lossynet_step_begin(t->net, (uint64_t)step)) return -1;
     if (t->overlap && lossynet_reduce_begin(t->net, t->grads, is_lossless(t))) return -1;
-    for_each_worker(t, worker_gradient, &step);
+    for_each_worker(t, worker_gradient, NULL);
     double waited = 0, loss = 0;
     for (int w = 0; w < t->local; w++) {
         if (t->mine[3 * w + 2] > 0) return -1;
@@ -650,7 +656,8 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
 }
 
 /* The model: with one worker or without loss every replica is it; else the owners' shards. */
-static int fresh_model(struct trainer *t, const float **model) {
+static int fresh_model(void *context, const float **model) {
+    struct trainer *t = (struct trainer *)context;
     *model = t->params[0];
     if (t->workers == 1 || is_lossless(t)) return 0;
     *model = t->fresh;
@@ -718,110 +725,90 @@ static int write_sample(struct trainer *t, int steps_done) {
 
 /* ---- training --------------------------------------------------------------------------- */
 
-/* A directory's config.json, or a preset. */
-static int read_config(const char *model, struct llama_config *c) {
-    return file_is_directory(model) ? config_read(model, c) : config_preset(model, c);
-}
-
-/* Completes a preset by the data's vocabulary and checks the shape. */
-static int complete_config(const struct options *o, int data_vocabulary, struct llama_config *c) {
-    if (!c->vocabulary) c->vocabulary = o->vocabulary ? o->vocabulary : data_vocabulary;
-    if (!c->vocabulary) {
-        return report("the data does not name its vocabulary size: give --vocab-size");
-    }
-    if (data_vocabulary > c->vocabulary) {
-        return report("the data was made with a vocabulary of %d, model %s has %d", data_vocabulary,
-                      o->model, c->vocabulary);
-    }
-    return config_check(c, o->model);
-}
-
-static int save_checkpoint(struct trainer *t, int steps_done) {
-    const float *model;
-    char path[sizeof t->last_checkpoint];
-    if (fresh_model(t, &model)) return -1;
-    if (t->world.rank > 0) return 0;
-    if (snprintf(path, sizeof path, "%s/checkpoint-%08d", t->options->out, steps_done) >=
-        (int)sizeof path) {
-        return report("%s: the path is too long", t->options->out);
-    }
-    size_t count;
-    struct named_tensor *tensors = layout_tensor_list(&t->layout, (float *)model, &count);
-    if (!tensors) return -1;
-    int failed = checkpoint_write(path, &t->layout.config, tensors, count, t->tokenizer);
-    free(tensors);
-    if (!failed) strcpy(t->last_checkpoint, path);
-    return failed;
-}
-
-static json_t *run_event(const struct trainer *t) {
-    const struct llama_config *c = &t->layout.config;
-    size_t owned = 0;
+static struct run_facts run_facts(const struct trainer *t) {
+    size_t moments = steps_on_its_own(t->options) ? t->layout.count : 0;
     for (int w = 0; w < t->workers; w++) {
-        size_t elements =
-            steps_on_its_own(t->options) ? t->layout.count : lossynet_owned_elements(t->net, w);
-        if (elements > owned) owned = elements;
+        size_t owned = lossynet_owned_elements(t->net, w);
+        if (owned > moments) moments = owned;
     }
-    return json_pack("{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:I,"
-                     " s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
-                     "event", "run", "options", options_json(t->options), "git_revision",
-                     GIT_REVISION, "backend", t->be->details, "ranks", t->world.ranks, "workers",
-                     t->workers, "threads", omp_get_max_threads(), "batch", t->B, "seq", t->T,
-                     "parameters", (json_int_t)t->layout.count, "optimizer_bytes_per_worker",
-                     (json_int_t)(2 * owned * sizeof(float)), "link", lossynet_link_name(t->net),
-                     "packet_bytes", (json_int_t)lossynet_packet_bytes(t->net), "model", "width",
-                     c->width, "layers", c->layers, "heads", c->heads, "kv_heads", c->kv_heads,
-                     "head_size", c->head_size, "hidden", c->hidden, "vocabulary", c->vocabulary,
-                     "positions", c->positions, "norm_eps", runlog_float(c->norm_eps), "rope_theta",
-                     runlog_float(c->rope_theta), "tied", c->tied);
+    const struct run_facts facts = {t->options,
+                                    &t->layout,
+                                    GIT_REVISION,
+                                    t->be->details,
+                                    lossynet_link_name(t->net),
+                                    t->world.rank,
+                                    t->world.ranks,
+                                    t->workers,
+                                    t->local,
+                                    omp_get_max_threads(),
+                                    t->B,
+                                    t->T,
+                                    t->train ? dataloader_tokens(t->train) : 0,
+                                    lossynet_packet_bytes(t->net),
+                                    lossynet_packets(t->net),
+                                    moments};
+    return facts;
 }
 
-static int evaluate_and_record(struct trainer *t, int steps_done, struct eval_record *e) {
-    if (evaluate(t, steps_done, e)) return -1;
+static int gather_notes(void *net, const void *mine, void *all, size_t bytes) {
+    return lossynet_all_gather((struct lossynet *)net, mine, all, bytes) ? -1 : 0;
+}
+
+/* What a checkpoint holds of this run, and who writes it. */
+static int open_saver(struct trainer *t) {
+    const struct saver_settings settings = {&t->run, t->tokenizer, gather_notes,
+                                            t->net,  fresh_model,  t};
+    struct resume_net *net = &t->run.net;
+    net->net = t->net;
+    net->shard = lossynet_shard;
+    net->next_fresh = lossynet_next_fresh;
+    net->state_bytes = lossynet_state_bytes;
+    net->state_save = lossynet_state_save;
+    net->state_load = lossynet_state_load;
+    net->all_workers = LOSSYNET_ALL_WORKERS;
+    t->run.whole_moments = steps_on_its_own(t->options);
+    t->run.own_replicas = t->options->algorithm == ALGORITHM_NAIVE;
+    t->run.upload = t->run.download = t->be->copy;
+    t->run.worker = (struct resume_worker *)calloc((size_t)t->local, sizeof *t->run.worker);
+    if (!t->run.worker) return report_out_of_memory("the list of workers", 0);
+    for (int w = 0; w < t->local; w++) {
+        const struct worker *k = &t->worker[w];
+        const struct resume_worker saved = {k->id, k->params, k->m, k->v};
+        t->run.worker[w] = saved;
+    }
+    return t->options->out ? saver_open(&settings, t->at.step, &t->saver) : 0;
+}
+
+static void record_evaluation(struct trainer *t, const struct eval_record *e) {
     record_show_eval(&t->progress, e);
-    return record_log_eval(t->log, e);
+    record_log_eval(t->log, e);
 }
 
 /* Loss or gradient norm is NaN or infinite: nothing good can follow. */
-static int stop_not_finite(struct trainer *t, const struct run_record *run,
-                           const struct step_record *r) {
+static int stop_not_finite(struct trainer *t, const struct step_record *r) {
+    if (saver_finish(t->saver)) return -1;
+    const char *checkpoint = saver_last(t->saver);
     progress_end(&t->progress);
     record_log_step(t->log, r);
-    record_log_end(t->log, run, "not finite", NULL, t->last_checkpoint);
+    record_log_end(t->log, &t->at.record, "not finite", NULL, checkpoint);
     if (t->world.rank > 0) return -1;
     return report("stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
                   "longer --warmup may help",
                   r->step, isfinite(r->loss) ? "gradient norm" : "loss",
                   isfinite(r->loss) ? r->grad_norm : r->loss,
-                  t->last_checkpoint[0] ? t->last_checkpoint : "none was written");
+                  *checkpoint ? checkpoint : "none was written");
 }
 
-static void announce(const struct trainer *t) {
-    const struct options *o = t->options;
-    const double gradient = o->gradient_loss_rate, parameter = o->parameter_loss_rate;
-    if (t->world.rank > 0 || o->quiet) return;
-    printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s\n",
-           (double)t->layout.count / 1e6, t->workers, t->workers > 1 ? "s" : "", t->world.ranks,
-           t->world.ranks > 1 ? "es" : "", t->be->details);
-    printf("%s: %.0f tokens a step", algorithm_names[o->algorithm], tokens_per_step(t));
-    if (t->workers > 1) {
-        printf(", %zu packets of %zu bytes over %s", lossynet_packets(t->net),
-               lossynet_packet_bytes(t->net), lossynet_link_name(t->net));
-    }
-    printf("\n");
-    if (t->workers == 1 && (gradient > 0 || parameter > 0)) {
-        printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");
-    } else if (is_lossless(t) && (gradient > 0 || parameter > 0)) {
-        printf("note: --algorithm reliable loses nothing; --loss-rate is not used\n");
-    } else if (gradient >= 1 || parameter >= 1) {
-        printf("note: at loss rate 1 no %s ever arrives: %s\n",
-               gradient < 1    ? "parameter"
-               : parameter < 1 ? "gradient"
-                               : "packet",
-               gradient < 1 ? "replicas never hear of each other's shards"
-                            : "every owner trains alone on its own data");
-    }
-    fflush(stdout);
+/* Waits for the last checkpoint and closes the account. */
+static int finish(struct trainer *t, bool stopped, const struct eval_record *eval) {
+    if (saver_finish(t->saver)) return -1;
+    const char *checkpoint = saver_last(t->saver);
+    progress_end(&t->progress);
+    if (t->progress.on && stopped) printf("stopped by a signal after %d steps\n", t->at.step);
+    if (t->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
+    record_log_end(t->log, &t->at.record, stopped ? "stopped" : "complete", eval, checkpoint);
+    if (t->world.rank > 0 || !saver_has_failed(t->saver)) return 0;
+    return report("no checkpoint could be written to '%s', see above", t->options->out);
 }
 
 /* Whether something is due `every` so many steps, or at the end. */
@@ -832,25 +819,32 @@ static bool is_due(const struct options *o, int done, int every) {
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
     struct eval_record eval;
-    announce(t);
-    progress_begin(&t->progress, o->steps, t->world.rank == 0 && !o->quiet);
-    for (int step = 0; step < o->steps; step++) {
-        const int done = step + 1;
+    const struct eval_record *last_eval = NULL;
+    bool stop = false, due;
+    run_announce(&t->run.facts);
+    progress_begin(&t->progress, t->at.step, o->steps, t->world.rank == 0 && !o->quiet);
+    while (t->at.step < o->steps && !stop) {
+        const int done = t->at.step + 1;
         const bool evaluates = t->val && is_due(o, done, o->eval_every);
-        const bool saves = o->out && is_due(o, done, o->save_every);
         const bool writes = o->sample_every && is_due(o, done, o->sample_every);
-        if (training_step(t, step)) return -1;
+        if (training_step(t, t->at.step)) return -1;
         if (!isfinite(t->record.loss) || !isfinite(t->record.grad_norm)) {
-            return stop_not_finite(t, &t->run, &t->record);
+            return stop_not_finite(t, &t->record);
         }
-        if ((evaluates || saves || writes || done == o->steps) && finish_step(t)) return -1;
-        if (evaluates && evaluate_and_record(t, done, &eval)) return -1;
+        t->at.step = done;
+        t->at.sequence += (uint64_t)o->micro_batches * t->workers * t->B;
+        if (saver_poll(t->saver, done, &due, &stop)) return -1;
+        const bool pauses = evaluates || writes || due || stop || done == o->steps;
+        if (pauses && finish_step(t)) return -1;
+        if (evaluates) {
+            if (evaluate(t, done, &eval)) return -1;
+            record_evaluation(t, &eval);
+            last_eval = &eval;
+        }
         if (writes && write_sample(t, done)) return -1;
-        if (saves && save_checkpoint(t, done)) return -1;
+        if (due && saver_save(t->saver, &t->at)) return -1;
     }
-    progress_end(&t->progress);
-    if (t->progress.on && t->last_checkpoint[0]) printf("model in %s\n", t->last_checkpoint);
-    return record_log_end(t->log, &t->run, "complete", t->val ? &eval : NULL, t->last_checkpoint);
+    return finish(t, stop && t->at.step < o->steps, last_eval);
 }
 
 /* Opens the log, if one is wanted; only rank 0 writes. */
@@ -861,7 +855,7 @@ static int open_log(struct trainer *t) {
     if (o->out && file_make_directory(o->out)) return -1;
     if (!o->log && !o->out) return 0;
     if (!o->log && file_join(path, o->out, "log.jsonl")) return -1;
-    return runlog_open(o->log ? o->log : path, &t->log);
+    return runlog_open(o->log ? o->log : path, t->at.step, &t->log);
 }
 
 static int sequence_length(const struct options *o, int positions) {
@@ -873,7 +867,7 @@ static int sequence_length(const struct options *o, int positions) {
 static int prepare(struct trainer *t, bool training) {
     const struct options *o = t->options;
     struct llama_config c;
-    if (read_config(o->model, &c)) return -1;
+    if (config_of_model(o->model, &c)) return -1;
     t->B = o->batch;
     t->T = sequence_length(o, c.positions);
     if (training && dataloader_open(o->train, DATALOADER_TRAIN, t->T, (uint64_t)o->seed, &t->train))
@@ -881,18 +875,27 @@ static int prepare(struct trainer *t, bool training) {
     if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
     if (o->val && o->stride) dataloader_set_stride(t->val, o->stride);
     const struct dataloader *data = training ? t->train : t->val;
-    if (complete_config(o, dataloader_vocabulary(data), &c)) return -1;
+    if (config_complete(o->model, o->vocabulary, dataloader_vocabulary(data), &c)) return -1;
     if (t->train && dataloader_check_vocabulary(t->train, c.vocabulary)) return -1;
     if (t->val && dataloader_check_vocabulary(t->val, c.vocabulary)) return -1;
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(data);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (open_log(t) || layout_build(&c, &t->layout) || trainer_allocate(t, training)) return -1;
+    checkpoint_shows_progress = t->world.rank == 0 && !o->quiet;
     if (trainer_initialise(t, file_is_directory(o->model))) return -1;
-    return runlog_write(t->log, run_event(t));
+    t->run.facts = run_facts(t);
+    runlog_write(t->log, run_event(&t->run.facts));
+    return 0;
 }
 
 static int train(struct trainer *t) {
-    return prepare(t, true) || train_loop(t) ? -1 : 0;
+    const char *from = t->options->resume;
+    json_t *saved = NULL;
+    int failed = from ? resume_open(from, &saved, &t->at) : 0;
+    failed = failed || prepare(t, true) || open_saver(t) ||
+             (from && resume_load(&t->run, from, saved, t->log));
+    json_decref(saved);
+    return failed || train_loop(t) ? -1 : 0;
 }
 
 /* ---- other modes ------------------------------------------------------------------------ */
@@ -900,7 +903,8 @@ static int train(struct trainer *t) {
 /* --eval: perplexity of a checkpoint. */
 static int eval_mode(struct trainer *t) {
     struct eval_record e;
-    if (prepare(t, false) || evaluate_and_record(t, 0, &e)) return -1;
+    if (prepare(t, false) || evaluate(t, 0, &e)) return -1;
+    record_evaluation(t, &e);
     if (t->world.rank == 0 && !t->options->quiet) {
         printf("loss %.6f  perplexity %.4f  tokens %lld", e.val_loss, exp(e.val_loss),
                (long long)e.tokens);
@@ -936,7 +940,8 @@ static int dry_run(const struct options *o, int workers) {
     struct layout layout;
     struct estimate_settings settings;
     const struct lossynet_world cluster = {0, workers, 0, 1};
-    if (read_config(o->model, &c) || complete_config(o, 32000, &c)) return -1;
+    if (config_of_model(o->model, &c) || config_complete(o->model, o->vocabulary, 32000, &c))
+        return -1;
     if (layout_build(&c, &layout)) return -1;
     struct lossynet_settings net = net_settings(o, &layout, workers);
     memset(&settings, 0, sizeof settings);
@@ -956,13 +961,9 @@ static int dry_run(const struct options *o, int workers) {
     const double p = o->parameter_loss_rate;
     double correlation[LOSSYNET_LAGS];
     for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
-    printf("\nExpected drift between two replicas at parameter loss rate %g,\n"
-           "in units of the squared size of one step's change\n",
-           p);
-    printf("  steps uncorrelated   %10.4f\n", lossynet_drift_pair(workers, p, 1, correlation, 0));
-    printf("  correlated by 0.9^k  %10.4f\n",
-           lossynet_drift_pair(workers, p, 1, correlation, LOSSYNET_LAGS));
-    printf("  the paper's 2p/(1+p) %10.4f\n", lossynet_drift_paper(p, 1));
+    estimate_print_drift(p, lossynet_drift_pair(workers, p, 1, correlation, 0),
+                         lossynet_drift_pair(workers, p, 1, correlation, LOSSYNET_LAGS),
+                         lossynet_drift_paper(p, 1));
     return 0;
 }
 
@@ -1001,7 +1002,7 @@ static int check_usage(const struct options *o, const struct lossynet_world *wor
         wrong = report("--loss-model: %s", why);
     } else if (o->device == DEVICE_CUDA) {
         wrong = report("--device cuda: this binary has no CUDA backend; expected auto or cpu");
-    } else if (read_config(o->model, &c)) {
+    } else if (config_of_model(o->model, &c)) {
         return file_is_directory(o->model) ? 1 : 2;
     } else if (o->vocabulary && c.vocabulary && o->vocabulary != c.vocabulary) {
         wrong = report("--vocab-size: model %s insists on %d, got %d", o->model, c.vocabulary,
@@ -1047,7 +1048,8 @@ int main(int argc, char **argv) {
     if (options.help || options.version) {
         if (world.rank == 0) options.help ? options_help() : print_version();
     } else if (!status) {
-        status = check_usage(&options, &world);
+        status = resume_choose(&options);
+        if (!status) status = check_usage(&options, &world);
     }
     if (status || options.help || options.version) {
         lossynet_shutdown(0); /* not MPI_Abort: all ranks leave here */

@@ -4,7 +4,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
+#include <fnmatch.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,9 +15,18 @@
 #include "llmc/file.h"
 #include "llmc/report.h"
 #include "llmc/safetensors.h"
+#include "llmc/shards.h"
 
 /* Everything a checkpoint may hold; a directory with anything else is somebody's and stays. */
-static const char *const file_names[] = {"config.json", "model.safetensors", "tokenizer.model"};
+static const char *const file_patterns[] = {"config.json", "model.safetensors", "tokenizer.model",
+                                            "trainer.json",
+                                            "optimizer-[0-9]*-of-[0-9]*.safetensors"};
+
+static bool is_known(const char *name) {
+    for (size_t i = 0; i < sizeof file_patterns / sizeof *file_patterns; i++)
+        if (fnmatch(file_patterns[i], name, 0) == 0) return true;
+    return false;
+}
 
 /* ---- the tensors of a config ------------------------------------------------------------- */
 
@@ -102,18 +111,42 @@ static int check_unknown(const struct safetensors *file, const char *path,
     return status;
 }
 
+/* A line that is drawn again while a large model is read. */
+enum { LARGE = 1000000000 };
+
+static void show(const char *directory, double done, double total) {
+    static const char back[] = "\r\033[K";
+    if (!checkpoint_shows_progress || total < LARGE || !isatty(STDOUT_FILENO)) return;
+    if (done < total)
+        printf("%sreading %s: %3.0f%% of %.1f GB", back, directory, 100 * done / total,
+               total / 1e9);
+    else
+        printf("%s", back);
+    fflush(stdout);
+}
+
+bool checkpoint_shows_progress = false;
+
 int checkpoint_read(const char *directory, const struct llama_config *config,
                     const struct named_tensor *tensors, size_t count) {
-    char path[FILE_PATH_BYTES];
-    struct safetensors *file;
-    if (file_join(path, directory, "model.safetensors") || safetensors_open(path, &file)) return -1;
-    int status = check_unknown(file, path, config, tensors, count);
-    for (size_t i = 0; i < count && status == 0; i++) {
-        int64_t shape[2] = {tensors[i].shape[0], tensors[i].shape[1]};
+    struct shards *shards;
+    double done = 0, total = 4.0 * (double)config_parameters(config);
+    if (shards_open(directory, &shards)) return -1;
+    int status = 0;
+    for (size_t i = 0; i < shards_count(shards) && status == 0; i++) {
         status =
-            safetensors_copy_float(file, tensors[i].name, shape, tensors[i].dims, tensors[i].data);
+            check_unknown(shards_file(shards, i), shards_path(shards, i), config, tensors, count);
     }
-    safetensors_close(file);
+    for (size_t i = 0; i < count && status == 0; i++) {
+        const struct named_tensor *t = &tensors[i];
+        const int64_t shape[2] = {t->shape[0], t->shape[1]};
+        const struct safetensors *file = shards_of(shards, t->name);
+        show(directory, done, total);
+        status = file ? safetensors_copy_float(file, t->name, shape, t->dims, t->data) : -1;
+        done += 4.0 * (double)checkpoint_tensor_elements(t);
+    }
+    show(directory, total, total);
+    shards_close(shards);
     return status;
 }
 
@@ -126,9 +159,8 @@ static int check_replaceable(const char *path) {
     if (!directory) return report("cannot write a checkpoint to '%s': %s", path, strerror(errno));
     int status = 0;
     for (struct dirent *entry; status == 0 && (entry = readdir(directory));) {
-        bool known = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
-        for (size_t i = 0; i < sizeof file_names / sizeof *file_names; i++)
-            known |= strcmp(entry->d_name, file_names[i]) == 0;
+        bool known = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
+                     is_known(entry->d_name);
         if (!known)
             status = report("cannot replace '%s' by a checkpoint: it holds '%s', which is no part "
                             "of one; choose another directory or remove it",
@@ -138,16 +170,21 @@ static int check_replaceable(const char *path) {
     return status;
 }
 
-/* Removes a directory that passed check_replaceable, or that we wrote. Absence is fine. */
-static int remove_checkpoint(const char *path) {
+int checkpoint_remove(const char *path) {
     char file[FILE_PATH_BYTES];
-    for (size_t i = 0; i < sizeof file_names / sizeof *file_names; i++) {
-        if (file_join(file, path, file_names[i])) return -1;
-        unlink(file); /* rmdir tells when that failed */
+    DIR *directory = opendir(path);
+    if (!directory && errno == ENOENT) return 0;
+    if (!directory) return report("cannot remove '%s': %s", path, strerror(errno));
+    int status = 0;
+    for (struct dirent *entry; status == 0 && (entry = readdir(directory));) {
+        if (!is_known(entry->d_name)) continue;
+        status = file_join(file, path, entry->d_name);
+        if (status == 0) unlink(file); /* rmdir tells when that failed */
     }
-    if (rmdir(path) != 0 && errno != ENOENT)
-        return report("cannot remove '%s': %s", path, strerror(errno));
-    return 0;
+    closedir(directory);
+    if (status == 0 && rmdir(path) != 0 && errno != ENOENT)
+        status = report("cannot remove '%s': %s", path, strerror(errno));
+    return status;
 }
 
 static int write_model(const char *path, const struct named_tensor *tensors, size_t count) {
@@ -167,17 +204,16 @@ static int write_model(const char *path, const struct named_tensor *tensors, siz
 }
 
 /* config.json comes last: without it nothing takes the directory for a model. */
-static int write_files(const char *directory, const struct llama_config *config,
-                       const struct named_tensor *tensors, size_t count,
-                       const char *tokenizer_path) {
+int checkpoint_write_model(const char *directory, const struct llama_config *config,
+                           const struct named_tensor *tensors, size_t count,
+                           const char *tokenizer_path) {
     char path[FILE_PATH_BYTES];
     if (file_join(path, directory, "model.safetensors") || write_model(path, tensors, count))
         return -1;
     if (tokenizer_path &&
         (file_join(path, directory, "tokenizer.model") || file_copy(tokenizer_path, path)))
         return -1;
-    if (config_write(directory, config) != 0) return -1;
-    return file_sync_directory(directory);
+    return config_write(directory, config);
 }
 
 /* Puts `partial` in the place of `directory`, in one system call where the file system can, and
@@ -185,13 +221,13 @@ static int write_files(const char *directory, const struct llama_config *config,
 static int move_into_place(const char *partial, const char *directory) {
     if (renameat2(AT_FDCWD, partial, AT_FDCWD, directory, RENAME_NOREPLACE) == 0) return 0;
     if (renameat2(AT_FDCWD, partial, AT_FDCWD, directory, RENAME_EXCHANGE) == 0)
-        return remove_checkpoint(partial);
+        return checkpoint_remove(partial);
     /* Some network file systems know only the plain rename, which replaces an empty directory:
      * for a moment DIR is missing, but never half of anything. */
     char old[FILE_PATH_BYTES];
     if (snprintf(old, sizeof old, "%s.old", directory) >= (int)sizeof old)
         return report("the path '%.100s...' is too long", directory);
-    if (check_replaceable(old) || remove_checkpoint(old)) return -1;
+    if (check_replaceable(old) || checkpoint_remove(old)) return -1;
     if (rename(directory, old) != 0 && errno != ENOENT)
         return report("cannot rename '%s' to '%s': %s", directory, old, strerror(errno));
     if (rename(partial, directory) != 0) {
@@ -200,7 +236,7 @@ static int move_into_place(const char *partial, const char *directory) {
             report("the previous checkpoint is now '%s'", old);
         return -1;
     }
-    return remove_checkpoint(old);
+    return checkpoint_remove(old);
 }
 
 /* target: `directory` without symbolic links or slashes at its end; parent: where it lies */
@@ -228,19 +264,41 @@ static int resolve(const char *directory, char target[FILE_PATH_BYTES],
     return 0;
 }
 
-int checkpoint_write(const char *directory, const struct llama_config *config,
-                     const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
-    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+int checkpoint_partial(const char *directory, char partial[FILE_PATH_BYTES]) {
+    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES];
     if (resolve(directory, target, parent)) return -1;
-    snprintf(partial, sizeof partial, "%.*s.partial", FILE_PATH_BYTES - 16, target);
-    if (check_replaceable(target) || check_replaceable(partial) || remove_checkpoint(partial))
+    snprintf(partial, FILE_PATH_BYTES, "%.*s.partial", FILE_PATH_BYTES - 16, target);
+    return 0;
+}
+
+int checkpoint_begin(const char *directory) {
+    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+    if (resolve(directory, target, parent) || checkpoint_partial(directory, partial)) return -1;
+    if (check_replaceable(target) || check_replaceable(partial) || checkpoint_remove(partial))
         return -1;
     if (mkdir(partial, 0777) != 0)
         return report("cannot create '%s': %s", partial, strerror(errno));
-    if (write_files(partial, config, tensors, count, tokenizer_path) != 0) {
-        remove_checkpoint(partial); /* a full disk needs the room */
-        return -1;
-    }
-    if (move_into_place(partial, target) != 0) return -1;
+    return 0;
+}
+
+int checkpoint_commit(const char *directory) {
+    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+    if (resolve(directory, target, parent) || checkpoint_partial(directory, partial)) return -1;
+    if (file_sync_directory(partial) || move_into_place(partial, target)) return -1;
     return file_sync_directory(parent);
+}
+
+void checkpoint_abandon(const char *directory) {
+    char partial[FILE_PATH_BYTES];
+    if (checkpoint_partial(directory, partial) == 0) checkpoint_remove(partial);
+}
+
+int checkpoint_write(const char *directory, const struct llama_config *config,
+                     const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
+    char partial[FILE_PATH_BYTES];
+    if (checkpoint_begin(directory) || checkpoint_partial(directory, partial)) return -1;
+    if (checkpoint_write_model(partial, config, tensors, count, tokenizer_path) == 0)
+        return checkpoint_commit(directory);
+    checkpoint_abandon(directory); /* a full disk needs the room */
+    return -1;
 }

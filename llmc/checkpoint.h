@@ -3,6 +3,7 @@
  *     config.json        the shape (config.h)
  *     model.safetensors  the parameters, float32, under Hugging Face's names
  *     tokenizer.model    the SentencePiece model, where there is one
+ *     trainer.json, optimizer-*.safetensors   the rest of a training run's state (resume.h)
  *
  * so that LlamaForCausalLM.from_pretrained(DIR) reads what checkpoint_write wrote, and the other
  * way round.
@@ -10,9 +11,11 @@
 #ifndef LLMC_CHECKPOINT_H
 #define LLMC_CHECKPOINT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "llmc/config.h"
+#include "llmc/file.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,10 +56,29 @@ size_t checkpoint_tensor_elements(const struct named_tensor *tensor);
 int checkpoint_write(const char *directory, const struct llama_config *config,
                      const struct named_tensor *tensors, size_t count, const char *tokenizer_path);
 
-/* Fills tensors[i].data, shaped as checkpoint_tensors(config) says, from DIR/model.safetensors
- * (F32, BF16 or F16). Reports a missing tensor, one of another shape, and one that a model of this
- * config does not have. config: config_read(DIR). Returns 0, or -1 after reporting; the data is
- * then undefined. */
+/* The same in parts, for a writer that adds files of its own (saver.c): `begin` makes room for the
+ * new checkpoint, an empty directory whose name `partial` tells; `write_model` writes the model's
+ * files into it; `commit` syncs it and gives it its name, DIR; `abandon` removes it. Other files
+ * may be called trainer.json and optimizer-NNNNN-of-NNNNN.safetensors. 0, or -1 after reporting. */
+int checkpoint_begin(const char *directory);
+int checkpoint_partial(const char *directory, char partial[FILE_PATH_BYTES]);
+int checkpoint_write_model(const char *directory, const struct llama_config *config,
+                           const struct named_tensor *tensors, size_t count,
+                           const char *tokenizer_path);
+int checkpoint_commit(const char *directory);
+void checkpoint_abandon(const char *directory);
+
+/* Removes the files of a checkpoint, and the directory. Absence is fine; a directory that holds
+ * something else stays and is reported. */
+int checkpoint_remove(const char *directory);
+
+/* True: while a model of more than 1 GB is read, a terminal shows how far it is. */
+extern bool checkpoint_shows_progress;
+
+/* Fills tensors[i].data, shaped as checkpoint_tensors(config) says, from DIR/model.safetensors or
+ * the files of DIR/model.safetensors.index.json (F32, BF16 or F16), with all threads. Reports a
+ * missing tensor, one of another shape, and one that a model of this config does not have. config:
+ * config_read(DIR). Returns 0, or -1 after reporting; the data is then undefined. */
 int checkpoint_read(const char *directory, const struct llama_config *config,
                     const struct named_tensor *tensors, size_t count);
 

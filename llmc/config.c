@@ -166,6 +166,14 @@ static void need_false(struct reader *r, const char *field) {
         refuse(r, field, json_true(), "false: this program has no biases");
 }
 
+static void need_zero(struct reader *r, const char *field, const char *what) {
+    const json_t *value = get(r, field);
+    char expected[80];
+    if (!value || (json_is_number(value) && json_number_value(value) == 0)) return;
+    snprintf(expected, sizeof expected, "0: this program has no %s", what);
+    refuse(r, field, value, expected);
+}
+
 static void need_absent(struct reader *r, const char *field, const char *expected) {
     const json_t *value = get(r, field);
     if (value) refuse(r, field, value, expected);
@@ -208,6 +216,7 @@ static int read_fields(struct reader *r, struct llama_config *c) {
     need_string(r, "hidden_act", "silu");
     need_false(r, "attention_bias");
     need_false(r, "mlp_bias");
+    need_zero(r, "attention_dropout", "dropout");
     need_absent(r, "quantization_config", "no quantisation: convert the model to float first");
     need_whole_rotation(r);
     /* Defaults where the field is absent: those of transformers' LlamaConfig. */
@@ -305,4 +314,21 @@ int config_write(const char *directory, const struct llama_config *config) {
 free_text:
     free(text);
     return status;
+}
+
+/* ---- a run's model ----------------------------------------------------------------------- */
+
+int config_of_model(const char *model, struct llama_config *c) {
+    return file_is_directory(model) ? config_read(model, c) : config_preset(model, c);
+}
+
+int config_complete(const char *model, int vocabulary, int data_vocabulary,
+                    struct llama_config *c) {
+    if (!c->vocabulary) c->vocabulary = vocabulary ? vocabulary : data_vocabulary;
+    if (!c->vocabulary)
+        return report("the data does not name its vocabulary size: give --vocab-size");
+    if (data_vocabulary > c->vocabulary)
+        return report("the data was made with a vocabulary of %d, model %s has %d", data_vocabulary,
+                      model, c->vocabulary);
+    return config_check(c, model);
 }

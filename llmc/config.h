@@ -49,6 +49,14 @@ int config_check(const struct llama_config *config, const char *origin);
 /* The number of parameters of a checked config; a tied table counts once. */
 size_t config_parameters(const struct llama_config *config);
 
+/* What --model names: a directory's config.json, or a preset. Returns 0, or -1 after reporting. */
+int config_of_model(const char *model, struct llama_config *config);
+
+/* Completes a preset by the vocabulary that was asked for (0: none), else the data's (0: unknown),
+ * and checks the shape. Returns 0, or -1 after reporting. */
+int config_complete(const char *model, int vocabulary, int data_vocabulary,
+                    struct llama_config *config);
+
 #ifdef __cplusplus
 }
 #endif

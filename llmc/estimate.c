@@ -14,9 +14,10 @@ struct estimate estimate_run(const struct llama_config *config, const struct est
     e.optimizer_bytes = s->sharded_optimizer ? 8 * P / N : 8 * P;
     e.network_bytes = s->network_bytes;
     e.fresh_bytes = s->workers > 1 ? 4 * P : 0;
+    e.copy_bytes = 4 * P + e.optimizer_bytes;
     e.activation_bytes = (double)activations_bytes(config, sizeof(float), s->batch, s->seq, true);
     e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.network_bytes +
-                    e.fresh_bytes + e.activation_bytes;
+                    e.fresh_bytes + e.copy_bytes + e.activation_bytes;
     /* GRADIENT: every shard but one's own to its owner. PARAMETER: one's own shard to N-1. */
     e.phase_bytes = 4 * P * others;
     e.phase_packets = ceil(e.phase_bytes / s->packet_bytes);
@@ -44,6 +45,7 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
          s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
     line("network", e.network_bytes, "gradients of its shards, from others");
     line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
+    line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
     line("activations", e.activation_bytes, "");
     line("total", e.total_bytes, "");
     printf("\nSent per worker and step; as much is received\n");
@@ -54,4 +56,13 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
            1e3 * e.phase_seconds, 2e3 * e.phase_seconds);
     printf("  (with %d bytes of header and %d of Ethernet, IPv4 and UDP per packet)\n",
            s->header_bytes, ESTIMATE_FRAME_BYTES);
+}
+
+void estimate_print_drift(double p, double uncorrelated, double correlated, double paper) {
+    printf("\nExpected drift between two replicas at parameter loss rate %g,\n"
+           "in units of the squared size of one step's change\n",
+           p);
+    printf("  steps uncorrelated   %10.4f\n", uncorrelated);
+    printf("  correlated by 0.9^k  %10.4f\n", correlated);
+    printf("  the paper's 2p/(1+p) %10.4f\n", paper);
 }

@@ -26,6 +26,7 @@ struct estimate {
     double optimizer_bytes;                 /* 8P, or 8P/N when sharded */
     double network_bytes;
     double fresh_bytes; /* 4P when N > 1: evaluation and saving */
+    double copy_bytes; /* that a checkpoint is written from, on rank 0; stale packets come on top */
     double activation_bytes;
     double total_bytes;
     double phase_bytes; /* payload a worker sends in a phase; it receives as much */
@@ -41,6 +42,9 @@ struct estimate estimate_run(const struct llama_config *config, const struct est
 
 /* The same as a table on stdout. */
 void estimate_print(const struct llama_config *config, const struct estimate_settings *s);
+
+/* What drift to expect, computed by the network layer. */
+void estimate_print_drift(double p, double uncorrelated, double correlated, double paper);
 
 #ifdef __cplusplus
 }

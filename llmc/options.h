@@ -46,7 +46,8 @@ struct options {
     bool no_overlap, multicast, encrypt;
     /* output */
     const char *out, *log;
-    int save_every, eval_every, eval_sequences, drift_samples;
+    const char *resume; /* NULL: start anew; resume_choose replaces "auto" */
+    int save_every, keep, eval_every, eval_sequences, drift_samples;
     int stride, sample_every; /* 0: none */
     bool quiet;
     /* modes */

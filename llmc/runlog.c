@@ -1,12 +1,15 @@
 /* runlog.c — see runlog.h. */
 #include "llmc/runlog.h"
+#include "llmc/file.h"
 #include "llmc/report.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -27,19 +30,58 @@ json_t *runlog_float(float value) {
 }
 
 struct runlog {
-    FILE *file;
+    int file;
     bool failed;
     char path[]; /* for messages */
 };
 
-int runlog_open(const char *path, struct runlog **out) {
+/* Does a line of an earlier part of the run still hold when `step` steps are done? */
+static bool holds(const char *line, size_t bytes, int step) {
+    json_t *event = json_loadb(line, bytes, 0, NULL);
+    const char *kind = json_string_value(json_object_get(event, "event"));
+    json_int_t at = json_integer_value(json_object_get(event, "step"));
+    bool yes = kind && strcmp(kind, "end") != 0 && (strcmp(kind, "step") ? at <= step : at < step);
+    json_decref(event);
+    return yes;
+}
+
+/* Writes what still holds to a new file, which takes the old one's place. */
+static int cut_back(const char *path, int step) {
+    char partial[FILE_PATH_BYTES];
+    struct file_map map;
+    if (access(path, F_OK) != 0) return 0;
+    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial)
+        return report("%.100s...: the path is too long", path);
+    if (file_map(path, &map)) return -1;
+    int status = -1, file = file_create(partial);
+    const char *line = (const char *)map.data, *end = line + map.bytes;
+    if (file >= 0) status = 0;
+    while (line < end && !status) { /* the last line of a killed run may lack its end */
+        const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
+        if (!newline) break;
+        if (holds(line, (size_t)(newline - line), step))
+            status = file_write(file, line, (size_t)(newline + 1 - line), partial);
+        line = newline + 1;
+    }
+    file_unmap(&map);
+    if (file >= 0 && file_finish(file, partial)) status = -1;
+    if (!status && rename(partial, path))
+        status = report("cannot rename '%s' to '%s': %s", partial, path, strerror(errno));
+    return status;
+}
+
+int runlog_open(const char *path, int step, struct runlog **out) {
     struct runlog *log = (struct runlog *)calloc(1, sizeof *log + strlen(path) + 1);
     *out = NULL;
     if (!log) return report("%s: out of memory for the log", path);
     strcpy(log->path, path);
-    log->file = fopen(path, "w");
-    if (!log->file) {
-        report("%s: cannot write the log: %s", path, strerror(errno));
+    log->file = -1;
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (step ? 0 : O_TRUNC);
+    if (!step || !cut_back(path, step)) {
+        log->file = open(path, flags, 0666);
+        if (log->file < 0) report("%s: cannot write the log: %s", path, strerror(errno));
+    }
+    if (log->file < 0) {
         free(log);
         return -1;
     }
@@ -47,35 +89,47 @@ int runlog_open(const char *path, struct runlog **out) {
     return 0;
 }
 
+/* All of the line or nothing. 0, or -1 with errno. */
+static int append(int file, const char *line, size_t bytes) {
+    struct stat before;
+    bool regular = !fstat(file, &before) && S_ISREG(before.st_mode);
+    ssize_t written = write(file, line, bytes);
+    if (written == (ssize_t)bytes) return 0;
+    int error = written < 0 ? errno : ENOSPC;
+    if (regular && written > 0 && ftruncate(file, before.st_size)) error = errno;
+    errno = error;
+    return -1;
+}
+
 int runlog_write(struct runlog *log, json_t *event) {
-    int status = 0;
-    if (log && !log->failed) {
-        /* Nine significant digits give back every float32 exactly. */
-        bool ok = event && !json_dumpf(event, log->file, JSON_COMPACT | JSON_REAL_PRECISION(9)) &&
-                  fputc('\n', log->file) != EOF && !fflush(log->file);
-        if (!ok) {
-            log->failed = true;
-            status = report("%s: cannot write the log: %s", log->path, strerror(errno));
-        }
-    }
+    /* Nine significant digits give back every float32 exactly. */
+    char *text = log && event ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
     json_decref(event);
+    if (!log) return 0;
+    if (!text) errno = ENOMEM;
+    size_t bytes = text ? strlen(text) : 0;
+    if (text) text[bytes] = '\n'; /* in place of the zero */
+    int status = text ? append(log->file, text, bytes + 1) : -1;
+    if (status && !log->failed) {
+        log->failed = true;
+        report("%s: cannot write the log: %s; lines are missing from here on while it cannot",
+               log->path, strerror(errno));
+    }
+    free(text);
     return status;
 }
 
-int runlog_close(struct runlog *log) {
-    if (!log) return 0;
-    int status = log->failed ? -1 : 0;
-    if (fclose(log->file) && !log->failed) {
-        status = report("%s: cannot write the log: %s", log->path, strerror(errno));
-    }
+void runlog_close(struct runlog *log) {
+    if (!log) return;
+    close(log->file);
     free(log);
-    return status;
 }
 
 /* ---- the terminal ----------------------------------------------------------------------- */
 
-void progress_begin(struct progress *p, int total, bool on) {
+void progress_begin(struct progress *p, int first, int total, bool on) {
     memset(p, 0, sizeof *p);
+    p->first = p->printed_at = first;
     p->on = on;
     p->terminal = on && isatty(STDOUT_FILENO);
     p->total = total;
@@ -88,7 +142,8 @@ static void clear_bar(const struct progress *p) {
 
 static void draw_bar(struct progress *p, int done, double now) {
     enum { WIDTH = 40 };
-    double left = done ? (now - p->start) / done * (p->total - done) : 0;
+    int made = done - p->first;
+    double left = made ? (now - p->start) / made * (p->total - done) : 0;
     int filled = (int)((double)done / p->total * WIDTH);
     char bar[WIDTH + 1];
     for (int i = 0; i < WIDTH; i++) bar[i] = i < filled ? '#' : '.';
@@ -102,7 +157,7 @@ static void draw_bar(struct progress *p, int done, double now) {
 void progress_step(struct progress *p, int done, const char *line) {
     if (!p->on) return;
     double now = runlog_seconds();
-    bool print = done == 1 || done == p->total ||
+    bool print = done == p->first + 1 || done == p->total ||
                  (long long)done * 20 / p->total > (long long)p->printed_at * 20 / p->total;
     if (print) {
         clear_bar(p);

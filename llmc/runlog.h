@@ -22,22 +22,25 @@ json_t *runlog_float(float value);
 /* ---- the JSON lines ---- */
 struct runlog; /* NULL is a log that keeps nothing */
 
-/* Creates (truncates) the file. 0, or -1 after reporting. */
-int runlog_open(const char *path, struct runlog **out);
-/* Writes one line and flushes it; takes over the reference to `event`, also when log is NULL.
- * 0, or -1 after reporting (once per log: a full disk is not reported at every step). */
+/* Creates the file. step: steps done when the run begins; 0 empties an older file, a resumed run's
+ * keeps what it says of the steps before, and loses what came after. 0, or -1 after reporting. */
+int runlog_open(const char *path, int step, struct runlog **out);
+/* Writes one line; takes over the reference to `event`, also when log is NULL. 0, or -1 when the
+ * line could not be written (a full disk): it is left out as a whole, which is reported once.
+ * Training goes on without it. */
 int runlog_write(struct runlog *log, json_t *event);
-int runlog_close(struct runlog *log); /* -1 when any line was not written */
+void runlog_close(struct runlog *log);
 
 /* ---- the terminal ---- */
 struct progress {
     bool on;       /* print anything at all */
     bool terminal; /* stdout is one: draw a bar */
-    int total, printed_at;
+    int first, total, printed_at;
     double start, last;
 };
 
-void progress_begin(struct progress *p, int total, bool on);
+/* A run from `first` to `total` steps. */
+void progress_begin(struct progress *p, int first, int total, bool on);
 /* Says that `done` of `total` steps are done. `line` describes the step in at most 60 columns; it
  * is printed now and then (about 20 times a run), the bar is redrawn at most 10 times a second. */
 void progress_step(struct progress *p, int done, const char *line);

@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "llmc/file.h"
 #include "llmc/report.h"
@@ -237,35 +239,66 @@ const struct safetensors_view *safetensors_find(const struct safetensors *file, 
     return found ? *found : NULL;
 }
 
-static uint16_t load_u16(const void *data, size_t i) {
-    uint16_t bits;
-    memcpy(&bits, (const char *)data + 2 * i, sizeof bits);
-    return bits;
-}
-
 static float float_of_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-/* IEEE 754 binary16, every value exactly; independent of the processor's flush-to-zero mode. */
-static float float_of_half(uint16_t half) {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, exponent = (half >> 10) & 31,
-             fraction = half & 1023;
-    if (exponent == 0) return copysignf((float)fraction * 0x1p-24f, float_of_bits(sign));
-    if (exponent == 31) return float_of_bits(sign | 0x7F800000 | fraction << 13);
-    return float_of_bits(sign | (exponent + 112) << 23 | fraction << 13);
+/* IEEE 754 binary16, every value exactly; independent of the processor's flush-to-zero mode. All
+ * cases are computed and one is chosen, so that a loop of it becomes vector instructions. */
+static inline float float_of_half(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = (uint32_t)(half & 0x7FFF) << 13;
+    uint32_t normal = rest + (112u << 23), special = rest | 0x7F800000; /* infinity, NaN */
+    float fraction = (float)(half & 1023) * 0x1p-24f;                   /* below the normal range */
+    uint32_t small;
+    memcpy(&small, &fraction, sizeof small);
+    uint32_t exponent = half & 0x7C00;
+    return float_of_bits(sign | (exponent == 0 ? small : exponent == 0x7C00 ? special : normal));
 }
 
-static void convert_bfloat16(float *out, const void *data, size_t count) {
-#pragma omp parallel for if (count > 1 << 20)
-    for (size_t i = 0; i < count; i++) out[i] = float_of_bits((uint32_t)load_u16(data, i) << 16);
+/* Two bytes at a time, in any alignment. */
+struct unaligned_u16 {
+    uint16_t value;
+} __attribute__((packed, may_alias));
+
+static void convert_float(float *__restrict__ out, const void *__restrict__ data, size_t count) {
+    memcpy(out, data, count * sizeof *out);
 }
 
-static void convert_half(float *out, const void *data, size_t count) {
-#pragma omp parallel for if (count > 1 << 20)
-    for (size_t i = 0; i < count; i++) out[i] = float_of_half(load_u16(data, i));
+static void convert_bfloat16(float *__restrict__ out, const void *__restrict__ data, size_t count) {
+    const struct unaligned_u16 *in = (const struct unaligned_u16 *)data;
+    for (size_t i = 0; i < count; i++) out[i] = float_of_bits((uint32_t)in[i].value << 16);
+}
+
+static void convert_half(float *__restrict__ out, const void *__restrict__ data, size_t count) {
+    const struct unaligned_u16 *in = (const struct unaligned_u16 *)data;
+    for (size_t i = 0; i < count; i++) out[i] = float_of_half(in[i].value);
+}
+
+/* Has the kernel map a part of the file in one go: a page fault for every few pages costs as much
+ * as the copy. Older kernels (before 5.14) do not know it, and fault. */
+static void populate(const void *data, size_t bytes) {
+#ifdef MADV_POPULATE_READ
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), first = (uintptr_t)data / page * page;
+    madvise((void *)first, (uintptr_t)data + bytes - first, MADV_POPULATE_READ);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
+/* Converts in pieces, so that many threads read the file at once. */
+static void convert(void (*one)(float *, const void *, size_t), float *out, const void *data,
+                    size_t count, size_t size) {
+    enum { PIECE = 1 << 19 };
+    int64_t pieces = (int64_t)((count + PIECE - 1) / PIECE);
+#pragma omp parallel for schedule(dynamic) if (pieces > 1)
+    for (int64_t i = 0; i < pieces; i++) {
+        size_t start = (size_t)i * PIECE, n = count - start < PIECE ? count - start : PIECE;
+        const char *from = (const char *)data + start * size;
+        populate(from, n * size);
+        one(out + start, from, n);
+    }
 }
 
 /* "(2, 3)" for reports */
@@ -292,11 +325,11 @@ int safetensors_copy_float(const struct safetensors *file, const char *name, con
                       shape_text(expected, shape, dims));
     }
     if (strcmp(view->dtype, "F32") == 0)
-        memcpy(out, view->data, view->bytes);
+        convert(convert_float, out, view->data, view->elements, 4);
     else if (strcmp(view->dtype, "BF16") == 0)
-        convert_bfloat16(out, view->data, view->elements);
+        convert(convert_bfloat16, out, view->data, view->elements, 2);
     else if (strcmp(view->dtype, "F16") == 0)
-        convert_half(out, view->data, view->elements);
+        convert(convert_half, out, view->data, view->elements, 2);
     else
         return report("'%s': tensor '%s' has dtype %s, expected F32, BF16 or F16", file->path, name,
                       view->dtype);
@@ -305,8 +338,13 @@ int safetensors_copy_float(const struct safetensors *file, const char *name, con
 
 /* ---- writing ---------------------------------------------------------------------------- */
 
+static const char *dtype_of(const struct safetensors_tensor *tensor) {
+    return tensor->dtype ? tensor->dtype : "F32";
+}
+
 static size_t tensor_bytes(const struct safetensors_tensor *tensor) {
-    size_t bytes = sizeof(float);
+    const char *dtype = dtype_of(tensor);
+    size_t bytes = dtype_bytes(&dtype);
     for (int i = 0; i < tensor->dims; i++) bytes *= (size_t)tensor->shape[i];
     return bytes;
 }
@@ -316,8 +354,8 @@ static json_t *entry_to_json(const struct safetensors_tensor *tensor, size_t beg
     json_t *shape = json_array();
     for (int i = 0; i < tensor->dims; i++)
         json_array_append_new(shape, json_integer(tensor->shape[i]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", "F32", "shape", shape, "data_offsets",
-                     (json_int_t)begin, (json_int_t)(begin + tensor_bytes(tensor)));
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dtype_of(tensor), "shape", shape,
+                     "data_offsets", (json_int_t)begin, (json_int_t)(begin + tensor_bytes(tensor)));
 }
 
 /* The header's text, malloc'd; NULL without memory or when a name is no UTF-8. */

@@ -51,8 +51,9 @@ const struct safetensors_view *safetensors_at(const struct safetensors *file, si
 /* The tensor of that name, or NULL (nothing is reported: absence may be fine). */
 const struct safetensors_view *safetensors_find(const struct safetensors *file, const char *name);
 
-/* Copies the tensor of that name to out, float32, row-major. It must be there with exactly this
- * shape and hold F32, BF16 or F16 (converted exactly). Returns 0, or -1 after reporting. */
+/* Copies the tensor of that name to out, float32, row-major, with all threads of OpenMP. It must be
+ * there with exactly this shape and hold F32, BF16 or F16 (converted exactly). Returns 0, or -1
+ * after reporting. */
 int safetensors_copy_float(const struct safetensors *file, const char *name, const int64_t *shape,
                            int dims, float *out);
 
@@ -61,10 +62,11 @@ struct safetensors_tensor {
     const char *name; /* UTF-8, unique in the file */
     int dims;
     int64_t shape[SAFETENSORS_DIMS];
-    const float *data;
+    const void *data;
+    const char *dtype; /* NULL: "F32"; or another that the reader above knows */
 };
 
-/* Writes a file of float32 tensors and syncs it to disk. metadata: pairs (key, value) ended by a
+/* Writes a file of tensors and syncs it to disk. metadata: pairs (key, value) ended by a
  * NULL key, or NULL. The data goes from the caller's memory to the file without a copy. On an
  * error the file may be left incomplete: write under a temporary name and rename, as
  * checkpoint_write does. Returns 0, or -1 after reporting. */

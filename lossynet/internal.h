@@ -13,6 +13,7 @@
  *     control.c    all-gathers of small things, counters
  *     masks.c      which gradient packets arrived, told to their senders
  *     drift.c      how far the replicas are apart, and how far they should be
+ *     state.c      what is remembered from step to step, as bytes
  *     bootstrap.c  joining and leaving the job
  */
 #ifndef LOSSYNET_INTERNAL_H

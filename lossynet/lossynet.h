@@ -242,6 +242,19 @@ size_t lossynet_memory_bytes(const struct lossynet *net);
 size_t lossynet_memory_needed(const struct lossynet_world *world,
                               const struct lossynet_settings *settings);
 
+/* ---- state, for resuming a run (state.c) ------------------------------------------------ */
+
+enum { LOSSYNET_ALL_WORKERS = -1 }; /* what they have in common: the drift sample's history */
+
+/* What a net remembers from step to step, of one local worker or of all: so many bytes, which do
+ * not depend on how workers are spread over ranks. Between steps only. */
+size_t lossynet_state_bytes(const struct lossynet *net, int worker);
+void lossynet_state_save(const struct lossynet *net, int worker, void *out);
+
+/* Into a net that has made no step yet. False, with nothing changed, for the bytes of another
+ * worker or of a net with other workers, buckets or packets (of all: other samples or seed). */
+bool lossynet_state_load(struct lossynet *net, int worker, const void *bytes, size_t count);
+
 /* ---- drift (drift.c derives the formulas) ----------------------------------------------- */
 
 enum { LOSSYNET_LAGS = 16 };

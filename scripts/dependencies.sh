@@ -12,17 +12,19 @@ purpose=${1:?usage: scripts/dependencies.sh build|quickstart|test|bench}
 build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config:finds_libraries
 libc6-dev:C_library libopenmpi-dev:MPI_for_several_processes openmpi-bin:mpirun
 libibverbs-dev:RDMA_networks libdnnl-dev:matrix_products_on_the_CPU(oneDNN) libjansson-dev:JSON
-libsentencepiece-dev:tokenizer libssl-dev:encrypts_packets(OpenSSL)"
+libxxhash-dev:checksums_of_checkpoints libsentencepiece-dev:tokenizer
+libssl-dev:encrypts_packets(OpenSSL)"
 case $(uname -m) in x86_64) ;; *) build=$(echo "$build" | sed 's/libdnnl-dev:[^ ]*/libopenblas-dev:matrix_products_on_the_CPU/') ;; esac
 quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:trains_a_tokenizer
 python3:reads_logs python3-matplotlib:plots"
 test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests python3-numpy:references
 python3-sentencepiece:the_tokenizer_to_compare_with
+xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_environment
 iproute2:network_namespaces nftables:loses_packets ethtool:switches_off_segmentation
 clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library"
 [ "$(uname -m)" != x86_64 ] ||
     test="$test qemu-system-x86:virtual_machine_with_RDMA_devices busybox-static:starts_it"
-bench="$test python3-venv:PyTorch_in_a_virtual_environment libopenblas0:another_BLAS_to_compare_with"
+bench="$test libopenblas0:another_BLAS_to_compare_with"
 
 case $purpose in
 build) wanted=$build ;; quickstart) wanted=$quickstart ;; test) wanted=$test ;; bench) wanted=$bench ;;

@@ -68,3 +68,13 @@ def markov_tokens(count, vocabulary, seed):
     for i in range(1, count):
         tokens[i] = noise[i] if other[i] else successors[tokens[i - 1], choice[i]]
     return tokens
+
+
+def tensors(path):
+    """A safetensors file as {name: bytes}."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: raw[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]]
+            for name, entry in header.items()}

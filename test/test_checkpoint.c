@@ -24,11 +24,11 @@ static const float values[6] = {1, -2, 3.5f, 1e-40f, INFINITY, 6};
 static void test_safetensors_round_trip(void **state) {
     (void)state;
     const struct safetensors_tensor tensors[] = {
-        {"matrix", 2, {2, 3}, values},
-        {"scalar", 0, {0}, values + 2},
-        {"empty", 2, {0, 5}, NULL},
-        {"a.vector", 1, {4}, values},
-        {"\xC3\xBC\"\\\n", 4, {1, 1, 2, 1}, values + 1},
+        {"matrix", 2, {2, 3}, values, NULL},
+        {"scalar", 0, {0}, values + 2, NULL},
+        {"empty", 2, {0, 5}, NULL, NULL},
+        {"a.vector", 1, {4}, values, "F32"},
+        {"\xC3\xBC\"\\\n", 4, {1, 1, 2, 1}, values + 1, NULL},
     };
     const char *const metadata[] = {"format", "pt", "note", "\xE2\x82\xAC", NULL};
     const char *path = in_scratch("good.safetensors");
@@ -190,9 +190,9 @@ static void test_safetensors_hostile(void **state) {
 static void test_safetensors_damaged(void **state) {
     (void)state;
     const struct safetensors_tensor tensors[] = {
-        {"model.norm.weight", 1, {4}, values},
-        {"lm_head.weight", 2, {3, 2}, values},
-        {"model.embed_tokens.weight", 2, {2, 2}, values},
+        {"model.norm.weight", 1, {4}, values, NULL},
+        {"lm_head.weight", 2, {3, 2}, values, NULL},
+        {"model.embed_tokens.weight", 2, {2, 2}, values, NULL},
     };
     const char *const metadata[] = {"format", "pt", NULL};
     const char *path = in_scratch("damaged.safetensors");
@@ -230,7 +230,8 @@ static void test_safetensors_damaged(void **state) {
 
 static void test_safetensors_write_errors(void **state) {
     (void)state;
-    const struct safetensors_tensor tensor = {"x", 1, {6}, values}, bad = {"\xFF", 1, {6}, values};
+    const struct safetensors_tensor tensor = {"x", 1, {6}, values, NULL},
+                                    bad = {"\xFF", 1, {6}, values, NULL};
     assert_reports(safetensors_write("/dev/full", &tensor, 1, NULL), "No space left");
     assert_reports(safetensors_write(in_scratch("absent/x"), &tensor, 1, NULL), "cannot create");
     assert_reports(safetensors_write(in_scratch("x"), &bad, 1, NULL), "header");
@@ -439,8 +440,8 @@ static void rewrite(const char *directory,
     size_t count = model->count;
     for (size_t i = 0; i < count; i++) {
         struct named_tensor *t = &model->tensors[i];
-        list[i] =
-            (struct safetensors_tensor){t->name, t->dims, {t->shape[0], t->shape[1]}, t->data};
+        list[i] = (struct safetensors_tensor){
+            t->name, t->dims, {t->shape[0], t->shape[1]}, t->data, NULL};
     }
     change(list, &count);
     char path[512];
@@ -450,7 +451,7 @@ static void rewrite(const char *directory,
 }
 
 static void add(struct safetensors_tensor *list, size_t *count, const char *name) {
-    list[*count] = (struct safetensors_tensor){name, 1, {3}, values};
+    list[*count] = (struct safetensors_tensor){name, 1, {3}, values, NULL};
     ++*count;
 }
 

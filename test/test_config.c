@@ -134,6 +134,8 @@ static void test_config_refusals(void **state) {
         {"\"rope_parameters\": {\"partial_rotary_factor\": 0.5}", "partial_rotary_factor is 0.5"},
         {"\"partial_rotary_factor\": 0.25", "partial_rotary_factor is 0.25"},
         {"\"attention_bias\": true", "attention_bias is true"},
+        {"\"attention_dropout\": 0.5", "attention_dropout is 0.5, expected 0"},
+        {"\"attention_dropout\": \"0\"", "attention_dropout is \"0\", expected 0"},
         {"\"mlp_bias\": true", "mlp_bias is true"},
         {"\"mlp_bias\": 1", "mlp_bias is 1, expected true or false"},
         {"\"hidden_act\": \"gelu\"", "hidden_act is \"gelu\", expected \"silu\""},

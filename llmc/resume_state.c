@@ -1,0 +1,445 @@
+/* resume_state.c — a rank's share of a run's state, copied for a checkpoint and read from one. The
+ * tensors are listed in resume.h. */
+#include "llmc/resume.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/checksum.h"
+#include "llmc/report.h"
+#include "llmc/safetensors.h"
+
+struct run { /* of elements of the parameter vector; as I64 (runs, 2) in the file */
+    int64_t offset, count;
+};
+
+/* ---- runs ------------------------------------------------------------------------------- */
+
+/* What a worker has moments of, in the order of its memory: list[buckets], or one run. */
+static size_t owned_runs(const struct resume_run *r, int worker, struct run *list,
+                         size_t *elements) {
+    const struct layout *layout = r->facts.layout;
+    size_t runs = 0;
+    *elements = 0;
+    if (r->whole_moments) {
+        struct run all = {0, (int64_t)layout->count};
+        list[runs++] = all;
+        *elements = layout->count;
+        return runs;
+    }
+    for (int b = 0; b < layout->buckets; b++) {
+        size_t offset, count;
+        r->net.shard(r->net.net, worker, b, &offset, &count);
+        if (!count) continue;
+        struct run one = {(int64_t)offset, (int64_t)count};
+        list[runs++] = one;
+        *elements += count;
+    }
+    return runs;
+}
+
+/* Where a replica is not the model: between what is fresh, or everywhere. The caller frees *list.
+ * 0, or -1 when out of memory. */
+static int stale_runs(const struct resume_run *r, int worker, struct run **list, size_t *runs,
+                      size_t *elements) {
+    const size_t P = r->facts.layout->count;
+    size_t cursor = 0, offset = 0, count = 0, end = 0, room = 0;
+    *list = NULL;
+    *runs = *elements = 0;
+    for (bool more = true; more;) {
+        more = !r->own_replicas && r->facts.workers > 1 &&
+               r->net.next_fresh(r->net.net, worker, &cursor, &offset, &count);
+        if (r->facts.workers == 1) end = P; /* the only replica is the model */
+        struct run gap = {(int64_t)end, (int64_t)((more ? offset : P) - end)};
+        end = offset + count;
+        if (!gap.count) continue;
+        if (*runs == room) {
+            room = room ? 2 * room : 256;
+            struct run *larger = (struct run *)realloc(*list, room * sizeof *larger);
+            if (!larger)
+                return report_out_of_memory("the list of stale packets",
+                                            (double)(room * sizeof *larger));
+            *list = larger;
+        }
+        (*list)[(*runs)++] = gap;
+        *elements += (size_t)gap.count;
+    }
+    return 0;
+}
+
+/* ---- saving ----------------------------------------------------------------------------- */
+
+static void add_moments(const struct resume_run *r, const struct resume_worker *w,
+                        struct run *scratch, struct snapshot *out) {
+    size_t elements, runs = owned_runs(r, w->id, scratch, &elements);
+    void *table = snapshot_add(out, "I64", runs, 2, "worker.%d.owned", w->id);
+    void *m = snapshot_add(out, "F32", elements, 0, "worker.%d.m", w->id);
+    void *v = snapshot_add(out, "F32", elements, 0, "worker.%d.v", w->id);
+    if (!table || !m || !v) return;
+    memcpy(table, scratch, runs * sizeof *scratch);
+    r->download(m, w->m, elements * sizeof(float));
+    r->download(v, w->v, elements * sizeof(float));
+}
+
+static int add_replica(const struct resume_run *r, const struct resume_worker *w,
+                       struct snapshot *out) {
+    struct run *list;
+    size_t runs, elements, done = 0;
+    if (stale_runs(r, w->id, &list, &runs, &elements)) return -1;
+    int64_t *table = (int64_t *)snapshot_add(out, "I64", runs, 2, "worker.%d.stale", w->id);
+    float *values = (float *)snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
+    if (table && values) {
+        memcpy(table, list ? list : (struct run *)table, runs * sizeof *list);
+        for (size_t i = 0; i < runs; i++) { /* the list becomes: where a run's values go */
+            int64_t count = list[i].count;
+            list[i].count = (int64_t)done;
+            done += (size_t)count;
+        }
+#pragma omp parallel for if (runs > 64)
+        for (size_t i = 0; i < runs; i++) {
+            r->download(values + list[i].count, w->params + list[i].offset,
+                        (size_t)table[2 * i + 1] * sizeof(float));
+        }
+    }
+    free(list);
+    return 0;
+}
+
+static void add_network(const struct resume_run *r, int worker, struct snapshot *out) {
+    size_t bytes = r->net.state_bytes(r->net.net, worker);
+    void *state = worker == r->net.all_workers
+                      ? snapshot_add(out, "U8", bytes, 0, "network")
+                      : snapshot_add(out, "U8", bytes, 0, "worker.%d.network", worker);
+    if (state) r->net.state_save(r->net.net, worker, state);
+}
+
+static int add_all(const struct resume_run *r, struct run *scratch, struct snapshot *out) {
+    if (r->facts.rank == 0) add_network(r, r->net.all_workers, out);
+    for (int i = 0; i < r->facts.local; i++) {
+        add_moments(r, &r->worker[i], scratch, out);
+        add_network(r, r->worker[i].id, out);
+        if (add_replica(r, &r->worker[i], out)) return -1;
+    }
+    return 0;
+}
+
+int resume_snapshot(const struct resume_run *r, struct snapshot *out) {
+    struct run *scratch =
+        (struct run *)calloc((size_t)r->facts.layout->buckets + 1, sizeof *scratch);
+    if (!scratch) return report_out_of_memory("the list of buckets", 0);
+    snapshot_measure(out);
+    int status = add_all(r, scratch, out);
+    if (!status) status = snapshot_allocate(out);
+    if (!status) status = add_all(r, scratch, out);
+    free(scratch);
+    return status;
+}
+
+/* ---- reading ---------------------------------------------------------------------------- */
+
+struct source { /* the optimizer files of a checkpoint */
+    const char *directory;
+    int ranks, workers;
+    struct safetensors **file; /* [ranks] */
+};
+
+static void source_close(struct source *s) {
+    for (int i = 0; s->file && i < s->ranks; i++) safetensors_close(s->file[i]);
+    free(s->file);
+}
+
+static int source_open(struct source *s, const char *directory, const json_t *saved) {
+    memset(s, 0, sizeof *s);
+    s->directory = directory;
+    s->ranks = (int)json_integer_value(json_object_get(saved, "ranks"));
+    s->workers = (int)json_integer_value(json_object_get(saved, "workers"));
+    s->file = (struct safetensors **)calloc((size_t)s->ranks, sizeof *s->file);
+    if (!s->file) return report_out_of_memory("the list of optimizer files", 0);
+    for (int i = 0; i < s->ranks; i++) {
+        char name[64], path[FILE_PATH_BYTES];
+        resume_file_name(i, s->ranks, name);
+        if (file_join(path, directory, name) || safetensors_open(path, &s->file[i])) return -1;
+    }
+    return 0;
+}
+
+/* A tensor of a worker (< 0: of all) with this type and shape (-1: any length). NULL after
+ * reporting. */
+static const struct safetensors_view *get(const struct source *s, int worker, const char *what,
+                                          const char *dtype, int64_t rows, int64_t columns) {
+    char name[64];
+    int file = worker < 0 ? 0 : worker / (s->workers / s->ranks);
+    if (worker < 0)
+        snprintf(name, sizeof name, "%s", what);
+    else
+        snprintf(name, sizeof name, "worker.%d.%s", worker, what);
+    const struct safetensors_view *view = safetensors_find(s->file[file], name);
+    if (view && !strcmp(view->dtype, dtype) && view->dims == (columns ? 2 : 1) &&
+        (rows < 0 || view->shape[0] == rows) && (!columns || view->shape[1] == columns))
+        return view;
+    char path[64];
+    resume_file_name(file, s->ranks, path);
+    report("'%s/%s': tensor '%s' is %s, expected %s of %lld elements%s", s->directory, path, name,
+           view ? "of another type or shape" : "missing", dtype, (long long)rows,
+           columns ? " by 2" : "");
+    return NULL;
+}
+
+struct table { /* of runs, in a mapped file: not necessarily aligned */
+    const char *data;
+    size_t runs;
+};
+
+static struct run run_at(const struct table *t, size_t i) {
+    struct run run;
+    memcpy(&run, t->data + i * sizeof run, sizeof run);
+    return run;
+}
+
+/* A table of ascending runs within the vector, and how many elements they have. */
+static int get_table(const struct source *s, int worker, const char *what, size_t P,
+                     struct table *out, size_t *elements) {
+    const struct safetensors_view *view = get(s, worker, what, "I64", -1, 2);
+    if (!view) return -1;
+    int64_t end = 0;
+    out->data = (const char *)view->data;
+    out->runs = (size_t)view->shape[0];
+    *elements = 0;
+    for (size_t i = 0; i < out->runs; i++) {
+        struct run run = run_at(out, i);
+        if (run.offset < end || run.count < 1 || run.count > (int64_t)P ||
+            run.offset > (int64_t)P - run.count)
+            return report("'%s': run %zu of worker.%d.%s is %lld elements from %lld: not in "
+                          "ascending order within the model's %zu",
+                          s->directory, i, worker, what, (long long)run.count,
+                          (long long)run.offset, P);
+        end = run.offset + run.count;
+        *elements += (size_t)run.count;
+    }
+    return 0;
+}
+
+/* Copies to m and v, which hold `runs` of the vector, what a saved worker has of these. Returns how
+ * many elements, or -1 after reporting. */
+static int64_t take_moments(const struct resume_run *r, const struct source *s, int from,
+                            const struct run *list, size_t runs, float *m, float *v) {
+    struct table table;
+    size_t elements, i = 0, mine = 0, theirs = 0;
+    int64_t taken = 0;
+    if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;
+    const struct safetensors_view *sm = get(s, from, "m", "F32", (int64_t)elements, 0);
+    const struct safetensors_view *sv = sm ? get(s, from, "v", "F32", (int64_t)elements, 0) : NULL;
+    if (!sv) return -1;
+    for (size_t k = 0; i < runs && k < table.runs;) {
+        struct run a = list[i], b = run_at(&table, k);
+        int64_t start = a.offset > b.offset ? a.offset : b.offset;
+        int64_t a_end = a.offset + a.count, b_end = b.offset + b.count;
+        int64_t n = (a_end < b_end ? a_end : b_end) - start;
+        if (n > 0) {
+            size_t to = mine + (size_t)(start - a.offset);
+            size_t at = (theirs + (size_t)(start - b.offset)) * sizeof(float);
+            r->upload(m + to, (const char *)sm->data + at, (size_t)n * sizeof(float));
+            r->upload(v + to, (const char *)sv->data + at, (size_t)n * sizeof(float));
+            taken += n;
+        }
+        if (a_end <= b_end) mine += (size_t)a.count, i++;
+        if (b_end <= a_end) theirs += (size_t)b.count, k++;
+    }
+    return taken;
+}
+
+/* From all saved workers, or, where each had moments of everything, from one. */
+static int load_moments(const struct resume_run *r, const struct source *s, bool saved_whole,
+                        const struct resume_worker *w, struct run *scratch) {
+    size_t elements, runs = owned_runs(r, w->id, scratch, &elements);
+    int64_t taken = 0;
+    int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
+    for (int from = first; from <= last; from++) {
+        int64_t n = take_moments(r, s, from, scratch, runs, w->m, w->v);
+        if (n < 0) return -1;
+        taken += n;
+    }
+    if ((size_t)taken == elements) return 0;
+    return report("'%s' has moments of %lld of the %zu parameters that worker %d needs",
+                  s->directory, (long long)taken, elements, w->id);
+}
+
+static int load_replica(const struct resume_run *r, const struct source *s,
+                        const struct resume_worker *w) {
+    struct table table;
+    size_t elements, done = 0;
+    if (get_table(s, w->id, "stale", r->facts.layout->count, &table, &elements)) return -1;
+    const struct safetensors_view *values = get(s, w->id, "replica", "F32", (int64_t)elements, 0);
+    if (!values) return -1;
+    for (size_t i = 0; i < table.runs; i++) {
+        struct run run = run_at(&table, i);
+        r->upload(w->params + run.offset, (const char *)values->data + done * sizeof(float),
+                  (size_t)run.count * sizeof(float));
+        done += (size_t)run.count;
+    }
+    return 0;
+}
+
+/* *fits: the bytes were of this net. */
+static int load_network(const struct resume_run *r, const struct source *s, int worker,
+                        bool *fits) {
+    bool all = worker == r->net.all_workers;
+    const struct safetensors_view *state = get(s, all ? -1 : worker, "network", "U8", -1, 0);
+    if (!state) return -1;
+    *fits = r->net.state_load(r->net.net, worker, state->data, state->bytes);
+    return 0;
+}
+
+/* ---- what differs ----------------------------------------------------------------------- */
+
+static void differ(json_t *list, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void differ(json_t *list, const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    json_array_append_new(list, json_string(line));
+}
+
+static void compare_value(json_t *list, const char *name, const json_t *was, const json_t *is) {
+    if (json_equal((json_t *)was, (json_t *)is)) return;
+    char *a = json_dumps(was, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    char *b = json_dumps(is, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    differ(list, "%s was %s, is %s", name, a ? a : "?", b ? b : "?");
+    free(a);
+    free(b);
+}
+
+/* Options that are part of the mathematics; the rest may change without a trace. */
+static void compare_options(json_t *list, const json_t *was, const json_t *is) {
+    static const char *const names[] = {"algorithm",
+                                        "batch",
+                                        "seq",
+                                        "packet_bytes",
+                                        "train_tokens",
+                                        "micro-batches",
+                                        "steps",
+                                        "lr",
+                                        "lr-final",
+                                        "warmup",
+                                        "beta1",
+                                        "beta2",
+                                        "adam-eps",
+                                        "weight-decay",
+                                        "clip",
+                                        "seed",
+                                        "gradient-loss-rate",
+                                        "parameter-loss-rate",
+                                        "loss-model",
+                                        "loss-seed",
+                                        "estimator",
+                                        "drift-samples"};
+    const json_t *old = json_object_get(was, "options"), *now = json_object_get(is, "options");
+    const json_t *old_settings = json_object_get(was, "settings");
+    const json_t *now_settings = json_object_get(is, "settings");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *a = json_object_get(old_settings, names[i]); /* as it came to be */
+        const json_t *b = json_object_get(now_settings, names[i]);
+        compare_value(list, names[i], a ? a : json_object_get(old, names[i]),
+                      b ? b : json_object_get(now, names[i]));
+    }
+    compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
+}
+
+/* ---- loading ---------------------------------------------------------------------------- */
+
+/* Files are dealt out to the ranks, so that each is read once. */
+static int verify(const struct resume_run *r, const char *directory, const json_t *saved) {
+    const char *name;
+    json_t *entry;
+    int i = 0;
+    json_object_foreach(json_object_get(saved, "files"), name, entry) {
+        char path[FILE_PATH_BYTES], found[CHECKSUM_TEXT_BYTES];
+        uint64_t bytes;
+        const char *said = json_string_value(json_object_get(entry, "xxh128"));
+        if (i++ % r->facts.ranks != r->facts.rank) continue;
+        if (file_join(path, directory, name) || checksum_file(path, found, &bytes)) return -1;
+        if (!said || strcmp(said, found) != 0)
+            return report("'%s' is damaged: its checksum is %s, trainer.json says %.40s; resume "
+                          "from an older checkpoint",
+                          path, found, said ? said : "none");
+    }
+    return 0;
+}
+
+static int load(const struct resume_run *r, const struct source *s, const json_t *saved,
+                json_t *differences) {
+    const char *was =
+        json_string_value(json_object_get(json_object_get(saved, "options"), "algorithm"));
+    const char *is = algorithm_names[r->facts.options->algorithm];
+    const bool same = was && strcmp(was, is) == 0 && s->workers == r->facts.workers;
+    const bool saved_whole = was && (!strcmp(was, "rps") || !strcmp(was, "naive"));
+    bool fits = true, drift_fits = false;
+    struct run *scratch =
+        (struct run *)calloc((size_t)r->facts.layout->buckets + 1, sizeof *scratch);
+    if (!scratch) return report_out_of_memory("the list of buckets", 0);
+    int status = 0;
+    for (int i = 0; i < r->facts.local && !status; i++) {
+        const struct resume_worker *w = &r->worker[i];
+        status = load_moments(r, s, saved_whole, w, scratch);
+        if (status || !same) continue;
+        status = load_network(r, s, w->id, &fits);
+        if (!status && (fits || r->own_replicas)) status = load_replica(r, s, w);
+    }
+    free(scratch);
+    if (!status && same) status = load_network(r, s, r->net.all_workers, &drift_fits);
+    if (s->workers != r->facts.workers)
+        differ(differences,
+               "%d workers were %d: moments are dealt out anew, data goes on at "
+               "the same sequence",
+               r->facts.workers, s->workers);
+    if (!same || !fits) differ(differences, "every replica starts as the model, ages at 0");
+    if (!drift_fits) differ(differences, "the history of the drift sample starts anew");
+    return status;
+}
+
+static void show(const struct resume_run *r, const char *directory, int step,
+                 const json_t *differences) {
+    size_t i;
+    json_t *line;
+    if (r->facts.rank > 0 || r->facts.options->quiet) return;
+    printf("resumed from %s after %d steps%s\n", directory, step,
+           json_array_size(differences) ? "; cannot be identical:" : ", bit for bit");
+    json_array_foreach(differences, i, line) printf("  %s\n", json_string_value(line));
+    fflush(stdout);
+}
+
+int resume_load(const struct resume_run *r, const char *directory, const json_t *saved,
+                struct runlog *log) {
+    const int step = (int)json_integer_value(json_object_get(saved, "step"));
+    const json_int_t parameters = json_integer_value(json_object_get(saved, "parameters"));
+    struct resume_point nowhere;
+    struct source source;
+    memset(&nowhere, 0, sizeof nowhere);
+    if (parameters != (json_int_t)r->facts.layout->count)
+        return report("'%s' was saved with %lld parameters, config.json makes it %zu", directory,
+                      (long long)parameters, r->facts.layout->count);
+    if (verify(r, directory, saved)) return -1;
+    json_t *differences = json_array(), *now = resume_describe(r, &nowhere);
+    int status = source_open(&source, directory, saved);
+    if (!status) {
+        compare_options(differences, saved, now);
+        if (r->facts.ranks > 1 && strcmp(r->facts.link, "udp") == 0)
+            differ(differences, "over --link udp the network decides what else is lost");
+        status = load(r, &source, saved, differences);
+    }
+    source_close(&source);
+    json_decref(now);
+    if (!status) {
+        show(r, directory, step, differences);
+        runlog_write(log, json_pack("{s:s, s:i, s:s, s:b, s:O}", "event", "resume", "step", step,
+                                    "checkpoint", directory, "identical",
+                                    json_array_size(differences) == 0, "differences", differences));
+    }
+    json_decref(differences);
+    return status;
+}

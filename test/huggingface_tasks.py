@@ -1,0 +1,54 @@
+"""What the tests ask of transformers: a JSON list of tasks on stdin, a list of answers on stdout.
+
+Runs in the environment that huggingface.py makes, untouched by anything of this project.
+"""
+import json
+import sys
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def make(directory, seed, dtype="float32", max_shard_size="1GB", **config):
+    """A model with random weights, saved as transformers saves it."""
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**config)).to(getattr(torch, dtype))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.15).add_(1.0 if parameter.dim() == 1 else 0.0)
+    model.save_pretrained(directory, max_shard_size=max_shard_size)
+    return sum(p.numel() for p in model.parameters())
+
+
+def config(directory, **fields):
+    LlamaConfig(**fields).save_pretrained(directory)
+
+
+def load(directory):
+    model, report = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32,
+                                                     output_loading_info=True)
+    for problem, names in report.items():
+        assert not names, f"{directory}: {problem}: {names}"
+    return model
+
+
+def loss(directory, tokens, seq):
+    """Every token but the first is predicted once, in windows of seq. Natural logarithm."""
+    model = load(directory).eval()
+    text = torch.from_numpy(np.fromfile(tokens, "<u2", offset=1024).astype(np.int64))
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(text) - 1, seq):
+            targets = text[start + 1:start + seq + 1]
+            logits = model(text[start:start + len(targets)][None]).logits[0]
+            total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+    return total / (len(text) - 1)
+
+
+def resave(directory, to, **settings):
+    load(directory).save_pretrained(to, **settings)
+
+
+if __name__ == "__main__":
+    print(json.dumps([globals()[task.pop("do")](**task) for task in json.load(sys.stdin)]))
