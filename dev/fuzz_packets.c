@@ -138,11 +138,11 @@ static void noise(int sender, int receiver) {
 }
 
 static void stop(int rank) {
-    double seconds = 0.004 * next_byte();
-    if (!run.mad && run.stopped + seconds > MOST_STOP) return;
+    double seconds = (run.mad ? 0.012 : 0.004) * next_byte();
+    if (run.stopped + seconds > (run.mad ? 10 * PEER_TIMEOUT : MOST_STOP)) return;
     run.stopped += seconds;
     run.harmless = false;
-    simulation_stop(rank, run.mad ? 3 * seconds : seconds);
+    simulation_stop(rank, seconds);
 }
 
 /* What comes beside a datagram, and must do no harm. */

@@ -22,8 +22,10 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOLS = ("ip", "tc", "nft", "ethtool", "unshare", "mpirun")
@@ -318,11 +320,15 @@ def processes(namespace):
 
 
 def end_processes(namespace):
-    for pid in processes(namespace):
-        try:
-            os.kill(pid, 9)
-        except ProcessLookupError:
-            pass
+    """Kills them and sees them gone, so that nothing writes to the folder any longer."""
+    end = time.monotonic() + 5
+    while (pids := processes(namespace)) and time.monotonic() < end:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.01)
 
 
 def remove_namespace(name):

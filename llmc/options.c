@@ -92,7 +92,7 @@ static const struct entry table[] = {
            "mean (the paper's), balanced (unbiased for unlike data), ht, zero"),
 
     TITLE("Network"),
-    INTEGER("workers", workers, "0", 0, 65535,
+    INTEGER("workers", workers, "0", 0, 65534,
             "data-parallel replicas, a multiple of the ranks; 0: one per rank"),
     STRING("link", link, "auto", "NAME",
            "how ranks exchange packets: mpi, udp, verbs (RDMA), or auto: verbs where every rank "

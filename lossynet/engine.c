@@ -348,6 +348,7 @@ lossynet_status lossynet_engine_open(struct lossynet *net, const struct lossynet
         engine->burst = BURST_BYTES + engine->rate * 100e-6;
         engine->tokens = engine->burst;
         engine->filled = engine->empty = lossynet_now();
+        engine->grace = LOSSYNET_GRACE;
         status = introduce(net, settings, link_open, share, share_context, cards);
     }
     free(cards);

@@ -45,7 +45,8 @@ enum { LOSSYNET_FRAGMENTS = 64 }; /* of a message on their way to a peer */
 
 static const double LOSSYNET_RETRY = 1e-3; /* before something unanswered is repeated, s, ... */
 static const double LOSSYNET_RETRY_MOST = 0.02; /* ... doubled each time up to this */
-static const double LOSSYNET_GRACE = 1e-3;      /* for DATA that was overtaken */
+static const double LOSSYNET_GRACE = 1e-3;      /* for DATA that was overtaken; longer where some */
+static const double LOSSYNET_GRACE_MOST = 0.02; /* came late */
 
 struct lossynet_timer {
     double due, retry;
@@ -119,7 +120,8 @@ struct lossynet_sending { /* our present phase of a kind */
     bool awaited; /* the caller waits for its end */
     int *ready;   /* [V]: buckets that may leave, in the phase's order; atomic */
     struct lossynet_position *position; /* [R][V] */
-    double begun_at, seconds;           /* seconds: that ends took to wait for, averaged */
+    double closed_at;
+    double begun_at, seconds; /* seconds: that ends took to wait for, averaged */
 };
 
 struct lossynet_kept { /* tests: a datagram that is overtaken */
@@ -135,6 +137,7 @@ struct lossynet_engine {
     double peer_timeout;
     lossynet_status failed;
     double now;       /* of the datagrams being handled */
+    double grace;     /* learnt from what came late, forgotten slowly */
     uint64_t ignored; /* TEST datagrams */
     double empty;     /* when the link was last seen empty: a rank that was itself stopped must not
                      blame peers whose datagrams it has yet to read */

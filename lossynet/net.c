@@ -382,8 +382,9 @@ lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings, struct lossynet **out) {
     *out = NULL;
     lossynet_link_kind kind = settings->link;
-    lossynet_status status = LOSSYNET_OK;
-    if (kind == LOSSYNET_LINK_AUTO && world->ranks > 1) status = choose_link(world, &kind);
+    lossynet_status status = check(world, settings);
+    if (!status && kind == LOSSYNET_LINK_AUTO && world->ranks > 1)
+        status = choose_link(world, &kind);
     if (status) return status;
     return lossynet_net_open(world, settings, link_of(kind), lossynet_share_mpi, NULL, out);
 }

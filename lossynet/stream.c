@@ -17,7 +17,10 @@
 #include <math.h>
 #include <string.h>
 
-static const double PATIENCE = 0.5;      /* s, least deadline of a silent peer within a phase */
+/* s, least deadline of a silent peer within a phase. Going on without it would gain little, since
+ * every step needs one number from every rank; so this is longer than a busy machine may keep a rank
+ * from running. */
+static const double PATIENCE = 2;
 static const double TURN = 0.3;          /* s, longest wait for a peer whose turn it is */
 static const double PATIENCE_PHASES = 8; /* or so many times what phases take to wait for */
 
@@ -390,6 +393,15 @@ static uint64_t *reject(struct lossynet *net, const struct wire_header *h, const
     return NULL;
 }
 
+/* DATA of the phase that has just ended was on its way for longer than we waited. */
+static void learn_grace(struct lossynet *net, const struct wire_header *h) {
+    struct lossynet_engine *engine = net->engine;
+    const struct lossynet_sending *phase = &engine->phase[h->kind];
+    if (h->index + 1 != phase->closed) return;
+    double late = 2 * (engine->now - phase->closed_at);
+    engine->grace = fmin(fmax(engine->grace, late), LOSSYNET_GRACE_MOST);
+}
+
 static bool take_gradient(struct lossynet *net, const struct wire_header *h,
                           const uint8_t *payload) {
     const struct lossynet_layout *layout = &net->layout;
@@ -452,6 +464,7 @@ void lossynet_stream_receive(struct lossynet *net, int peer, const struct wire_h
     uint64_t *wrong = engine->failed ? &net->rejected.late : reject(net, h, payload);
     if (wrong) {
         ++*wrong;
+        if (wrong == &net->rejected.late) learn_grace(net, h);
         return;
     }
     bool fresh = h->kind == LOSSYNET_GRADIENT ? take_gradient(net, h, payload)
@@ -512,7 +525,7 @@ static void judge_peer(struct lossynet *net, int kind, int peer) {
         from->question = ++engine->questions;
         from->ask = lossynet_timer_from(0);
     }
-    bool quiet = ended && engine->empty - fmax(from->last, from->ended) > LOSSYNET_GRACE;
+    bool quiet = ended && engine->empty - fmax(from->last, from->ended) > engine->grace;
     bool answered = ended && (int32_t)(p->answered - from->question) >= 0;
     from->over = all || (quiet && answered);
     if (ended && !answered && !from->over && lossynet_timer_is_due(&from->ask, engine->now))
@@ -584,7 +597,7 @@ static bool bucket_over(struct lossynet *net, int bucket) {
         if (engine->peers[w / net->local].from[LOSSYNET_PARAMETER].over) continue;
         bool reliable = net->link->reliable;
         if (reliable || engine->passed[i] == 0 ||
-            engine->empty - engine->passed[i] <= LOSSYNET_GRACE)
+            engine->empty - engine->passed[i] <= engine->grace)
             return false;
     }
     return true;
@@ -607,6 +620,8 @@ lossynet_status lossynet_stream_end(struct lossynet *net, int kind) {
     lossynet_engine_enter(net);
     lossynet_status status = await(net, kind, phase_over, kind);
     phase->closed = phase->opened;
+    phase->closed_at = lossynet_now();
+    net->engine->grace = fmax(LOSSYNET_GRACE, 0.98 * net->engine->grace);
     lossynet_engine_leave(net);
     return status;
 }

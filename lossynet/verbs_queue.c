@@ -40,6 +40,7 @@ enum {
     RECEIVE_BYTES = 32 << 20,
     SIGNAL = 32, /* one completion for so many sends */
     REFILL = 32, /* receives posted at once, if there is no wait in between */
+    SPINS = 256, /* polls before the processor is given away */
 };
 
 /* Seconds without a completion after which nobody waits for sends any longer: a port whose cable is
@@ -206,14 +207,15 @@ static int poll_sends(struct verbs_queue *q) {
 static bool await_sends(struct verbs_queue *q, uint64_t until) {
     double since = 0;
     for (int idle = 0; q->completed < until && !q->failed;) {
-        if (poll_sends(q))
+        if (poll_sends(q)) {
             idle = 0;
-        else if (q->stuck)
-            return false;
-        else if (++idle == 256)
-            since = lossynet_now();
-        else if (idle > 256)
-            q->stuck = lossynet_now() - since > STUCK || sched_yield();
+            continue;
+        }
+        if (q->stuck) return false;
+        if (++idle < SPINS) continue;
+        if (idle == SPINS) since = lossynet_now();
+        q->stuck = lossynet_now() - since > STUCK;
+        sched_yield();
     }
     return !q->failed;
 }

@@ -482,7 +482,7 @@ static void test_settings(void **state) {
     const struct lossynet_settings good = simple_settings(4, elements, 1, 0.1);
     struct lossynet_settings s;
     s = good, s.workers = 0;
-    refused(&alone, &s, LOSSYNET_INVALID, "workers 0: expected 1 to 65535");
+    refused(&alone, &s, LOSSYNET_INVALID, "workers 0: expected 1 to 65534");
     s = good, s.buckets = 0;
     refused(&alone, &s, LOSSYNET_INVALID, "buckets 0: expected at least 1");
     s = good, s.buckets = 2;
@@ -492,7 +492,7 @@ static void test_settings(void **state) {
     s = good, s.estimator = (lossynet_estimator)7;
     refused(&alone, &s, LOSSYNET_INVALID, "estimator 7: expected mean");
     s = good, s.link = (lossynet_link_kind)7;
-    refused(&alone, &s, LOSSYNET_INVALID, "link 7: expected auto, mpi or udp");
+    refused(&alone, &s, LOSSYNET_INVALID, "link 7: expected auto, mpi, udp or verbs");
     s = good, s.drift_samples = -1;
     refused(&alone, &s, LOSSYNET_INVALID, "drift samples -1: expected 0 or more");
     s = good, s.loss.rate[0] = 2;

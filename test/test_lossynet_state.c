@@ -46,7 +46,7 @@ static void run_steps(struct run *run, int workers, uint64_t from, uint64_t to) 
         }
         assert_int_equal(lossynet_broadcast(run->net, run->parameter, false), LOSSYNET_OK);
         assert_int_equal(lossynet_drift_measure(run->net, run->parameter, &drift), LOSSYNET_OK);
-        assert_int_equal(lossynet_step_counters(run->net, &counters), LOSSYNET_OK);
+        assert_int_equal(lossynet_step_counters(run->net, run->net->step, &counters), LOSSYNET_OK);
         for (int w = 0; w < workers; w++) {
             size_t cursor = 0, fresh[2];
             run->digest = digest_bytes(run->digest, run->parameter[w], run->elements * 4);

@@ -13,7 +13,7 @@ from program import BUILD, MPI, PROGRAM, ROOT, SANITIZED, read_log, run, write_t
 from test_program import numbers, weights
 
 VM = ROOT / "dev" / "rdma_vm"
-LIMIT = 500  # seconds that the machine may take; about 60 where nothing else runs
+LIMIT = 500  # seconds that the machine may take; a third where little else runs
 STEPS = 4
 
 JOB = """
@@ -140,7 +140,7 @@ def test_kernel_made_loss(guest):
     assert passed + dropped == pytest.approx(sent, rel=0.01)  # the rest: ARP
     assert dropped / (passed + dropped) == pytest.approx(0.1, abs=0.015)
     # Control packets are lost alike, but repeated and not logged.
-    assert logged == pytest.approx(dropped / (passed + dropped), abs=0.01)
+    assert logged == pytest.approx(dropped / (passed + dropped), abs=0.013)
     assert all(e["rejected"] == e["duplicate"] == e["overruns"] == 0 for e in steps(log))
 
 

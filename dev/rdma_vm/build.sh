@@ -21,23 +21,28 @@ for tool in apt-get apt-cache dpkg python3 qemu-system-x86_64; do
 done
 busybox=$(command -v busybox) || cannot "busybox is missing (scripts/dependencies.sh test)"
 
-# What is there already is good if it was made by these very scripts, from the kernel named in it.
+# What is there already is good if these very scripts made it.
 recipe=$(cat "$here/build.sh" "$here/init" | sha256sum | cut -d' ' -f1)
 if [ -f vmlinux ] && [ -f initrd.gz ] && [ "$(cat recipe 2>/dev/null)" = "$recipe" ]; then exit 0; fi
 rm -f recipe
 
 # ---- the kernel -----------------------------------------------------------------------------
-package=$(apt-cache depends linux-image-amd64 2>/dev/null |
-    sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1)
-[ -n "$package" ] || cannot "the package lists have no linux-image-amd64 (apt-get update)"
+newest_kernel() {
+    apt-cache depends linux-image-amd64 2>/dev/null |
+        sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1
+}
+update() { # where the package lists are missing, or name packages that are gone
+    [ "$(id -u)" = 0 ] && apt-get update -qq >>download.log 2>&1
+}
+package=$(newest_kernel)
+[ -n "$package" ] || { update && package=$(newest_kernel); }
+[ -n "$package" ] || cannot "no package linux-image-amd64 is known here (apt-get update)"
 version=${package#linux-image-}
 if ! ls "$package"_*.deb >/dev/null 2>&1; then
     rm -f linux-image-*.deb
-    apt-get download -qq "$package" >download.log 2>&1 || {
-        # Old lists name packages that are gone.
-        [ "$(id -u)" != 0 ] || apt-get update -qq >>download.log 2>&1 || true
-        apt-get download -qq "$package" >>download.log 2>&1
-    } || cannot "apt-get download $package failed: $(tail -n 1 download.log)"
+    apt-get download -qq "$package" >>download.log 2>&1 ||
+        { update && apt-get download -qq "$package" >>download.log 2>&1; } ||
+        cannot "apt-get download $package failed: $(tail -n 1 download.log)"
 fi
 rm -rf kernel root
 dpkg -x "$package"_*.deb kernel || {
