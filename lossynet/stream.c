@@ -526,7 +526,8 @@ static void judge_peer(struct lossynet *net, int kind, int peer) {
         from->ask = lossynet_timer_from(0);
     }
     bool quiet = ended && engine->empty - fmax(from->last, from->ended) > engine->grace;
-    bool answered = ended && (int32_t)(p->answered - from->question) >= 0;
+    /* Whoever has left answers no more; all that it sent is on its way. */
+    bool answered = ended && (p->left || (int32_t)(p->answered - from->question) >= 0);
     from->over = all || (quiet && answered);
     if (ended && !answered && !from->over && lossynet_timer_is_due(&from->ask, engine->now))
         lossynet_reliable_tell(net, peer, WIRE_PROBE, 0, 0, from->question);
