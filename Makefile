@@ -5,7 +5,9 @@
 # make clean        removes build/ (out/ stays)
 #
 # Found by itself: MPI (mpicc; MPI=0 builds without), libibverbs (for --link verbs; VERBS=0), OpenSSL
-# (for --encrypt; SECURE=0), oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas).
+# (for --encrypt; SECURE=0), oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas;
+# BLAS=none: plain loops), CUDA (nvcc; CUDA=0 builds without). BARE=1 takes no library but CUDA's
+# (dev/bare): no JSON, no tokenizer, for GPU machines that have nothing else.
 # SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
 
 # make would try to build the .d files below from its own rules.
@@ -21,10 +23,10 @@ OPTIMISE ?= -O3 -fno-math-errno -fno-trapping-math
 CPPFLAGS += -I. -D_GNU_SOURCE
 # The distribution's Python, where its packages are.
 PYTHON ?= /usr/bin/python3
-COMMON := $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
+COMMON = $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 CFLAGS += -std=c11 $(COMMON)
 CXXFLAGS += -std=c++17 $(COMMON)
-LDLIBS += -lm -ljansson -lxxhash
+LDLIBS += -lm
 
 # ---- libraries, each with its switch ------------------------------------------------------
 MPI ?= $(if $(shell command -v mpicc),1)
@@ -47,10 +49,22 @@ BLAS ?= $(if $(filter x86_64,$(ARCHITECTURE)),onednn,openblas)
 ifeq ($(BLAS),onednn)
 CPPFLAGS += -DGEMM_ONEDNN
 LDLIBS += -ldnnl
+else ifeq ($(BLAS),none)
+CPPFLAGS += -DGEMM_PLAIN
 else
 LDLIBS += -lopenblas
 endif
-LDLIBS += -lsentencepiece
+ifeq ($(BARE),1)
+CPPFLAGS += -Idev/bare
+WARNINGS += -Wno-maybe-uninitialized
+TOKENIZER := dev/bare/bare
+else
+LDLIBS += -ljansson -lxxhash -lsentencepiece
+CMOCKA := -lcmocka
+TOKENIZER := llmc/tokenizer
+endif
+NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+CUDA ?= $(if $(NVCC),1)
 
 REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
@@ -63,11 +77,33 @@ isa_flags_x86_64_v2 := -march=x86-64-v2
 isa_flags_x86_64_v3 := -march=x86-64-v3
 isa_flags_x86_64_v4 := -march=x86-64-v4 -mprefer-vector-width=512
 
-LLMC := $(filter-out llmc/backend_cpu.c,$(wildcard llmc/*.c))
+LLMC := $(filter-out llmc/backend_cpu.c llmc/backend_cuda_none.c,$(wildcard llmc/*.c))
 LOSSYNET := $(wildcard lossynet/*.c)
 TOKENIZE := $(wildcard data/*.c)
-OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) $(BUILD)/llmc/tokenizer.o \
-           $(ISAS:%=$(BUILD)/llmc/backend_cpu.%.o)
+COMMON_OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) \
+                  $(BUILD)/$(TOKENIZER).o $(ISAS:%=$(BUILD)/llmc/backend_cpu.%.o)
+
+# One of three devices stands behind llmc/backend_cuda.h: a GPU, none, or an emulated one (tests).
+CUDA_SOURCES := llmc/backend_cuda.bf16 llmc/backend_cuda.float32 llmc/cuda/open
+ifeq ($(CUDA),1)
+DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.cu.o,$(CUDA_SOURCES) llmc/cuda/device llmc/cuda/product)
+# The runtime is linked statically; cuBLASLt is opened when a device is.
+CUDA_LIBRARIES := $(abspath $(dir $(NVCC))/../lib64)
+LDLIBS += -L$(CUDA_LIBRARIES) -lcudart_static -ldl -lrt -lpthread -Wl,-rpath,$(CUDA_LIBRARIES)
+else
+DEVICE_OBJECTS := $(BUILD)/llmc/backend_cuda_none.o
+endif
+EMULATED_OBJECTS := $(patsubst %,$(BUILD)/emulated/%.o,$(CUDA_SOURCES) \
+                    dev/cuda_emulation/device_emulated dev/cuda_emulation/cuda_emu)
+OBJECTS := $(COMMON_OBJECTS) $(DEVICE_OBJECTS)
+
+# sm_80 runs on sm_86 and sm_89 too; the PTX of 90 is compiled by the driver for what comes later.
+ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
+NVCCFLAGS += -std=c++17 -O3 $(ARCHITECTURES) -Werror all-warnings \
+             -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-function -ccbin $(CXX)
+EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-unknown-pragmas \
+                   -Wno-unused-function -fno-strict-aliasing \
+                   $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 
 # What our exchange is measured with, and against; they use MPI.
@@ -75,9 +111,14 @@ BENCHES := $(if $(filter 1,$(MPI)),exchange collectives ring)
 
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 benches: all $(BENCHES:%=$(BUILD)/dev/bench_%) $(BUILD)/bench_load
-tests: all benches $(TESTS)
+tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2
 
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
+	@echo '  LINK $@'
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
+
+# The same program on the emulated device, for tests: --device cuda works without a GPU.
+$(BUILD)/emulated/train_llama2: $(BUILD)/train_llama2.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)
 	@echo '  LINK $@'
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
@@ -91,26 +132,85 @@ $(BUILD)/bench_load: $(BUILD)/dev/bench_load.o $(OBJECTS)
 
 $(BUILD)/train_llama2.o: train_llama2.cu | $(BUILD)/
 	@echo '  CC   $<'
-	@$(CC) $(CPPFLAGS) -DGIT_REVISION='"$(REVISION)"' $(CFLAGS) -MMD -x c -c $< -o $@
+	@$(CC) $(CPPFLAGS) -DGIT_REVISION='"$(REVISION)"' $(CFLAGS) -MMD -MP -x c -c $< -o $@
+
+# What a GPU does with a whole model (dev/gpu_check.sh).
+$(BUILD)/emulated/gpu_check: $(BUILD)/dev/gpu_check.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)
+$(BUILD)/gpu_check: $(BUILD)/dev/gpu_check.o $(OBJECTS)
+$(BUILD)/gpu_check $(BUILD)/emulated/gpu_check:
+	@echo '  LINK $@'
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
 $(BUILD)/llmc/backend_cpu.%.o: llmc/backend_cpu.c | $(BUILD)/llmc/
 	@echo '  CC   $< for $*'
-	@$(CC) $(CPPFLAGS) $(CFLAGS) $(isa_flags_$*) -ffp-contract=fast -DISA=$* -MMD -c $< -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) $(isa_flags_$*) -ffp-contract=fast -DISA=$* -MMD -MP -c $< -o $@
+
+$(BUILD)/llmc/backend_cuda.%.cu.o: llmc/backend_cuda.cu | $(BUILD)/llmc/
+	@echo '  NVCC $< for $*'
+	@$(NVCC) -I. -D_GNU_SOURCE $(NVCCFLAGS) -DBACKEND_DTYPE=$* -MMD -MP -c $< -o $@
+
+$(BUILD)/llmc/cuda/%.cu.o: llmc/cuda/%.cu
+	@mkdir -p $(@D)
+	@echo '  NVCC $<'
+	@$(NVCC) -I. -D_GNU_SOURCE $(NVCCFLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/emulated/llmc/backend_cuda.%.o: llmc/backend_cuda.cu
+	@mkdir -p $(@D)
+	@echo '  CXX  $< for $*, emulated'
+	@$(CXX) -I. -D_GNU_SOURCE $(EMULATION_FLAGS) -DBACKEND_DTYPE=$* -MMD -MP -x c++ -c $< -o $@
+
+$(BUILD)/emulated/%.o: %.cu
+	@mkdir -p $(@D)
+	@echo '  CXX  $<, emulated'
+	@$(CXX) -I. -D_GNU_SOURCE $(EMULATION_FLAGS) -MMD -MP -x c++ -c $< -o $@
+
+# The scheduler of fibers is told of the thread sanitizer, not instrumented.
+$(BUILD)/emulated/%.o: %.cpp
+	@mkdir -p $(@D)
+	@echo '  CXX  $<, emulated'
+	@$(CXX) -I. -D_GNU_SOURCE $(if $(filter thread,$(SANITIZE)),-DCUDA_EMU_TSAN) \
+	    $(filter-out -fsanitize=thread,$(EMULATION_FLAGS)) -MMD -MP -c $< -o $@
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
 	@echo '  CC   $<'
-	@$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -c $< -o $@
+	@$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/%.o: %.cpp
 	@mkdir -p $(@D)
 	@echo '  CXX  $<'
-	@$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -c $< -o $@
+	@$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
+
+# The operator tests, on the CPU backends, on the CUDA backend (a GPU, or emulated), and on the CUDA
+# kernels alone.
+OPERATORS := $(patsubst %,$(BUILD)/test/operators%.o,_arrays _bits _device) $(BUILD)/test/operators.o
+$(BUILD)/test/test_operators: $(OPERATORS)
+$(BUILD)/test/test_operators_device: $(OPERATORS)
+$(BUILD)/test/test_operators_emulated: $(OPERATORS)
+
+# The kernels alone, without the CPU backend, so that the thread sanitizer can see all of it.
+EMULATOR := $(BUILD)/emulated/dev/cuda_emulation/cuda_emu.o
+EMULATED_TESTS := $(BUILD)/test/test_cuda_kernels $(BUILD)/test/test_cuda_attention \
+    $(BUILD)/test/emulation_faults
+$(BUILD)/test/test_cuda_kernels: $(BUILD)/test/test_cuda_kernels.o $(OPERATORS) \
+    $(BUILD)/emulated/test/kernels_backend.o $(EMULATOR)
+$(BUILD)/test/test_cuda_attention: $(BUILD)/test/test_cuda_attention.o \
+    $(BUILD)/test/operators_arrays.o $(BUILD)/emulated/test/kernels_backend.o $(EMULATOR)
+$(BUILD)/test/emulation_faults: $(BUILD)/emulated/test/emulation_faults.o $(EMULATOR)
+emulated_tests: $(EMULATED_TESTS)
+$(EMULATED_TESTS):
+	@echo '  LINK $@'
+	@mkdir -p $(@D)
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(CMOCKA) -o $@
+
+$(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)
+	@echo '  LINK $@'
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) $(CMOCKA) -o $@
 
 $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 	@echo '  LINK $@'
 	@mkdir -p $(@D)
-	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -lcmocka -o $@
+	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) $(CMOCKA) -o $@
 
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
 	@echo '  LINK $@'
@@ -188,7 +288,8 @@ quickstart:
 test:
 	@scripts/dependencies.sh test
 	@$(MAKE) --no-print-directory $(JOBS) tests
-	@$(MAKE) --no-print-directory $(JOBS) tests BUILD=$(BUILD)/sanitize SANITIZE=address,undefined OPTIMISE=-O1
+	@$(MAKE) --no-print-directory $(JOBS) tests BUILD=$(BUILD)/sanitize SANITIZE=address,undefined OPTIMISE=-O1 CUDA=0
+	@$(MAKE) --no-print-directory $(JOBS) emulated_tests BUILD=$(BUILD)/thread SANITIZE=thread OPTIMISE=-O1
 	@$(MAKE) --no-print-directory $(JOBS) instrumented
 	@BUILD=$(BUILD) $(PYTHON) -m pytest -q test $(PYTEST)
 
@@ -207,6 +308,6 @@ bench-network:
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all benches tests instrumented quickstart test bench bench-network clean
+.PHONY: all benches tests emulated_tests instrumented quickstart test bench bench-network clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -19,13 +19,17 @@
  */
 #include "llmc/activations.h"
 #include "llmc/backend.h"
+#include "llmc/backend_choose.h"
+#include "llmc/backend_cuda.h"
 #include "llmc/checkpoint.h"
 #include "llmc/config.h"
 #include "llmc/dataloader.h"
 #include "llmc/estimate.h"
 #include "llmc/file.h"
 #include "llmc/generate.h"
+#include "llmc/host_vector.h"
 #include "llmc/layout.h"
+#include "llmc/network.h"
 #include "llmc/options.h"
 #include "llmc/record.h"
 #include "llmc/report.h"
@@ -34,6 +38,8 @@
 #include "llmc/saver.h"
 #include "llmc/schedule.h"
 #include "llmc/threads.h"
+#include "llmc/usage.h"
+#include "llmc/worker.h"
 #include "lossynet/lossynet.h"
 
 #include <math.h>
@@ -51,7 +57,7 @@
 /* llmc/layout.h says where a parameter lies in the flat vector that the network averages,
  * llmc/activations.h what is kept between forward and backward. */
 
-/* Element `offset` of a vector of parameters or gradients. */
+/* Element `offset` of a vector of parameters. */
 static tensor *at(const struct backend *be, const tensor *vector, size_t offset) {
     return (char *)vector + offset * be->element_bytes;
 }
@@ -111,16 +117,37 @@ static void model_forward(const struct backend *be, const struct layout *l, cons
                                  C, c->norm_eps);
 }
 
+/* What forward left out of layer i's activations (activations.h, --recompute), again. */
+static void recompute_layer(const struct backend *be, const struct layout *l, const tensor *params,
+                            struct activations *a, int i, int B, int T) {
+    const struct llama_config *c = &l->config;
+    const struct layer_offsets *o = &l->layer[i];
+    const struct layer_activations *x = &a->layer[i];
+    const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
+    const int D = c->head_size, QKV = (H + 2 * K) * D;
+    be->rmsnorm_forward(x->attention_norm, x->attention_rstd, x->residual, W(o->attention_norm), N,
+                        C, c->norm_eps);
+    be->matmul_forward(x->qkv, x->attention_norm, W(o->qkv), N, C, QKV);
+    be->rope(x->qkv, a->cosine, a->sine, B, T, H, K, D, false);
+    be->attention_forward(x->attention, x->log_sum_exp, x->qkv, B, T, H, K, D);
+    if (a->recompute == RECOMPUTE_ATTENTION) return;
+    be->matmul_forward(a->projected, x->attention, W(o->attention_out), N, H * D, C);
+    be->residual_rmsnorm_forward(x->middle, x->mlp_norm, x->mlp_rstd, x->residual, a->projected,
+                                 W(o->mlp_norm), N, C, c->norm_eps);
+    be->matmul_forward(x->gate_up, x->mlp_norm, W(o->gate_up), N, C, 2 * F);
+    be->swiglu_forward(x->swiglu, x->gate_up, N, F);
+}
+
 /* Forward, classifier and backward of B x T tokens. Gradients of scale * sum of the losses go to
  * `grads` (added to what is there with `accumulate`); a->losses (B*T) keeps the losses. */
 static void model_forward_backward(const struct backend *be, const struct layout *l,
-                                   const tensor *params, tensor *grads, struct activations *a,
-                                   int B, int T, float scale, bool accumulate,
+                                   const tensor *params, float *grads, struct activations *a, int B,
+                                   int T, float scale, bool accumulate,
                                    const struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
     const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
     const int D = c->head_size, QKV = (H + 2 * K) * D;
-#define G(where) at(be, grads, where)
+#define G(where) (grads + (where))
     model_forward(be, l, params, a, B, T, hooks);
     bucket_needed(hooks, 0);
     be->classifier(a->losses, a->dnorm, G(l->classifier), a->last_norm, W(l->classifier),
@@ -132,6 +159,8 @@ static void model_forward_backward(const struct backend *be, const struct layout
     for (int i = c->layers - 1; i >= 0; i--) {
         const struct layer_offsets *o = &l->layer[i];
         const struct layer_activations *x = &a->layer[i];
+        /* The last layer's are still there. */
+        if (a->recompute && i < c->layers - 1) recompute_layer(be, l, params, a, i, B, T);
         be->matmul_backward_weight(G(o->down), a->dresidual, x->swiglu, N, F, C, accumulate);
         be->matmul_backward_input(a->dswiglu, a->dresidual, W(o->down), N, F, C, false);
         be->swiglu_backward(a->dgate_up, a->dswiglu, x->gate_up, N, F);
@@ -175,12 +204,11 @@ static double mean_loss(const float *losses, int n) {
  *
  * CPU threads: with at least as many local workers as threads, each thread computes whole workers;
  * with fewer, workers take turns and each operation uses all threads. Activations exist once per
- * thread that computes whole workers.                                                         */
-
-struct worker {
-    int id; /* 0 ... N-1 */
-    float *params, *grads, *m, *v;
-};
+ * thread that computes whole workers.
+ *
+ * On a GPU workers take turns, and all vectors lie in its memory. They are float32: the owner's
+ * shard of `params` is the master weights. In bf16 the engine has a copy of the parameters in use,
+ * made anew for every pass; gradients, and their sums over micro-batches, are float32.         */
 
 struct trainer {
     const struct options *options;
@@ -190,10 +218,13 @@ struct trainer {
     struct layout layout;
     int workers, local, B, T;
     struct worker *worker;   /* [local] */
+    bool staged;             /* the network reads host copies of a GPU's vectors (llmc/worker.h) */
     float **params, **grads; /* [local], the workers' vectors, as lossynet takes them */
     int engines;
     struct activations *engine; /* [engines] */
-    float *fresh;               /* P: the owners' values put together, for evaluation and saving */
+    tensor *weights;            /* P: parameters in use, where they are not float32; else NULL */
+    enum recompute recompute;
+    float *fresh; /* P: the owners' values put together, for evaluation and saving */
     struct dataloader *train, *val;
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers on their way */
     bool overlap;            /* phases go on while workers compute */
@@ -209,10 +240,6 @@ struct trainer {
     struct progress progress;
 };
 
-static bool steps_on_its_own(const struct options *o) {
-    return o->algorithm == ALGORITHM_RPS || o->algorithm == ALGORITHM_NAIVE;
-}
-
 static bool is_lossless(const struct trainer *t) {
     return t->options->algorithm == ALGORITHM_RELIABLE;
 }
@@ -220,14 +247,10 @@ static bool is_lossless(const struct trainer *t) {
 static void trainer_release(struct trainer *t) {
     saver_close(t->saver);
     free(t->run.worker);
-    for (int w = 0; t->worker && w < t->local; w++) {
-        t->be->release(t->worker[w].params);
-        t->be->release(t->worker[w].grads);
-        t->be->release(t->worker[w].m);
-        t->be->release(t->worker[w].v);
-    }
+    for (int w = 0; t->worker && w < t->local; w++) worker_release(&t->worker[w], t->be);
     for (int e = 0; t->engine && e < t->engines; e++) activations_release(&t->engine[e], t->be);
     if (t->be) t->be->release(t->fresh);
+    if (t->be) t->be->release(t->weights);
     free(t->worker);
     free(t->params);
     free(t->grads);
@@ -241,58 +264,39 @@ static void trainer_release(struct trainer *t) {
     runlog_close(t->log);
 }
 
-static float *allocate_floats(const struct trainer *t, size_t count, const char *what,
-                              int *failed) {
-    if (*failed) return NULL;
-    float *memory = (float *)t->be->allocate((count ? count : 1) * sizeof(float));
-    if (!memory) *failed = report_out_of_memory(what, (double)count * sizeof(float));
-    return memory;
+static int trainer_choose(struct trainer *t, bool training) {
+    struct backend_choice choice;
+    struct estimate_settings run = estimate_of_options(t->options, t->workers, t->T);
+    run.batch = t->B;
+    run.local = t->workers / t->world.ranks;
+    run.evaluating = !training;
+    bool tell = t->world.rank == 0 && !t->options->quiet && !t->options->generate;
+    if (backend_choose(t->options, &t->layout.config, &run, t->world.local_rank, tell, &choice))
+        return -1;
+    t->be = choice.backend;
+    t->recompute = choice.recompute;
+    return 0;
 }
 
-static struct lossynet_loss_settings loss_settings(const struct options *o) {
-    struct lossynet_loss_settings loss = {
-        {o->gradient_loss_rate, o->parameter_loss_rate}, o->loss_model, (uint64_t)o->loss_seed};
-    return loss;
-}
-
-/* What the command line says about the network; names were checked by check_usage. */
-static struct lossynet_settings net_settings(const struct options *o, const struct layout *l,
-                                             int workers) {
-    struct lossynet_settings s;
-    memset(&s, 0, sizeof s);
-    s.workers = workers;
-    s.buckets = l->buckets;
-    s.bucket_elements = l->bucket_elements;
-    s.packet_bytes = (size_t)o->packet_bytes;
-    s.loss = loss_settings(o);
-    s.drift_samples = o->drift_samples;
-    s.interface = o->interface;
-    s.pace_gbps = o->pace_gbps;
-    s.peer_timeout = o->peer_timeout;
-    s.multicast = o->multicast;
-    s.encrypt = o->encrypt;
-    lossynet_estimator_parse(o->estimator, &s.estimator);
-    lossynet_link_parse(o->link, &s.link);
-    if (o->algorithm == ALGORITHM_RELIABLE) s.link = LOSSYNET_LINK_MPI;
-    if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
-    return s;
-}
-
-/* Opens the net and allocates workers and engines. Needs layout, workers, B and T. */
+/* Chooses the backend, opens the net, allocates all. Needs layout, workers, B and T. */
 static int trainer_allocate(struct trainer *t, bool training) {
     const struct options *o = t->options;
-    struct lossynet_settings s = net_settings(o, &t->layout, t->workers);
-    s.weighted_sum = t->be->weighted_sum;
+    if (trainer_choose(t, training)) return -1;
+    const struct lossynet_memory memory = {t->be->masked_copy, t->be->copy, t->be->gather};
+    struct lossynet_settings s = network_settings(o, &t->layout, t->workers);
+    t->staged = t->be->on_device && t->world.ranks > 1;
+    s.weighted_sum = t->staged ? backend_cpu()->weighted_sum : t->be->weighted_sum;
+    s.memory = t->be->on_device && !t->staged ? &memory : NULL;
     if (!training) s.drift_samples = 0;
     if (lossynet_open(&t->world, &s, &t->net)) return -1;
-    t->overlap =
-        training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap && lossynet_overlaps(t->net);
+    t->overlap = training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
+                 !t->be->on_device && lossynet_overlaps(t->net);
 
     const size_t P = t->layout.count;
     const int threads = omp_get_max_threads();
     int failed = 0;
     t->local = t->workers / t->world.ranks;
-    t->engines = t->local >= threads ? threads : 1;
+    t->engines = t->local >= threads && !t->be->on_device ? threads : 1;
     t->worker = (struct worker *)calloc((size_t)t->local, sizeof *t->worker);
     t->params = (float **)calloc((size_t)t->local, sizeof *t->params);
     t->grads = (float **)calloc((size_t)t->local, sizeof *t->grads);
@@ -305,39 +309,51 @@ static int trainer_allocate(struct trainer *t, bool training) {
     for (int w = 0; w < t->local && !failed; w++) {
         struct worker *k = &t->worker[w];
         k->id = t->world.rank * t->local + w;
-        size_t owned = steps_on_its_own(o) ? P : lossynet_owned_elements(t->net, k->id);
-        k->params = t->params[w] = allocate_floats(
-            t, P, "a worker's parameters (--dry-run tells what a run needs)", &failed);
-        if (!training) continue;
-        k->grads = t->grads[w] = allocate_floats(t, P, "a worker's gradient", &failed);
-        k->m = allocate_floats(t, owned, "optimizer state", &failed);
-        k->v = allocate_floats(t, owned, "optimizer state", &failed);
+        size_t owned = worker_steps_alone(o) ? P : lossynet_owned_elements(t->net, k->id);
+        failed = worker_allocate(k, t->be, P, owned, training, t->staged);
+        t->params[w] = k->net_params;
+        t->grads[w] = k->net_grads;
     }
-    if (t->workers > 1) t->fresh = allocate_floats(t, P, "the model put together", &failed);
+    if (t->workers > 1 && !failed) {
+        t->fresh = (float *)t->be->allocate(P * sizeof(float));
+        if (!t->fresh) failed = report_out_of_memory("the model put together", 4.0 * (double)P);
+    }
+    if (t->be->element_bytes != sizeof(float) && !failed) {
+        t->weights = t->be->allocate(P * t->be->element_bytes);
+        if (!t->weights) failed = report_out_of_memory("weights in use", 2.0 * (double)P);
+    }
     for (int e = 0; e < t->engines && !failed; e++) {
-        failed =
-            activations_allocate(&t->engine[e], &t->layout.config, t->be, t->B, t->T, training);
+        failed = activations_allocate(&t->engine[e], &t->layout.config, t->be, t->B, t->T, training,
+                                      t->recompute);
     }
     return failed;
 }
 
 /* The same initial parameters for every worker: from a checkpoint, or from the seed. */
 static int trainer_initialise(struct trainer *t, bool from_checkpoint) {
-    float *first = t->params[0];
+    int failed = 0;
+    float *first = host_vector(t->be, t->worker[0].params, t->layout.count, false);
+    if (!first) return -1;
     if (from_checkpoint) {
         size_t count;
         struct named_tensor *tensors = layout_tensor_list(&t->layout, first, &count);
-        if (!tensors) return -1;
-        int failed = checkpoint_read(t->options->model, &t->layout.config, tensors, count);
+        failed = !tensors || checkpoint_read(t->options->model, &t->layout.config, tensors, count);
         free(tensors);
-        if (failed) return -1;
     } else {
         layout_initialise(&t->layout, (uint64_t)t->options->seed, first);
     }
-    for (int w = 1; w < t->local; w++) {
-        t->be->copy(t->params[w], first, t->layout.count * sizeof(float));
+    for (int w = t->be->on_device ? 0 : 1; w < t->local && !failed; w++) {
+        worker_initialise(&t->worker[w], t->be, first, t->layout.count);
     }
-    return 0;
+    host_vector_end(t->be, first);
+    return failed ? -1 : 0;
+}
+
+/* Parameters as operations take them. */
+static const tensor *in_use(const struct trainer *t, const float *params) {
+    if (!t->weights) return params;
+    t->be->convert(t->weights, params, t->layout.count);
+    return t->weights;
 }
 
 /* Calls work(t, worker, engine, context) for every local worker, see the note on threads above. */
@@ -359,7 +375,7 @@ static void for_each_worker(struct trainer *t, worker_function work, void *conte
 
 struct meeting { /* of one worker with the network */
     struct trainer *t;
-    int worker;
+    struct worker *w;
     double waited;
     lossynet_status status;
 };
@@ -373,8 +389,11 @@ static void parameters_needed(void *context, int bucket) {
 }
 
 static void gradient_done(void *context, int bucket) {
-    struct meeting *m = (struct meeting *)context;
-    lossynet_bucket_ready(m->t->net, m->worker, bucket);
+    struct trainer *t = ((struct meeting *)context)->t;
+    struct worker *w = ((struct meeting *)context)->w;
+    worker_send(w, t->be, w->net_grads, layout_bucket_offset(&t->layout, bucket),
+                t->layout.bucket_elements[bucket]);
+    if (t->overlap) lossynet_bucket_ready(t->net, w->id, bucket);
 }
 
 /* Forward and backward of one worker on its replica and its share of the data. Worker w takes
@@ -384,50 +403,26 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
                             void *context) {
     const int B = t->B, T = t->T, M = t->options->micro_batches;
     double *mine = t->mine + 3 * (w - t->worker);
-    struct meeting meeting = {t, w->id, 0, LOSSYNET_OK};
+    struct meeting meeting = {t, w, 0, LOSSYNET_OK};
+    const tensor *params = in_use(t, w->params);
     double loss = 0;
     (void)context;
     for (int m = 0; m < M; m++) {
         uint64_t first = t->at.sequence + ((uint64_t)m * t->workers + w->id) * B;
-        const bool last = m == M - 1;
         const struct bucket_hooks hooks = {t->overlap && m == 0 ? parameters_needed : NULL,
-                                           t->overlap && last ? gradient_done : NULL, &meeting};
+                                           m == M - 1 ? gradient_done : NULL, &meeting};
         for (int b = 0; b < B; b++) {
-            dataloader_sequence(t->train, first + b, engine->tokens + b * T,
-                                engine->targets + b * T);
+            dataloader_sequence(t->train, first + b, engine->host_tokens + b * T,
+                                engine->host_targets + b * T);
         }
-        model_forward_backward(t->be, &t->layout, w->params, w->grads, engine, B, T,
+        activations_send(engine, t->be, B * T);
+        model_forward_backward(t->be, &t->layout, params, w->grads, engine, B, T,
                                1.0f / ((float)B * T * M), m > 0, &hooks);
-        loss += mean_loss(engine->losses, B * T) / M;
+        loss += mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
     }
     mine[0] = loss;
     mine[1] = meeting.waited;
     mine[2] = meeting.status;
-}
-
-/* AdamW on `count` elements from `offset` of a worker's vector; the moments start at m, v. Weight
- * decay differs between tensors, so the range is cut where they meet. */
-static void update_range(struct trainer *t, struct worker *w, float *m, float *v, size_t offset,
-                         size_t count, int step, double learning_rate, double gradient_scale) {
-    const struct options *o = t->options;
-    const struct adamw_settings adamw = {(float)o->beta1, (float)o->beta2, (float)o->adam_eps};
-    const struct span *span = t->layout.span;
-    for (size_t done = 0; done < count;) {
-        while (span->offset + span->count <= offset + done) span++;
-        size_t n = span->offset + span->count - (offset + done);
-        if (n > count - done) n = count - done;
-        float *params = w->params + offset + done;
-        t->be->adamw(params, params, m + done, v + done, w->grads + offset + done, n, &adamw,
-                     step + 1, (float)learning_rate, span->decay ? (float)o->weight_decay : 0,
-                     (float)gradient_scale);
-        done += n;
-    }
-}
-
-/* As torch.nn.utils.clip_grad_norm_ has it. */
-static double clip_scale(const struct trainer *t, double norm) {
-    double clip = t->options->clip;
-    return clip > 0 && norm > clip ? clip / (norm + 1e-6) : 1;
 }
 
 /* Sum over all workers, in their order, of the one number each local worker left in t->mine. */
@@ -445,7 +440,7 @@ static int averaged_norm(struct trainer *t, double *norm) {
         for (int b = 0; b < t->layout.buckets; b++) {
             size_t offset, count;
             lossynet_shard(t->net, t->worker[w].id, b, &offset, &count);
-            t->mine[w] += t->be->sum_of_squares(t->grads[w] + offset, count);
+            t->mine[w] += t->be->sum_of_squares(t->worker[w].grads + offset, count);
         }
     }
     if (sum_over_workers(t, norm)) return -1;
@@ -453,18 +448,37 @@ static int averaged_norm(struct trainer *t, double *norm) {
     return 0;
 }
 
+/* Owners' shards, or whole vectors, to where the network reads them, or back: worker_send or
+ * worker_receive. Only where vectors are staged does anything move. */
+static void move(struct trainer *t, worker_mover mover, float *const *vectors, bool shards) {
+    for (int w = 0; w < t->local && t->staged; w++) {
+        size_t offset = 0, count = t->layout.count;
+        if (!shards) mover(&t->worker[w], t->be, vectors[w], 0, count);
+        for (int b = 0; b < t->layout.buckets && shards; b++) {
+            lossynet_shard(t->net, t->worker[w].id, b, &offset, &count);
+            mover(&t->worker[w], t->be, vectors[w], offset, count);
+        }
+    }
+    if (mover == worker_send) worker_sent(&t->worker[0], t->be);
+}
+
 /* The two phases, timed. */
 static int reduce(struct trainer *t, float *const *vectors) {
     double start = runlog_seconds();
+    if (vectors == t->params) move(t, worker_send, vectors, false); /* gradients left already */
+    worker_sent(&t->worker[0], t->be);
     lossynet_status status = lossynet_reduce(t->net, vectors, is_lossless(t));
+    move(t, worker_receive, vectors, true);
     t->communicating += runlog_seconds() - start;
     return status ? -1 : 0;
 }
 
 static int broadcast(struct trainer *t, float *const *vectors) {
     double start = runlog_seconds();
+    move(t, worker_send, vectors, true);
     lossynet_status status = lossynet_broadcast_begin(t->net, vectors, is_lossless(t));
     if (!status && !t->overlap) status = lossynet_broadcast_end(t->net);
+    move(t, worker_receive, vectors, false);
     t->communicating += runlog_seconds() - start;
     return status ? -1 : 0;
 }
@@ -474,40 +488,34 @@ static int exchange_gradients(struct trainer *t, int step, struct step_record *r
     if (reduce(t, t->grads)) return -1;
     if (averaged_norm(t, &r->grad_norm)) return -1;
     if (!isfinite(r->grad_norm)) return 0; /* the caller stops; the parameters are still good */
-    double scale = clip_scale(t, r->grad_norm);
+    const struct worker_step s = {step, r->learning_rate, worker_clip(t->options, r->grad_norm)};
     for (int w = 0; w < t->local; w++) {
         struct worker *k = &t->worker[w];
         size_t state = 0;
         for (int b = 0; b < t->layout.buckets; b++) {
             size_t offset, count;
             lossynet_shard(t->net, k->id, b, &offset, &count);
-            update_range(t, k, k->m + state, k->v + state, offset, count, step, r->learning_rate,
-                         scale);
+            worker_update(k, t->be, &t->layout, t->options, &s, state, offset, count);
             state += count;
         }
     }
     return broadcast(t, t->params);
 }
 
-struct local_step {
-    int step;
-    double learning_rate;
-};
-
 static void worker_steps(struct trainer *t, struct worker *w, struct activations *engine,
                          void *context) {
     (void)engine;
-    struct local_step *s = (struct local_step *)context;
+    struct worker_step s = *(const struct worker_step *)context;
     double norm = sqrt(t->be->sum_of_squares(w->grads, t->layout.count));
     t->mine[w - t->worker] = norm / t->workers;
     if (!isfinite(norm)) return;
-    update_range(t, w, w->m, w->v, 0, t->layout.count, s->step, s->learning_rate,
-                 clip_scale(t, norm));
+    s.gradient_scale = worker_clip(t->options, norm);
+    worker_update(w, t->be, &t->layout, t->options, &s, 0, 0, t->layout.count);
 }
 
 /* rps: every worker steps on its own gradient; owners average the models and broadcast them. */
 static int exchange_models(struct trainer *t, int step, struct step_record *r) {
-    struct local_step s = {step, r->learning_rate};
+    struct worker_step s = {step, r->learning_rate, 1};
     for_each_worker(t, worker_steps, &s);
     if (sum_over_workers(t, &r->grad_norm)) return -1;
     if (!isfinite(r->grad_norm)) return 0;
@@ -521,15 +529,15 @@ static int exchange_averages(struct trainer *t, int step, struct step_record *r)
     if (averaged_norm(t, &r->grad_norm)) return -1;
     if (!isfinite(r->grad_norm)) return 0;
     if (broadcast(t, t->grads)) return -1;
-    double scale = clip_scale(t, r->grad_norm);
+    const struct worker_step s = {step, r->learning_rate, worker_clip(t->options, r->grad_norm)};
     for (int w = 0; w < t->local; w++) {
         struct worker *k = &t->worker[w];
         size_t cursor = 0, offset, count;
         while (lossynet_next_fresh(t->net, k->id, &cursor, &offset, &count)) {
-            update_range(t, k, k->m + offset, k->v + offset, offset, count, step, r->learning_rate,
-                         scale);
+            worker_update(k, t->be, &t->layout, t->options, &s, offset, offset, count);
         }
     }
+    move(t, worker_send, t->params, false); /* for drift and evaluation */
     return 0;
 }
 
@@ -625,11 +633,14 @@ struct evaluation_work {
 static double evaluate_batch(struct trainer *t, const float *params, struct activations *e, int B,
                              int T, int skip) {
     const struct llama_config *c = &t->layout.config;
-    model_forward(t->be, &t->layout, params, e, B, T, NULL);
-    t->be->classifier(e->losses, NULL, NULL, e->last_norm, at(t->be, params, t->layout.classifier),
+    const tensor *weights = in_use(t, params);
+    activations_send(e, t->be, B * T);
+    model_forward(t->be, &t->layout, weights, e, B, T, NULL);
+    t->be->classifier(e->losses, NULL, NULL, e->last_norm, at(t->be, weights, t->layout.classifier),
                       e->targets, B * T, c->width, c->vocabulary, 1, false);
+    const float *losses = activations_losses(e, t->be, B * T);
     double sum = 0;
-    for (int b = 0; b < B; b++) sum += mean_loss(e->losses + b * T + skip, T - skip) * (T - skip);
+    for (int b = 0; b < B; b++) sum += mean_loss(losses + b * T + skip, T - skip) * (T - skip);
     return sum;
 }
 
@@ -641,7 +652,8 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
     for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
         int B = 0, T = 0, skip = 0; /* windows of one shape go together */
         while (B < t->B && i < work->windows) {
-            int length = dataloader_window(t->val, i, e->tokens + B * T, e->targets + B * T);
+            int length =
+                dataloader_window(t->val, i, e->host_tokens + B * T, e->host_targets + B * T);
             int context = dataloader_window_skip(t->val, i);
             if (B > 0 && (length != T || context != skip)) break;
             T = length;
@@ -658,10 +670,15 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
 /* The model: with one worker or without loss every replica is it; else the owners' shards. */
 static int fresh_model(void *context, const float **model) {
     struct trainer *t = (struct trainer *)context;
-    *model = t->params[0];
+    *model = t->worker[0].params;
     if (t->workers == 1 || is_lossless(t)) return 0;
     *model = t->fresh;
-    return lossynet_gather_fresh(t->net, t->params, t->fresh) ? -1 : 0;
+    const size_t P = t->layout.count;
+    float *fresh = t->staged ? host_vector(t->be, t->fresh, P, false) : t->fresh;
+    int failed = !fresh || lossynet_gather_fresh(t->net, t->params, fresh) ? -1 : 0;
+    if (t->staged && !failed) t->be->upload(t->fresh, fresh, P * sizeof(float));
+    if (t->staged) host_vector_end(t->be, fresh);
+    return failed;
 }
 
 static int evaluate(struct trainer *t, int steps_done, struct eval_record *out) {
@@ -687,7 +704,7 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_record *out) 
 
 struct writer {
     struct trainer *t;
-    const float *params;
+    const tensor *weights; /* in_use */
 };
 
 /* Feeds tokens behind the `first` that the engine's layers hold; logits (V) of what follows. */
@@ -696,13 +713,14 @@ static int feed_model(void *context, const int32_t *tokens, int first, int count
     const struct layout *l = &w->t->layout;
     const struct backend *be = w->t->be;
     struct activations *e = &w->t->engine[0];
-    memcpy(e->tokens, tokens, (size_t)count * sizeof *tokens);
+    memcpy(e->host_tokens, tokens, (size_t)count * sizeof *tokens);
+    activations_send(e, be, count);
     e->past = first;
-    model_forward(be, l, w->params, e, 1, count, NULL);
+    model_forward(be, l, w->weights, e, 1, count, NULL);
     e->past = 0;
-    be->matmul_forward(logits, at(be, e->last_norm, (size_t)(count - 1) * l->config.width),
-                       at(be, w->params, l->classifier), 1, l->config.width, l->config.vocabulary);
-    return 0;
+    return generate_logits(be, logits, at(be, e->last_norm, (size_t)(count - 1) * l->config.width),
+                           at(be, w->weights, l->classifier), l->config.width,
+                           l->config.vocabulary);
 }
 
 static struct generate_model writing_model(struct writer *w) {
@@ -714,10 +732,11 @@ static struct generate_model writing_model(struct writer *w) {
 
 /* --sample-every: a line that the model writes, on the terminal and in the log. */
 static int write_sample(struct trainer *t, int steps_done) {
-    struct writer w = {t, NULL};
+    const float *model_parameters;
     struct generate_line line;
-    if (fresh_model(t, &w.params)) return -1;
+    if (fresh_model(t, &model_parameters)) return -1;
     if (t->world.rank > 0) return 0;
+    struct writer w = {t, in_use(t, model_parameters)};
     const struct generate_model model = writing_model(&w);
     if (generate_sample(&model, t->tokenizer, t->options, &line)) return -1;
     return record_sample(&t->progress, t->log, steps_done, line.text);
@@ -726,7 +745,7 @@ static int write_sample(struct trainer *t, int steps_done) {
 /* ---- training --------------------------------------------------------------------------- */
 
 static struct run_facts run_facts(const struct trainer *t) {
-    size_t moments = steps_on_its_own(t->options) ? t->layout.count : 0;
+    size_t moments = worker_steps_alone(t->options) ? t->layout.count : 0;
     for (int w = 0; w < t->workers; w++) {
         size_t owned = lossynet_owned_elements(t->net, w);
         if (owned > moments) moments = owned;
@@ -766,9 +785,10 @@ static int open_saver(struct trainer *t) {
     net->state_save = lossynet_state_save;
     net->state_load = lossynet_state_load;
     net->all_workers = LOSSYNET_ALL_WORKERS;
-    t->run.whole_moments = steps_on_its_own(t->options);
+    t->run.whole_moments = worker_steps_alone(t->options);
     t->run.own_replicas = t->options->algorithm == ALGORITHM_NAIVE;
-    t->run.upload = t->run.download = t->be->copy;
+    t->run.upload = t->be->upload;
+    t->run.download = t->be->download;
     t->run.worker = (struct resume_worker *)calloc((size_t)t->local, sizeof *t->run.worker);
     if (!t->run.worker) return report_out_of_memory("the list of workers", 0);
     for (int w = 0; w < t->local; w++) {
@@ -858,10 +878,6 @@ static int open_log(struct trainer *t) {
     return runlog_open(o->log ? o->log : path, t->at.step, &t->log);
 }
 
-static int sequence_length(const struct options *o, int positions) {
-    return o->seq ? o->seq : positions < 1024 ? positions : 1024;
-}
-
 /* Everything that training or evaluation needs, in the order in which mistakes are cheapest to
  * find, and the log's first line. */
 static int prepare(struct trainer *t, bool training) {
@@ -869,7 +885,7 @@ static int prepare(struct trainer *t, bool training) {
     struct llama_config c;
     if (config_of_model(o->model, &c)) return -1;
     t->B = o->batch;
-    t->T = sequence_length(o, c.positions);
+    t->T = usage_sequence_length(o, c.positions);
     if (training && dataloader_open(o->train, DATALOADER_TRAIN, t->T, (uint64_t)o->seed, &t->train))
         return -1;
     if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
@@ -894,6 +910,7 @@ static int train(struct trainer *t) {
     int failed = from ? resume_open(from, &saved, &t->at) : 0;
     failed = failed || prepare(t, true) || open_saver(t) ||
              (from && resume_load(&t->run, from, saved, t->log));
+    if (from && !failed) move(t, worker_send, t->params, false);
     json_decref(saved);
     return failed || train_loop(t) ? -1 : 0;
 }
@@ -926,7 +943,7 @@ static int generate_mode(struct trainer *t) {
     int failed = layout_build(&c, &t->layout) || trainer_allocate(t, false) ||
                  activations_add_cache(&t->engine[0], &c, t->be) || trainer_initialise(t, true);
     if (!failed) {
-        struct writer w = {t, t->params[0]};
+        struct writer w = {t, in_use(t, t->worker[0].params)};
         const struct generate_model model = writing_model(&w);
         failed = generate_to_terminal(&model, tokenizer, o);
     }
@@ -934,89 +951,7 @@ static int generate_mode(struct trainer *t) {
     return failed ? -1 : 0;
 }
 
-/* --dry-run: the arithmetic of a run on a cluster with one worker per rank. */
-static int dry_run(const struct options *o, int workers) {
-    struct llama_config c;
-    struct layout layout;
-    struct estimate_settings settings;
-    const struct lossynet_world cluster = {0, workers, 0, 1};
-    if (config_of_model(o->model, &c) || config_complete(o->model, o->vocabulary, 32000, &c))
-        return -1;
-    if (layout_build(&c, &layout)) return -1;
-    struct lossynet_settings net = net_settings(o, &layout, workers);
-    memset(&settings, 0, sizeof settings);
-    settings.model = o->model;
-    settings.workers = workers;
-    settings.batch = o->batch;
-    settings.seq = sequence_length(o, c.positions);
-    settings.micro_batches = o->micro_batches;
-    settings.sharded_optimizer = !steps_on_its_own(o);
-    settings.network_bytes = (double)lossynet_memory_needed(&cluster, &net);
-    settings.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
-    settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
-    settings.link_gbps = o->link_gbps;
-    layout_release(&layout);
-    estimate_print(&c, &settings);
-
-    const double p = o->parameter_loss_rate;
-    double correlation[LOSSYNET_LAGS];
-    for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
-    estimate_print_drift(p, lossynet_drift_pair(workers, p, 1, correlation, 0),
-                         lossynet_drift_pair(workers, p, 1, correlation, LOSSYNET_LAGS),
-                         lossynet_drift_paper(p, 1));
-    return 0;
-}
-
 /* ---- main ------------------------------------------------------------------------------- */
-
-/* What only the command line can be blamed for. Returns 0, or 2 after reporting. */
-static int check_usage(const struct options *o, const struct lossynet_world *world) {
-    const int workers = o->workers ? o->workers : world->ranks;
-    const struct lossynet_loss_settings loss = loss_settings(o);
-    struct llama_config c;
-    lossynet_estimator estimator;
-    lossynet_link_kind link;
-    char why[256];
-    int wrong = 0;
-    if (o->eval + o->dry_run + (o->generate != NULL) > 1) {
-        wrong = report("--eval, --generate and --dry-run: expected at most one of them");
-    } else if ((o->eval || o->generate) && !file_is_directory(o->model)) {
-        wrong = report("--model: expected a model directory, found none at '%s'", o->model);
-    } else if (o->eval && !o->val) {
-        wrong = report("--eval: expected --val GLOB with the token files to evaluate on");
-    } else if (o->generate && world->ranks > 1) {
-        wrong = report("--generate: expected one process, started as %d ranks", world->ranks);
-    } else if (!o->eval && !o->generate && !o->dry_run && !o->train) {
-        wrong =
-            report("expected --train GLOB, or one of --eval, --generate, --dry-run (see --help)");
-    } else if (!o->dry_run && workers % world->ranks) {
-        wrong =
-            report("--workers: expected a multiple of the %d ranks, got %d", world->ranks, workers);
-    } else if (!lossynet_estimator_parse(o->estimator, &estimator)) {
-        wrong = report("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
-    } else if (!lossynet_link_parse(o->link, &link)) {
-        wrong = report("--link: expected auto, mpi, udp or verbs, got '%s'", o->link);
-    } else if (link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
-        wrong = report("--algorithm reliable: expected a link that loses nothing, --link mpi");
-    } else if (lossynet_loss_check(&loss, why, sizeof why)) {
-        wrong = report("--loss-model: %s", why);
-    } else if (o->device == DEVICE_CUDA) {
-        wrong = report("--device cuda: this binary has no CUDA backend; expected auto or cpu");
-    } else if (config_of_model(o->model, &c)) {
-        return file_is_directory(o->model) ? 1 : 2;
-    } else if (o->vocabulary && c.vocabulary && o->vocabulary != c.vocabulary) {
-        wrong = report("--vocab-size: model %s insists on %d, got %d", o->model, c.vocabulary,
-                       o->vocabulary);
-    } else if (o->seq > c.positions) {
-        wrong = report("--seq: model %s takes at most %d tokens, got %d", o->model, c.positions,
-                       o->seq);
-    } else if (o->stride && (o->stride > sequence_length(o, c.positions) ||
-                             sequence_length(o, c.positions) < 2)) {
-        wrong = report("--stride: expected at most --seq, %d, and that to be 2 or more, got %d",
-                       sequence_length(o, c.positions), o->stride);
-    }
-    return wrong ? 2 : 0;
-}
 
 static int run(const struct options *o, const struct lossynet_world *world) {
     struct trainer t;
@@ -1024,9 +959,8 @@ static int run(const struct options *o, const struct lossynet_world *world) {
     t.options = o;
     t.world = *world;
     t.workers = o->generate ? 1 : o->workers ? o->workers : world->ranks;
-    if (o->dry_run) return world->rank == 0 && dry_run(o, t.workers) ? 1 : 0;
+    if (o->dry_run) return world->rank == 0 && network_dry_run(o, t.workers) ? 1 : 0;
     threads_choose(o->threads, world->local_ranks);
-    t.be = backend_cpu();
     int failed = o->eval ? eval_mode(&t) : o->generate ? generate_mode(&t) : train(&t);
     trainer_release(&t);
     return failed ? 1 : 0;
@@ -1049,7 +983,7 @@ int main(int argc, char **argv) {
         if (world.rank == 0) options.help ? options_help() : print_version();
     } else if (!status) {
         status = resume_choose(&options);
-        if (!status) status = check_usage(&options, &world);
+        if (!status) status = usage_check(&options, world.ranks);
     }
     if (status || options.help || options.version) {
         lossynet_shutdown(0); /* not MPI_Abort: all ranks leave here */

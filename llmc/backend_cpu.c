@@ -58,6 +58,14 @@ static void cpu_clear(void *memory, size_t bytes) {
         memset((char *)memory + i, 0, min_size(bytes - i, MEMORY_BLOCK));
 }
 
+static size_t cpu_memory_free(void) {
+    return 0;
+}
+
+static void cpu_convert(tensor *to, const float *from, size_t n) {
+    cpu_copy(to, from, n * sizeof(float));
+}
+
 /* ---- embedding ---------------------------------------------------------------------------- */
 
 static void embedding_forward(tensor *out, const int32_t *tokens, const tensor *table, int N,
@@ -69,10 +77,9 @@ static void embedding_forward(tensor *out, const int32_t *tokens, const tensor *
 }
 
 /* A token may occur many times: threads share columns, each goes through all rows in order. */
-static void embedding_backward(tensor *dtable_, const int32_t *tokens, const tensor *dout_, int N,
+static void embedding_backward(float *dtable, const int32_t *tokens, const tensor *dout_, int N,
                                int C, int V, bool accumulate) {
     enum { COLUMNS = 64 };
-    float *dtable = (float *)dtable_;
     const float *dout = (const float *)dout_;
     if (!accumulate) cpu_clear(dtable, (size_t)V * C * sizeof(float));
     PARALLEL_FOR
@@ -139,11 +146,10 @@ static void rmsnorm_backward_rows(float *dx, float *dw, const float *dout, const
     }
 }
 
-static void rmsnorm_backward(tensor *dx, tensor *dw_, const tensor *dout, const tensor *x,
+static void rmsnorm_backward(tensor *dx, float *dw, const tensor *dout, const tensor *x,
                              const tensor *w, const float *rstd, int N, int C, bool accumulate) {
     enum { BLOCKS = 64 };
     int rows = ceil_div(N, BLOCKS), blocks = ceil_div(N, rows);
-    float *dw = (float *)dw_;
     size_t stride = ((size_t)C + 15) / 16 * 16;
     float *part = (float *)cpu_scratch(SCRATCH_OPERATION, blocks * stride * sizeof(float));
     PARALLEL_FOR
@@ -174,10 +180,10 @@ static void matmul_backward_input(tensor *dx, const tensor *dout, const tensor *
                   (float *)dx, I);
 }
 
-static void matmul_backward_weight(tensor *dw, const tensor *dout, const tensor *x, int N, int I,
+static void matmul_backward_weight(float *dw, const tensor *dout, const tensor *x, int N, int I,
                                    int O, bool accumulate) {
-    gemm_parallel(true, false, O, I, N, (const float *)dout, O, (const float *)x, I, accumulate,
-                  (float *)dw, I);
+    gemm_parallel(true, false, O, I, N, (const float *)dout, O, (const float *)x, I, accumulate, dw,
+                  I);
 }
 
 /* ---- rotary embedding --------------------------------------------------------------------- */
@@ -309,6 +315,18 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                            min_size(packet, n - first));
 }
 
+static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet) {
+    PARALLEL_FOR
+    for (size_t first = 0; first < n; first += packet)
+        if (arrived[first / packet])
+            memcpy(to + first, from + first, min_size(packet, n - first) * sizeof(float));
+}
+
+static void gather(float *out, const float *vector, const size_t *element, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = vector[element[i]];
+}
+
 /* ---- the backend -------------------------------------------------------------------------- */
 
 #if defined(__AVX512F__)
@@ -331,10 +349,15 @@ const struct backend NAME(ISA) = {
     .name = "cpu",
     .details = ISA_TEXT ", " GEMM_NAME,
     .element_bytes = sizeof(float),
+    .on_device = false,
     .allocate = cpu_allocate,
     .release = cpu_release,
     .copy = cpu_copy,
     .clear = cpu_clear,
+    .upload = cpu_copy,
+    .download = cpu_copy,
+    .memory_free = cpu_memory_free,
+    .convert = cpu_convert,
     .embedding_forward = embedding_forward,
     .embedding_backward = embedding_backward,
     .rmsnorm_forward = rmsnorm_forward,
@@ -353,4 +376,6 @@ const struct backend NAME(ISA) = {
     .adamw = adamw,
     .sum_of_squares = sum_of_squares,
     .weighted_sum = weighted_sum,
+    .masked_copy = masked_copy,
+    .gather = gather,
 };

@@ -194,9 +194,9 @@ static void classifier_start(struct classifier *c, int n) {
     c->factor = take(&memory, tokens);
 }
 
-static void classifier(float *losses, tensor *dx_, tensor *dw_, const tensor *x_, const tensor *w,
+static void classifier(float *losses, tensor *dx_, float *dw, const tensor *x_, const tensor *w,
                        const int32_t *targets, int N, int C, int V, float scale, bool accumulate) {
-    float *dx = (float *)dx_, *dw = (float *)dw_;
+    float *dx = (float *)dx_;
     struct classifier c = {
         .C = C, .V = V, .ld_c = C, .backward = dx != NULL, .w = (const float *)w};
     int rows = CLASSIFIER_ROWS;

@@ -1,23 +1,68 @@
 /* estimate.c — see estimate.h. All arithmetic is in double: exact up to 2^53. */
 #include "llmc/estimate.h"
 #include "llmc/activations.h"
+#include "llmc/backend_cuda.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
+
+struct estimate_settings estimate_of_options(const struct options *o, int workers, int seq) {
+    struct estimate_settings s;
+    memset(&s, 0, sizeof s);
+    s.model = o->model;
+    s.workers = workers;
+    s.batch = o->batch;
+    s.seq = seq;
+    s.micro_batches = o->micro_batches;
+    s.sharded_optimizer = o->algorithm != ALGORITHM_RPS && o->algorithm != ALGORITHM_NAIVE;
+    s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
+    s.link_gbps = o->link_gbps;
+    return s;
+}
+
+/* What operations keep for themselves (backend_cuda.cu): logits of a chunk, sums of attention's and
+ * the norms' backward passes, cuBLASLt's workspace; and the context of the driver with its code. */
+static double working_bytes(const struct llama_config *c, const struct estimate_settings *s) {
+    const size_t element = s->dtype == DTYPE_BF16 ? 2 : 4;
+    const double N = (double)s->batch * s->seq;
+    const double logits =
+        (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
+        (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
+    const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
+    return logits + (attention > norm ? attention : norm) + (64 << 20) + 600e6;
+}
+
+bool estimate_choose_recompute(const struct llama_config *c, struct estimate_settings *s,
+                               double available, double *total) {
+    for (int r = RECOMPUTE_NONE; r < RECOMPUTE_AUTO; r++) {
+        s->recompute = (enum recompute)r;
+        *total = estimate_run(c, s).total_bytes;
+        if (available == 0 || *total <= available) return true;
+    }
+    return false;
+}
 
 struct estimate estimate_run(const struct llama_config *config, const struct estimate_settings *s) {
     struct estimate e;
     const double P = (double)config_parameters(config), N = s->workers;
-    const double others = (N - 1) / N;
+    const double others = (N - 1) / N, V = s->local ? s->local : 1;
+    const bool half = s->dtype == DTYPE_BF16;
     e.parameters = P;
-    e.parameter_bytes = e.gradient_bytes = 4 * P;
-    e.optimizer_bytes = s->sharded_optimizer ? 8 * P / N : 8 * P;
+    e.parameter_bytes = 4 * P * V;
+    e.gradient_bytes = s->evaluating ? 0 : 4 * P * V;
+    e.optimizer_bytes = s->evaluating ? 0 : s->sharded_optimizer ? 8 * P * V / N : 8 * P * V;
+    e.weight_bytes = half ? 2 * P : 0;
+    e.working_bytes = s->device ? working_bytes(config, s) : 0;
     e.network_bytes = s->network_bytes;
     e.fresh_bytes = s->workers > 1 ? 4 * P : 0;
-    e.copy_bytes = 4 * P + e.optimizer_bytes;
-    e.activation_bytes = (double)activations_bytes(config, sizeof(float), s->batch, s->seq, true);
-    e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.network_bytes +
-                    e.fresh_bytes + e.copy_bytes + e.activation_bytes;
+    e.copy_bytes = s->evaluating ? 0 : 4 * P + e.optimizer_bytes;
+    e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
+                                                   !s->evaluating, s->recompute);
+    e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.weight_bytes +
+                    e.working_bytes + e.network_bytes + e.fresh_bytes + e.activation_bytes;
+    /* A GPU's copy to save is in the host's memory. */
+    if (!s->device) e.total_bytes += e.copy_bytes;
     /* GRADIENT: every shard but one's own to its owner. PARAMETER: one's own shard to N-1. */
     e.phase_bytes = 4 * P * others;
     e.phase_packets = ceil(e.phase_bytes / s->packet_bytes);
@@ -31,6 +76,16 @@ static void line(const char *what, double bytes, const char *note) {
     printf("  %-20s %10.3f GB%s%s\n", what, bytes / 1e9, *note ? "  " : "", note);
 }
 
+/* The other choices. */
+static void print_recompute(const struct llama_config *config, const struct estimate_settings *s) {
+    for (int r = RECOMPUTE_NONE; r < RECOMPUTE_AUTO; r++) {
+        struct estimate_settings other = *s;
+        other.recompute = (enum recompute)r;
+        printf("  %-20s %10.3f GB with --recompute %s\n", r == RECOMPUTE_NONE ? "or in all" : "",
+               estimate_run(config, &other).total_bytes / 1e9, recompute_names[r]);
+    }
+}
+
 void estimate_print(const struct llama_config *config, const struct estimate_settings *s) {
     const struct estimate e = estimate_run(config, s);
     printf("%s: %.0f parameters, %d layers of width %d, vocabulary %d\n", s->model, e.parameters,
@@ -38,16 +93,20 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
     printf("%d worker%s, one per rank, batch %d x %d tokens: %.0f tokens per step\n", s->workers,
            s->workers > 1 ? "s" : "", s->batch, s->seq,
            (double)s->workers * s->batch * s->seq * s->micro_batches);
-    printf("\nMemory per worker (float32; GB = 10^9 bytes)\n");
+    printf("\nMemory per worker (%s; GB = 10^9 bytes)\n",
+           s->dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
     line("parameters", e.parameter_bytes, "");
+    if (s->dtype == DTYPE_BF16) line("weights in use", e.weight_bytes, "bf16");
     line("gradients", e.gradient_bytes, "");
     line("optimizer state", e.optimizer_bytes,
          s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
     line("network", e.network_bytes, "gradients of its shards, from others");
     line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
-    line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
-    line("activations", e.activation_bytes, "");
+    if (!s->device) line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
+    line("activations", e.activation_bytes, s->dtype == DTYPE_BF16 ? "bf16" : "");
+    if (s->device) line("working memory", e.working_bytes, "logits, libraries, driver");
     line("total", e.total_bytes, "");
+    if (s->device) print_recompute(config, s);
     printf("\nSent per worker and step; as much is received\n");
     line("gradient phase", e.phase_bytes, "");
     line("parameter phase", e.phase_bytes, "");

@@ -4,7 +4,9 @@
 
 #include <stdbool.h>
 
+#include "llmc/activations.h"
 #include "llmc/config.h"
+#include "llmc/options.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,12 +20,19 @@ struct estimate_settings {
     double network_bytes;           /* what the network layer needs, receive buffers above all */
     int packet_bytes, header_bytes; /* payload, and our header before it */
     double link_gbps;               /* 10^9 bit/s, each way */
+    bool device;                    /* on a GPU */
+    enum dtype dtype;               /* of weights in use and of activations */
+    enum recompute recompute;       /* not auto */
+    int local;                      /* workers that share the device or the rank; 0: 1 */
+    bool evaluating;                /* no gradients, no optimizer */
 };
 
 struct estimate {
     double parameters;                      /* P */
-    double parameter_bytes, gradient_bytes; /* 4P each */
-    double optimizer_bytes;                 /* 8P, or 8P/N when sharded */
+    double parameter_bytes, gradient_bytes; /* 4P each, for each local worker */
+    double optimizer_bytes;                 /* 8P, or 8P/N when sharded, for each local worker */
+    double weight_bytes;                    /* 2P in bf16: the copy that is computed with */
+    double working_bytes;                   /* on a GPU: what operations and libraries take */
     double network_bytes;
     double fresh_bytes; /* 4P when N > 1: evaluation and saving */
     double copy_bytes; /* that a checkpoint is written from, on rank 0; stale packets come on top */
@@ -38,7 +47,17 @@ enum {
     ESTIMATE_FRAME_BYTES = 66
 }; /* Ethernet 38 with preamble, checksum and gap; IPv4 20; UDP 8 */
 
+/* What the options say of a run with one worker per rank, in float32 on the CPU; the network's
+ * fields (network_bytes, header_bytes) are left 0. */
+struct estimate_settings estimate_of_options(const struct options *options, int workers, int seq);
+
 struct estimate estimate_run(const struct llama_config *config, const struct estimate_settings *s);
+
+/* Sets s->recompute to the least recomputation whose total is at most `available` bytes (0: not
+ * known, then none), and *total to that total; with none that fits, to the greatest and its total.
+ * Returns whether it fits. */
+bool estimate_choose_recompute(const struct llama_config *config, struct estimate_settings *s,
+                               double available, double *total);
 
 /* The same as a table on stdout. */
 void estimate_print(const struct llama_config *config, const struct estimate_settings *s);

@@ -9,21 +9,46 @@
 
 #ifdef GEMM_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
-#else
+#elif !defined(GEMM_PLAIN)
 #include <cblas.h>
 #include <pthread.h>
 #endif
 
-#ifndef GEMM_ONEDNN
+#if !defined(GEMM_ONEDNN) && !defined(GEMM_PLAIN)
 static pthread_once_t openblas_once = PTHREAD_ONCE_INIT;
 static void openblas_start(void) {
     openblas_set_num_threads(1);
 }
 #endif
 
+#ifdef GEMM_PLAIN
+/* One row of C, in the order of k. B (N, K) is read along its columns: slow, and seldom. */
+static void gemm_row(bool transpose_b, int N, int K, const float *a, size_t step_a, const float *B,
+                     int ldb, float beta, float *c) {
+    for (int j = 0; j < N; j++) c[j] = beta == 0 ? 0 : beta * c[j];
+    for (int j = 0; transpose_b && j < N; j++) {
+        const float *b = B + (size_t)j * ldb;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < K; k++) sum += a[k * step_a] * b[k];
+        c[j] += sum;
+    }
+    for (int k = 0; !transpose_b && k < K; k++) {
+        const float x = a[k * step_a], *b = B + (size_t)k * ldb;
+#pragma omp simd
+        for (int j = 0; j < N; j++) c[j] += x * b[j];
+    }
+}
+#endif
+
 void gemm(bool transpose_a, bool transpose_b, int M, int N, int K, const float *A, int lda,
           const float *B, int ldb, float beta, float *C, int ldc) {
-#ifdef GEMM_ONEDNN
+#ifdef GEMM_PLAIN
+    for (int i = 0; i < M; i++) {
+        gemm_row(transpose_b, N, K, A + (transpose_a ? (size_t)i : (size_t)i * lda),
+                 transpose_a ? (size_t)lda : 1, B, ldb, beta, C + (size_t)i * ldc);
+    }
+#elif defined(GEMM_ONEDNN)
     /* oneDNN asks OpenMP how many threads it may use. This setting belongs to the calling thread
      * alone. */
     int threads = omp_get_max_threads();

@@ -1,6 +1,7 @@
 /* gemm.h — matrix products for the CPU backend: the seam to the BLAS library.
  *
- * oneDNN's sgemm on x86-64 (GEMM_ONEDNN), OpenBLAS elsewhere. The library always runs on one
+ * oneDNN's sgemm on x86-64 (GEMM_ONEDNN), OpenBLAS elsewhere; with GEMM_PLAIN loops, for machines
+ * that have neither. The library always runs on one
  * thread; gemm_parallel cuts the output in tiles and hands each to one thread. The tiles follow
  * from the shape alone and the sum over K is never split between threads, so that the bits of the
  * result do not depend on the number of threads.
@@ -20,6 +21,8 @@
 #define GEMM_TEXT_(a, b) "oneDNN " #a "." #b " GEMM"
 #define GEMM_TEXT(a, b) GEMM_TEXT_(a, b)
 #define GEMM_NAME GEMM_TEXT(DNNL_VERSION_MAJOR, DNNL_VERSION_MINOR)
+#elif defined(GEMM_PLAIN)
+#define GEMM_NAME "GEMM in plain loops"
 #else
 #define GEMM_NAME "OpenBLAS GEMM"
 #endif

@@ -10,6 +10,24 @@
 #include "llmc/report.h"
 #include "llmc/sampler.h"
 
+int generate_logits(const struct backend *be, float *logits, const tensor *x, const tensor *w,
+                    int C, int V) {
+    const size_t bytes = (size_t)V * be->element_bytes;
+    tensor *out = be->allocate(bytes);
+    if (!out) return report_out_of_memory("logits", (double)bytes);
+    be->matmul_forward(out, x, w, 1, C, V);
+    be->download(logits, out, bytes);
+    be->release(out);
+    if (be->element_bytes == sizeof(float)) return 0;
+    for (int v = V - 1; v >= 0; v--) { /* bfloat16 is the upper half of a float32 */
+        uint16_t half;
+        memcpy(&half, (const char *)logits + 2 * (size_t)v, sizeof half);
+        const uint32_t bits = (uint32_t)half << 16;
+        memcpy(&logits[v], &bits, sizeof bits);
+    }
+    return 0;
+}
+
 struct generation {
     const struct generate_model *model;
     const struct tokenizer *tokenizer;

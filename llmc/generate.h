@@ -1,5 +1,5 @@
 /* generate.h — text from a model: draws one token after another and shows text as soon as it is
- * whole. Knows neither backend nor trainer: the model is a function.
+ * whole. Does not know the trainer: the model is a function.
  */
 #ifndef LLMC_GENERATE_H
 #define LLMC_GENERATE_H
@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/backend.h"
 #include "llmc/options.h"
 #include "llmc/tokenizer.h"
 
@@ -25,6 +26,11 @@ struct generate_model {
     int (*feed)(void *context, const int32_t *tokens, int first, int count, float *logits);
     void *context;
 };
+
+/* For `feed`: logits (V, the host's) = x (C) w^T, w (V, C), both in the backend's working type. 0, or
+ * -1 after reporting. */
+int generate_logits(const struct backend *be, float *logits, const tensor *x, const tensor *w,
+                    int C, int V);
 
 struct generate_settings {
     const char *prompt; /* "" begins a new document */

@@ -56,6 +56,12 @@ int layout_bucket_of_layer(const struct layout *l, int layer) {
     return l->config.layers - 1 - layer + !l->config.tied;
 }
 
+size_t layout_bucket_offset(const struct layout *l, int bucket) {
+    size_t offset = 0;
+    for (int b = 0; b < bucket; b++) offset += l->bucket_elements[b];
+    return offset;
+}
+
 /* In the order of checkpoint_tensors. */
 void layout_tensors(const struct layout *l, float *vector, struct named_tensor *tensors) {
     const struct llama_config *c = &l->config;

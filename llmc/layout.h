@@ -49,6 +49,7 @@ int layout_build(const struct llama_config *config, struct layout *layout);
 void layout_release(struct layout *layout);
 
 int layout_bucket_of_layer(const struct layout *layout, int layer);
+size_t layout_bucket_offset(const struct layout *layout, int bucket);
 
 /* Points checkpoint_tensors(config) into a vector of `count` floats. */
 void layout_tensors(const struct layout *layout, float *vector, struct named_tensor *tensors);

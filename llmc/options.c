@@ -1,5 +1,6 @@
 /* options.c — the table of options, its parser and its help text. See options.h. */
 #include "llmc/options.h"
+#include "llmc/activations.h"
 #include "llmc/report.h"
 
 #include <errno.h>
@@ -13,6 +14,7 @@
 
 const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
+static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
 
 enum kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
 
@@ -49,6 +51,11 @@ static const struct entry table[] = {
     INTEGER("vocab-size", vocabulary, "0", 0, 65535,
             "vocabulary of a preset; 0: what the data says"),
     ONE_OF("device", device, "auto", device_names, "auto|cpu|cuda", "where to compute"),
+    ONE_OF("dtype", dtype, "auto", dtype_names, "auto|float32|bf16",
+           "of activations and weights in use; auto: bf16 on cuda, float32 on the CPU. Master "
+           "weights, gradients and sums are float32"),
+    ONE_OF("recompute", recompute, "auto", recompute_names, "none|attention|block|auto",
+           "what backward computes again, to save memory; auto: the least that fits the device"),
     INTEGER("threads", threads, "0", 0, 4096,
             "CPU threads of this rank; 0: this rank's share of the cores"),
 

@@ -17,13 +17,15 @@ extern "C" {
 enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_NAIVE };
 extern const char *const algorithm_names[]; /* ends with NULL */
 
+enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
+
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
 struct options {
     /* model */
-    const char *model; /* preset name or checkpoint directory */
-    int vocabulary;    /* 0: from the data */
-    int device, threads;
+    const char *model;                     /* preset name or checkpoint directory */
+    int vocabulary;                        /* 0: from the data */
+    int device, dtype, recompute, threads; /* recompute: as in activations.h */
     /* data */
     const char *train, *val, *tokenizer;
     /* optimisation */

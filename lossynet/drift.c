@@ -117,9 +117,14 @@ static lossynet_status gather_values(struct lossynet *net, float *const *vectors
     struct lossynet_drift_state *drift = &net->drift;
     size_t n = (size_t)drift->samples;
 #pragma omp parallel for num_threads(net->threads) schedule(static)
-    for (int v = 0; v < net->local; v++)
-        for (size_t i = 0; i < n; i++)
-            drift->mine[(size_t)v * n + i] = vectors[v][drift->element[i]];
+    for (int v = 0; v < net->local; v++) {
+        float *mine = drift->mine + (size_t)v * n;
+        if (net->memory.gather) {
+            net->memory.gather(mine, vectors[v], drift->element, n);
+            continue;
+        }
+        for (size_t i = 0; i < n; i++) mine[i] = vectors[v][drift->element[i]];
+    }
     return lossynet_all_gather(net, drift->mine, drift->values, n * sizeof(float));
 }
 

@@ -185,6 +185,7 @@ struct lossynet {
     int threads;
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
+    struct lossynet_memory memory; /* all NULL: the host's */
     struct lossynet_layout layout;
     struct lossynet_loss loss;
     uint64_t *chain; /* [2][V][N], for the model "burst" */

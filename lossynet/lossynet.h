@@ -105,6 +105,18 @@ struct lossynet_loss_settings {
 typedef void (*lossynet_weighted_sum)(float *out, const float *const *sender, const float *weight,
                                       int senders, size_t n, size_t packet);
 
+/* For vectors that lie in memory the host cannot touch (a GPU's); the vectors are then only handed
+ * to these functions and to weighted_sum, which may be called from several threads at once.
+ *   masked_copy  to[j] = from[j] for j < n where arrived[j / packet] is not 0
+ *   copy         within that memory
+ *   gather       out[i] = vector[element[i]], i < n; out and element are the host's */
+struct lossynet_memory {
+    void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet);
+    void (*copy)(void *to, const void *from, size_t bytes);
+    void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
+};
+
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */
     int buckets;                   /* number of buckets */
@@ -114,7 +126,9 @@ struct lossynet_settings {
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
     lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
-    int drift_samples;                  /* parameters watched for drift; 0: none */
+    /* copied; NULL: the vectors are in the host's memory. Else: one rank only */
+    const struct lossynet_memory *memory;
+    int drift_samples; /* parameters watched for drift; 0: none */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
     /* Links udp and verbs only. */
     const char *interface; /* udp: of the network; NULL: loopback on one host, else the first.

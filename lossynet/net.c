@@ -138,6 +138,10 @@ static lossynet_status check(const struct lossynet_world *world,
         lossynet_log("workers %d: expected 1 to %d", settings->workers, WIRE_WORKERS);
         return LOSSYNET_INVALID;
     }
+    if (settings->memory && world->ranks > 1) {
+        lossynet_log("vectors outside the host's memory: expected 1 rank, got %d", world->ranks);
+        return LOSSYNET_INVALID;
+    }
     if (settings->workers % world->ranks) {
         lossynet_log("workers %d: expected a multiple of the %d ranks", settings->workers,
                      world->ranks);
@@ -231,6 +235,7 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
                                size_t packet_bytes, bool multicast) {
     net->threads = omp_get_max_threads();
     net->estimator = settings->estimator;
+    if (settings->memory) net->memory = *settings->memory;
     net->weighted_sum =
         settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
 

@@ -29,6 +29,14 @@ static void copy_arrived(const struct lossynet *net, float *const *vectors, int 
         size_t first = layout->shard_packet[shard];
         size_t packets = layout->shard_packet[shard + 1] - first;
         size_t start = layout->shard_element[shard], end = layout->shard_element[shard + 1];
+        if (net->memory.masked_copy) {
+            net->memory.masked_copy(target + start, source + start, mask, end - start,
+                                    layout->packet_elements);
+            for (size_t k = 0; k < packets; k++)
+                if (mask[k]) age[first + k] = 0;
+            mask += packets;
+            continue;
+        }
         for (size_t k = 0; k < packets;) {
             size_t run = k;
             while (run < packets && mask[run]) age[first + run++] = 0;
@@ -186,7 +194,10 @@ lossynet_status lossynet_gather_fresh(struct lossynet *net, float *const *vector
         for (int v = 0; v < net->local; v++) {
             size_t offset, count;
             lossynet_shard(net, net->first + v, b, &offset, &count);
-            memcpy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
+            if (net->memory.copy)
+                net->memory.copy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
+            else
+                memcpy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
         }
     }
     /* In a bucket the shards of a rank's workers follow one another. */

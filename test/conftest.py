@@ -1,8 +1,9 @@
 """How pytest runs this folder.
 
 * test_*.py are ordinary pytest files; they start the built program.
-* test_*.c are cmocka programs, built by the Makefile. Each of their cases is one test here; they run
-  twice, as built for users and with the address and undefined-behaviour sanitizers.
+* test_*.c are cmocka programs, built by the Makefile. Each of their cases (of another test program
+  they include, too) is one test here, which passes when it passes in every group of the program;
+  they run twice, as built for users and with the address and undefined-behaviour sanitizers.
 * The last line printed is "N passed, N failed[, N skipped]".
 """
 import os
@@ -29,7 +30,10 @@ class CFile(pytest.File):
     """A C test program. Its cases are found in the source, their results in its TAP output."""
 
     def collect(self):
-        cases = re.findall(r"\bcmocka_unit_test\w*\((\w+)", self.path.read_text(encoding="utf-8"))
+        source = self.path.read_text(encoding="utf-8")
+        for included in re.findall(r'#include "(test/test_\w+\.c)"', source):
+            source += (ROOT / included).read_text(encoding="utf-8")
+        cases = re.findall(r"\bcmocka_unit_test\w*\((\w+)", source)
         for build, label in ((BUILD, ""), (SANITIZED, "sanitized-")):
             run = CRun(build / "test" / self.path.stem)
             for case in list(dict.fromkeys(cases)) + ["exit_status"]:
@@ -53,8 +57,9 @@ class CRun:
                 self.status, self.output = run.returncode, run.stdout + run.stderr
             except (OSError, subprocess.TimeoutExpired) as error:
                 self.status, self.output = -1, str(error)
-            self.ok = dict((name, not bad) for bad, name in
-                           re.findall(r"^(not )?ok \d+ - (\w+)", self.output, re.MULTILINE))
+            self.ok = {}
+            for bad, name in re.findall(r"^(not )?ok \d+ - (\w+)", self.output, re.MULTILINE):
+                self.ok[name] = not bad and self.ok.get(name, True)
             self.done = True
         return self
 

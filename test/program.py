@@ -19,7 +19,8 @@ MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
        "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
        "OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
        "OMPI_MCA_orte_tmpdir_base": "/tmp",
-       "GOMP_SPINCOUNT": "1000"}  # as llmc/threads.h says
+       "GOMP_SPINCOUNT": "1000",  # as llmc/threads.h says
+       "CUDA_VISIBLE_DEVICES": ""}  # the CPU, where not told otherwise: results are compared with it
 
 
 def run(*arguments, ranks=0, program=PROGRAM, environment=None, cwd=ROOT):

@@ -87,3 +87,15 @@ def test_samples_need_a_tokenizer(data, tmp_path):
     assert "--sample-every: expected tokenizer.model beside the data" in done.stderr
     done = succeed(*base, "--tokenizer", data / "tokenizer.model")
     assert done.stdout.count(" writes: ") == 2
+
+
+def test_a_device_writes_the_same(data, model, tmp_path):
+    """The emulated device keeps no keys and values, so the model sees the whole text every time."""
+    emulated = BUILD / "emulated" / "train_llama2"
+    command = ["--generate", "The cat sat", "--model", model, "--temperature", 0, "--tokens", 6]
+    on_device = succeed(*command, "--device", "cuda", "--dtype", "float32", program=emulated)
+    assert on_device.stdout == succeed(*command, "--device", "cpu").stdout
+    done = succeed("--model", model, "--train", data / "t.bin", "--seq", 16, "--batch", 1,
+                   "--workers", 2, "--steps", 1, "--device", "cuda", "--sample-every", 1,
+                   "--temperature", 0, "--out", tmp_path, program=emulated)
+    assert done.stdout.count(" writes: ") == 1

@@ -2,11 +2,18 @@
  *
  * test/goldens/NAME holds what dev/make_goldens.py computed with transformers in float64: a model,
  * a batch, its logits, its loss, the gradient of every parameter, and the losses of 20 AdamW steps.
- * Forward and backward are train_llama2.cu's own, included here.
+ * Forward and backward are train_llama2.cu's own, included here. They run on the CPU and, in float32
+ * and bfloat16, on the device behind llmc/backend_cuda.h: a GPU where there is one, or the emulated
+ * one (test_model_emulated.c).
+ *
+ * Errors are norms of differences over norms. In float32 logits, losses and every gradient are within
+ * 1e-5. In bfloat16 the weights and every tensor between two operations are rounded (a norm by 0.17%
+ * each): through all layers that is up to 2% of the logits, 0.3% of the loss, and 6% of a gradient
+ * (3.7% was seen: the embedding's, at the end of the way back); after 20 steps 1% of the loss.
  */
 #define TESTING /* without main */
 #pragma GCC diagnostic ignored "-Wunused-function"
-#include "../train_llama2.cu"
+#include "train_llama2.cu"
 
 #include "llmc/safetensors.h"
 #include "llmc/sampler.h"
@@ -18,12 +25,22 @@
 
 static const char *const goldens[] = {"test/goldens/plain", "test/goldens/grouped"};
 
+static const struct backend *backend; /* the one under test */
+static enum recompute recompute;
+
+/* What is allowed in float32 and in bfloat16. */
+static double bound(double float32, double bf16) {
+    return backend->element_bytes == 2 ? bf16 : float32;
+}
+
 struct golden {
     struct layout layout;
     struct safetensors *file;
     const struct backend *be;
     struct activations a;
-    float *params, *grads;
+    float *params, *grads; /* the backend's */
+    tensor *weights;       /* parameters in use */
+    float *host;           /* a vector for the host to read */
     int B, T;
 };
 
@@ -55,33 +72,60 @@ static void golden_open(const char *directory, struct golden *g) {
     assert_int_equal(layout_build(&c, &g->layout), 0);
     snprintf(path, sizeof path, "%s/golden.safetensors", directory);
     assert_int_equal(safetensors_open(path, &g->file), 0);
-    g->be = backend_cpu();
+    g->be = backend;
     const struct safetensors_view *tokens = find(g, "tokens"), *targets = find(g, "targets");
     g->B = (int)tokens->shape[0];
     g->T = (int)tokens->shape[1];
-    assert_int_equal(activations_allocate(&g->a, &c, g->be, g->B, g->T, true), 0);
-    memcpy(g->a.tokens, tokens->data, tokens->bytes);
-    memcpy(g->a.targets, targets->data, targets->bytes);
-    g->params = (float *)g->be->allocate(g->layout.count * sizeof(float));
-    g->grads = (float *)g->be->allocate(g->layout.count * sizeof(float));
+    assert_int_equal(activations_allocate(&g->a, &c, g->be, g->B, g->T, true, recompute), 0);
+    memcpy(g->a.host_tokens, tokens->data, tokens->bytes);
+    memcpy(g->a.host_targets, targets->data, targets->bytes);
+    activations_send(&g->a, g->be, g->B * g->T);
+    const size_t P = g->layout.count;
+    g->params = (float *)g->be->allocate(P * sizeof(float));
+    g->grads = (float *)g->be->allocate(P * sizeof(float));
+    g->weights = g->be->allocate(P * sizeof(float));
+    g->host = (float *)calloc(P, sizeof(float));
+    assert_true(g->params && g->grads && g->weights && g->host);
     struct named_tensor tensors[64];
     size_t count = checkpoint_tensor_count(&c);
     assert_true(count <= 64);
-    layout_tensors(&g->layout, g->params, tensors);
+    layout_tensors(&g->layout, g->host, tensors);
     assert_int_equal(checkpoint_read(directory, &c, tensors, count), 0);
+    g->be->upload(g->params, g->host, P * sizeof(float));
 }
 
 static void golden_close(struct golden *g) {
     g->be->release(g->params);
     g->be->release(g->grads);
+    g->be->release(g->weights);
+    free(g->host);
     activations_release(&g->a, g->be);
     safetensors_close(g->file);
     layout_release(&g->layout);
 }
 
 static void forward_backward(struct golden *g) {
-    model_forward_backward(g->be, &g->layout, g->params, g->grads, &g->a, g->B, g->T,
+    g->be->convert(g->weights, g->params, g->layout.count);
+    model_forward_backward(g->be, &g->layout, g->weights, g->grads, &g->a, g->B, g->T,
                            1.0f / (float)(g->B * g->T), false, NULL);
+}
+
+static float loss_of(struct golden *g) {
+    return (float)mean_loss(activations_losses(&g->a, g->be, g->B * g->T), g->B * g->T);
+}
+
+/* Every parameter's gradient, on the host. */
+static size_t fetch_gradients(struct golden *g, struct named_tensor *tensors) {
+    g->be->download(g->host, g->grads, g->layout.count * sizeof(float));
+    layout_tensors(&g->layout, g->host, tensors);
+    return checkpoint_tensor_count(&g->layout.config);
+}
+
+static double worst_error;
+
+static void assert_within(double error, double allowed, const char *what) {
+    if (error / allowed > worst_error) worst_error = error / allowed;
+    if (!(error < allowed)) fail_msg("%s: relative error %g, allowed %g", what, error, allowed);
 }
 
 static void logits_agree(void **state) {
@@ -90,18 +134,25 @@ static void logits_agree(void **state) {
         struct golden g;
         golden_open(goldens[i], &g);
         const struct llama_config *c = &g.layout.config;
-        float *logits = (float *)calloc((size_t)g.B * g.T * c->vocabulary, sizeof *logits);
-        model_forward(g.be, &g.layout, g.params, &g.a, g.B, g.T, NULL);
-        g.be->matmul_forward(logits, g.a.last_norm, g.params + g.layout.classifier, g.B * g.T,
-                             c->width, c->vocabulary);
-        assert_true(distance(&g, "logits", logits) < 1e-5);
+        const int V = c->vocabulary;
+        float *logits = (float *)calloc((size_t)g.B * g.T * V, sizeof *logits);
+        g.be->convert(g.weights, g.params, g.layout.count);
+        model_forward(g.be, &g.layout, g.weights, &g.a, g.B, g.T, NULL);
+        for (int n = 0; n < g.B * g.T; n++) {
+            assert_int_equal(generate_logits(g.be, logits + (size_t)n * V,
+                                             at(g.be, g.a.last_norm, (size_t)n * c->width),
+                                             at(g.be, g.weights, g.layout.classifier), c->width, V),
+                             0);
+        }
+        assert_within(distance(&g, "logits", logits), bound(1e-5, 0.02), "logits");
         free(logits);
         golden_close(&g);
     }
 }
 
-/* Generation: 3 tokens at once, then 2, then one at a time, behind kept keys and values. */
-static void cached_logits_agree(void **state) {
+/* Generation: 3 tokens at once, then 2, then one at a time, behind kept keys and values; where the
+ * backend cannot go on behind them, all tokens every time. */
+static void generated_logits_agree(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
         struct golden g;
@@ -109,14 +160,17 @@ static void cached_logits_agree(void **state) {
         const struct llama_config *c = &g.layout.config;
         const size_t V = (size_t)c->vocabulary;
         struct activations kept;
-        assert_int_equal(activations_allocate(&kept, c, g.be, 1, g.T, false), 0);
+        assert_int_equal(activations_allocate(&kept, c, g.be, 1, g.T, false, recompute), 0);
         assert_int_equal(activations_add_cache(&kept, c, g.be), 0);
         struct trainer t;
         memset(&t, 0, sizeof t);
         t.be = g.be;
         t.layout = g.layout;
         t.engine = &kept;
-        struct writer w = {&t, g.params};
+        g.be->convert(g.weights, g.params, g.layout.count);
+        struct writer w = {&t, g.weights};
+        const bool remembers = writing_model(&w).remembers;
+        assert_true(remembers == (g.be->attention_continue != NULL));
         float *logits = (float *)calloc((size_t)g.B * g.T * V, sizeof *logits);
         const struct safetensors_view *golden = find(&g, "logits");
         memcpy(logits, golden->data, golden->bytes); /* what is not generated stays golden */
@@ -124,10 +178,13 @@ static void cached_logits_agree(void **state) {
             for (int first = 0, count = 3; first < g.T; first += count, count = first < 5 ? 2 : 1) {
                 const int last = b * g.T + first + count - 1;
                 memset(logits + (size_t)last * V, 0, V * sizeof *logits);
-                feed_model(&w, g.a.tokens + b * g.T + first, first, count, logits + last * V);
+                const int from = remembers ? first : 0;
+                assert_int_equal(feed_model(&w, g.a.host_tokens + b * g.T + from, from,
+                                            first + count - from, logits + last * V),
+                                 0);
             }
         }
-        assert_true(distance(&g, "logits", logits) < 1e-5);
+        assert_within(distance(&g, "logits", logits), bound(1e-5, 0.02), "logits");
         free(logits);
         activations_release(&kept, g.be);
         golden_close(&g);
@@ -140,8 +197,8 @@ static void loss_agrees(void **state) {
         struct golden g;
         golden_open(goldens[i], &g);
         forward_backward(&g);
-        float loss = (float)mean_loss(g.a.losses, g.B * g.T);
-        assert_true(distance(&g, "loss", &loss) < 1e-5);
+        float loss = loss_of(&g);
+        assert_within(distance(&g, "loss", &loss), bound(1e-5, 3e-3), "loss");
         golden_close(&g);
     }
 }
@@ -153,13 +210,11 @@ static void every_gradient_agrees(void **state) {
         struct named_tensor tensors[64];
         golden_open(goldens[i], &g);
         forward_backward(&g);
-        layout_tensors(&g.layout, g.grads, tensors);
-        size_t count = checkpoint_tensor_count(&g.layout.config);
+        size_t count = fetch_gradients(&g, tensors);
         for (size_t t = 0; t < count; t++) {
             char name[128];
             snprintf(name, sizeof name, "grad.%.96s", tensors[t].name);
-            double error = distance(&g, name, tensors[t].data);
-            if (!(error < 1e-5)) fail_msg("%s: %s: relative error %g", goldens[i], name, error);
+            assert_within(distance(&g, name, tensors[t].data), bound(1e-5, 0.06), name);
         }
         golden_close(&g);
     }
@@ -176,16 +231,18 @@ static void accumulated_gradients_agree(void **state) {
         for (int m = 0; m < 2; m++) {
             const int first = m * (g.B / 2), B = m ? g.B - g.B / 2 : g.B / 2;
             const size_t skip = (size_t)first * g.T * 4, bytes = (size_t)B * g.T * 4;
-            memcpy(g.a.tokens, (const char *)find(&g, "tokens")->data + skip, bytes);
-            memcpy(g.a.targets, (const char *)find(&g, "targets")->data + skip, bytes);
-            model_forward_backward(g.be, &g.layout, g.params, g.grads, &g.a, B, g.T,
+            memcpy(g.a.host_tokens, (const char *)find(&g, "tokens")->data + skip, bytes);
+            memcpy(g.a.host_targets, (const char *)find(&g, "targets")->data + skip, bytes);
+            activations_send(&g.a, g.be, B * g.T);
+            g.be->convert(g.weights, g.params, g.layout.count);
+            model_forward_backward(g.be, &g.layout, g.weights, g.grads, &g.a, B, g.T,
                                    1.0f / (float)(g.B * g.T), m > 0, NULL);
         }
-        layout_tensors(&g.layout, g.grads, tensors);
-        for (size_t t = 0; t < checkpoint_tensor_count(&g.layout.config); t++) {
+        size_t count = fetch_gradients(&g, tensors);
+        for (size_t t = 0; t < count; t++) {
             char name[128];
             snprintf(name, sizeof name, "grad.%.96s", tensors[t].name);
-            assert_true(distance(&g, name, tensors[t].data) < 1e-5);
+            assert_within(distance(&g, name, tensors[t].data), bound(1e-5, 0.06), name);
         }
         golden_close(&g);
     }
@@ -218,9 +275,10 @@ static void adamw_steps_agree(void **state) {
         float losses[20];
         for (int step = 0; step < 20; step++) {
             forward_backward(&g);
-            losses[step] = (float)mean_loss(g.a.losses, g.B * g.T);
+            losses[step] = loss_of(&g);
             double norm = sqrt(g.be->sum_of_squares(g.grads, g.layout.count));
-            update_range(&t, &w, w.m, w.v, 0, g.layout.count, step, 1e-3, clip_scale(&t, norm));
+            const struct worker_step s = {step, 1e-3, worker_clip(&o, norm)};
+            worker_update(&w, g.be, &g.layout, &o, &s, 0, 0, g.layout.count);
         }
         assert_true(losses[19] < losses[0]);
         const struct safetensors_view *golden = find(&g, "adamw_losses");
@@ -228,11 +286,38 @@ static void adamw_steps_agree(void **state) {
         for (int step = 0; step < 20; step++) {
             float expected;
             memcpy(&expected, (const char *)golden->data + 4 * step, sizeof expected);
-            assert_true(fabsf(losses[step] - expected) < 1e-4f * expected);
+            assert_within(fabs(losses[step] - expected) / expected, bound(1e-4, 0.01),
+                          "adamw loss");
         }
         g.be->release(w.m);
         g.be->release(w.v);
         golden_close(&g);
+    }
+}
+
+/* Computing a layer twice gives the same gradients, to the last bit. */
+static void recomputed_gradients_are_the_same(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct golden g, kept;
+        recompute = RECOMPUTE_NONE;
+        golden_open(goldens[i], &kept);
+        forward_backward(&kept);
+        for (int r = RECOMPUTE_ATTENTION; r < RECOMPUTE_AUTO; r++) {
+            struct named_tensor tensors[64];
+            recompute = (enum recompute)r;
+            golden_open(goldens[i], &g);
+            size_t bytes = activations_bytes(&g.layout.config, 2, g.B, g.T, true, recompute);
+            assert_true(bytes < activations_bytes(&g.layout.config, 2, g.B, g.T, true,
+                                                  (enum recompute)(r - 1)));
+            forward_backward(&g);
+            fetch_gradients(&g, tensors);
+            fetch_gradients(&kept, tensors);
+            assert_memory_equal(g.host, kept.host, g.layout.count * sizeof(float));
+            golden_close(&g);
+        }
+        golden_close(&kept);
+        recompute = RECOMPUTE_NONE;
     }
 }
 
@@ -309,17 +394,42 @@ static void sampler_draws_as_told(void **state) {
     }
 }
 
+static const struct CMUnitTest tests[] = {
+    cmocka_unit_test(logits_agree),
+    cmocka_unit_test(generated_logits_agree),
+    cmocka_unit_test(loss_agrees),
+    cmocka_unit_test(every_gradient_agrees),
+    cmocka_unit_test(accumulated_gradients_agree),
+    cmocka_unit_test(adamw_steps_agree),
+    cmocka_unit_test(recomputed_gradients_are_the_same),
+    cmocka_unit_test(layout_tiles_the_vector),
+    cmocka_unit_test(learning_rate_follows_the_schedule),
+    cmocka_unit_test(sampler_draws_as_told),
+};
+
+static int run_on(const struct backend *be, const char *title) {
+    backend = be;
+    worst_error = 0;
+    int failures = cmocka_run_group_tests_name(title, tests, NULL, NULL);
+    printf("# %s: at worst %.0f%% of an error allowed\n", be->details, 100 * worst_error);
+    fflush(stdout);
+    return failures;
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(logits_agree),
-        cmocka_unit_test(cached_logits_agree),
-        cmocka_unit_test(loss_agrees),
-        cmocka_unit_test(every_gradient_agrees),
-        cmocka_unit_test(accumulated_gradients_agree),
-        cmocka_unit_test(adamw_steps_agree),
-        cmocka_unit_test(layout_tiles_the_vector),
-        cmocka_unit_test(learning_rate_follows_the_schedule),
-        cmocka_unit_test(sampler_draws_as_told),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    char why[256];
+    int failures = 0;
+    bool emulated = false;
+#ifdef EMULATED
+    emulated = true;
+#endif
+    if (!emulated) failures += run_on(backend_cpu(), "cpu");
+    const struct backend *device = backend_cuda(DTYPE_FLOAT32, 0, why, sizeof why);
+    if (!device) {
+        printf("# not on a GPU: %s\n", why);
+        return failures || emulated ? 1 : 0;
+    }
+    failures += run_on(device, "float32");
+    failures += run_on(backend_cuda(DTYPE_BF16, 0, why, sizeof why), "bf16");
+    return failures ? 1 : 0;
 }

@@ -324,7 +324,6 @@ def one_line(done, code):
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),
     (["--loss-model", "trace:/no/such/file"], "/no/such/file"),
     (["--link", "pigeon"], "--link: expected auto, mpi, udp or verbs"),
-    (["--device", "cuda"], "no CUDA backend"),
     (["--model", "8B"], "15M"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),
     (["--model", "7B", "--vocab-size", "100"], "insists on 32000"),

@@ -1,0 +1,20 @@
+/* device_emulated.h — what tests ask of the emulated device (device_emulated.cpp) beside what a
+ * device does: the order in which blocks, warps and lanes run in the launches that follow.
+ *
+ * Environment: EMULATED_DEVICE=none: there is no device. EMULATED_MEMORY=BYTES: it has so much. */
+#ifndef DEVICE_EMULATED_H
+#define DEVICE_EMULATED_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum emulated_order { EMULATED_FORWARD, EMULATED_REVERSE, EMULATED_RANDOM };
+void emulated_order(enum emulated_order order, uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

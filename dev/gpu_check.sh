@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# gpu_check.sh — everything that only a GPU can tell, in one call of at most 8 minutes.
+#
+#   dev/gpu_check.sh [DIRECTORY]     what it builds and says goes to DIRECTORY (default build/gpu)
+#
+# For a machine with an NVIDIA GPU, a driver and CUDA's toolkit, and perhaps nothing else: libraries
+# that are missing are done without (make BARE=1, BLAS=none, MPI=0). Prints one table; exits with 1
+# when something is wrong. What a machine lacks is a row that says "skipped" and why.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+out=${1:-build/gpu}
+mkdir -p "$out" || exit 1
+table=$out/table.txt
+: >"$table"
+began=$SECONDS
+limit=470 # seconds in all; what does not fit is said to be skipped
+failed=0
+
+row() { printf '| %s | %s | %s |\n' "$1" "$2" "$3" | tee -a "$table"; }
+left() { echo $((limit - (SECONDS - began))); }
+has_header() { echo "#include <$1>" | ${CC:-gcc} -E -x c - >/dev/null 2>&1; }
+
+# check NAME SECONDS COMMAND...: a row with the last line that begins with #, or the first error.
+check() {
+    local name=$1 seconds=$2 log status reason start=$SECONDS
+    shift 2
+    log=$out/$(echo "$name" | tr -c 'a-zA-Z0-9\n' _).log
+    if [ "$(left)" -lt 10 ]; then row "$name" "no time left" skipped; return; fi
+    [ "$seconds" -lt "$(left)" ] || seconds=$(left)
+    timeout "$seconds" "$@" >"$log" 2>&1
+    status=$?
+    grep '^|' "$log" | tee -a "$table"
+    case $status in
+    0) row "$name" "$((SECONDS - start)) s" ok ;;
+    77) row "$name" "$(tail -n 1 "$log")" skipped ;;
+    *)
+        failed=1
+        reason=$(grep -m 1 -iE 'error|fail|wrong|off by' "$log" || tail -n 1 "$log")
+        row "$name" "exit code $status: ${reason:0:200}" WRONG
+        tail -n 20 "$log"
+        ;;
+    esac
+}
+
+# ---- the machine ----
+nvcc=${NVCC:-$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)}
+if ! [ -x "$nvcc" ]; then echo "dev/gpu_check.sh: no nvcc here: install CUDA's toolkit" >&2; exit 1; fi
+gpu=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
+row GPU "${gpu:-nvidia-smi found none}" "$("$nvcc" --version | grep -o 'release [0-9.]*')"
+
+# ---- build ----
+options=(CUDA=1 NVCC="$nvcc" BUILD="$out/build")
+command -v mpicc >/dev/null || options+=(MPI=0)
+if [ "$(uname -m)" = x86_64 ] && has_header oneapi/dnnl/dnnl.h; then options+=(BLAS=onednn)
+elif has_header cblas.h; then options+=(BLAS=openblas)
+else options+=(BLAS=none); fi
+{ has_header jansson.h && has_header xxhash.h && has_header cmocka.h && [ -e /usr/include/sentencepiece_processor.h ]; } ||
+    options+=(BARE=1)
+# More of make's options, for example BARE=1 to try that here.
+[ -z "${MAKE_OPTIONS:-}" ] || { read -ra more <<<"$MAKE_OPTIONS"; options+=("${more[@]}"); }
+check "build (${options[*]})" 240 make -j"$(nproc)" "${options[@]}" "$out/build/gpu_check" \
+    "$out/build/train_llama2" "$out/build/test/test_operators_device"
+if ! [ -x "$out/build/test/test_operators_device" ]; then
+    echo "dev/gpu_check.sh: the build failed, see above" >&2
+    exit 1
+fi
+
+# ---- right ----
+check "operators" 120 "$out/build/test/test_operators_device"
+grep -hE '^#   ' "$out/operators.log" | sed 's/^#  */    /' >"$out/errors.txt"
+check "parity with the CPU" 90 "$out/build/gpu_check" parity
+sanitizer=$(command -v compute-sanitizer || ls "$(dirname "$nvcc")"/../compute-sanitizer/compute-sanitizer \
+    2>/dev/null || ls "$(dirname "$nvcc")/compute-sanitizer" 2>/dev/null)
+for tool in memcheck racecheck; do
+    if [ -n "$sanitizer" ]; then
+        OPERATORS_MOST_WORK=10000 check "compute-sanitizer $tool" 60 "$sanitizer" --tool $tool \
+            --error-exitcode 3 "$out/build/test/test_operators_device"
+    else
+        row "compute-sanitizer $tool" "not installed" skipped
+    fi
+done
+
+# ---- fast, and as large as it says ----
+check "1.1B" 60 "$out/build/gpu_check" speed 1.1B 0 8 2048 8
+check "7B-shaped" 90 "$out/build/gpu_check" speed 7B 0 1 4096 4
+
+# ---- V workers on one GPU, with loss ----
+tokens() { # 1 MB of tokens below 32,000, in llm.c's format
+    python3 - "$1" <<'PYTHON'
+import random, struct, sys
+random.seed(1)
+tokens = [random.randrange(32000) for _ in range(200000)]
+with open(sys.argv[1], "wb") as file:
+    file.write(struct.pack("<256i", 20240520, 1, len(tokens), 32000, *[0] * 252))
+    file.write(struct.pack(f"<{len(tokens)}H", *tokens))
+PYTHON
+}
+if command -v python3 >/dev/null && tokens "$out/tokens.bin"; then
+    check "8 workers of 42M, 10% lost" 60 "$out/build/train_llama2" --device cuda --model 42M \
+        --train "$out/tokens.bin" --workers 8 --batch 4 --seq 512 --steps 10 --loss-rate 0.1
+else
+    row "8 workers" "no python3 to write tokens with" skipped
+fi
+
+echo
+cat "$table"
+echo "took $((SECONDS - began)) s; worst errors by operation in $out/errors.txt"
+exit $failed

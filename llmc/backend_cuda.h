@@ -1,0 +1,40 @@
+/* backend_cuda.h — how a program finds an NVIDIA GPU and gets the backend for it.
+ *
+ * Built without CUDA (backend_cuda_none.c) there never is a device. In test programs the emulated
+ * device of dev/cuda_emulation stands behind the same functions.
+ */
+#ifndef LLMC_BACKEND_CUDA_H
+#define LLMC_BACKEND_CUDA_H
+
+#include <stddef.h>
+
+#include "llmc/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern const bool backend_cuda_built; /* false: there never is a device */
+
+/* The backend on the GPU of a host's rank `local_rank` (modulo their number), opened by the first
+ * call. NULL when there is no device that can be used; `why` then tells, in one line without an
+ * end, what is missing: driver, device, an architecture of sm_80 or newer, memory. */
+const struct backend *backend_cuda(enum dtype dtype, int local_rank, char *why, size_t why_size);
+
+/* Elements from one row of the classifier's logits to the next. */
+static inline size_t backend_cuda_logits_row(int V) {
+    return ((size_t)V + 7) / 8 * 8;
+}
+
+/* Tokens whose logits exist at once, of N in all: as many as fit 256 MiB, in whole products. */
+static inline int backend_cuda_logits_rows(int N, int V, size_t element_bytes) {
+    size_t rows = ((size_t)256 << 20) / (backend_cuda_logits_row(V) * element_bytes);
+    if (rows >= 128) rows = rows / 128 * 128;
+    if (rows == 0) rows = 1;
+    return rows < (size_t)N ? (int)rows : N;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,205 @@
+/* device.cu — device.h on an NVIDIA GPU: CUDA's runtime for memory and streams; products are in
+ * product.cu. The runtime is linked statically and finds the driver by itself when it is first
+ * called, so the program starts on machines that have neither. */
+#include "llmc/cuda/device.h"
+#include "llmc/cuda/product.h"
+#include "llmc/report.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct {
+    bool open;
+    int id;
+    cudaStream_t compute, out, in;
+    cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
+    char name[384], products[64];
+    void *scratch[SCRATCHES];
+    size_t scratch_bytes[SCRATCHES];
+} device;
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+#define CHECK(call) check(call, #call, __LINE__)
+
+static void check(cudaError_t error, const char *call, int line) {
+    if (error == cudaSuccess) return;
+    report("CUDA: %s (device.cu:%d): %s", call, line, cudaGetErrorString(error));
+    exit(1);
+}
+
+device_scope::device_scope() {
+    pthread_mutex_lock(&turn);
+    if (device.open) CHECK(cudaSetDevice(device.id));
+}
+
+device_scope::~device_scope() {
+    pthread_mutex_unlock(&turn);
+}
+
+/* ---- opening ---- */
+
+static bool refuse(char *why, size_t size, cudaError_t error) {
+    int have = 0, need = 0;
+    cudaDriverGetVersion(&have);
+    cudaRuntimeGetVersion(&need);
+    if (error == cudaErrorInsufficientDriver && !have) {
+        snprintf(why, size, "no NVIDIA driver on this machine (built for CUDA %d.%d)", need / 1000,
+                 need % 1000 / 10);
+    } else if (error == cudaErrorInsufficientDriver) {
+        snprintf(why, size, "the NVIDIA driver knows CUDA %d.%d, this program needs %d.%d",
+                 have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10);
+    } else if (error == cudaErrorNoDevice) {
+        snprintf(why, size, "the NVIDIA driver shows no device (CUDA_VISIBLE_DEVICES?)");
+    } else {
+        snprintf(why, size, "CUDA: %s", cudaGetErrorString(error));
+    }
+    return false;
+}
+
+bool device_open(int local_rank, char *why, size_t why_size) {
+    int count = 0;
+    struct cudaDeviceProp properties;
+    if (device.open) return true;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
+    if (error != cudaSuccess) return refuse(why, why_size, error);
+    device.id = local_rank % count;
+    error = cudaGetDeviceProperties(&properties, device.id);
+    if (error != cudaSuccess) return refuse(why, why_size, error);
+    if (properties.major < 8) {
+        snprintf(why, why_size, "GPU %d, %s, is of sm_%d%d; expected sm_80 (Ampere) or newer",
+                 device.id, properties.name, properties.major, properties.minor);
+        return false;
+    }
+    error = cudaSetDevice(device.id);
+    cudaStream_t *const streams[] = {&device.compute, &device.out, &device.in};
+    cudaEvent_t *const events[] = {&device.done, &device.received};
+    for (int i = 0; i < 3 && error == cudaSuccess; i++) {
+        error = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
+    }
+    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
+        error = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
+    }
+    if (error != cudaSuccess) return refuse(why, why_size, error);
+    if (!product_open(why, why_size)) return false;
+    snprintf(device.name, sizeof device.name, "%s (sm_%d%d, %.0f GB)", properties.name,
+             properties.major, properties.minor, (double)properties.totalGlobalMem / 1e9);
+    product_library(device.products, sizeof device.products);
+    device.open = true;
+    return true;
+}
+
+const char *device_name(void) {
+    return device.name;
+}
+
+const char *device_product_library(void) {
+    return device.products;
+}
+
+/* ---- memory ---- */
+
+void *device_allocate(size_t bytes) {
+    void *memory = NULL;
+    if (cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
+        cudaGetLastError(); /* or the next launch would be blamed for it */
+        return NULL;
+    }
+    device_clear(memory, bytes);
+    return memory;
+}
+
+void device_release(void *memory) {
+    CHECK(cudaFree(memory)); /* waits for the work that may use it */
+}
+
+size_t device_memory_free(void) {
+    size_t available = 0, total = 0;
+    CHECK(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+void *device_scratch_memory(enum device_scratch which, size_t bytes) {
+    if (bytes > device.scratch_bytes[which]) {
+        CHECK(cudaFree(device.scratch[which]));
+        device.scratch[which] = device_allocate(bytes);
+        if (!device.scratch[which]) {
+            size_t available = device_memory_free();
+            report("CUDA: out of memory: an operation needs %.3f GB to work with, %.3f GB are free "
+                   "(a smaller --batch or --seq needs less)",
+                   (double)bytes / 1e9, (double)available / 1e9);
+            exit(1);
+        }
+        device.scratch_bytes[which] = bytes;
+    }
+    return device.scratch[which];
+}
+
+/* ---- streams ---- */
+
+cudaStream_t device_stream(void) {
+    return device.compute;
+}
+
+void device_synchronize(void) {
+    CHECK(cudaStreamSynchronize(device.compute));
+}
+
+void device_copy(void *to, const void *from, size_t bytes) {
+    CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.compute));
+}
+
+void device_clear(void *memory, size_t bytes) {
+    CHECK(cudaMemsetAsync(memory, 0, bytes, device.compute));
+}
+
+/* From pageable memory the runtime copies to a buffer of its own before it returns; pinned memory
+ * is read later. */
+void device_upload(void *to, const void *host, size_t bytes) {
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.compute));
+    struct cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, host) == cudaSuccess &&
+        attributes.type != cudaMemoryTypeUnregistered) {
+        device_synchronize();
+    }
+}
+
+void device_download(void *host, const void *from, size_t bytes) {
+    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.compute));
+    device_synchronize();
+}
+
+/* ---- copies beside the computing ---- */
+
+void *device_allocate_pinned(size_t bytes) {
+    void *memory = NULL;
+    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault) == cudaSuccess)
+        return memory;
+    cudaGetLastError(); /* or the next launch would be blamed for it */
+    return NULL;
+}
+
+void device_release_pinned(void *memory) {
+    CHECK(cudaFreeHost(memory));
+}
+
+/* A stream that waits for an event waits for its last recording at the time of the call. */
+void device_send(void *host, const void *from, size_t bytes) {
+    CHECK(cudaEventRecord(device.done, device.compute));
+    CHECK(cudaStreamWaitEvent(device.out, device.done, 0));
+    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.out));
+}
+
+void device_sent(void) {
+    CHECK(cudaStreamSynchronize(device.out));
+}
+
+void device_receive(void *to, const void *host, size_t bytes) {
+    CHECK(cudaEventRecord(device.done, device.compute));
+    CHECK(cudaStreamWaitEvent(device.in, device.done, 0));
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.in));
+    CHECK(cudaEventRecord(device.received, device.in));
+    CHECK(cudaStreamWaitEvent(device.compute, device.received, 0));
+}

@@ -1,0 +1,90 @@
+/* device.h — what the CUDA backend needs of a device beside kernels: memory, streams, products.
+ *
+ * Two implementations: device.cu (CUDA's runtime and cuBLASLt) and, for test programs,
+ * dev/cuda_emulation/device_emulated.cpp (host memory that only operations may touch, plain loops).
+ *
+ * Who waits for whom, when several ranks have a GPU each. Time goes down; ---> is an event for
+ * which the stream at its head waits, ===> is the host waiting. The host's calls run ahead of the
+ * streams until it waits.
+ *
+ *     compute              copy-out               host                    copy-in
+ *
+ *     backward, bucket 0 -> bucket 0 to host       send()
+ *     backward, bucket 1 -> bucket 1 to host       send()
+ *     ...                   ...              ===>  sent()
+ *                                                  lossynet_reduce
+ *        <------------------------------------     receive() ------------> own shards of the average
+ *     norm            ==========================>  sum_of_squares()
+ *     AdamW           -----> own shards to host    send()
+ *                                            ===>  sent()
+ *                                                  lossynet_broadcast
+ *        <------------------------------------     receive() ------------> parameters
+ *     forward of the next step
+ *
+ * `receive` makes copy-in wait for what compute has queued, which may still read the old values, and
+ * compute wait for copy-in. Workers that share a device and a process exchange in its memory, on
+ * the compute stream, and need no copies. The host also waits in `download`.
+ *
+ * A call that fails ends the program after one line: what was called, CUDA's own words, where.
+ */
+#ifndef LLMC_CUDA_DEVICE_H
+#define LLMC_CUDA_DEVICE_H
+
+#include "llmc/backend.h"
+#include "llmc/cuda/common.cuh"
+
+/* Opens the device of a host's rank `local_rank` (modulo their number); later calls do nothing.
+ * False, and why in one line, when there is no device that these kernels run on. */
+bool device_open(int local_rank, char *why, size_t why_size);
+const char *device_name(void); /* "NVIDIA H100 (sm_90, 80 GB)", once open */
+const char *device_product_library(void);
+
+/* Every operation holds one of these while it works: operations of several threads take turns, and
+ * the calling thread is bound to the device. */
+struct device_scope {
+    device_scope();
+    ~device_scope();
+};
+
+/* The rest is called within a scope. */
+
+void *device_allocate(size_t bytes); /* zeroed, aligned to 256 bytes; NULL when there is none */
+void device_release(void *memory);   /* NULL is fine */
+size_t device_memory_free(void);
+
+cudaStream_t device_stream(void); /* compute */
+void device_synchronize(void);    /* the host waits for the compute stream */
+
+/* On the compute stream. upload: the host's memory may be reused on return; download: it is there
+ * on return. */
+void device_copy(void *to, const void *from, size_t bytes);
+void device_clear(void *memory, size_t bytes);
+void device_upload(void *to, const void *host, size_t bytes);
+void device_download(void *host, const void *from, size_t bytes);
+
+/* Copies beside the computing, see backend.h and the drawing above. */
+void *device_allocate_pinned(size_t bytes);
+void device_release_pinned(void *memory);
+void device_send(void *host, const void *from, size_t bytes);
+void device_sent(void);
+void device_receive(void *to, const void *host, size_t bytes);
+
+/* Memory that operations keep for themselves: grows, never shrinks, is not cleared; contents last
+ * until the next operation that asks for the same. Ends the program when there is none. */
+enum device_scratch { SCRATCH_KERNEL, SCRATCH_ARGUMENTS, SCRATCH_LOGITS, SCRATCHES };
+void *device_scratch_memory(enum device_scratch which, size_t bytes);
+
+/* out (M, N) = op(a) (M, K) op(b) (K, N), or += with accumulate. Row-major, with the distance
+ * between rows in elements; op is the transpose where told, so that the array is (K, M) or (N, K).
+ * a, b: `in`; out: `out_type`, which is `in` or float32. Sums in float32 (and never TF32), rounded
+ * once. The same arguments give the same bits. */
+struct product {
+    bool transpose_a, transpose_b;
+    int M, N, K;
+    size_t row_a, row_b, row_out;
+    enum dtype in, out_type;
+    bool accumulate;
+};
+void device_product(void *out, const void *a, const void *b, const struct product *product);
+
+#endif

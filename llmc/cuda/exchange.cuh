@@ -1,0 +1,41 @@
+/* exchange.cuh — copies of packets between workers that share a device, and of single elements for
+ * the host. (The average of packets is in weighted_sum.cuh.) */
+#ifndef LLMC_CUDA_EXCHANGE_CUH
+#define LLMC_CUDA_EXCHANGE_CUH
+
+#include "llmc/cuda/common.cuh"
+
+enum { EXCHANGE_THREADS = 256 };
+
+/* A block for each packet, as far as the grid goes. */
+static __global__ void masked_copy_kernel(float *to, const float *from, const uint8_t *arrived,
+                                          size_t n, size_t packet, size_t packets) {
+    for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
+        if (!arrived[k]) continue;
+        const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
+        for (size_t i = k * packet + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+    }
+}
+
+static __global__ void gather_kernel(float *out, const float *vector, const size_t *element,
+                                     size_t n) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = vector[element[i]];
+}
+
+/* to[j] = from[j] for j < n where arrived[j / packet] is not 0 */
+static inline void cuda_masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                                    size_t packet, cudaStream_t stream) {
+    const size_t packets = ceil_div(n, packet), most = 1 << 16;
+    launch(masked_copy_kernel, dim3((unsigned)(packets < most ? packets : most)),
+           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
+}
+
+/* out[i] = vector[element[i]], i < n */
+static inline void cuda_gather(float *out, const float *vector, const size_t *element, size_t n,
+                               cudaStream_t stream) {
+    launch(gather_kernel, dim3((unsigned)ceil_div(n, EXCHANGE_THREADS)), dim3(EXCHANGE_THREADS), 0,
+           stream, out, vector, element, n);
+}
+
+#endif

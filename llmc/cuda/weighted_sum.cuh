@@ -1,0 +1,82 @@
+/* weighted_sum.cuh — the masked average over workers, packet by packet (lossynet's estimators). */
+#ifndef LLMC_CUDA_WEIGHTED_SUM_CUH
+#define LLMC_CUDA_WEIGHTED_SUM_CUH
+
+#include "llmc/cuda/common.cuh"
+
+enum { WEIGHTED_SUM_SENDERS = 256 };
+
+/* By value among the kernel's arguments, which may be 4 KiB. */
+template <typename T> struct weighted_sum_senders { const T *at[WEIGHTED_SUM_SENDERS]; };
+
+/* ---- kernels ------------------------------------------------------------------------------- */
+
+/* W elements of each sender, added up in order of the senders. A weight of 0, the same for the whole
+ * block, reads nothing. */
+template <int W, typename T>
+__device__ __forceinline__ void sum_senders(float (&total)[W],
+                                            const struct weighted_sum_senders<T> &sender,
+                                            const float *__restrict__ weight, int N, size_t j) {
+#pragma unroll 4
+    for (int i = 0; i < N; i++) {
+        float x[W], w = weight[i];
+        if (w == 0) continue;
+        load(x, sender.at[i] + j);
+#pragma unroll
+        for (int k = 0; k < W; k++) total[k] = fmaf(w, x[k], total[k]);
+    }
+}
+
+/* `blocks` blocks per packet. out may be one of the senders. */
+template <typename T, int W>
+__global__ void __launch_bounds__(256)
+    weighted_sum_kernel(T *out, const struct weighted_sum_senders<T> sender,
+                        const float *__restrict__ weight, int N, size_t n, size_t packet,
+                        uint32_t blocks) {
+    size_t p = blockIdx.x / blocks, begin = p * packet;
+    size_t end = begin + packet < n ? begin + packet : n;
+    size_t j = begin + ((size_t)(blockIdx.x % blocks) * blockDim.x + threadIdx.x) * W;
+    weight += p * N;
+    if (j + W <= end) {
+        float total[W] = {};
+        sum_senders(total, sender, weight, N, j);
+        store(out + j, total);
+        return;
+    }
+    for (; j < end; j++) { /* the last few */
+        float total[1] = {};
+        sum_senders(total, sender, weight, N, j);
+        out[j] = from_float<T>(total[0]);
+    }
+}
+
+/* ---- launchers ----------------------------------------------------------------------------- */
+
+/* `sender` (N) is in host memory and holds addresses of device memory; weight (ceil(n / packet), N)
+ * is in device memory. N is at most WEIGHTED_SUM_SENDERS. */
+template <typename T>
+void cuda_weighted_sum(T *out, const T *const *sender, const float *weight, int N, size_t n,
+                       size_t packet, cudaStream_t stream) {
+    if (N > WEIGHTED_SUM_SENDERS) {
+        fprintf(stderr,
+                "weighted_sum: %d workers, expected at most %d: raise "
+                "WEIGHTED_SUM_SENDERS\n",
+                N, WEIGHTED_SUM_SENDERS);
+        exit(1);
+    }
+    if (n == 0) return;
+    struct weighted_sum_senders<T> senders = {};
+    bool vectors = packet % wide<T> == 0 && are_aligned(out);
+    for (int i = 0; i < N; i++) {
+        senders.at[i] = sender[i];
+        vectors = vectors && are_aligned(sender[i]);
+    }
+    size_t items = ceil_div(packet < n ? packet : n, vectors ? wide<T> : 1);
+    unsigned threads = row_threads(items, 256);
+    uint32_t blocks = (uint32_t)ceil_div(items, threads);
+    launch(vectors ? weighted_sum_kernel<T, wide<T>> : weighted_sum_kernel<T, 1>,
+           (unsigned)(ceil_div(n, packet) * blocks), threads, 0, stream, out, senders, weight, N, n,
+           packet, blocks);
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* network.c — see network.h. */
+#include "llmc/network.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "llmc/config.h"
+#include "llmc/estimate.h"
+#include "llmc/report.h"
+#include "llmc/usage.h"
+
+static struct lossynet_loss_settings loss_settings(const struct options *o) {
+    struct lossynet_loss_settings loss = {
+        {o->gradient_loss_rate, o->parameter_loss_rate}, o->loss_model, (uint64_t)o->loss_seed};
+    return loss;
+}
+
+struct lossynet_settings network_settings(const struct options *o, const struct layout *l,
+                                          int workers) {
+    struct lossynet_settings s;
+    memset(&s, 0, sizeof s);
+    s.workers = workers;
+    s.buckets = l->buckets;
+    s.bucket_elements = l->bucket_elements;
+    s.packet_bytes = (size_t)o->packet_bytes;
+    s.loss = loss_settings(o);
+    s.drift_samples = o->drift_samples;
+    s.interface = o->interface;
+    s.pace_gbps = o->pace_gbps;
+    s.peer_timeout = o->peer_timeout;
+    s.multicast = o->multicast;
+    s.encrypt = o->encrypt;
+    lossynet_estimator_parse(o->estimator, &s.estimator);
+    lossynet_link_parse(o->link, &s.link);
+    if (o->algorithm == ALGORITHM_RELIABLE) s.link = LOSSYNET_LINK_MPI;
+    if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
+    return s;
+}
+
+int network_check(const struct options *o) {
+    const struct lossynet_loss_settings loss = loss_settings(o);
+    lossynet_estimator estimator;
+    lossynet_link_kind link;
+    char why[256];
+    int wrong = 0;
+    if (!lossynet_estimator_parse(o->estimator, &estimator)) {
+        wrong = report("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
+    } else if (!lossynet_link_parse(o->link, &link)) {
+        wrong = report("--link: expected auto, mpi, udp or verbs, got '%s'", o->link);
+    } else if (link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
+        wrong = report("--algorithm reliable: expected a link that loses nothing, --link mpi");
+    } else if (lossynet_loss_check(&loss, why, sizeof why)) {
+        wrong = report("--loss-model: %s", why);
+    }
+    return wrong;
+}
+
+int network_dry_run(const struct options *o, int workers) {
+    struct llama_config c;
+    struct layout layout;
+    const struct lossynet_world cluster = {0, workers, 0, 1};
+    if (config_of_model(o->model, &c) ||
+        config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c))
+        return -1;
+    if (layout_build(&c, &layout)) return -1;
+    struct lossynet_settings net = network_settings(o, &layout, workers);
+    struct estimate_settings settings =
+        estimate_of_options(o, workers, usage_sequence_length(o, c.positions));
+    settings.network_bytes = (double)lossynet_memory_needed(&cluster, &net);
+    settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
+    settings.device = o->device == DEVICE_CUDA || o->dtype == OPTION_DTYPE_BF16;
+    if (settings.device && o->dtype != OPTION_DTYPE_FLOAT32) settings.dtype = DTYPE_BF16;
+    if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
+    layout_release(&layout);
+    estimate_print(&c, &settings);
+
+    const double p = o->parameter_loss_rate;
+    double correlation[LOSSYNET_LAGS];
+    for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
+    estimate_print_drift(p, lossynet_drift_pair(workers, p, 1, correlation, 0),
+                         lossynet_drift_pair(workers, p, 1, correlation, LOSSYNET_LAGS),
+                         lossynet_drift_paper(p, 1));
+    return 0;
+}

@@ -1,0 +1,29 @@
+/* network.h — the network's options as lossynet takes them. With the trainer, the only place where
+ * lossynet is known.
+ */
+#ifndef LLMC_NETWORK_H
+#define LLMC_NETWORK_H
+
+#include "llmc/layout.h"
+#include "llmc/options.h"
+#include "lossynet/lossynet.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether they make sense: 0, or -1 after reporting. */
+int network_check(const struct options *options);
+
+/* What they say of a net, after network_check; memory and weighted_sum are the caller's to add. */
+struct lossynet_settings network_settings(const struct options *options,
+                                          const struct layout *layout, int workers);
+
+/* --dry-run: the arithmetic of a run on a cluster with one worker per rank. 0, or -1 after
+ * reporting. */
+int network_dry_run(const struct options *options, int workers);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
