@@ -381,7 +381,7 @@ static bool all_know(struct lossynet *net, int unused) {
     bool all = true;
     for (int r = 0; r < net->world.ranks; r++)
         all &= r == net->world.rank || net->engine->peers[r].knows;
-    return all || lossynet_now() > net->engine->phase[0].begun_at + LEAVING;
+    return all || lossynet_now() > net->engine->closing_since + LEAVING;
 }
 
 /* Peers may still miss our last answers: we leave when they know that we do. */
@@ -391,7 +391,7 @@ static void say_leave(struct lossynet *net) {
     lossynet_status failed = engine->failed;
     engine->failed = LOSSYNET_OK;
     engine->closing = true;
-    engine->phase[0].begun_at = lossynet_now();
+    engine->closing_since = lossynet_now();
     for (int kind = 0; kind < 2; kind++) engine->phase[kind].awaited = false;
     engine->messaging = false;
     for (int r = 0; r < net->world.ranks; r++) {

@@ -85,9 +85,9 @@ struct lossynet_peer {
     double expected; /* since then we have waited for something of it; 0: we do not */
     double credited; /* when credit last moved */
     struct lossynet_timer probe;
-    bool left, failed; /* it said LEAVE or ABORT */
-    bool knows;        /* that we leave */
-    bool blocked;      /* DATA could not leave: window or phase */
+    bool left;    /* it said LEAVE or ABORT */
+    bool knows;   /* that we leave */
+    bool blocked; /* DATA could not leave: window or phase */
     bool state_due, left_due;
     uint32_t echo, answered; /* number of the last PROBE from it, and of ours that it answered */
 
@@ -121,7 +121,7 @@ struct lossynet_sending { /* our present phase of a kind */
     int *ready;   /* [V]: buckets that may leave, in the phase's order; atomic */
     struct lossynet_position *position; /* [R][V] */
     double closed_at;
-    double begun_at, seconds; /* seconds: that ends took to wait for, averaged */
+    double seconds; /* that ends took to wait for, averaged */
 };
 
 struct lossynet_kept { /* tests: a datagram that is overtaken */
@@ -174,6 +174,7 @@ struct lossynet_engine {
 
     /* Threads. */
     bool threaded, stop, closing;
+    double closing_since;
     int wanted; /* callers that want the lock; atomic */
     pthread_mutex_t lock, caller;
     pthread_cond_t handed_back;

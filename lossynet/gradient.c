@@ -139,11 +139,7 @@ static void fill_masks(const struct lossynet *net, bool lossless) {
             int owner = net->first + v, s = net->first + i;
             uint8_t *arrived = lossynet_arrived(net, v, s);
             size_t n = lossynet_layout_owner_packets(&net->layout, owner);
-            if (s == owner || lossless)
-                memset(arrived, 1, n);
-            else
-                lossynet_loss_mask(&net->loss, LOSSYNET_GRADIENT, net->step, s, owner, n,
-                                   lossynet_chain(net, LOSSYNET_GRADIENT, i, owner), arrived);
+            lossynet_injected(net, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, arrived);
         }
     }
 }

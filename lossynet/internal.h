@@ -22,6 +22,8 @@
 #include "lossynet/link.h"
 #include "lossynet/lossynet.h"
 
+#include <string.h>
+
 /* One line to stderr, "lossynet: ..." */
 void lossynet_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
@@ -277,6 +279,19 @@ static inline uint64_t *lossynet_chain(const struct lossynet *net, lossynet_phas
                                        int receiver) {
     if (!net->chain) return NULL;
     return net->chain + ((size_t)phase * net->local + v) * net->workers + receiver;
+}
+
+/* What injected loss lets through of n packets in this step, see lossynet_loss_mask; lossless: all. */
+static inline void lossynet_injected(const struct lossynet *net, lossynet_phase phase, int sender,
+                                     int receiver, size_t n, bool lossless, uint8_t *mask) {
+    if (lossless) {
+        memset(mask, 1, n);
+        return;
+    }
+    uint64_t *chain = lossynet_is_local(net, sender)
+                          ? lossynet_chain(net, phase, sender - net->first, receiver)
+                          : NULL;
+    lossynet_loss_mask(&net->loss, phase, net->step, sender, receiver, n, chain, mask);
 }
 
 #endif

@@ -93,11 +93,7 @@ static void copy_local(const struct lossynet *net, float *const *vectors, bool l
             size_t n = lossynet_layout_owner_packets(&net->layout, owner);
             uint8_t *mask =
                 net->masks + (size_t)omp_get_thread_num() * net->layout.largest_owner_packets;
-            if (lossless)
-                memset(mask, 1, n);
-            else
-                lossynet_loss_mask(&net->loss, LOSSYNET_PARAMETER, net->step, owner, to, n,
-                                   lossynet_chain(net, LOSSYNET_PARAMETER, s, to), mask);
+            lossynet_injected(net, LOSSYNET_PARAMETER, owner, to, n, lossless, mask);
             copy_arrived(net, vectors, owner, to, mask);
         }
     }

@@ -72,11 +72,8 @@ static void fill_outgoing(const struct lossynet *net, int kind, bool lossless) {
             if (lossynet_is_local(net, receiver)) continue;
             size_t n;
             uint8_t *mask = outgoing(net, kind, v, receiver, &n);
-            if (lossless)
-                memset(mask, 1, n);
-            else
-                lossynet_loss_mask(&net->loss, kind, net->step, net->first + v, receiver, n,
-                                   lossynet_chain(net, kind, v, receiver), mask);
+            lossynet_injected(net, (lossynet_phase)kind, net->first + v, receiver, n, lossless,
+                              mask);
         }
     }
 }
@@ -93,11 +90,7 @@ static void fill_incoming(const struct lossynet *net, bool lossless) {
             if (lossynet_is_local(net, owner)) continue;
             size_t n = lossynet_layout_owner_packets(&net->layout, owner);
             uint8_t *mask = incoming(net, v, owner);
-            if (lossless)
-                memset(mask, 1, n);
-            else
-                lossynet_loss_mask(&net->loss, LOSSYNET_PARAMETER, net->step, owner, net->first + v,
-                                   n, NULL, mask);
+            lossynet_injected(net, LOSSYNET_PARAMETER, owner, net->first + v, n, lossless, mask);
         }
     }
 }
@@ -116,7 +109,6 @@ void lossynet_stream_begin(struct lossynet *net, int kind, float *const *vectors
     phase->vectors = vectors;
     phase->step = net->step;
     phase->begun++;
-    phase->begun_at = lossynet_now();
     memset(phase->position, 0,
            (size_t)net->world.ranks * (size_t)net->local * sizeof *phase->position);
     for (int v = 0; v < net->local; v++) __atomic_store_n(&phase->ready[v], 0, __ATOMIC_RELEASE);
