@@ -14,7 +14,7 @@ training steps with and without overlap. Prints a report in Markdown, and leaves
 build/bench_network.md; --quick only shows that everything runs.
 
 Line rate: every host has to send 2 (n-1)/n of the vector, and as much is sent to it. In packets of
-P bytes of payload, with 52 bytes of our header, 8 of UDP, 20 of IP and 14 of Ethernet (all that the
+P bytes of payload, with 28 bytes of our header, 8 of UDP, 20 of IP and 14 of Ethernet (all that the
 rate limit counts), that takes (bytes / P) (P + 94) 8 bit / rate. Lost packets were sent, and count.
 A limiter that was idle lets 256 KiB through at once, 2 ms at 1 Gbit/s, whoever sends. The worst is
 the slowest round. Delivered is what the program says has arrived, let through what the switch says
@@ -41,7 +41,7 @@ BUILD = pathlib.Path(os.environ.get("BUILD", "build"))
 BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 HOSTS = 4
 MBPS = 1000
-HEADERS = 52 + 8 + 20 + 14
+HEADERS = 28 + 8 + 20 + 14
 LOSSES = (0, 0.1, 1, 5, 10)
 SIZES = (16, 64)  # MiB
 ROUNDS, BLOCKS = 20, 4

@@ -82,8 +82,8 @@ static void fix_checksum(uint8_t *bytes, size_t count) {
 static void change_field(uint8_t *bytes, size_t count) {
     static const struct {
         uint8_t at, width;
-    } fields[] = {{0, 4},  {4, 1},  {5, 1},  {6, 1},  {7, 1},  {8, 8},  {16, 8}, {24, 2},
-                  {26, 2}, {28, 4}, {32, 4}, {36, 4}, {40, 4}, {44, 4}, {48, 4}};
+    } fields[] = {{0, 2},  {2, 1},  {3, 1},  {4, 4},  {8, 2}, {10, 2},
+                  {12, 4}, {16, 4}, {18, 2}, {20, 4}, {24, 4}};
     unsigned which = next_byte(), how = next_byte(), low = next_byte();
     size_t at, n = sizeof fields / sizeof *fields, width = 4;
     if (which % 32 < n) {

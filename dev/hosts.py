@@ -47,8 +47,8 @@ exec ip netns exec "$host" unshare --uts sh -c "hostname $host; mkdir -p FOLDER/
 export TMPDIR=FOLDER/$host; exec $*"
 """
 
-# Our datagrams begin with "LNET"; their sixth byte is the type, 1 = DATA (lossynet/wire.h).
-OURS = "meta l4proto udp @th,64,32 0x4c4e4554"
+# Our datagrams begin with "LN"; half of their fourth byte is the type, 1 = DATA (lossynet/wire.h).
+OURS = "meta l4proto udp @th,64,16 0x4c4e"
 SPOIL = """
 table netdev spoil {{
   counter data {{ }}
@@ -61,7 +61,7 @@ table netdev spoil {{
   counter reordered {{ }}
   chain in {{
     type filter hook ingress devices = {{ {ports} }} priority 0; policy accept;
-    {ours} @th,104,8 1 goto data
+    {ours} @th,92,4 1 goto data
     {ours} goto control
     meta l4proto {{ tcp, udp }} goto other
   }}

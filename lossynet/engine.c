@@ -16,7 +16,7 @@
 enum { FRAGMENT_BYTES = 8192, TURNS = 8 };
 
 static const double IDLE = 1.0;    /* longest sleep; a datagram or a caller ends it */
-static const double TICK = 3e-4;   /* longest sleep while something is expected */
+static const double TICK = 1e-4;   /* longest sleep while something is expected */
 static const double LEAVING = 1.0; /* longest wait for peers to take note that we leave */
 static const double LEFT = 0.1;    /* silence of a rank that has left: what it sent has come */
 static const double PEER_TIMEOUT = 10;
@@ -56,7 +56,6 @@ static void seal(struct lossynet *net, struct lossynet_datagram *d, int slot) {
     if (engine->secure) {
         size_t sealed = d->length + LOSSYNET_SECURE_BYTES;
         uint8_t *out = engine->sealed + (size_t)slot * engine->payload_most;
-        wire_put(d->header + 36, sealed, 4);
         lossynet_secure_seal(engine->secure, d->header, d->payload, d->length, out);
         d->payload = out;
         d->length = sealed;
@@ -81,13 +80,12 @@ static uint64_t *reject(struct lossynet *net, int peer, struct wire_header *h, u
     struct lossynet_engine *engine = net->engine;
     struct lossynet_rejected *rejected = &net->rejected;
     if (bytes < WIRE_HEADER_BYTES) return &rejected->truncated;
-    wire_decode(h, datagram);
+    wire_decode(h, datagram, bytes);
     if (h->magic != WIRE_MAGIC || peer < 0 || peer >= net->world.ranks || peer == net->world.rank)
         return &rejected->foreign;
     if (h->version != WIRE_VERSION) return &rejected->version;
-    if (h->run != engine->run) return &rejected->foreign;
+    if (h->run != (uint32_t)engine->run) return &rejected->foreign;
     if (h->type == WIRE_TEST) return &engine->ignored;
-    if (h->length != bytes - WIRE_HEADER_BYTES) return &rejected->truncated;
     if (engine->secure) {
         if (h->length < LOSSYNET_SECURE_BYTES ||
             !lossynet_secure_open_datagram(engine->secure, peer, datagram,
@@ -104,8 +102,7 @@ static uint64_t *reject(struct lossynet *net, int peer, struct wire_header *h, u
     bool ours = h->type == WIRE_DATA
                     ? h->receiver == WIRE_EVERYONE || lossynet_is_local(net, h->receiver)
                     : h->receiver == net->world.rank;
-    if (h->zero || h->type == 0 || h->type >= WIRE_TYPES || h->kind >= WIRE_KINDS ||
-        sender != peer || !ours)
+    if (h->type == 0 || h->type >= WIRE_TYPES || h->kind >= WIRE_KINDS || sender != peer || !ours)
         return &rejected->invalid;
     return NULL;
 }
@@ -364,11 +361,11 @@ void lossynet_engine_take(struct lossynet *net, bool multicast) {
     for (int kind = 0; kind < 2; kind++) {
         NET_TAKE(net, engine->phase[kind].ready, local);
         NET_TAKE(net, engine->phase[kind].position, ranks * local);
+        NET_TAKE(net, engine->missing[kind], buckets * workers);
+        NET_TAKE(net, engine->passed[kind], buckets * workers);
+        NET_TAKE(net, engine->reached[kind], workers);
+        NET_TAKE(net, engine->bucket_over[kind], buckets);
     }
-    NET_TAKE(net, engine->missing, buckets * workers);
-    NET_TAKE(net, engine->passed, buckets * workers);
-    NET_TAKE(net, engine->reached, workers);
-    NET_TAKE(net, engine->bucket_over, buckets);
     if (multicast) NET_TAKE(net, engine->group_position, local);
     if (net->engine && engine->secure)
         engine->sealed = lossynet_net_take(net, LOSSYNET_BATCH, engine->payload_most);
@@ -431,14 +428,14 @@ void lossynet_engine_close(struct lossynet *net) {
     for (int kind = 0; kind < 2; kind++) {
         free(engine->phase[kind].position);
         free(engine->phase[kind].ready);
+        free(engine->bucket_over[kind]);
+        free(engine->reached[kind]);
+        free(engine->passed[kind]);
+        free(engine->missing[kind]);
     }
     free(engine->kept.bytes);
     free(engine->sealed);
     free(engine->group_position);
-    free(engine->bucket_over);
-    free(engine->reached);
-    free(engine->passed);
-    free(engine->missing);
     free(engine->peers);
     free(engine);
     net->engine = NULL;

@@ -15,9 +15,9 @@
  *
  * A phase with a peer is over when all that its DONE announced has arrived; or after DONE, or what
  * implies DONE, when a PROBE has been answered and nothing came for a moment (what was overtaken has
- * come then); or when it has been silent for longer
- * than a deadline that adapts to the phases seen. A bucket of the PARAMETER phase is over for a
- * peer when it is complete, or a moment after later buckets of that peer began to come.
+ * come then); or when it has been silent for longer than a deadline that adapts to the phases seen.
+ * A bucket is over for a peer when it is complete, or a moment after later buckets of that peer
+ * began to come: it is averaged, or computed with, while later ones are on their way.
  *
  * A peer that answers is waited for: every step needs one number from every rank (the norm of the
  * gradient), so that going on without it would gain nothing. A peer of which something is expected
@@ -43,9 +43,10 @@ static inline double lossynet_now(void) {
 
 enum { LOSSYNET_FRAGMENTS = 64 }; /* of a message on their way to a peer */
 
-static const double LOSSYNET_RETRY = 1e-3; /* before something unanswered is repeated, s, ... */
-static const double LOSSYNET_RETRY_MOST = 0.02; /* ... doubled each time up to this */
-static const double LOSSYNET_GRACE = 1e-3;      /* for DATA that was overtaken; longer where some */
+static const double LOSSYNET_RETRY = 3e-4; /* before something unanswered is repeated, s, ... */
+static const double LOSSYNET_RETRY_MORE = 1.5;  /* ... so many times longer each time: where 10% is */
+static const double LOSSYNET_RETRY_MOST = 0.02; /* lost, several losses in a row are common */
+static const double LOSSYNET_GRACE = 2e-4;      /* for DATA that was overtaken; longer where some */
 static const double LOSSYNET_GRACE_MOST = 0.02; /* came late */
 
 struct lossynet_timer {
@@ -113,7 +114,6 @@ struct lossynet_peer {
 
 struct lossynet_sending { /* our present phase of a kind */
     float *const *vectors;
-    uint64_t step;
     uint32_t begun;  /* phases so far; the present one is begun - 1 */
     uint32_t opened; /* for receiving */
     uint32_t closed;
@@ -142,11 +142,11 @@ struct lossynet_engine {
     double empty;     /* when the link was last seen empty: a rank that was itself stopped must not
                      blame peers whose datagrams it has yet to read */
 
-    /* PARAMETER phase, by (bucket, owner). */
-    uint32_t *missing;    /* [B][N]: packets for local workers that have not come */
-    double *passed;       /* [B][N]: when a later bucket of that owner began to come */
-    int *reached;         /* [N]: latest bucket seen, in the phase's order */
-    uint8_t *bucket_over; /* [B]; atomic */
+    /* By kind and (bucket, sender). */
+    uint32_t *missing[2];    /* [B][N]: packets for local workers that have not come */
+    double *passed[2];       /* [B][N]: when a later bucket of that sender began to come */
+    int *reached[2];         /* [N]: latest bucket seen, in the phase's order */
+    uint8_t *bucket_over[2]; /* [B]; atomic */
 
     /* Multicast. */
     bool multicast;
@@ -208,7 +208,7 @@ lossynet_status lossynet_engine_until(struct lossynet *net,
                                       bool (*over)(struct lossynet *net, int argument),
                                       int argument);
 
-/* Seals and sends up to LOSSYNET_BATCH datagrams with headers but for run, length, checksum. */
+/* Seals and sends up to LOSSYNET_BATCH datagrams with headers but for their checksum. */
 void lossynet_engine_send(struct lossynet *net, int peer, struct lossynet_datagram *batch, int n);
 
 /* Seconds to wait before `bytes` may leave; 0: they may, and count. */
@@ -237,7 +237,8 @@ double lossynet_engine_turn(struct lossynet *net);
 static inline bool lossynet_timer_is_due(struct lossynet_timer *t, double now) {
     if (now < t->due) return false;
     t->due = now + t->retry;
-    t->retry = 2 * t->retry < LOSSYNET_RETRY_MOST ? 2 * t->retry : LOSSYNET_RETRY_MOST;
+    double longer = LOSSYNET_RETRY_MORE * t->retry;
+    t->retry = longer < LOSSYNET_RETRY_MOST ? longer : LOSSYNET_RETRY_MOST;
     return true;
 }
 
@@ -255,9 +256,9 @@ void lossynet_stream_ready(struct lossynet *net, int kind);
 void lossynet_stream_open(struct lossynet *net, int kind, bool lossless);
 /* Waits until all peers' phases are over and all of ours have left; closes it. */
 lossynet_status lossynet_stream_end(struct lossynet *net, int kind);
-/* The same for one bucket's parameters, of which nothing need have left. */
-lossynet_status lossynet_stream_bucket(struct lossynet *net, int bucket);
-/* Waits until all our phases have left. */
+/* The same for what peers send of one bucket; ours need not have left. */
+lossynet_status lossynet_stream_bucket(struct lossynet *net, int kind, int bucket);
+/* Waits until all our parameters have left. */
 lossynet_status lossynet_stream_drain(struct lossynet *net);
 
 void lossynet_stream_receive(struct lossynet *net, int peer, const struct wire_header *h,

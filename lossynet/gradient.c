@@ -108,23 +108,27 @@ static void fill_weights(const struct lossynet *net, int owner, const uint8_t *a
 
 /* ---- one shard ---- */
 
+/* One of `parts` parts of a shard. */
 static void reduce_shard(const struct lossynet *net, float *const *vectors, int v, int bucket,
-                         double inflate, float *weight, const float **sender) {
+                         int part, int parts, float *weight, const float **sender) {
     const struct lossynet_layout *layout = &net->layout;
     int owner = net->first + v;
     size_t row = (size_t)owner * (layout->buckets + 1) + bucket;
-    size_t packets = layout->owner_packet[row + 1] - layout->owner_packet[row];
-    if (packets == 0) return;
+    size_t all = layout->owner_packet[row + 1] - layout->owner_packet[row];
+    size_t from = all * (size_t)part / (size_t)parts, to = all * (size_t)(part + 1) / (size_t)parts;
+    if (from == to) return;
 
-    size_t offset, count;
+    size_t offset, count, skip = from * layout->packet_elements;
     lossynet_shard(net, owner, bucket, &offset, &count);
     for (int s = 0; s < net->workers; s++)
-        sender[s] = lossynet_is_local(net, s)
-                        ? vectors[s - net->first] + offset
-                        : lossynet_inbox(net, v, s) + layout->owner_element[row];
-    fill_weights(net, owner, lossynet_arrived(net, v, 0) + layout->owner_packet[row],
-                 lossynet_layout_owner_packets(layout, owner), packets, inflate, weight);
-    net->weighted_sum(vectors[v] + offset, sender, weight, net->workers, count,
+        sender[s] = skip + (lossynet_is_local(net, s)
+                                ? vectors[s - net->first] + offset
+                                : lossynet_inbox(net, v, s) + layout->owner_element[row]);
+    fill_weights(net, owner, lossynet_arrived(net, v, 0) + layout->owner_packet[row] + from,
+                 lossynet_layout_owner_packets(layout, owner), to - from, net->inflation[v],
+                 weight);
+    if (to < all) count = to * layout->packet_elements;
+    net->weighted_sum(vectors[v] + offset + skip, sender, weight, net->workers, count - skip,
                       layout->packet_elements);
 }
 
@@ -185,8 +189,19 @@ lossynet_status lossynet_reduce_begin(struct lossynet *net, float *const *vector
     return LOSSYNET_OK;
 }
 
-/* All gradients that will come are there. */
-static void estimate_shards(struct lossynet *net, float *const *vectors, bool lossless) {
+/* Counts what arrived, when the phase is over. */
+static void account(struct lossynet *net, bool lossless) {
+#pragma omp parallel for num_threads(net->threads) schedule(static)
+    for (int v = 0; v < net->local; v++) {
+        uint64_t arrived = count(net, v);
+        net->inflation[v] = measured_inflation(net, v, lossless);
+        if (!lossless) remember(net, v, arrived);
+    }
+}
+
+/* Averages buckets first ... last, of which all that will come is there. */
+static void estimate_shards(struct lossynet *net, float *const *vectors, int first, int last,
+                            int parts) {
     const struct lossynet_layout *layout = &net->layout;
 #pragma omp parallel num_threads(net->threads)
     {
@@ -194,17 +209,23 @@ static void estimate_shards(struct lossynet *net, float *const *vectors, bool lo
         size_t workers = (size_t)net->workers;
         float *weight = net->weights + thread * layout->largest_shard_packets * workers;
         const float **sender = net->senders + thread * workers;
-#pragma omp for schedule(static)
-        for (int v = 0; v < net->local; v++) {
-            uint64_t arrived = count(net, v);
-            net->inflation[v] = measured_inflation(net, v, lossless);
-            if (!lossless) remember(net, v, arrived);
-        }
-#pragma omp for collapse(2) schedule(dynamic)
+#pragma omp for collapse(3) schedule(dynamic)
         for (int v = 0; v < net->local; v++)
-            for (int b = 0; b < layout->buckets; b++)
-                reduce_shard(net, vectors, v, b, net->inflation[v], weight, sender);
+            for (int b = first; b <= last; b++)
+                for (int part = 0; part < parts; part++)
+                    reduce_shard(net, vectors, v, b, part, parts, weight, sender);
     }
+}
+
+/* Averages each bucket as soon as it is over, while later ones are on their way. */
+static lossynet_status estimate_arriving(struct lossynet *net, float *const *vectors) {
+    int parts = (net->threads + net->local - 1) / net->local;
+    for (int b = 0; b < net->layout.buckets; b++) {
+        lossynet_status status = lossynet_stream_bucket(net, LOSSYNET_GRADIENT, b);
+        if (status) return status;
+        estimate_shards(net, vectors, b, b, parts);
+    }
+    return LOSSYNET_OK;
 }
 
 lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless) {
@@ -213,14 +234,17 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
     if (status) return status;
     net->reducing = false;
     fill_masks(net, lossless);
+    bool early = net->engine && net->estimator != LOSSYNET_HT; /* which asks how much arrived */
     if (net->engine) {
         lossynet_stream_ready(net, LOSSYNET_GRADIENT);
-        status = lossynet_stream_end(net, LOSSYNET_GRADIENT);
         /* Parameters of the last step, if any are still to leave: owners are about to change them. */
-        if (!status) status = lossynet_stream_drain(net);
+        status = lossynet_stream_drain(net);
+        if (!status && early) status = estimate_arriving(net, vectors);
+        if (!status) status = lossynet_stream_end(net, LOSSYNET_GRADIENT);
         if (status) return status;
     }
-    estimate_shards(net, vectors, lossless);
+    account(net, lossless);
+    if (!early) estimate_shards(net, vectors, 0, net->layout.buckets - 1, 1);
     status = lossynet_masks_return(net);
     if (status || !net->engine) return status;
     clear_masks(net);

@@ -89,7 +89,7 @@ struct lossynet_link_settings {
 
 enum {
     LOSSYNET_PAYLOAD_DEFAULT = 4096,  /* small losses are better than large ones */
-    LOSSYNET_UDP_PACKET_BYTES = 1420, /* an estimate, where no MTU is known: 1500 */
+    LOSSYNET_UDP_PACKET_BYTES = 1444, /* an estimate, where no MTU is known: 1500 */
 };
 
 /* Collective. On failure *out is NULL and one line has been logged. */

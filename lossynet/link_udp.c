@@ -152,7 +152,7 @@ static bool hear_everyone(struct link_udp *u, uint64_t run) {
             const struct wire_header h = {.magic = WIRE_MAGIC,
                                           .version = WIRE_VERSION,
                                           .type = WIRE_TEST,
-                                          .run = run,
+                                          .run = (uint32_t)run,
                                           .sender = (uint16_t)u->world.rank,
                                           .receiver = WIRE_EVERYONE};
             struct lossynet_datagram test = {.length = 0};
@@ -164,7 +164,7 @@ static bool hear_everyone(struct link_udp *u, uint64_t run) {
         for (int i = 0; i < n; i++) {
             int peer = arrivals[i].peer;
             if (peer < 0 || heard[peer] || arrivals[i].count < WIRE_HEADER_BYTES ||
-                wire_get(arrivals[i].bytes + 8, 8) != run)
+                wire_get(arrivals[i].bytes + WIRE_RUN_AT, 4) != (uint32_t)run)
                 continue;
             heard[peer] = 1;
             missing--;

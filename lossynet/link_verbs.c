@@ -110,8 +110,8 @@ static const double APART = 0.02; /* ... so many seconds apart */
 static bool is_probe(const struct link_verbs *v, const struct verbs_incoming *in) {
     struct wire_header h;
     if (in->count != WIRE_HEADER_BYTES) return false;
-    wire_decode(&h, in->bytes);
-    return h.type == WIRE_TEST && h.run == v->settings.run;
+    wire_decode(&h, in->bytes, in->count);
+    return h.type == WIRE_TEST && h.run == (uint32_t)v->settings.run;
 }
 
 /* Sends probes and listens. Whether this rank has heard all others, in this round or before. */
@@ -120,7 +120,7 @@ static bool test_round(struct link_verbs *v, bool *heard) {
     const struct wire_header h = {.magic = WIRE_MAGIC,
                                   .version = WIRE_VERSION,
                                   .type = WIRE_TEST,
-                                  .run = v->settings.run,
+                                  .run = (uint32_t)v->settings.run,
                                   .sender = (uint16_t)v->settings.world.rank,
                                   .receiver = WIRE_EVERYONE};
     struct lossynet_datagram d = {.length = 0};

@@ -151,7 +151,7 @@ lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, c
                                     size_t why_size);
 
 enum {
-    LOSSYNET_HEADER_BYTES = 52, /* before every packet's payload; drawn in wire.h */
+    LOSSYNET_HEADER_BYTES = 28, /* before every packet's payload; drawn in wire.h */
     LOSSYNET_SECURE_BYTES = 24, /* behind it, with settings.encrypt; drawn in secure.h */
 };
 

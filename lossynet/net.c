@@ -231,6 +231,24 @@ static void place(struct lossynet *net, const struct lossynet_world *world, int 
 }
 
 /* Everything but the link and the engine's peers. */
+/* What a datagram's header has room for. */
+static lossynet_status check_wire(const struct lossynet_layout *layout) {
+    if (layout->buckets > WIRE_BUCKETS) {
+        lossynet_log("buckets %d: expected at most %d, with more than one rank", layout->buckets,
+                     WIRE_BUCKETS);
+        return LOSSYNET_INVALID;
+    }
+    for (int i = 0; i < layout->buckets * layout->workers; i++) {
+        size_t packets = layout->shard_packet[i + 1] - layout->shard_packet[i];
+        if (packets <= WIRE_PACKETS) continue;
+        lossynet_log("bucket %d: %zu packets for one owner: expected at most %d, so larger packets "
+                     "(--packet-bytes), more workers or smaller buckets",
+                     i / layout->workers, packets, WIRE_PACKETS);
+        return LOSSYNET_INVALID;
+    }
+    return LOSSYNET_OK;
+}
+
 static lossynet_status prepare(struct lossynet *net, const struct lossynet_settings *settings,
                                size_t packet_bytes, bool multicast) {
     net->threads = omp_get_max_threads();
@@ -247,6 +265,7 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
     }
     status = lossynet_layout_open(&net->layout, settings->workers, settings->buckets,
                                   settings->bucket_elements, packet_bytes / sizeof(float));
+    if (!status && net->world.ranks > 1) status = check_wire(&net->layout);
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
     net->memory_bytes += sizeof *net + 4 * table * sizeof(size_t) + net->loss.trace_length;

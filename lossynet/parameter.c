@@ -119,13 +119,13 @@ lossynet_status lossynet_broadcast_begin(struct lossynet *net, float *const *vec
 lossynet_status lossynet_bucket_wait(struct lossynet *net, int bucket, double *waited) {
     if (waited) *waited = 0;
     if (!net->broadcasting || !net->engine ||
-        __atomic_load_n(&net->engine->bucket_over[bucket], __ATOMIC_ACQUIRE))
+        __atomic_load_n(&net->engine->bucket_over[LOSSYNET_PARAMETER][bucket], __ATOMIC_ACQUIRE))
         return LOSSYNET_OK;
     double start = lossynet_now();
     pthread_mutex_lock(&net->engine->caller);
     lossynet_status status = LOSSYNET_OK;
-    if (!__atomic_load_n(&net->engine->bucket_over[bucket], __ATOMIC_ACQUIRE))
-        status = lossynet_stream_bucket(net, bucket);
+    if (!__atomic_load_n(&net->engine->bucket_over[LOSSYNET_PARAMETER][bucket], __ATOMIC_ACQUIRE))
+        status = lossynet_stream_bucket(net, LOSSYNET_PARAMETER, bucket);
     pthread_mutex_unlock(&net->engine->caller);
     if (waited) *waited = lossynet_now() - start;
     return status;

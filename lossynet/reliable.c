@@ -12,6 +12,7 @@
 #include <math.h>
 #include <string.h>
 
+static const double LATE = 1e-3;      /* s, before a fragment is sent again */
 static const double OVERTAKEN = 3e-4; /* s, before a fragment that others overtook is sent again */
 
 /* ---- sending ---- */
@@ -24,12 +25,10 @@ static struct lossynet_datagram control(const struct lossynet *net, int peer, in
                             .version = WIRE_VERSION,
                             .type = (uint8_t)type,
                             .kind = (uint8_t)kind,
-                            .run = net->engine->run,
-                            .step = lossynet_engine_step(net),
+                            .run = (uint32_t)net->engine->run,
                             .sender = (uint16_t)net->world.rank,
                             .receiver = (uint16_t)peer,
                             .packet = packet,
-                            .length = (uint32_t)bytes,
                             .index = index,
                             .sequence = net->engine->peers[peer].sent};
     wire_encode(d.header, &h);
@@ -48,6 +47,7 @@ static void put_state(const struct lossynet *net, int peer, uint8_t *to) {
     wire_put(to + 16, engine->complete, 4);
     wire_put(to + 20, p->seen, 4);
     wire_put(to + 24, p->group_seen, 4);
+    wire_put(to + 28, engine->group_sent, 4);
 }
 
 void lossynet_reliable_tell(struct lossynet *net, int peer, int type, int kind, uint32_t index,
@@ -66,8 +66,6 @@ void lossynet_reliable_tell(struct lossynet *net, int peer, int type, int kind, 
         p->state_due = false;
     }
     struct lossynet_datagram d = control(net, peer, type, kind, index, packet, payload, bytes);
-    if (type == WIRE_PROBE && net->engine->multicast) /* where the group's sequence stands */
-        wire_put(d.header + 28, net->engine->group_sent, 4);
     lossynet_engine_send(net, peer, &d, 1);
 }
 
@@ -99,7 +97,7 @@ static void push_fragments(struct lossynet *net, int peer, double now) {
         double *sent_at = &p->sent_at[(p->acked_before + i) % LOSSYNET_FRAGMENTS];
         bool overtaken =
             !net->link->reliable && i < 63 && p->acked >> (i + 1) && now - *sent_at > OVERTAKEN;
-        bool late = again && now - *sent_at >= LOSSYNET_RETRY;
+        bool late = again && now - *sent_at >= LATE;
         if (*sent_at > 0 && !overtaken && !late) continue;
         *sent_at = now;
         size_t at, bytes = fragment(engine, p->out_bytes, p->acked_before + i, &at);
@@ -236,9 +234,10 @@ void lossynet_reliable_receive(struct lossynet *net, int peer, const struct wire
         if (later(h->packet, p->answered) && !later(h->packet, net->engine->questions))
             p->answered = h->packet;
         break;
-    case WIRE_PROBE: /* what was sent before it and has not come is given up */
+    case WIRE_PROBE:; /* what was sent before it and has not come is given up */
+        uint32_t group_sent = (uint32_t)wire_get(payload + 28, 4);
         if (later(h->sequence, p->seen)) p->seen = h->sequence;
-        if (later(h->bucket, p->group_seen)) p->group_seen = h->bucket;
+        if (later(group_sent, p->group_seen)) p->group_seen = group_sent;
         if (h->packet) p->echo = h->packet;
         p->state_due = true;
         break;

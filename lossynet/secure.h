@@ -2,7 +2,7 @@
  *
  *     +--------+---------------------------+---------+--------+
  *     | header |  payload, encrypted       | counter |  tag   |
- *     |  52    |  `length` bytes           |    8    |   16   |     bytes
+ *     |  28    |                           |    8    |   16   |     bytes
  *     +--------+---------------------------+---------+--------+
  *
  * AES-256-GCM (NIST SP 800-38D): the header is authenticated and readable, the payload is

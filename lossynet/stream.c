@@ -107,7 +107,6 @@ void lossynet_stream_begin(struct lossynet *net, int kind, float *const *vectors
     if (!is_group(net, kind)) fill_outgoing(net, kind, lossless); /* nothing of it is on its way */
     lossynet_engine_enter(net);
     phase->vectors = vectors;
-    phase->step = net->step;
     phase->begun++;
     memset(phase->position, 0,
            (size_t)net->world.ranks * (size_t)net->local * sizeof *phase->position);
@@ -135,28 +134,31 @@ void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket) {
     if (net->engine->threaded) net->link->wake(net->link);
 }
 
-/* What every owner's buckets have in packets for this rank. */
-static void expect_parameters(struct lossynet *net) {
+/* What every sender's buckets have in packets for this rank. */
+static void expect(struct lossynet *net, int kind) {
     struct lossynet_engine *engine = net->engine;
     const struct lossynet_layout *layout = &net->layout;
     for (int b = 0; b < layout->buckets; b++) {
+        size_t owned = 0;
+        for (int v = 0; v < net->local; v++) owned += shard_packets(layout, b, net->first + v);
         for (int w = 0; w < net->workers; w++) {
-            size_t i = (size_t)b * net->workers + w;
-            bool local = lossynet_is_local(net, w);
-            size_t copies = engine->multicast ? 1 : (size_t)net->local;
-            engine->missing[i] = local ? 0 : (uint32_t)(shard_packets(layout, b, w) * copies);
-            engine->passed[i] = 0;
+            size_t i = (size_t)b * net->workers + w, packets = owned;
+            if (kind == LOSSYNET_PARAMETER)
+                packets =
+                    shard_packets(layout, b, w) * (engine->multicast ? 1 : (size_t)net->local);
+            engine->missing[kind][i] = lossynet_is_local(net, w) ? 0 : (uint32_t)packets;
+            engine->passed[kind][i] = 0;
         }
-        __atomic_store_n(&engine->bucket_over[b], 0, __ATOMIC_RELEASE);
+        __atomic_store_n(&engine->bucket_over[kind][b], 0, __ATOMIC_RELEASE);
     }
-    for (int w = 0; w < net->workers; w++) engine->reached[w] = 0;
+    for (int w = 0; w < net->workers; w++) engine->reached[kind][w] = 0;
 }
 
 void lossynet_stream_open(struct lossynet *net, int kind, bool lossless) {
     struct lossynet_engine *engine = net->engine;
     if (is_group(net, kind)) fill_incoming(net, lossless);
     lossynet_engine_enter(net);
-    if (kind == LOSSYNET_PARAMETER) expect_parameters(net);
+    expect(net, kind);
     double now = lossynet_now();
     for (int r = 0; r < net->world.ranks; r++) {
         struct lossynet_inbound *from = &engine->peers[r].from[kind];
@@ -200,17 +202,15 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                                         .version = WIRE_VERSION,
                                         .type = WIRE_DATA,
                                         .kind = (uint8_t)kind,
-                                        .run = engine->run,
-                                        .step = phase->step,
+                                        .run = (uint32_t)engine->run,
                                         .sender = (uint16_t)sender,
                                         .receiver = (uint16_t)receiver,
                                         .bucket = (uint32_t)bucket,
                                         .packet = (uint32_t)at->packet,
-                                        .length = (uint32_t)(count * sizeof(float)),
                                         .index = phase->begun - 1};
                 wire_encode(engine->batch[n].header, &h);
                 engine->batch[n].payload = phase->vectors[v] + offset;
-                engine->batch[n++].length = h.length;
+                engine->batch[n++].length = count * sizeof(float);
             }
         }
     }
@@ -380,7 +380,7 @@ static uint64_t *reject(struct lossynet *net, const struct wire_header *h, const
     if (h->index + 1 != phase->opened || phase->closed == phase->opened ||
         engine->peers[h->sender / net->local].from[h->kind].over)
         return &net->rejected.late;
-    if (h->kind == LOSSYNET_PARAMETER && engine->bucket_over[h->bucket]) return &net->rejected.late;
+    if (engine->bucket_over[h->kind][h->bucket]) return &net->rejected.late;
     if (!net->link->reliable && !is_finite(payload, h->length)) return &net->rejected.not_finite;
     return NULL;
 }
@@ -438,9 +438,9 @@ static void reach(struct lossynet *net, const struct wire_header *h) {
     struct lossynet_engine *engine = net->engine;
     int order = bucket_at(net, h->kind, (int)h->bucket); /* its own inverse */
     size_t i = (size_t)h->bucket * net->workers + h->sender;
-    if (engine->missing[i] > 0) engine->missing[i]--;
-    for (int *at = &engine->reached[h->sender]; *at < order; ++*at)
-        engine->passed[(size_t)bucket_at(net, h->kind, *at) * net->workers + h->sender] =
+    if (engine->missing[h->kind][i] > 0) engine->missing[h->kind][i]--;
+    for (int *at = &engine->reached[h->kind][h->sender]; *at < order; ++*at)
+        engine->passed[h->kind][(size_t)bucket_at(net, h->kind, *at) * net->workers + h->sender] =
             engine->now;
 }
 
@@ -469,7 +469,7 @@ void lossynet_stream_receive(struct lossynet *net, int peer, const struct wire_h
     }
     p->from[h->kind].received++;
     p->from[h->kind].last = engine->now;
-    if (h->kind == LOSSYNET_PARAMETER) reach(net, h);
+    reach(net, h);
     judge_peer(net, h->kind, peer);
 }
 
@@ -577,23 +577,25 @@ static bool phase_over(struct lossynet *net, int kind) {
     return all_over(net, kind) && all_left(net, kind);
 }
 
-static bool both_left(struct lossynet *net, int unused) {
-    (void)unused;
-    return all_left(net, LOSSYNET_GRADIENT) && all_left(net, LOSSYNET_PARAMETER);
-}
-
-static bool bucket_over(struct lossynet *net, int bucket) {
+static bool bucket_over(struct lossynet *net, int kind, int bucket) {
     struct lossynet_engine *engine = net->engine;
     for (int w = 0; w < net->workers; w++) {
         size_t i = (size_t)bucket * net->workers + w;
-        if (engine->missing[i] == 0 || lossynet_is_local(net, w)) continue;
-        if (engine->peers[w / net->local].from[LOSSYNET_PARAMETER].over) continue;
-        bool reliable = net->link->reliable;
-        if (reliable || engine->passed[i] == 0 ||
-            engine->empty - engine->passed[i] <= engine->grace)
+        if (engine->missing[kind][i] == 0 || lossynet_is_local(net, w)) continue;
+        if (engine->peers[w / net->local].from[kind].over) continue;
+        double passed = engine->passed[kind][i];
+        if (net->link->reliable || passed == 0 || engine->empty - passed <= engine->grace)
             return false;
     }
     return true;
+}
+
+static bool gradient_over(struct lossynet *net, int bucket) {
+    return bucket_over(net, LOSSYNET_GRADIENT, bucket);
+}
+
+static bool parameter_over(struct lossynet *net, int bucket) {
+    return bucket_over(net, LOSSYNET_PARAMETER, bucket);
 }
 
 static lossynet_status await(struct lossynet *net, int kind, bool (*over)(struct lossynet *, int),
@@ -619,18 +621,18 @@ lossynet_status lossynet_stream_end(struct lossynet *net, int kind) {
     return status;
 }
 
-lossynet_status lossynet_stream_bucket(struct lossynet *net, int bucket) {
-    struct lossynet_engine *engine = net->engine;
+lossynet_status lossynet_stream_bucket(struct lossynet *net, int kind, int bucket) {
     lossynet_engine_enter(net);
-    lossynet_status status = await(net, LOSSYNET_PARAMETER, bucket_over, bucket);
-    __atomic_store_n(&engine->bucket_over[bucket], 1, __ATOMIC_RELEASE);
+    lossynet_status status =
+        await(net, kind, kind == LOSSYNET_GRADIENT ? gradient_over : parameter_over, bucket);
+    __atomic_store_n(&net->engine->bucket_over[kind][bucket], 1, __ATOMIC_RELEASE);
     lossynet_engine_leave(net);
     return status;
 }
 
 lossynet_status lossynet_stream_drain(struct lossynet *net) {
     lossynet_engine_enter(net);
-    lossynet_status status = lossynet_engine_until(net, both_left, 0);
+    lossynet_status status = lossynet_engine_until(net, all_left, LOSSYNET_PARAMETER);
     lossynet_engine_leave(net);
     return status;
 }

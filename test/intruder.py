@@ -19,9 +19,10 @@ import sys
 
 ETHERNET, IP, UDP = 14, 20, 8
 BODY = ETHERNET + IP + UDP
+HEADER = 28
 OUTGOING = 4  # PACKET_OUTGOING: our own frames
 ETH_P_ALL = 3  # what a bridge takes, only those who ask for everything see
-MAGIC = b"LNET"
+MAGIC = b"LN"
 ONE_IN = 4    # datagrams seen to datagrams thrown
 HELD = 4000   # datagrams kept, to be thrown later
 
@@ -68,11 +69,11 @@ def with_body(frame, body, source=None, port=None):
 def another_run(body, chance):
     """The same datagram with another run id, other numbers, and a checksum that is right."""
     out = bytearray(body)
-    out[8] ^= 1
-    out[52:] = struct.pack(f"<{(len(out) - 52) // 4}f", *(chance.gauss(0, 1)
-                                                         for _ in range((len(out) - 52) // 4)))
-    struct.pack_into("<I", out, 48, 0)
-    struct.pack_into("<I", out, 48, crc32c(out))
+    words = (len(out) - HEADER) // 4
+    out[4] ^= 1
+    out[HEADER:] = struct.pack(f"<{words}f", *(chance.gauss(0, 1) for _ in range(words)))
+    struct.pack_into("<I", out, HEADER - 4, 0)
+    struct.pack_into("<I", out, HEADER - 4, crc32c(out))
     return bytes(out)
 
 
@@ -123,7 +124,7 @@ def main():
             if address[2] == OUTGOING:
                 continue
             port_of[frame[6:12]] = name
-            if frame[12:14] != b"\x08\0" or frame[BODY:BODY + 4] != MAGIC:
+            if frame[12:14] != b"\x08\0" or frame[BODY:BODY + 2] != MAGIC:
                 continue
             if len(held) < HELD:
                 held.append(frame)

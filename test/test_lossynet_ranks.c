@@ -148,7 +148,9 @@ static void office_close(void) {
 /* ---- the same bits ---- */
 
 static int nap(int rank, int peer, const uint8_t *datagram, size_t bytes) {
-    if (random_bits(5, (uint64_t)(rank * RANKS + peer), wire_get(datagram + 44, 4) + bytes) % 97 ==
+    if (random_bits(5, (uint64_t)(rank * RANKS + peer),
+                    wire_get(datagram + WIRE_SEQUENCE_AT, 4) + bytes) %
+            97 ==
         0)
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     return 1;
@@ -301,7 +303,8 @@ static bool loses_data; /* every seventh DATA from each peer, of the network its
 
 static int lose_data(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     (void)rank, (void)peer, (void)bytes;
-    return datagram[5] != WIRE_DATA || !loses_data || wire_get(datagram + 44, 4) % 7 != 3;
+    return wire_type(datagram) != WIRE_DATA || !loses_data ||
+           wire_get(datagram + WIRE_SEQUENCE_AT, 4) % 7 != 3;
 }
 
 static void run_masks(struct rank *rank, struct lossynet *net) {
@@ -445,11 +448,38 @@ static void test_abort(void **state) {
     }
 }
 
+/* More buckets, or packets of a shard, than a datagram's header can name. */
+static void too_many(int buckets, size_t elements, const char *says) {
+    size_t *bucket_elements = malloc((size_t)buckets * sizeof *bucket_elements);
+    for (int b = 0; b < buckets; b++) bucket_elements[b] = elements;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
+    settings.buckets = buckets;
+    settings.bucket_elements = bucket_elements;
+    settings.workers = 2;
+    settings.packet_bytes = 4;
+    struct rank rank[RANKS];
+    capture_begin();
+    office_open(false, -1);
+    run_ranks(2, &settings, post_office_open, give_up, rank, NULL);
+    office_close();
+    assert_non_null(strstr(capture_end(), says));
+    for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_INVALID);
+    free(bucket_elements);
+}
+
+static void test_too_many(void **state) {
+    (void)state;
+    too_many(WIRE_BUCKETS + 1, 1, "buckets 4097: expected at most 4096, with more than one rank");
+    too_many(1, 2 * (size_t)WIRE_PACKETS + 64,
+             "bucket 0: 1048608 packets for one owner: expected at most 1048576");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),   cmocka_unit_test(test_parts),
         cmocka_unit_test(test_delivered),   cmocka_unit_test(test_other_settings),
         cmocka_unit_test(test_broken_link), cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_too_many),
     };
     return cmocka_run_group_tests_name("lossynet between ranks", tests, NULL, NULL);
 }

@@ -95,8 +95,7 @@ static struct wire_header data_header(const struct lossynet *net, int kind, uint
                                 .version = WIRE_VERSION,
                                 .type = WIRE_DATA,
                                 .kind = (uint8_t)kind,
-                                .run = net->run,
-                                .step = net->step,
+                                .run = (uint32_t)net->run,
                                 .sender = 2,
                                 .receiver = 1,
                                 .length = 64,
@@ -143,25 +142,35 @@ static void close_peer(struct lossynet *net) {
 
 static void test_wire(void **state) {
     (void)state;
-    struct wire_header in = {
-        WIRE_MAGIC,         1,          2,         1,          0,          0x1122334455667788,
-        0x99aabbccddeeff00, 0x1234,     0x5678,    0x9abcdef0, 0x0fedcba9, 0x87654321,
-        0x01020304,         0x05060708, 0x090a0b0c};
+    struct wire_header in = {.magic = WIRE_MAGIC,
+                             .version = 4,
+                             .kind = 1,
+                             .run = 0x11223344,
+                             .sender = 0x1234,
+                             .receiver = 0x5678,
+                             .index = 0x87654321,
+                             .sequence = 0x05060708,
+                             .checksum = 0x090a0b0c,
+                             .length = 5};
     struct wire_header out;
     uint8_t bytes[WIRE_HEADER_BYTES];
+    for (in.type = WIRE_DATA; in.type < WIRE_TYPES; in.type++) {
+        in.bucket = in.type == WIRE_DATA ? WIRE_BUCKETS - 1 : 0;
+        in.packet = in.type == WIRE_DATA ? WIRE_PACKETS - 2 : 0xfedcba98;
+        wire_encode(bytes, &in);
+        wire_decode(&out, bytes, WIRE_HEADER_BYTES + in.length);
+        assert_true(in.run == out.run && in.sender == out.sender && in.receiver == out.receiver &&
+                    in.bucket == out.bucket && in.packet == out.packet && in.length == out.length &&
+                    in.type == out.type && in.kind == out.kind && in.version == out.version &&
+                    in.magic == out.magic && in.index == out.index && in.sequence == out.sequence &&
+                    in.checksum == out.checksum);
+    }
+    in.type = WIRE_DATA, in.bucket = 0x123, in.packet = 0x45678;
     wire_encode(bytes, &in);
-    wire_decode(&out, bytes);
-    assert_true(in.run == out.run && in.step == out.step && in.sender == out.sender &&
-                in.receiver == out.receiver && in.bucket == out.bucket && in.packet == out.packet &&
-                in.length == out.length && in.type == out.type && in.kind == out.kind &&
-                in.version == out.version && in.magic == out.magic && in.index == out.index &&
-                in.sequence == out.sequence && in.checksum == out.checksum);
     /* The layout that wire.h draws. */
     const uint8_t drawn[WIRE_HEADER_BYTES] = {
-        'L',  'N',  'E',  'T',  1,    2,    1,    0,    0x88, 0x77, 0x66, 0x55, 0x44,
-        0x33, 0x22, 0x11, 0x00, 0xff, 0xee, 0xdd, 0xcc, 0xbb, 0xaa, 0x99, 0x34, 0x12,
-        0x78, 0x56, 0xf0, 0xde, 0xbc, 0x9a, 0xa9, 0xcb, 0xed, 0x0f, 0x21, 0x43, 0x65,
-        0x87, 0x04, 0x03, 0x02, 0x01, 0x08, 0x07, 0x06, 0x05, 0x0c, 0x0b, 0x0a, 0x09};
+        'L',  'N',  4,    0x11, 0x44, 0x33, 0x22, 0x11, 0x34, 0x12, 0x78, 0x56, 0x21, 0x43,
+        0x65, 0x87, 0x78, 0x56, 0x34, 0x12, 0x08, 0x07, 0x06, 0x05, 0x0c, 0x0b, 0x0a, 0x09};
     assert_memory_equal(bytes, drawn, sizeof drawn);
 }
 
@@ -233,18 +242,19 @@ static void test_rejected(void **state) {
         WRONG(late, h.index--);
         WRONG(invalid, h.kind = 2);
         WRONG(invalid, h.kind = 3);
-        WRONG(invalid, h.zero = 1);
         WRONG(invalid, h.type = 0);
         WRONG(invalid, h.type = WIRE_TYPES);
+        WRONG(invalid, h.type = 15);
+        WRONG(invalid, h.kind = 15);
         WRONG(invalid, h.sender = 4);
         WRONG(invalid, h.sender = 65535);
         WRONG(invalid, h.sender = 0);   /* hosted here */
         WRONG(invalid, h.receiver = 2); /* hosted there */
         WRONG(invalid, h.receiver = 65535);
         WRONG(invalid, h.bucket = 2);
-        WRONG(invalid, h.bucket = UINT32_MAX);
+        WRONG(invalid, h.bucket = WIRE_BUCKETS - 1);
         WRONG(invalid, h.packet = 4);
-        WRONG(invalid, h.packet = UINT32_MAX);
+        WRONG(invalid, h.packet = WIRE_PACKETS - 1);
         WRONG(invalid, h.length = 60);
         WRONG(invalid, h.length = 68);
         WRONG(invalid, h.length = 0);
@@ -261,9 +271,6 @@ static void test_rejected(void **state) {
         memcpy(bytes + WIRE_HEADER_BYTES + 60, &nan, sizeof nan);
         feed_bytes(net, bytes, sizeof bytes, true, 1);
         want.not_finite++;
-        feed(net, good, 60); /* claims more than there is */
-        feed(net, good, 68);
-        want.truncated += 2;
         for (size_t n = 0; n < WIRE_HEADER_BYTES; n++) feed_bytes(net, bytes, n, true, 1);
         want.truncated += WIRE_HEADER_BYTES;
         for (size_t e = 0; e < 290; e++) assert_true(x[1][e] == 0);

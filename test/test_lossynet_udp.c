@@ -16,7 +16,7 @@
 /* ---- hooks ---- */
 
 static int type_of(const uint8_t *datagram) {
-    return datagram[5];
+    return wire_type(datagram);
 }
 
 static bool is_data(const uint8_t *datagram, size_t bytes) {
@@ -302,8 +302,8 @@ static int damage(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     uint8_t *d = (uint8_t *)datagram;
     if (bytes < WIRE_HEADER_BYTES || bits % 8) return 1;
     for (uint64_t i = 0; i <= (bits >> 8 & 3); i++) {
-        uint64_t at = random_bits(10, n, i) % (8 * (mad ? 44 : bytes));
-        if (!mad || at / 8 >= 16) d[at / 8] ^= (uint8_t)(1u << at % 8);
+        uint64_t at = random_bits(10, n, i) % (8 * (mad ? WIRE_SEQUENCE_AT : bytes));
+        if (!mad || at / 8 >= 8) d[at / 8] ^= (uint8_t)(1u << at % 8);
     }
     if (mad) {
         wire_put(d + WIRE_CHECKSUM_AT, 0, 4);
@@ -357,7 +357,7 @@ static _Atomic double deaf_from;
 static int deaf(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     (void)peer;
     if (rank != 0) return 1;
-    if (deaf_from == 0 && is_data(datagram, bytes) && wire_get(datagram + 16, 8) == 1)
+    if (deaf_from == 0 && is_data(datagram, bytes) && wire_get(datagram + 12, 4) == 1)
         deaf_from = lossynet_now();
     return deaf_from == 0 || lossynet_now() - deaf_from > 3;
 }
@@ -374,7 +374,7 @@ static void test_straggler(void **state) {
 
 static int cut(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     (void)rank, (void)peer;
-    if (is_data(datagram, bytes) && wire_get(datagram + 16, 8) == 1) atomic_store(&post.cut, true);
+    if (is_data(datagram, bytes) && wire_get(datagram + 12, 4) == 1) atomic_store(&post.cut, true);
     return !atomic_load(&post.cut);
 }
 

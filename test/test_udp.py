@@ -158,7 +158,7 @@ def hosts(namespaces):  # pylint: disable=unused-argument
 
 
 def options(data, out, **changes):
-    return settings(data, out, **{"link": "udp", "interface": "eth0", "packet_bytes": 1420,
+    return settings(data, out, **{"link": "udp", "interface": "eth0", "packet_bytes": 1444,
                                   "workers": 4, **changes})
 
 
@@ -170,7 +170,7 @@ def train_on(hosts, data, out, **changes):
 
 def reference(data, out, **changes):
     """The same training over a link that loses nothing."""
-    return train(data, out, ranks=2, **{"link": "mpi", "workers": 4, "packet_bytes": 1420,
+    return train(data, out, ranks=2, **{"link": "mpi", "workers": 4, "packet_bytes": 1444,
                                         **changes})
 
 
@@ -197,7 +197,7 @@ def test_same_bits_between_hosts(hosts, data, tmp_path):
     """Nothing is lost on the wire, 10% by injection: the files that come out are those of mpi."""
     changes = {"loss_rate": 0.1, "steps": 20}
     mine, other = (train_on(hosts, data, tmp_path / "udp", **changes),
-                   train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=1420,
+                   train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=1444,
                          **changes))
     assert mine[0]["link"] == "udp" and numbers(mine) == numbers(other)
     name = "checkpoint-00000020"
@@ -219,7 +219,7 @@ def test_kernel_made_loss(hosts, data, tmp_path):
         hosts.lose(10)
         log = train_on(hosts, data, tmp_path / f"made{attempt}", steps=100, packet_bytes=None)
         kernel = hosts.counted()
-        assert log[0]["packet_bytes"] == 1420 and log[0]["link"] == "udp"
+        assert log[0]["packet_bytes"] == 1444 and log[0]["link"] == "udp"
         assert len(steps_of(log)) == 100 and log[-1]["status"] == "complete"
         assert not any(total(log, name) for name in NETWORK)
         logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
@@ -229,7 +229,7 @@ def test_kernel_made_loss(hosts, data, tmp_path):
         made.append(math.log(log[-1]["val_perplexity"]))
 
     def injected(rate, seed):
-        log = train(data, tmp_path / f"{rate}-{seed}", workers=4, packet_bytes=1420, steps=100,
+        log = train(data, tmp_path / f"{rate}-{seed}", workers=4, packet_bytes=1444, steps=100,
                     loss_rate=rate, loss_seed=seed)
         return math.log(log[-1]["val_perplexity"])
 
@@ -286,9 +286,9 @@ def test_intruders_change_nothing(hosts, data, tmp_path):
 def test_ipv6_alone(namespaces, data, tmp_path):  # pylint: disable=unused-argument
     with testbed.Hosts(4, ipv=6) as hosts:
         log = train_on(hosts, data, tmp_path / "udp", loss_rate=0.1, packet_bytes=None)
-    assert log[0]["packet_bytes"] == 1400
+    assert log[0]["packet_bytes"] == 1424
     assert numbers(log) == numbers(reference(data, tmp_path / "mpi", loss_rate=0.1,
-                                             packet_bytes=1400))
+                                             packet_bytes=1424))
     assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
 
 

@@ -37,7 +37,7 @@ counters() {
     cat /sys/class/infiniband/rxe?/ports/1/hw_counters/$1 | paste -sd ' '
 }
 ranks=2
-train mpi --link=mpi --packet-bytes=4044 --loss-rate=0.1
+train mpi --link=mpi --packet-bytes=4068 --loss-rate=0.1
 ranks=4
 train multicast --link=auto $ALL --loss-rate=0.1 --multicast
 # Each rank with an --interface of its own.
@@ -111,7 +111,7 @@ def test_same_bits_as_mpi(guest, name):
     """With injected loss only. A machine that stalls for seconds can make ranks give up waiting;
     then the log says in which step, and what was before is compared."""
     mpi, log = trained(guest, "mpi"), trained(guest, name)
-    assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4044
+    assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4068
     assert log[0]["options"]["multicast"] == (name == "multicast")
     assert "multicast does not work" not in (guest / f"{name}.txt").read_text(errors="replace")
     stalled = [e["step"] for e in steps(log) if e["late"] or e["stragglers"] or e["overruns"]]
