@@ -8,7 +8,7 @@
  *     evaluation   perplexity of the model and of the replicas
  *     writing      text that the model makes up
  *     training     the loop, its log and its checkpoints
- *     other modes  --eval, --generate, --dry-run
+ *     other modes  --eval, --generate, --dry-run (--preflight: llmc/preflight.h)
  *     main
  *
  * Arithmetic is behind llmc/backend.h, the network behind lossynet/lossynet.h; this file knows how
@@ -31,6 +31,7 @@
 #include "llmc/layout.h"
 #include "llmc/network.h"
 #include "llmc/options.h"
+#include "llmc/preflight.h"
 #include "llmc/record.h"
 #include "llmc/report.h"
 #include "llmc/resume.h"
@@ -960,6 +961,7 @@ static int run(const struct options *o, const struct lossynet_world *world) {
     t.world = *world;
     t.workers = o->generate ? 1 : o->workers ? o->workers : world->ranks;
     if (o->dry_run) return world->rank == 0 && network_dry_run(o, t.workers) ? 1 : 0;
+    if (o->preflight) return preflight(o, world) ? 1 : 0;
     threads_choose(o->threads, world->local_ranks);
     int failed = o->eval ? eval_mode(&t) : o->generate ? generate_mode(&t) : train(&t);
     trainer_release(&t);

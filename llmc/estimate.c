@@ -60,9 +60,13 @@ struct estimate estimate_run(const struct llama_config *config, const struct est
     e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
                                                    !s->evaluating, s->recompute);
     e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.weight_bytes +
-                    e.working_bytes + e.network_bytes + e.fresh_bytes + e.activation_bytes;
-    /* A GPU's copy to save is in the host's memory. */
-    if (!s->device) e.total_bytes += e.copy_bytes;
+                    e.working_bytes + e.fresh_bytes + e.activation_bytes;
+    const double host = e.network_bytes + e.copy_bytes; /* wherever the vectors are */
+    if (!s->device) e.total_bytes += host;
+    /* Pinned copies of what travels, and the model on its way to and from evaluation and files. */
+    if (s->device)
+        e.host_bytes =
+            host + e.fresh_bytes + (s->staged ? e.parameter_bytes + e.gradient_bytes : 0);
     /* GRADIENT: every shard but one's own to its owner. PARAMETER: one's own shard to N-1. */
     e.phase_bytes = 4 * P * others;
     e.phase_packets = ceil(e.phase_bytes / s->packet_bytes);
@@ -70,6 +74,12 @@ struct estimate estimate_run(const struct llama_config *config, const struct est
                       (e.phase_bytes + e.phase_packets * (s->header_bytes + ESTIMATE_FRAME_BYTES)) /
                       (s->link_gbps * 1e9);
     return e;
+}
+
+double estimate_checkpoint_bytes(const struct llama_config *config,
+                                 const struct estimate_settings *s, double loss_rate) {
+    const double P = (double)config_parameters(config), N = s->workers;
+    return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + loss_rate * (N - 1) * 4 * P;
 }
 
 static void line(const char *what, double bytes, const char *note) {
@@ -100,13 +110,23 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
     line("gradients", e.gradient_bytes, "");
     line("optimizer state", e.optimizer_bytes,
          s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
-    line("network", e.network_bytes, "gradients of its shards, from others");
+    if (!s->device) line("network", e.network_bytes, "gradients of its shards, from others");
     line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
     if (!s->device) line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
     line("activations", e.activation_bytes, s->dtype == DTYPE_BF16 ? "bf16" : "");
     if (s->device) line("working memory", e.working_bytes, "logits, libraries, driver");
     line("total", e.total_bytes, "");
-    if (s->device) print_recompute(config, s);
+    if (s->device) {
+        print_recompute(config, s);
+        printf("\nMemory of the host per worker\n");
+        if (s->staged)
+            line("copies that travel", e.parameter_bytes + e.gradient_bytes,
+                 "parameters and gradients, pinned");
+        line("network", e.network_bytes, "gradients of its shards, from others");
+        line("evaluation, saving", e.fresh_bytes, "for the moment: the model put together");
+        line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
+        line("host's total", e.host_bytes, "");
+    }
     printf("\nSent per worker and step; as much is received\n");
     line("gradient phase", e.phase_bytes, "");
     line("parameter phase", e.phase_bytes, "");

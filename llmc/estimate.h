@@ -25,6 +25,7 @@ struct estimate_settings {
     enum recompute recompute;       /* not auto */
     int local;                      /* workers that share the device or the rank; 0: 1 */
     bool evaluating;                /* no gradients, no optimizer */
+    bool staged;                    /* several ranks: on a device, the network reads the host */
 };
 
 struct estimate {
@@ -38,6 +39,7 @@ struct estimate {
     double copy_bytes; /* that a checkpoint is written from, on rank 0; stale packets come on top */
     double activation_bytes;
     double total_bytes;
+    double host_bytes;  /* device: of the host's memory, pinned vectors above all */
     double phase_bytes; /* payload a worker sends in a phase; it receives as much */
     double phase_packets;
     double phase_seconds; /* on the link, headers counted */
@@ -52,6 +54,10 @@ enum {
 struct estimate_settings estimate_of_options(const struct options *options, int workers, int seq);
 
 struct estimate estimate_run(const struct llama_config *config, const struct estimate_settings *s);
+
+/* Of a checkpoint with the stale packets of all replicas, at this loss rate of parameters. */
+double estimate_checkpoint_bytes(const struct llama_config *config,
+                                 const struct estimate_settings *s, double loss_rate);
 
 /* Sets s->recompute to the least recomputation whose total is at most `available` bytes (0: not
  * known, then none), and *total to that total; with none that fits, to the greatest and its total.

@@ -68,6 +68,7 @@ int network_dry_run(const struct options *o, int workers) {
         estimate_of_options(o, workers, usage_sequence_length(o, c.positions));
     settings.network_bytes = (double)lossynet_memory_needed(&cluster, &net);
     settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
+    settings.staged = workers > 1;
     settings.device = o->device == DEVICE_CUDA || o->dtype == OPTION_DTYPE_BF16;
     if (settings.device && o->dtype != OPTION_DTYPE_FLOAT32) settings.dtype = DTYPE_BF16;
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;

@@ -152,6 +152,8 @@ static const struct entry table[] = {
     NUMBER("top-p", top_p, "0.95", 0, 1, "P", "sample from the likeliest tokens that make up P"),
     SWITCH("dry-run", dry_run,
            "memory, traffic, time on the link and expected drift; allocates nothing"),
+    SWITCH("preflight", preflight,
+           "a minute's check of the nodes that a run would use, over its link: names what is bad"),
     SWITCH("help", help, "this text"),
     SWITCH("version", version, "version and what this binary was built with"),
 };

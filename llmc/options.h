@@ -53,7 +53,7 @@ struct options {
     int stride, sample_every; /* 0: none */
     bool quiet;
     /* modes */
-    bool eval, dry_run, help, version;
+    bool eval, dry_run, preflight, help, version;
     const char *generate;
     int tokens;
     double temperature, top_p;

@@ -13,17 +13,18 @@ int usage_sequence_length(const struct options *o, int positions) {
 
 static int check_modes(const struct options *o, int ranks) {
     const int workers = o->workers ? o->workers : ranks;
-    if (o->eval + o->dry_run + (o->generate != NULL) > 1)
-        return report("--eval, --generate and --dry-run: expected at most one of them");
+    if (o->eval + o->dry_run + o->preflight + (o->generate != NULL) > 1)
+        return report(
+            "--eval, --generate, --dry-run and --preflight: expected at most one of them");
     if ((o->eval || o->generate) && !file_is_directory(o->model))
         return report("--model: expected a model directory, found none at '%s'", o->model);
     if (o->eval && !o->val)
         return report("--eval: expected --val GLOB with the token files to evaluate on");
     if (o->generate && ranks > 1)
         return report("--generate: expected one process, started as %d ranks", ranks);
-    if (!o->eval && !o->generate && !o->dry_run && !o->train)
-        return report(
-            "expected --train GLOB, or one of --eval, --generate, --dry-run (see --help)");
+    if (!o->eval && !o->generate && !o->dry_run && !o->preflight && !o->train)
+        return report("expected --train GLOB, or one of --eval, --generate, --dry-run, --preflight "
+                      "(see --help)");
     if (!o->dry_run && workers % ranks)
         return report("--workers: expected a multiple of the %d ranks, got %d", ranks, workers);
     if (o->device == DEVICE_CUDA && !o->dry_run && !backend_cuda_built)

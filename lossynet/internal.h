@@ -15,6 +15,7 @@
  *     drift.c      how far the replicas are apart, and how far they should be
  *     state.c      what is remembered from step to step, as bytes
  *     bootstrap.c  joining and leaving the job
+ *     probe.c      what the network carries from each rank to each other, before a run
  */
 #ifndef LOSSYNET_INTERNAL_H
 #define LOSSYNET_INTERNAL_H
@@ -242,6 +243,10 @@ lossynet_status lossynet_net_open(const struct lossynet_world *world,
                                   const struct lossynet_settings *settings,
                                   lossynet_link_open link_open, lossynet_share share,
                                   void *share_context, struct lossynet **out);
+
+/* How to open a link of this kind; auto: RDMA where every rank has it, else MPI, and collective. */
+lossynet_status lossynet_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
+                                     lossynet_link_open *out);
 
 /* A lossynet_share by MPI (bootstrap.c). */
 lossynet_status lossynet_share_mpi(void *context, const struct lossynet_world *world, void *all,

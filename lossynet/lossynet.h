@@ -302,6 +302,22 @@ double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags
 double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags);
 double lossynet_drift_paper(double p, double sigma2); /* 2p/(1+p) sigma2 */
 
+/* ---- the network before a run (probe.c) ------------------------------------------------- */
+
+struct lossynet_path {      /* from one rank to another */
+    uint64_t sent, arrived; /* datagrams of full size */
+    double gbps;            /* 10^9 bit/s that arrived, our header counted */
+};
+
+/* Sends test datagrams from every rank to every other, over the link, with the packet size and at
+ * the pace that `settings` name (nothing else of them matters), in ranks - 1 rounds of `seconds`.
+ * In a round every rank sends to one rank and receives from one. node[ranks]: the host that each
+ * rank is on, 0, 1, ..., the same on all ranks. out[s * ranks + r] (ranks * ranks), on every rank: from
+ * s to r. *link_name: static text. Collective. */
+lossynet_status lossynet_probe(const struct lossynet_world *world,
+                               const struct lossynet_settings *settings, const int *node,
+                               double seconds, struct lossynet_path *out, const char **link_name);
+
 #ifdef __cplusplus
 }
 #endif

@@ -402,15 +402,22 @@ static lossynet_status choose_link(const struct lossynet_world *world, lossynet_
     return status;
 }
 
+lossynet_status lossynet_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
+                                     lossynet_link_open *out) {
+    lossynet_status status = LOSSYNET_OK;
+    if (kind == LOSSYNET_LINK_AUTO && world->ranks > 1) status = choose_link(world, &kind);
+    *out = link_of(kind);
+    return status;
+}
+
 lossynet_status lossynet_open(const struct lossynet_world *world,
                               const struct lossynet_settings *settings, struct lossynet **out) {
     *out = NULL;
-    lossynet_link_kind kind = settings->link;
+    lossynet_link_open link_open;
     lossynet_status status = check(world, settings);
-    if (!status && kind == LOSSYNET_LINK_AUTO && world->ranks > 1)
-        status = choose_link(world, &kind);
+    if (!status) status = lossynet_link_choose(world, settings->link, &link_open);
     if (status) return status;
-    return lossynet_net_open(world, settings, link_of(kind), lossynet_share_mpi, NULL, out);
+    return lossynet_net_open(world, settings, link_open, lossynet_share_mpi, NULL, out);
 }
 
 void lossynet_close(struct lossynet *net) {
