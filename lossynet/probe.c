@@ -79,15 +79,14 @@ static lossynet_status put(struct probe *p, int peer, int kind, uint32_t first, 
                                       .version = WIRE_VERSION,
                                       .type = WIRE_TEST,
                                       .kind = (uint8_t)kind,
-                                      .run = p->run,
-                                      .step = (uint64_t)p->round,
+                                      .run = (uint32_t)p->run,
+                                      .index = (uint32_t)p->round,
                                       .sender = (uint16_t)p->world.rank,
                                       .receiver = (uint16_t)peer,
                                       .packet = p->next,
-                                      .length = kind ? 0 : (uint32_t)p->payload_bytes,
                                       .sequence = first + (uint32_t)i};
         batch[i].payload = p->payload;
-        batch[i].length = h.length;
+        batch[i].length = kind ? 0 : p->payload_bytes;
         wire_encode(batch[i].header, &h);
     }
     return p->link->send(p->link, peer, batch, count);
@@ -96,9 +95,9 @@ static lossynet_status put(struct probe *p, int peer, int kind, uint32_t first, 
 static void take(struct probe *p, const struct lossynet_arrival *a, double now) {
     struct wire_header h;
     if (a->count < WIRE_HEADER_BYTES) return;
-    wire_decode(&h, a->bytes);
-    if (h.magic != WIRE_MAGIC || h.type != WIRE_TEST || h.run != p->run ||
-        h.step != (uint64_t)p->round)
+    wire_decode(&h, a->bytes, a->count);
+    if (h.magic != WIRE_MAGIC || h.type != WIRE_TEST || h.run != (uint32_t)p->run ||
+        h.index != (uint32_t)p->round)
         return;
     if (h.kind == 1 && a->peer == p->to && (int32_t)(h.packet - p->answered) > 0) {
         const int more = p->open + (int)(h.packet - p->answered);
