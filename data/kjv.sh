@@ -6,7 +6,7 @@
 # makes in DIRECTORY (vocabulary 2048 unless given)
 #
 #     kjv.txt           4.2 MB: a line with the book's name, then one paragraph per chapter
-#     tokenizer.model   SentencePiece BPE with byte fallback, trained on kjv.txt like Llama-2's
+#     tokenizer.model   SentencePiece BPE, trained on kjv.txt (train_tokenizer.sh)
 #     kjv_train.bin     llm.c token files: the first 95% of the text
 #     kjv_val.bin       and the last 5%, held out
 #
@@ -21,16 +21,8 @@ tokenize=${TOKENIZE:-$here/../build/tokenize}
 [ $# -eq 1 ] || [ $# -eq 2 ] || fail "usage: data/kjv.sh DIRECTORY [VOCABULARY]" 2
 directory=$1
 vocabulary=${2-2048}
-case $vocabulary in
-'' | *[!0-9]* | ??????*) fail "the vocabulary is '$vocabulary', expected 400 to 32000" 2 ;;
-esac
-if [ "$vocabulary" -lt 400 ] || [ "$vocabulary" -gt 32000 ]; then
-    fail "the vocabulary is $vocabulary, expected 400 to 32000" 2
-fi
-for tool in bible spm_train; do
-    command -v $tool >/dev/null ||
-        fail "the program '$tool' is missing; install the packages bible-kjv and sentencepiece"
-done
+command -v bible >/dev/null ||
+    fail "the program 'bible' is missing; install the package bible-kjv"
 [ -x "$tokenize" ] || fail "'$tokenize' is missing; build it with make"
 
 # ---- is there anything to do? ---------------------------------------------------------------
@@ -72,19 +64,8 @@ bible -f gen1:1-rev22:21 </dev/null | LC_ALL=C awk -v names="$(echo "$names" | t
     END { if (books != 66) exit 1; print "" }' >"$work/kjv.txt" ||
     fail "the program 'bible' does not print 66 books with one verse per line"
 
-# ---- tokenizer: Llama-2's settings, so that decode(encode(text)) == text ---------------------
-# The model file holds the names given here: relative ones make it the same everywhere.
-(cd "$work" && spm_train --input=kjv.txt --model_prefix=tokenizer --model_type=bpe \
-    --vocab_size="$vocabulary" --byte_fallback=true --character_coverage=1.0 \
-    --split_digits=true --allow_whitespace_only_pieces=true --remove_extra_whitespaces=false \
-    --normalization_rule_name=identity --add_dummy_prefix=true --max_sentence_length=65536 \
-    --unk_id=0 --bos_id=1 --eos_id=2 --pad_id=-1 --num_threads=2 --minloglevel=2 \
-    >log 2>&1) || {
-    cat "$work/log" >&2
-    fail "spm_train failed with a vocabulary of $vocabulary"
-}
-
-# ---- token files -----------------------------------------------------------------------------
+# ---- tokenizer and token files ---------------------------------------------------------------
+"$here/train_tokenizer.sh" "$work/kjv.txt" "$vocabulary"
 "$tokenize" --tokenizer "$work/tokenizer.model" --input "$work/kjv.txt" \
     --train "$work/kjv_train.bin" --val "$work/kjv_val.bin" --val-fraction 0.05 >"$work/log"
 for file in kjv.txt tokenizer.model kjv_train.bin kjv_val.bin; do
