@@ -49,6 +49,28 @@ export TMPDIR=FOLDER/$host; exec $*"
 
 # Our datagrams begin with "LN"; half of their fourth byte is the type, 1 = DATA (lossynet/wire.h).
 OURS = "meta l4proto udp @th,64,16 0x4c4e"
+DATA = "@th,92,4 1"
+MARKS = """
+table netdev marks {{
+  counter data {{ }}
+  counter data_marked {{ }}
+  counter control {{ }}
+  counter control_marked {{ }}
+  chain in {{
+    type filter hook ingress devices = {{ {ports} }} priority 1; policy accept;
+    {ours} {data} goto data
+    {ours} goto control
+  }}
+  chain data {{
+    counter name data
+    {marked} counter name data_marked
+  }}
+  chain control {{
+    counter name control
+    {marked} counter name control_marked
+  }}
+}}
+"""
 SPOIL = """
 table netdev spoil {{
   counter data {{ }}
@@ -61,7 +83,7 @@ table netdev spoil {{
   counter reordered {{ }}
   chain in {{
     type filter hook ingress devices = {{ {ports} }} priority 0; policy accept;
-    {ours} @th,92,4 1 goto data
+    {ours} {data} goto data
     {ours} goto control
     meta l4proto {{ tcp, udp }} goto other
   }}
@@ -109,10 +131,12 @@ def chance(percent):
 
 class Hosts:
     """rate: of every link in both directions, as tc writes it; None: as fast as the machine.
-    congestion: TCP's congestion control; None: the system's. ipv: 4 or 6, the only one there is."""
+    congestion: TCP's congestion control; None: the system's. ipv: 4 or 6, the only one there is.
+    switch_queue: of each of the switch's ports, before it drops."""
 
-    def __init__(self, count, rate=None, congestion=None, ipv=4):
+    def __init__(self, count, rate=None, congestion=None, ipv=4, switch_queue=SWITCH_QUEUE):
         self.rate, self.congestion, self.ipv = rate, congestion, ipv
+        self.switch_queue = switch_queue
         self.switch = f"{PREFIX}{os.getpid()}s"
         self.names = [f"{PREFIX}{os.getpid()}h{i}" for i in range(count)]
         self.folder = None
@@ -175,7 +199,7 @@ class Hosts:
             sh("tc", "-n", self.names[i], "qdisc", "replace", "dev", "eth0", "root", "tbf",
                "rate", self.rate, "burst", BURST, "limit", HOST_QUEUE)
             sh("tc", "-n", self.switch, "qdisc", "replace", "dev", f"p{i}", "root", "tbf",
-               "rate", self.rate, "burst", BURST, "limit", SWITCH_QUEUE)
+               "rate", self.rate, "burst", BURST, "limit", self.switch_queue)
 
     def control_congestion(self, name):
         """Of TCP over the network under test, from now on; set per route, since the system's
@@ -223,7 +247,7 @@ class Hosts:
             self.slow_lane(f"p{i}")
         self.keep()
         self.execute(self.switch, "nft", "-f", "-", text=SPOIL.format(
-            ports=ports, ours=OURS, port_of=port_of, chance_lost=chance(lost),
+            ports=ports, ours=OURS, data=DATA, port_of=port_of, chance_lost=chance(lost),
             chance_duplicated=chance(duplicated), chance_reordered=chance(reordered)))
 
     def lose(self, percent):
@@ -233,6 +257,42 @@ class Hosts:
         """Nothing is spoiled any longer."""
         subprocess.run(["ip", "netns", "exec", self.switch, "nft", "delete", "table", "netdev",
                         "spoil"], check=False, capture_output=True)
+
+    # ---- traffic classes ----
+
+    def watch_marks(self, dscp):
+        """Counts what enters the switch, by what it is and whether it bears this DSCP."""
+        ports = ", ".join(f"p{i}" for i in range(len(self.names)))
+        marked = f"{'ip' if self.ipv == 4 else 'ip6'} dscp {dscp:#04x}"
+        self.execute(self.switch, "nft", "-f", "-", text=MARKS.format(
+            ports=ports, ours=OURS, data=DATA, marked=marked))
+
+    def yield_to_others(self, dscp, queue, rate=None, host_queue=HOST_QUEUE):
+        """What bears this DSCP leaves switch and hosts only when nothing else waits; at the switch
+        from a queue of so many bytes. rate: and no faster than this. Needs self.rate."""
+        for i, name in enumerate(self.names):
+            for space, device, limits in (
+                    (name, "eth0", (HOST_QUEUE, host_queue)),
+                    (self.switch, f"p{i}", (self.switch_queue, queue))):
+                self.two_classes(space, device, dscp, limits, rate or self.rate)
+
+    def two_classes(self, space, device, dscp, limits, rate):
+        """Strict priority by HTB: the lower class has next to no rate of its own, and borrows what
+        the upper leaves. (sch_prio does the same, where the kernel has it.)"""
+        tc = ("tc", "-n", space)
+        sh(*tc, "qdisc", "replace", "dev", device, "root", "handle", "1:", "htb", "default", "10")
+        classes = (("1:", "1:1", self.rate, self.rate, 0), ("1:1", "1:10", self.rate, self.rate, 0),
+                   ("1:1", "1:20", "8kbit", rate, 7))
+        for parent, name, least, most, priority in classes:
+            sh(*tc, "class", "add", "dev", device, "parent", parent, "classid", name, "htb", "rate",
+               least, "ceil", most, "prio", priority, "burst", "16kb", "cburst", "16kb", "quantum",
+               MTU + 14)
+        for name, limit in zip(("10", "20"), limits):
+            sh(*tc, "qdisc", "add", "dev", device, "parent", f"1:{name}", "handle", f"{name}:",
+               "bfifo", "limit", limit)
+        for protocol, word in (("ip", ("ip", "dsfield")), ("ipv6", ("ip6", "priority"))):
+            sh(*tc, "filter", "add", "dev", device, "parent", "1:", "protocol", protocol, "u32",
+               "match", *word, f"{dscp << 2:#04x}", "0xfc", "flowid", "1:20")
 
     def slow_lane(self, port):
         tc = ("tc", "-n", self.switch)

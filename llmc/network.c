@@ -30,6 +30,7 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     s.peer_timeout = o->peer_timeout;
     s.multicast = o->multicast;
     s.encrypt = o->encrypt;
+    lossynet_traffic_class_parse(o->traffic_class, &s.dscp);
     lossynet_estimator_parse(o->estimator, &s.estimator);
     lossynet_link_parse(o->link, &s.link);
     if (o->algorithm == ALGORITHM_RELIABLE) s.link = LOSSYNET_LINK_MPI;
@@ -42,13 +43,18 @@ int network_check(const struct options *o) {
     lossynet_estimator estimator;
     lossynet_link_kind link;
     char why[256];
-    int wrong = 0;
+    int dscp, wrong = 0;
     if (!lossynet_estimator_parse(o->estimator, &estimator)) {
         wrong = report("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
     } else if (!lossynet_link_parse(o->link, &link)) {
         wrong = report("--link: expected auto, mpi, udp or verbs, got '%s'", o->link);
     } else if (link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
         wrong = report("--algorithm reliable: expected a link that loses nothing, --link mpi");
+    } else if (!lossynet_traffic_class_parse(o->traffic_class, &dscp)) {
+        wrong =
+            report("--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "
+                   "DSCP from 0 to 63, got '%s'",
+                   o->traffic_class);
     } else if (lossynet_loss_check(&loss, why, sizeof why)) {
         wrong = report("--loss-model: %s", why);
     }

@@ -114,6 +114,10 @@ static const struct entry table[] = {
            "default: the first active port"),
     NUMBER("pace-gbps", pace_gbps, "0", 0, 1e6, "GBIT",
            "udp, verbs: a rank sends no faster; 0: no limit"),
+    STRING(
+        "traffic-class", traffic_class, "default", "NAME",
+        "udp, verbs: of bulk packets: le (lower effort, RFC 8622), cs0 ... cs7, af11 ... af43, va, "
+        "ef, a DSCP from 0 to 63, or default"),
     NUMBER("peer-timeout", peer_timeout, "10", 0.1, 1e6, "SECONDS",
            "udp, verbs: a rank that is silent for so long is dead"),
     SWITCH("no-overlap", no_overlap,

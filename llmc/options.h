@@ -44,6 +44,7 @@ struct options {
     int packet_bytes; /* 0: the link's default */
     double link_gbps;
     const char *interface;
+    const char *traffic_class;
     double pace_gbps, peer_timeout;
     bool no_overlap, multicast, encrypt;
     /* output */

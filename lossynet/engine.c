@@ -305,8 +305,10 @@ static lossynet_status introduce(struct lossynet *net, const struct lossynet_set
         .run = engine->run,
         .payload_bytes = settings->packet_bytes ? settings->packet_bytes + trailer : 0,
         .interface = settings->interface,
+        .dscp = settings->dscp,
         .multicast = settings->multicast,
     };
+    engine->two_classes = settings->dscp > 0;
     status = link_open(&link, &net->link);
     if (status) return status;
     engine->payload_most = net->link->payload_most;

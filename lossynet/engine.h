@@ -23,6 +23,10 @@
  * gradient), so that going on without it would gain nothing. A peer of which something is expected
  * and that is silent for peer_timeout is dead: the call returns LOSSYNET_LINK after one line.
  *
+ * DATA may travel in another traffic class than the rest (`dscp`), whose queues are longer. What
+ * counts on coming behind DATA travels in its class then: the answer to a question, and a PROBE that
+ * says how much was sent.
+ *
  * MPI makes no progress while the caller computes: over a reliable link there is no thread, nothing
  * is repeated and nothing times out.
  */
@@ -89,7 +93,7 @@ struct lossynet_peer {
     bool left;    /* it said LEAVE or ABORT */
     bool knows;   /* that we leave */
     bool blocked; /* DATA could not leave: window or phase */
-    bool state_due, left_due;
+    bool state_due, left_due, answer_due;
     uint32_t echo, answered; /* number of the last PROBE from it, and of ours that it answered */
 
     uint32_t open[2], finished[2], messages; /* what it told of itself (wire.h) */
@@ -163,6 +167,7 @@ struct lossynet_engine {
     /* Sending. */
     int window;         /* DATA that a peer may have on its way to us */
     uint32_t questions; /* PROBEs with a number, so far */
+    bool two_classes;   /* DATA has a class of its own */
     struct lossynet_datagram batch[LOSSYNET_BATCH];
     struct lossynet_secure *secure;
     uint8_t *sealed; /* [LOSSYNET_BATCH][payload_most], with secure */

@@ -10,6 +10,7 @@
  *     reliable.c   what must arrive: DONE, small messages, state               }
  *     link_mpi.c, link_udp.c, link_verbs.c   links (link.h), with udp.h and verbs.h
  *     checksum.c   CRC32C of datagrams; secure.c their encryption
+ *     traffic_class.c   the class in which DATA travels
  *     control.c    all-gathers of small things, counters
  *     masks.c      which gradient packets arrived, told to their senders
  *     drift.c      how far the replicas are apart, and how far they should be
@@ -43,6 +44,9 @@ uint32_t lossynet_crc32c(uint32_t crc, const void *data, size_t bytes);
 uint32_t lossynet_crc32c_plain(uint32_t crc, const void *data, size_t bytes);
 
 uint64_t lossynet_random(void); /* never the same (net.c) */
+
+/* InfiniBand's service level, or 802.1Q's priority, of a traffic class (traffic_class.c). */
+int lossynet_service_level(int dscp);
 
 /* ---- layout (layout.c) ---- */
 

@@ -26,6 +26,7 @@ struct lossynet_datagram { /* to send */
     uint8_t header[WIRE_HEADER_BYTES];
     const void *payload; /* may be NULL where length is 0 */
     size_t length;       /* of the payload */
+    bool bulk;           /* travels in the class of DATA; all of a batch alike */
 };
 
 struct lossynet_arrival { /* received: header and payload in one piece */
@@ -84,6 +85,7 @@ struct lossynet_link_settings {
     size_t payload_bytes;  /* largest payload that will be sent; 0: the most that fits, at most
                               LOSSYNET_PAYLOAD_DEFAULT. More than fits is an error. */
     const char *interface; /* as in lossynet_settings; may be NULL */
+    int dscp;              /* of bulk datagrams; others have 0 */
     bool multicast;        /* try; where it fails, say so in one line (rank 0) and go on without */
 };
 

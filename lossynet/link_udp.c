@@ -286,6 +286,7 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     if (!u->address || !u->by_address || u->event < 0) goto close_link;
     struct udp_address mine = interface.address;
     status = udp_socket_open(&u->socket, &mine);
+    u->socket.dscp = settings->dscp;
     if (!status) status = introduce(u, settings, &mine, interface.mtu);
     if (!status && settings->multicast) status = try_multicast(u, settings, &interface);
     if (status) {

@@ -153,8 +153,8 @@ static const char *join(struct link_verbs *v) {
         .is_global = 1,
         .port_num = port->number,
         .grh = {.dgid = v->group_gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
-    v->group = (struct verbs_address){ibv_create_ah(v->queue.pd, &attr), MULTICAST_QPN};
-    if (!v->group.ah) return strerror(errno);
+    v->group.qpn = MULTICAST_QPN;
+    if (!verbs_address_open(&v->group, v->queue.pd, attr, v->settings.dscp)) return strerror(errno);
     v->group_socket = verbs_group_join(port, &v->group_gid);
     if (v->group_socket < 0) return strerror(errno);
     int code = ibv_attach_mcast(v->queue.qp, &v->group_gid, 0);
@@ -164,10 +164,9 @@ static const char *join(struct link_verbs *v) {
 
 static void leave(struct link_verbs *v) {
     if (v->attached) ibv_detach_mcast(v->queue.qp, &v->group_gid, 0);
-    if (v->group.ah) ibv_destroy_ah(v->group.ah);
+    verbs_address_close(&v->group);
     if (v->group_socket > 0) close(v->group_socket);
     v->attached = false;
-    v->group.ah = NULL;
     v->group_socket = 0;
 }
 
@@ -245,7 +244,7 @@ static void link_close(struct lossynet_link *link) {
     verbs_queue_flush(&v->queue);
     leave(v);
     for (int r = 0; v->peers && r < v->settings.world.ranks; r++)
-        if (v->peers[r].address.ah) ibv_destroy_ah(v->peers[r].address.ah);
+        verbs_address_close(&v->peers[r].address);
     verbs_queue_close(&v->queue);
     verbs_port_close(&v->queue.port);
     free(v->by_address);
@@ -343,8 +342,7 @@ static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
             .port_num = port->number,
             .dlid = p->lid,
             .grh = {.dgid = p->gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
-        p->address.ah = ibv_create_ah(v->queue.pd, &attr);
-        if (p->address.ah) continue;
+        if (verbs_address_open(&p->address, v->queue.pd, attr, v->settings.dscp)) continue;
         char gid[VERBS_GID_TEXT];
         snprintf(mine->why, sizeof mine->why, "no path to rank %d, %s: %s", r,
                  verbs_gid_text(&p->gid, gid), strerror(errno));

@@ -138,11 +138,14 @@ struct lossynet_settings {
     double peer_timeout;   /* seconds of silence after which a rank is dead; 0: 10 */
     bool multicast;        /* parameters are sent once for all ranks, where the network can */
     bool encrypt;          /* datagrams are encrypted and authenticated (secure.h) */
+    int dscp; /* traffic class of DATA, 0 ... 63 (RFC 2474); 0: the default, as control */
 };
 
 /* Names as on the command line ("mean", ...). Return false when there is no such name. */
 bool lossynet_estimator_parse(const char *name, lossynet_estimator *out);
 bool lossynet_link_parse(const char *name, lossynet_link_kind *out);
+/* "default", "le" (RFC 8622), "cs0" ... "cs7", "af11" ... "af43", "va", "ef", "0" ... "63" */
+bool lossynet_traffic_class_parse(const char *name, int *dscp);
 const char *lossynet_estimator_name(lossynet_estimator estimator);
 
 /* Checks a loss model without opening a net: rates in [0,1], a known model, a readable trace.

@@ -160,6 +160,10 @@ static lossynet_status check(const struct lossynet_world *world,
                      settings->peer_timeout);
         return LOSSYNET_INVALID;
     }
+    if (settings->dscp < 0 || settings->dscp > 63) {
+        lossynet_log("traffic class %d: expected a DSCP from 0 to 63", settings->dscp);
+        return LOSSYNET_INVALID;
+    }
     if (settings->drift_samples < 0) {
         lossynet_log("drift samples %d: expected 0 or more", settings->drift_samples);
         return LOSSYNET_INVALID;

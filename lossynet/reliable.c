@@ -50,9 +50,13 @@ static void put_state(const struct lossynet *net, int peer, uint8_t *to) {
     wire_put(to + 28, engine->group_sent, 4);
 }
 
-void lossynet_reliable_tell(struct lossynet *net, int peer, int type, int kind, uint32_t index,
-                            uint32_t packet) {
-    struct lossynet_peer *p = &net->engine->peers[peer];
+/* Sends one datagram with our state. In two classes, what overtakes DATA does not say how much of it
+ * was sent (PROBE), and answers nothing (STATE). */
+static void tell(struct lossynet *net, int peer, int type, int kind, uint32_t index,
+                 uint32_t packet, bool bulk) {
+    struct lossynet_engine *engine = net->engine;
+    struct lossynet_peer *p = &engine->peers[peer];
+    bool overtakes = engine->two_classes && !bulk;
     uint8_t payload[WIRE_STATE_BYTES + 8];
     size_t bytes = WIRE_STATE_BYTES;
     put_state(net, peer, payload);
@@ -60,13 +64,24 @@ void lossynet_reliable_tell(struct lossynet *net, int peer, int type, int kind, 
         wire_put(payload + bytes, p->got, 8);
         bytes += 8;
     }
-    p->unsaid = 0;
-    if (type == WIRE_STATE) {
-        packet = p->echo;
-        p->state_due = false;
-    }
+    if (type == WIRE_STATE) packet = overtakes ? 0 : p->echo;
     struct lossynet_datagram d = control(net, peer, type, kind, index, packet, payload, bytes);
+    if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->credit, 4);
+    if (overtakes) wire_put(payload + 28, p->group_credit, 4);
+    d.bulk = bulk;
     lossynet_engine_send(net, peer, &d, 1);
+}
+
+void lossynet_reliable_tell(struct lossynet *net, int peer, int type, int kind, uint32_t index,
+                            uint32_t packet) {
+    struct lossynet_engine *engine = net->engine;
+    struct lossynet_peer *p = &engine->peers[peer];
+    tell(net, peer, type, kind, index, packet, false);
+    /* Both: that of the default class comes also while the other class is starved. */
+    bool behind_data = type == WIRE_STATE ? p->answer_due : type == WIRE_PROBE && !packet;
+    if (engine->two_classes && behind_data) tell(net, peer, type, kind, index, packet, true);
+    p->unsaid = 0;
+    if (type == WIRE_STATE) p->state_due = p->answer_due = false;
 }
 
 static size_t fragment(const struct lossynet_engine *engine, size_t bytes, uint32_t n, size_t *at) {
@@ -238,7 +253,7 @@ void lossynet_reliable_receive(struct lossynet *net, int peer, const struct wire
         uint32_t group_sent = (uint32_t)wire_get(payload + 28, 4);
         if (later(h->sequence, p->seen)) p->seen = h->sequence;
         if (later(group_sent, p->group_seen)) p->group_seen = group_sent;
-        if (h->packet) p->echo = h->packet;
+        if (h->packet) p->echo = h->packet, p->answer_due = true;
         p->state_due = true;
         break;
     case WIRE_DONE:

@@ -210,6 +210,7 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                                         .index = phase->begun - 1};
                 wire_encode(engine->batch[n].header, &h);
                 engine->batch[n].payload = phase->vectors[v] + offset;
+                engine->batch[n].bulk = true;
                 engine->batch[n++].length = count * sizeof(float);
             }
         }

@@ -46,6 +46,7 @@ struct udp_socket {
     int fd;
     size_t granted;    /* receive buffer, as the kernel counts it */
     bool segmentation; /* UDP_SEGMENT works */
+    int family, dscp;  /* traffic class of bulk datagrams */
     uint8_t *incoming; /* [LOSSYNET_BATCH][UDP_BUFFER_BYTES] */
     struct mmsghdr *in, *out;
     struct iovec *in_part, *out_part;          /* [LOSSYNET_BATCH], [2 * LOSSYNET_BATCH] */

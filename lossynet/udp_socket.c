@@ -136,7 +136,8 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
         udp_socket_close(s);
         return LOSSYNET_NO_MEMORY;
     }
-    int family = address->any.sa_family, discover = IP_PMTUDISC_DO, segment = 0, one = 1;
+    int family = s->family = address->any.sa_family, discover = IP_PMTUDISC_DO, segment = 0,
+        one = 1;
     socklen_t length = udp_address_bytes(address);
     s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (s->fd >= 0 && is_multicast(address)) /* ranks of one host share the group's port */
@@ -200,6 +201,18 @@ void udp_socket_close(struct udp_socket *s) {
 
 /* ---- sending ---- */
 
+/* Adds ancillary data to a message. */
+static void add_control(struct msghdr *m, uint8_t *control, int level, int type, const void *data,
+                        size_t bytes) {
+    struct cmsghdr *c = (struct cmsghdr *)(control + m->msg_controllen);
+    c->cmsg_level = level;
+    c->cmsg_type = type;
+    c->cmsg_len = CMSG_LEN(bytes);
+    memcpy(CMSG_DATA(c), data, bytes);
+    m->msg_control = control;
+    m->msg_controllen += CMSG_SPACE(bytes);
+}
+
 /* Adds to message `m` its datagrams from batch[i] on; returns how many. All but the last of a
  * segmented message have one size. */
 static int fill_message(struct udp_socket *s, struct msghdr *m, struct iovec *part,
@@ -220,16 +233,20 @@ static int fill_message(struct udp_socket *s, struct msghdr *m, struct iovec *pa
     m->msg_control = NULL;
     m->msg_controllen = 0;
     if (n > 1) {
-        m->msg_control = control;
-        m->msg_controllen = CMSG_SPACE(sizeof(uint16_t));
-        struct cmsghdr *c = CMSG_FIRSTHDR(m);
-        c->cmsg_level = IPPROTO_UDP;
-        c->cmsg_type = UDP_SEGMENT;
-        c->cmsg_len = CMSG_LEN(sizeof(uint16_t));
         uint16_t segment = (uint16_t)size;
-        memcpy(CMSG_DATA(c), &segment, sizeof segment);
+        add_control(m, control, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment);
+    }
+    if (batch[0].bulk && s->dscp) {
+        int class = s->dscp << 2; /* the lower two bits are for congestion notification */
+        bool v4 = s->family == AF_INET;
+        add_control(m, control, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_TOS : IPV6_TCLASS, &class,
+                    sizeof class);
     }
     return n;
+}
+
+static bool is_segmented(const struct msghdr *m) {
+    return m->msg_iovlen > 2; /* of which each datagram has two */
 }
 
 lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
@@ -245,12 +262,12 @@ again:;
         int n = sendmmsg(s->fd, s->out + sent, (unsigned)(messages - sent), 0);
         if (n > 0) {
             sent += n;
-        } else if (errno == EMSGSIZE && !s->out[sent].msg_hdr.msg_controllen) {
+        } else if (errno == EMSGSIZE && !is_segmented(&s->out[sent].msg_hdr)) {
             lossynet_log("a datagram of %zu bytes does not fit the path's MTU: choose a smaller "
                          "--packet-bytes",
                          WIRE_HEADER_BYTES + batch[0].length);
             return LOSSYNET_LINK;
-        } else if (s->out[sent].msg_hdr.msg_controllen && s->segmentation &&
+        } else if (is_segmented(&s->out[sent].msg_hdr) && s->segmentation &&
                    (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP || errno == EMSGSIZE)) {
             s->segmentation = false; /* the interface cannot; what left already comes twice */
             goto again;

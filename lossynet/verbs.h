@@ -61,6 +61,7 @@ int verbs_group_join(const struct verbs_port *port, const union ibv_gid *group);
 struct verbs_address { /* whom to send to */
     struct ibv_ah *ah;
     uint32_t qpn;
+    struct ibv_ah *bulk; /* of DATA's class; may be the same */
 };
 
 struct verbs_region { /* memory that the adapter may read */
@@ -122,6 +123,14 @@ size_t verbs_queue_memory(size_t mtu);
  * one line has been logged, except for LOSSYNET_NO_MEMORY, and close is due. */
 lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey);
 void verbs_queue_close(struct verbs_queue *q); /* not the port */
+
+/* Makes the address's handles: `attr` is of the default class, `dscp` the class of bulk datagrams.
+ * False, with errno, when the network knows no way. */
+bool verbs_address_open(struct verbs_address *a, struct ibv_pd *pd, struct ibv_ah_attr attr,
+                        int dscp);
+void verbs_address_close(struct verbs_address *a);
+/* What a handle for bulk datagrams has instead. */
+struct ibv_ah_attr verbs_bulk(struct ibv_ah_attr attr, int dscp);
 
 /* Returns when all that was sent has left, or cannot. Before an address handle that was sent to is
  * destroyed. */

@@ -177,6 +177,28 @@ void verbs_queue_wake(struct verbs_queue *q) {
     if (write(q->wake, &one, sizeof one) < 0) return; /* it is full of ones: it will wake */
 }
 
+/* ---- addresses ---- */
+
+struct ibv_ah_attr verbs_bulk(struct ibv_ah_attr attr, int dscp) {
+    attr.grh.traffic_class = (uint8_t)(dscp << 2); /* RoCE v2: of the IP header (A17.4.3.1) */
+    attr.sl = (uint8_t)lossynet_service_level(dscp);
+    return attr;
+}
+
+bool verbs_address_open(struct verbs_address *a, struct ibv_pd *pd, struct ibv_ah_attr attr,
+                        int dscp) {
+    struct ibv_ah_attr bulk = verbs_bulk(attr, dscp);
+    a->ah = ibv_create_ah(pd, &attr);
+    a->bulk = a->ah && dscp ? ibv_create_ah(pd, &bulk) : a->ah;
+    return a->bulk;
+}
+
+void verbs_address_close(struct verbs_address *a) {
+    if (a->bulk && a->bulk != a->ah) ibv_destroy_ah(a->bulk);
+    if (a->ah) ibv_destroy_ah(a->ah);
+    a->ah = a->bulk = NULL;
+}
+
 /* ---- sending ---- */
 
 static const struct verbs_region *find_region(const struct verbs_queue *q, const void *payload,
@@ -238,7 +260,7 @@ static bool fill_request(struct verbs_queue *q, const struct verbs_address *to, 
                                .sg_list = part,
                                .num_sge = region ? 2 : 1,
                                .opcode = IBV_WR_SEND,
-                               .wr.ud = {to->ah, to->qpn, q->qkey}};
+                               .wr.ud = {d->bulk ? to->bulk : to->ah, to->qpn, q->qkey}};
     return region;
 }
 

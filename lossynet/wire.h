@@ -30,8 +30,9 @@
  *                      repeated until it is acknowledged. Payload: the sender's state (below).
  *             STATE    payload: the sender's state. Opens windows and phases. packet: that of the
  *                      last PROBE that it answers.
+ *                      0 when it may have overtaken DATA, in a network with traffic classes.
  *             PROBE    the same; asks for a STATE. packet: a question's number, or 0. sequence: DATA
- *                      sent so far.
+ *                      sent so far, or, when it may overtake them, as many as were acknowledged.
  *             MESSAGE  fragment `packet` of a small message that must arrive; bytes
  *             ACK      of a DONE (kind GRADIENT, PARAMETER); or of MESSAGE: all fragments before
  *                      `packet`, and bit i of the payload's last 8 bytes stands for packet + i.
@@ -58,7 +59,7 @@
  *       up. What has not come of them will not come.
  *   16  messages: so many MESSAGE rounds are complete here
  *   20  credit: DATA of sequences before this have been received, or given up; 24: of EVERYONE
- *   28  DATA sent to EVERYONE so far
+ *   28  DATA sent to EVERYONE so far; as in PROBE
  */
 #ifndef LOSSYNET_WIRE_H
 #define LOSSYNET_WIRE_H

@@ -7,7 +7,12 @@
  */
 #include "test_lossynet.h"
 
+#include <arpa/inet.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <net/if.h>
 #include <pthread.h>
+#include <sys/socket.h>
 
 enum { RANKS = 4 };
 
@@ -105,6 +110,7 @@ static void open_all(bool multicast, size_t payload_bytes, const char *odd) {
             .run = 0x1234567890abcdefu,
             .payload_bytes = payload_bytes,
             .interface = odd && r == 2 ? odd : INTERFACES,
+            .dscp = 1,
             .multicast = multicast,
         };
         pthread_create(&ranks[r].thread, NULL, open_one, &ranks[r]);
@@ -263,6 +269,41 @@ static void test_larger_than_the_path(void **state) {
     assert_delivers(0, 1, payload, link->payload_most);
 }
 
+/* The class of the next datagram that an interface sees: its IP header's DSCP. */
+static int class_seen(int watch) {
+    uint8_t packet[256];
+    for (;;) {
+        ssize_t bytes = recv(watch, packet, sizeof packet, 0);
+        if (bytes < 0) return -1;
+        if (bytes > 24 && packet[9] == IPPROTO_UDP && wire_get(packet + 22, 2) == htons(4791))
+            return packet[1] >> 2;
+    }
+}
+
+static void test_traffic_class(void **state) {
+    (void)state;
+    static uint8_t payload[64];
+    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    struct lossynet_link *link = ranks[0].link;
+    int watch = socket(AF_PACKET, SOCK_DGRAM, htons(ETH_P_IP));
+    struct sockaddr_ll v3 = {.sll_family = AF_PACKET,
+                             .sll_protocol = htons(ETH_P_IP),
+                             .sll_ifindex = (int)if_nametoindex("v3")};
+    assert_int_equal(bind(watch, (struct sockaddr *)&v3, sizeof v3), 0);
+    setsockopt(watch, SOL_SOCKET, SO_RCVTIMEO, &(struct timeval){.tv_sec = 5},
+               sizeof(struct timeval));
+    for (int i = 0; i < 4; i++) {
+        struct lossynet_datagram d = make(payload, 64, (uint32_t)i);
+        d.bulk = i % 2;
+        assert_int_equal(link->send(link, i < 2 ? 3 : LOSSYNET_EVERYONE, &d, 1), LOSSYNET_OK);
+        assert_int_equal(take(3, arrivals, 5), 1);
+        assert_arrived(&arrivals[0], 0, 64, (uint32_t)i);
+        assert_int_equal(class_seen(watch), i % 2);
+    }
+    close(watch);
+    for (int r = 1; r < 3; r++) drain(r);
+}
+
 /* A queue pair that is none of ours, and knows the qkey; one that does not. */
 static void test_strangers(void **state) {
     (void)state;
@@ -283,8 +324,9 @@ static void test_strangers(void **state) {
         struct ibv_ah *ah = ibv_create_ah(stranger.pd, &attr);
         assert_non_null(ah);
         for (uint32_t qpn = 2; qpn < 64; qpn++) /* it has to guess this too */
-            assert_int_equal(verbs_queue_send(&stranger, &(struct verbs_address){ah, qpn}, &d, 1),
-                             LOSSYNET_OK);
+            assert_int_equal(
+                verbs_queue_send(&stranger, &(struct verbs_address){ah, qpn, ah}, &d, 1),
+                LOSSYNET_OK);
         verbs_queue_flush(&stranger);
         int n = take(0, arrivals, knows ? 5 : 0.3);
         assert_int_equal(n, knows);
@@ -477,6 +519,7 @@ int main(void) {
         IN_THE_GUEST(test_all_sizes),
         IN_THE_GUEST(test_batches),
         IN_THE_GUEST(test_larger_than_the_path),
+        IN_THE_GUEST(test_traffic_class),
         IN_THE_GUEST(test_strangers),
         IN_THE_GUEST(test_overrun),
         IN_THE_GUEST(test_wait),
