@@ -6,7 +6,7 @@
  *            |                                       |
  *            +------> engine_turn (engine.c) <-------+   whoever holds the lock turns the crank;
  *                      |        |       |                the caller goes before the thread
- *               stream.c   reliable.c   link->send, link->receive
+ *               stream_*.c reliable.c   link->send, link->receive
  *
  * DATA is sent once. It may leave when its bucket is ready, when the peer has opened the phase
  * (it tells in its state), and while at most a window of DATA is on its way to that peer: so no
@@ -251,12 +251,17 @@ static inline struct lossynet_timer lossynet_timer_from(double due) {
     return (struct lossynet_timer){due, LOSSYNET_RETRY};
 }
 
-/* ---- stream.c ---- */
+/* ---- stream_send.c ---- */
 
 /* Opens phase `kind` for sending; nothing leaves before `ready` says so. */
 void lossynet_stream_begin(struct lossynet *net, int kind, float *const *vectors, bool lossless);
 /* All buckets of all local workers may leave. */
 void lossynet_stream_ready(struct lossynet *net, int kind);
+/* Sends a batch to each peer that can take one. True when something left; *wait: for pacing. */
+bool lossynet_stream_push(struct lossynet *net, double *wait);
+
+/* ---- stream_receive.c ---- */
+
 /* Opens the next phase of this kind for receiving, and tells the peers. */
 void lossynet_stream_open(struct lossynet *net, int kind, bool lossless);
 /* Waits until all peers' phases are over and all of ours have left; closes it. */
@@ -269,8 +274,6 @@ lossynet_status lossynet_stream_drain(struct lossynet *net);
 void lossynet_stream_receive(struct lossynet *net, int peer, const struct wire_header *h,
                              const uint8_t *payload);
 void lossynet_stream_done(struct lossynet *net, int peer, const struct wire_header *h);
-/* Sends a batch to each peer that can take one. True when something left; *wait: for pacing. */
-bool lossynet_stream_push(struct lossynet *net, double *wait);
 /* Ends what will not end by itself; gives up on the silent. */
 void lossynet_stream_judge(struct lossynet *net);
 /* Something of the awaited phases is missing from this peer. */

@@ -2,7 +2,7 @@
  * not at all; each owner estimates the average of its shards from what arrived.
  *
  *     1. masks      of links within this rank: injected loss decides, nothing is copied
- *     2. exchange   packets of other ranks land in the inbox and set their masks (stream.c)
+ *     2. exchange   packets of other ranks land in the inbox and set their masks (stream_receive.c)
  *     3. reduce     per (owner, bucket): a weight per packet and sender, then one weighted sum that
  *                   reads local vectors and the inbox in place, in order of workers
  *

@@ -6,7 +6,7 @@
  *     gradient.c   GRADIENT phase: masks, estimator weights, sum        } both call exchange.c for
  *     parameter.c  PARAMETER phase: copies, ages, what is fresh         } packets between ranks
  *     engine.c     datagrams between ranks: who sends and receives, and when   } engine.h draws
- *     stream.c     DATA: the packets of a phase, each sent once                } how they fit
+ *     stream_*.c   DATA: the packets of a phase, each sent once                } how they fit
  *     reliable.c   what must arrive: DONE, small messages, state               }
  *     link_mpi.c, link_udp.c, link_verbs.c   links (link.h), with udp.h and verbs.h
  *     checksum.c   CRC32C of datagrams; secure.c their encryption

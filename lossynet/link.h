@@ -4,7 +4,7 @@
  * duplicate them. Phases, windows, repetition of what must arrive, time-outs and which datagram is
  * believed are decided once, for all links, by the engine:
  *
- *     engine.c   stream.c   reliable.c         who turns the crank; DATA; what must arrive
+ *     engine.c   stream_*.c   reliable.c       who turns the crank; DATA; what must arrive
  *          |  send        ^  receive
  *          v              |
  *     link_mpi.c (reliable carrier)   link_udp.c   link_verbs.c (UD queue pairs)

@@ -1,0 +1,44 @@
+/* stream.h — what sending (stream_send.c) and receiving (stream_receive.c) DATA have in common. */
+#ifndef LOSSYNET_STREAM_H
+#define LOSSYNET_STREAM_H
+
+#include "lossynet/engine.h"
+
+/* The bucket that leaves as number `order` of its phase, and the other way round. */
+static inline int stream_bucket_at(const struct lossynet *net, int kind, int order) {
+    return kind == LOSSYNET_GRADIENT ? order : net->layout.buckets - 1 - order;
+}
+
+/* Where a packet's elements are. */
+static inline void stream_packet_span(const struct lossynet_layout *layout, int bucket, int owner,
+                                      size_t packet, size_t *offset, size_t *count) {
+    size_t shard = (size_t)bucket * layout->workers + owner;
+    size_t end = layout->shard_element[shard + 1];
+    *offset = layout->shard_element[shard] + packet * layout->packet_elements;
+    *count = end - *offset < layout->packet_elements ? end - *offset : layout->packet_elements;
+}
+
+static inline size_t stream_shard_packets(const struct lossynet_layout *layout, int bucket,
+                                          int owner) {
+    size_t shard = (size_t)bucket * layout->workers + owner;
+    return layout->shard_packet[shard + 1] - layout->shard_packet[shard];
+}
+
+/* The owner's packets in buckets before this one. */
+static inline size_t stream_packets_before(const struct lossynet_layout *layout, int bucket,
+                                           int owner) {
+    return layout->owner_packet[(size_t)owner * (layout->buckets + 1) + bucket];
+}
+
+static inline bool stream_is_group(const struct lossynet *net, int kind) {
+    return net->engine->multicast && kind == LOSSYNET_PARAMETER;
+}
+
+/* Nothing of this phase will follow: DONE says so. */
+static inline void stream_complete(struct lossynet_outbound *to) {
+    to->complete = true;
+    to->done_waits = true;
+    to->done = lossynet_timer_from(0);
+}
+
+#endif
