@@ -555,6 +555,7 @@ static int account(struct trainer *t, struct step_record *r) {
     for (int phase = 0; phase < 2; phase++) {
         r->expected[phase] = (double)counters.expected[phase];
         r->arrived[phase] = (double)counters.arrived[phase];
+        r->resent[phase] = (double)counters.resent[phase];
     }
     /* The formulas hold for `lossy`, where a packet that arrives heals a replica. */
     const bool lossy = t->options->algorithm == ALGORITHM_LOSSY;

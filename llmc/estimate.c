@@ -130,9 +130,11 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
     printf("\nSent per worker and step; as much is received\n");
     line("gradient phase", e.phase_bytes, "");
     line("parameter phase", e.phase_bytes, "");
+    const double again = s->resent[0] + s->resent[1];
+    if (again > 0) line("sent again", again * e.phase_bytes, "expected at these loss rates");
     printf("  %.0f packets of at most %d bytes in each phase\n", e.phase_packets, s->packet_bytes);
     printf("  at %g Gbit/s: %.1f ms per phase, %.1f ms per step on the link\n", s->link_gbps,
-           1e3 * e.phase_seconds, 2e3 * e.phase_seconds);
+           1e3 * e.phase_seconds, 1e3 * (2 + again) * e.phase_seconds);
     printf("  (with %d bytes of header and %d of Ethernet, IPv4 and UDP per packet)\n",
            s->header_bytes, ESTIMATE_FRAME_BYTES);
 }

@@ -24,6 +24,8 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;
     s.loss = loss_settings(o);
+    s.repair[LOSSYNET_GRADIENT] = o->gradient_repair;
+    s.repair[LOSSYNET_PARAMETER] = o->parameter_repair;
     s.drift_samples = o->drift_samples;
     s.interface = o->interface;
     s.pace_gbps = o->pace_gbps;
@@ -33,7 +35,10 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     lossynet_traffic_class_parse(o->traffic_class, &s.dscp);
     lossynet_estimator_parse(o->estimator, &s.estimator);
     lossynet_link_parse(o->link, &s.link);
-    if (o->algorithm == ALGORITHM_RELIABLE) s.link = LOSSYNET_LINK_MPI;
+    if (o->algorithm == ALGORITHM_RELIABLE) {
+        s.link = LOSSYNET_LINK_MPI;
+        memset(s.repair, 0, sizeof s.repair);
+    }
     if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
     return s;
 }
@@ -55,6 +60,9 @@ int network_check(const struct options *o) {
             report("--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "
                    "DSCP from 0 to 63, got '%s'",
                    o->traffic_class);
+    } else if (o->multicast && o->parameter_repair) {
+        wrong = report("--multicast: expected no --repair of parameters, which are sent again to "
+                       "single workers; --gradient-repair is fine");
     } else if (lossynet_loss_check(&loss, why, sizeof why)) {
         wrong = report("--loss-model: %s", why);
     }
@@ -77,11 +85,15 @@ int network_dry_run(const struct options *o, int workers) {
     settings.staged = workers > 1;
     settings.device = o->device == DEVICE_CUDA || o->dtype == OPTION_DTYPE_BF16;
     if (settings.device && o->dtype != OPTION_DTYPE_FLOAT32) settings.dtype = DTYPE_BF16;
+    const double rate[2] = {o->gradient_loss_rate, o->parameter_loss_rate};
+    for (int phase = 0; phase < 2; phase++)
+        for (int r = 1; r <= net.repair[phase]; r++) settings.resent[phase] += pow(rate[phase], r);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     layout_release(&layout);
     estimate_print(&c, &settings);
 
-    const double p = o->parameter_loss_rate;
+    const double p =
+        pow(o->parameter_loss_rate, 1 + net.repair[LOSSYNET_PARAMETER]); /* that stay */
     double correlation[LOSSYNET_LAGS];
     for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
     estimate_print_drift(p, lossynet_drift_pair(workers, p, 1, correlation, 0),

@@ -97,6 +97,12 @@ static const struct entry table[] = {
     SEED("loss-seed", loss_seed, "-1", "of the lost packets; default --seed"),
     STRING("estimator", estimator, "mean", "NAME",
            "mean (the paper's), balanced (unbiased for unlike data), ht, zero"),
+    INTEGER("repair", repair, "0", 0, 16,
+            "rounds in which packets that were lost are sent again, in both phases; not with "
+            "--multicast"),
+    INTEGER("gradient-repair", gradient_repair, "-1", 0, 16, "workers to owner; default --repair"),
+    INTEGER("parameter-repair", parameter_repair, "-1", 0, 16,
+            "owner to workers; default --repair"),
 
     TITLE("Network"),
     INTEGER("workers", workers, "0", 0, 65534,
@@ -256,6 +262,8 @@ int options_parse(int argc, char **argv, struct options *out) {
     }
     if (out->gradient_loss_rate < 0) out->gradient_loss_rate = out->loss_rate;
     if (out->parameter_loss_rate < 0) out->parameter_loss_rate = out->loss_rate;
+    if (out->gradient_repair < 0) out->gradient_repair = out->repair;
+    if (out->parameter_repair < 0) out->parameter_repair = out->repair;
     if (out->loss_seed < 0) out->loss_seed = out->seed;
     if (out->packet_bytes % 4) {
         report("--packet-bytes: expected a multiple of 4, got '%d'", out->packet_bytes);

@@ -8,6 +8,12 @@ static double loss_rate(const struct step_record *r, int phase) {
     return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
 }
 
+/* Packets sent again, as a share of all that travel once. */
+static double extra_traffic(const struct step_record *r) {
+    double once = r->expected[0] + r->expected[1];
+    return once > 0 ? (r->resent[0] + r->resent[1]) / once : 0;
+}
+
 void record_add(struct run_record *run, const struct step_record *step) {
     struct step_record *sum = &run->sum;
     run->steps++;
@@ -20,6 +26,7 @@ void record_add(struct run_record *run, const struct step_record *step) {
     for (int phase = 0; phase < 2; phase++) {
         sum->expected[phase] += step->expected[phase];
         sum->arrived[phase] += step->arrived[phase];
+        sum->resent[phase] += step->resent[phase];
     }
 }
 
@@ -27,14 +34,14 @@ int record_log_step(struct runlog *log, const struct step_record *r) {
     static const char *const network[RECORD_EVENTS] = {"late", "duplicate", "rejected", "overruns",
                                                        "stragglers"};
     json_t *event = json_pack(
-        "{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I}", "event",
+        "{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I, s:f}", "event",
         "step", "step", r->step, "loss", runlog_number(r->loss), "grad_norm",
         runlog_number(r->grad_norm), "lr", r->learning_rate, "tokens_per_second",
         runlog_number(r->tokens / r->seconds), "step_ms", 1e3 * r->seconds, "communication_ms",
         1e3 * r->communication_seconds, "gradient_loss_rate", loss_rate(r, 0),
         "parameter_loss_rate", loss_rate(r, 1), "drift", runlog_number(r->drift), "drift_expected",
         runlog_number(r->drift_expected), "drift_paper", runlog_number(r->drift_paper), "mean_age",
-        r->mean_age, "max_age", (json_int_t)r->max_age);
+        r->mean_age, "max_age", (json_int_t)r->max_age, "extra_traffic", extra_traffic(r));
     for (int e = 0; event && e < RECORD_EVENTS; e++) {
         json_object_set_new(event, network[e], json_integer((json_int_t)r->network[e]));
     }
@@ -60,12 +67,13 @@ int record_log_end(struct runlog *log, const struct run_record *run, const char 
     const struct step_record *sum = &run->sum;
     const double steps = run->steps ? run->steps : 1;
     json_t *event = json_pack(
-        "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?}", "event", "end", "step",
+        "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?, s:f}", "event", "end", "step",
         run->steps, "status", status, "training_seconds", sum->seconds, "tokens_per_second",
         runlog_number(sum->tokens / sum->seconds), "gradient_loss_rate", loss_rate(sum, 0),
         "parameter_loss_rate", loss_rate(sum, 1), "drift", runlog_number(sum->drift / steps),
         "drift_expected", runlog_number(sum->drift_expected / steps), "drift_paper",
-        runlog_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL);
+        runlog_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL,
+        "extra_traffic", extra_traffic(sum));
     if (event && eval) {
         json_object_set_new(event, "val_perplexity", runlog_number(exp(eval->val_loss)));
         json_object_set_new(event, "replica_val_perplexity",

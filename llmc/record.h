@@ -23,6 +23,7 @@ struct step_record {
     double tokens, seconds, communication_seconds;
     /* packets that travelled between workers, by phase: gradient, parameter */
     double expected[2], arrived[2];
+    double resent[2];                          /* in repair rounds */
     double drift, drift_expected, drift_paper; /* NaN: has no meaning here */
     double mean_age;
     int64_t max_age;

@@ -30,12 +30,12 @@ static json_t *number(double value) { /* JSON has neither NaN nor infinity; sums
 
 static json_t *describe_record(const struct run_record *r) {
     const struct step_record *s = &r->sum;
-    return json_pack("{s:i, s:f, s:f, s:f, s:[f,f], s:[f,f], s:o, s:o, s:o}", "steps", r->steps,
-                     "tokens", s->tokens, "seconds", s->seconds, "communication_seconds",
+    return json_pack("{s:i, s:f, s:f, s:f, s:[f,f], s:[f,f], s:[f,f], s:o, s:o, s:o}", "steps",
+                     r->steps, "tokens", s->tokens, "seconds", s->seconds, "communication_seconds",
                      s->communication_seconds, "expected", s->expected[0], s->expected[1],
-                     "arrived", s->arrived[0], s->arrived[1], "drift", number(s->drift),
-                     "drift_expected", number(s->drift_expected), "drift_paper",
-                     number(s->drift_paper));
+                     "arrived", s->arrived[0], s->arrived[1], "resent", s->resent[0], s->resent[1],
+                     "drift", number(s->drift), "drift_expected", number(s->drift_expected),
+                     "drift_paper", number(s->drift_paper));
 }
 
 json_t *resume_describe(const struct resume_run *run, const struct resume_point *at) {
@@ -180,6 +180,7 @@ static void read_record(const json_t *r, struct run_record *out) {
     for (size_t phase = 0; phase < 2; phase++) {
         s->expected[phase] = real_at(r, "expected", phase);
         s->arrived[phase] = real_at(r, "arrived", phase);
+        s->resent[phase] = real_at(r, "resent", phase);
     }
 }
 

@@ -42,6 +42,7 @@ lossynet_status lossynet_step_counters(struct lossynet *net, uint64_t step,
             out->expected[phase] += all[w].expected[phase];
             out->arrived[phase] += all[w].arrived[phase];
             out->bytes[phase] += all[w].bytes[phase];
+            out->resent[phase] += all[w].resent[phase];
         }
         for (int e = 0; e < LOSSYNET_EVENTS; e++) out->network[e] += all[w].network[e];
     }

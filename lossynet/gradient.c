@@ -2,7 +2,8 @@
  * not at all; each owner estimates the average of its shards from what arrived.
  *
  *     1. masks      of links within this rank: injected loss decides, nothing is copied
- *     2. exchange   packets of other ranks land in the inbox and set their masks (stream_receive.c)
+ *     2. exchange   packets of other ranks land in the inbox and set their masks (stream_receive.c);
+ *                   what was lost may be sent again (repair.c)
  *     3. reduce     per (owner, bucket): a weight per packet and sender, then one weighted sum that
  *                   reads local vectors and the inbox in place, in order of workers
  *
@@ -135,15 +136,20 @@ static void reduce_shard(const struct lossynet *net, float *const *vectors, int 
 /* ---- the phase ---- */
 
 /* Masks of links within the rank: a worker's own packets are there, others' as injected loss
- * decides. Those of other ranks are cleared where the phase opens. */
+ * decides, in a repair round besides what is there. Those of other ranks are cleared where the phase
+ * opens. */
 static void fill_masks(const struct lossynet *net, bool lossless) {
 #pragma omp parallel for collapse(2) num_threads(net->threads) schedule(static)
     for (int v = 0; v < net->local; v++) {
         for (int i = 0; i < net->local; i++) {
             int owner = net->first + v, s = net->first + i;
-            uint8_t *arrived = lossynet_arrived(net, v, s);
+            uint8_t *arrived = lossynet_arrived(net, v, s), *mask = arrived;
             size_t n = lossynet_layout_owner_packets(&net->layout, owner);
-            lossynet_injected(net, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, arrived);
+            if (net->round > 0)
+                mask =
+                    net->masks + (size_t)omp_get_thread_num() * net->layout.largest_owner_packets;
+            lossynet_injected(net, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
+            for (size_t k = 0; net->round > 0 && k < n; k++) arrived[k] |= mask[k];
         }
     }
 }
@@ -228,13 +234,33 @@ static lossynet_status estimate_arriving(struct lossynet *net, float *const *vec
     return LOSSYNET_OK;
 }
 
+/* Sends again what the first sending lost. */
+static lossynet_status repair(struct lossynet *net, float *const *vectors, bool lossless) {
+    lossynet_status status = LOSSYNET_OK;
+    int rounds = lossless ? 0 : net->repair[LOSSYNET_GRADIENT];
+    for (net->round = 1; net->round <= rounds && !status; net->round++) {
+        status = lossynet_repair_ask(net, LOSSYNET_GRADIENT);
+        if (status) break;
+        fill_masks(net, false);
+        if (!net->engine) continue;
+        lossynet_stream_open(net, LOSSYNET_GRADIENT, false);
+        lossynet_stream_begin(net, LOSSYNET_GRADIENT, vectors, false);
+        lossynet_stream_ready(net, LOSSYNET_GRADIENT);
+        status = lossynet_stream_end(net, LOSSYNET_GRADIENT);
+    }
+    net->round = 0;
+    return status;
+}
+
 lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless) {
     if (net->workers == 1) return LOSSYNET_OK;
     lossynet_status status = lossynet_reduce_begin(net, vectors, lossless);
     if (status) return status;
     net->reducing = false;
     fill_masks(net, lossless);
-    bool early = net->engine && net->estimator != LOSSYNET_HT; /* which asks how much arrived */
+    /* ht asks how much arrived; what is repaired comes after all else. */
+    bool early = net->engine && net->estimator != LOSSYNET_HT &&
+                 (lossless || net->repair[LOSSYNET_GRADIENT] == 0);
     if (net->engine) {
         lossynet_stream_ready(net, LOSSYNET_GRADIENT);
         /* Parameters of the last step, if any are still to leave: owners are about to change them. */
@@ -243,9 +269,11 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
         if (!status) status = lossynet_stream_end(net, LOSSYNET_GRADIENT);
         if (status) return status;
     }
+    status = repair(net, vectors, lossless);
+    if (status) return status;
     account(net, lossless);
     if (!early) estimate_shards(net, vectors, 0, net->layout.buckets - 1, 1);
-    status = lossynet_masks_return(net);
+    if (net->return_masks) status = lossynet_masks_return(net, LOSSYNET_GRADIENT);
     if (status || !net->engine) return status;
     clear_masks(net);
     lossynet_stream_open(net, LOSSYNET_GRADIENT, lossless);

@@ -12,7 +12,8 @@
  *     checksum.c   CRC32C of datagrams; secure.c their encryption
  *     traffic_class.c   the class in which DATA travels
  *     control.c    all-gathers of small things, counters
- *     masks.c      which gradient packets arrived, told to their senders
+ *     masks.c      which packets arrived, told to their senders
+ *     repair.c     rounds in which what was lost is sent again
  *     drift.c      how far the replicas are apart, and how far they should be
  *     state.c      what is remembered from step to step, as bytes
  *     bootstrap.c  joining and leaving the job
@@ -166,13 +167,28 @@ struct lossynet_drift_state {
 struct lossynet_masks {
     size_t *told_start, *heard_start; /* [R + 1], bytes */
     uint8_t *told, *heard;
-    uint8_t *delivered; /* [V][(packets + 7) / 8] */
+    uint8_t *delivered; /* [V][(packets + 7) / 8], GRADIENT */
+    uint8_t *reached;   /* PARAMETER: as lossynet.arrived, by owner and receiver */
 };
 
-void lossynet_masks_open(struct lossynet *net); /* sees to out_of_memory only */
-/* Where wanted: after a reduce, tells the senders. */
-lossynet_status lossynet_masks_return(struct lossynet *net);
+/* See to out_of_memory only. */
+void lossynet_masks_open(struct lossynet *net, bool gradient, bool parameter);
+void lossynet_masks_close(struct lossynet *net);
+/* Tells the senders what has arrived in this phase so far. Collective. */
+lossynet_status lossynet_masks_return(struct lossynet *net, lossynet_phase phase);
 size_t lossynet_delivered_bytes(const struct lossynet *net); /* of one worker */
+/* Of the n packets from local worker `sender` to `receiver`, in order of (bucket, packet): sets
+ * mask[k] to 0 where the sender was told that packet k has arrived. */
+void lossynet_masks_keep_missing(const struct lossynet *net, lossynet_phase phase, int sender,
+                                 int receiver, size_t n, uint8_t *mask);
+
+/* ---- sending again (repair.c) ---- */
+
+/* Of what a local sender sends again in round net->round, see lossynet_injected. */
+void lossynet_repair_mask(const struct lossynet *net, lossynet_phase phase, int sender,
+                          int receiver, size_t n, uint8_t *mask);
+/* Begins round net->round: senders learn what is missing, and count it. Collective. */
+lossynet_status lossynet_repair_ask(struct lossynet *net, lossynet_phase phase);
 
 /* ---- the net (net.c) ---- */
 
@@ -195,6 +211,9 @@ struct lossynet {
     struct lossynet_memory memory; /* all NULL: the host's */
     struct lossynet_layout layout;
     struct lossynet_loss loss;
+    bool return_masks;
+    int repair[2];   /* rounds, by phase */
+    int round;       /* the present one; 0: packets are sent for the first time */
     uint64_t *chain; /* [2][V][N], for the model "burst" */
     uint64_t step, run;
     uint64_t broadcast_step;     /* of the last broadcast */
@@ -290,11 +309,16 @@ static inline uint64_t *lossynet_chain(const struct lossynet *net, lossynet_phas
     return net->chain + ((size_t)phase * net->local + v) * net->workers + receiver;
 }
 
-/* What injected loss lets through of n packets in this step, see lossynet_loss_mask; lossless: all. */
+/* What injected loss lets through of n packets in this step, see lossynet_loss_mask; lossless: all.
+ * In a repair round: of those that had not arrived. */
 static inline void lossynet_injected(const struct lossynet *net, lossynet_phase phase, int sender,
                                      int receiver, size_t n, bool lossless, uint8_t *mask) {
     if (lossless) {
         memset(mask, 1, n);
+        return;
+    }
+    if (net->round > 0) {
+        lossynet_repair_mask(net, phase, sender, receiver, n, mask);
         return;
     }
     uint64_t *chain = lossynet_is_local(net, sender)

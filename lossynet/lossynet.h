@@ -130,6 +130,8 @@ struct lossynet_settings {
     const struct lossynet_memory *memory;
     int drift_samples; /* parameters watched for drift; 0: none */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
+    /* By phase: so many times what was lost is sent again, and may be lost again (repair.c). */
+    int repair[2];
     /* Links udp and verbs only. */
     const char *interface; /* udp: of the network; NULL: loopback on one host, else the first.
                                     verbs: device[:port[:GID index]], or several for the ranks of a host;
@@ -243,6 +245,7 @@ struct lossynet_counters { /* packets that travel between workers; one to itself
     uint64_t expected[2];  /* by phase */
     uint64_t arrived[2];
     uint64_t bytes[2];                 /* payload bytes that left a worker, lost ones included */
+    uint64_t resent[2];                /* packets sent again in repair rounds, by their senders */
     uint64_t network[LOSSYNET_EVENTS]; /* what links udp and verbs met, since this was last asked */
 };
 

@@ -168,6 +168,15 @@ static lossynet_status check(const struct lossynet_world *world,
         lossynet_log("drift samples %d: expected 0 or more", settings->drift_samples);
         return LOSSYNET_INVALID;
     }
+    if (settings->repair[0] < 0 || settings->repair[1] < 0) {
+        lossynet_log("repair rounds %d and %d: expected 0 or more", settings->repair[0],
+                     settings->repair[1]);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->multicast && settings->repair[LOSSYNET_PARAMETER]) {
+        lossynet_log("multicast: expected no repair of parameters, which goes to single workers");
+        return LOSSYNET_INVALID;
+    }
     return check_sizes(settings);
 }
 
@@ -257,6 +266,8 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
                                size_t packet_bytes, bool multicast) {
     net->threads = omp_get_max_threads();
     net->estimator = settings->estimator;
+    net->return_masks = settings->return_masks;
+    memcpy(net->repair, settings->repair, sizeof net->repair);
     if (settings->memory) net->memory = *settings->memory;
     net->weighted_sum =
         settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
@@ -277,7 +288,8 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
     take_threads(net);
     take_phases(net);
     if (net->world.ranks > 1) take_exchange(net, multicast);
-    if (settings->return_masks) lossynet_masks_open(net);
+    lossynet_masks_open(net, settings->return_masks || settings->repair[LOSSYNET_GRADIENT],
+                        settings->repair[LOSSYNET_PARAMETER] > 0);
     lossynet_drift_open(net, settings->drift_samples);
     return net->out_of_memory ? LOSSYNET_NO_MEMORY : LOSSYNET_OK;
 }
@@ -295,6 +307,8 @@ static uint64_t fingerprint(const struct lossynet *net, const struct lossynet_se
     hash = lossynet_mix(hash ^ (uint64_t)net->estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
     hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->repair[0] << 32 ^ (uint64_t)settings->repair[1]);
     for (int phase = 0; phase < 2; phase++) {
         uint64_t bits;
         memcpy(&bits, &net->loss.rate[phase], sizeof bits);
@@ -428,11 +442,7 @@ void lossynet_close(struct lossynet *net) {
     if (!net) return;
     lossynet_engine_close(net);
     lossynet_drift_close(net);
-    free(net->masks_returned.delivered);
-    free(net->masks_returned.heard);
-    free(net->masks_returned.told);
-    free(net->masks_returned.heard_start);
-    free(net->masks_returned.told_start);
+    lossynet_masks_close(net);
     free(net->gather_offset);
     free(net->incoming);
     free(net->outgoing_start);

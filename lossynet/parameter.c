@@ -3,7 +3,7 @@
  * What arrives overwrites, what does not arrive stays as it was and ages by one. Values are sent,
  * never differences, so a single arrival heals whatever was missed before: that bounds the drift
  * (drift.c). A packet is fresh at a worker when its age is 0, which is all there is to know about
- * arrival here; an owner's own packets never age.
+ * arrival here; an owner's own packets never age. What was lost may be sent again (repair.c).
  *
  * Within a rank a packet that arrives is one memcpy from the owner's vector, and neighbours that
  * arrive together are one memcpy. Owners' shards are read and other shards written, so no order
@@ -99,6 +99,28 @@ static void copy_local(const struct lossynet *net, float *const *vectors, bool l
     }
 }
 
+/* Sends, the first time or again. */
+static void send(struct lossynet *net, float *const *vectors, bool lossless) {
+    if (net->engine) {
+        lossynet_stream_begin(net, LOSSYNET_PARAMETER, vectors, lossless);
+        lossynet_stream_open(net, LOSSYNET_PARAMETER, lossless);
+        lossynet_stream_ready(net, LOSSYNET_PARAMETER);
+    }
+    copy_local(net, vectors, lossless);
+}
+
+/* Ends the phase: sends again what the first sending lost. */
+static lossynet_status repair(struct lossynet *net, float *const *vectors) {
+    lossynet_status status = LOSSYNET_OK;
+    for (net->round = 1; net->round <= net->repair[LOSSYNET_PARAMETER] && !status; net->round++) {
+        if (net->engine) status = lossynet_stream_end(net, LOSSYNET_PARAMETER);
+        if (!status) status = lossynet_repair_ask(net, LOSSYNET_PARAMETER);
+        if (!status) send(net, vectors, false);
+    }
+    net->round = 0;
+    return status ? status : lossynet_broadcast_end(net);
+}
+
 lossynet_status lossynet_broadcast_begin(struct lossynet *net, float *const *vectors,
                                          bool lossless) {
     lossynet_status status = lossynet_broadcast_end(net);
@@ -106,14 +128,9 @@ lossynet_status lossynet_broadcast_begin(struct lossynet *net, float *const *vec
     net->broadcast_step = net->step;
 #pragma omp parallel for num_threads(net->threads) schedule(static)
     for (int v = 0; v < net->local; v++) grow_older(net, v);
-    if (net->engine) {
-        lossynet_stream_begin(net, LOSSYNET_PARAMETER, vectors, lossless);
-        lossynet_stream_open(net, LOSSYNET_PARAMETER, lossless);
-        lossynet_stream_ready(net, LOSSYNET_PARAMETER);
-    }
-    copy_local(net, vectors, lossless);
+    send(net, vectors, lossless);
     net->broadcasting = true;
-    return LOSSYNET_OK;
+    return net->repair[LOSSYNET_PARAMETER] && !lossless ? repair(net, vectors) : LOSSYNET_OK;
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet *net, int bucket, double *waited) {

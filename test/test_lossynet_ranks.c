@@ -172,8 +172,8 @@ static uint64_t digest_of(int ranks, lossynet_link_open open, bool hurry,
     return rank[0].digest;
 }
 
-static void same_bits(const char *model, double p, lossynet_estimator estimator) {
-    struct lossynet_settings settings = scenario_settings(model, p, estimator);
+static void same_bits_with(struct lossynet_settings settings) {
+    const double p = settings.loss.rate[0];
     struct lossynet *net = open_alone(&settings);
     uint64_t want = scenario_run(net, 0, SCENARIO_WORKERS);
     lossynet_close(net);
@@ -188,6 +188,10 @@ static void same_bits(const char *model, double p, lossynet_estimator estimator)
     lossynet_close(net);
 }
 
+static void same_bits(const char *model, double p, lossynet_estimator estimator) {
+    same_bits_with(scenario_settings(model, p, estimator));
+}
+
 static void test_same_bits(void **state) {
     (void)state;
     same_bits("bernoulli", 0, LOSSYNET_MEAN);
@@ -195,6 +199,16 @@ static void test_same_bits(void **state) {
     same_bits("bernoulli", 0.2, LOSSYNET_HT);
     same_bits("bernoulli", 1, LOSSYNET_BALANCED);
     same_bits("burst:7", 0.3, LOSSYNET_BALANCED);
+}
+
+static void test_same_bits_repaired(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.4, LOSSYNET_MEAN);
+    settings.repair[LOSSYNET_PARAMETER] = 1;
+    same_bits_with(settings);
+    settings.loss.model = "burst:7";
+    settings.repair[LOSSYNET_GRADIENT] = 2;
+    same_bits_with(settings);
 }
 
 /* ---- in parts ---- */
@@ -282,9 +296,9 @@ static void run_parts(struct rank *rank, struct lossynet *net) {
     free_vectors(gradient);
 }
 
-static void test_parts(void **state) {
-    (void)state;
+static void parts(int repair) {
     struct lossynet_settings settings = part_settings(0.2);
+    settings.repair[LOSSYNET_GRADIENT] = settings.repair[LOSSYNET_PARAMETER] = repair;
     struct lossynet *net = open_alone(&settings);
     struct rank one = {.rank = 0};
     memset(&post, 0, sizeof post);
@@ -297,6 +311,12 @@ static void test_parts(void **state) {
                     one.digest);
 }
 
+static void test_parts(void **state) {
+    (void)state;
+    parts(0);
+    parts(1);
+}
+
 /* ---- what arrived is told to the senders ---- */
 
 static bool loses_data; /* every seventh DATA from each peer, of the network itself */
@@ -305,6 +325,25 @@ static int lose_data(int rank, int peer, const uint8_t *datagram, size_t bytes) 
     (void)rank, (void)peer, (void)bytes;
     return wire_type(datagram) != WIRE_DATA || !loses_data ||
            wire_get(datagram + WIRE_SEQUENCE_AT, 4) % 7 != 3;
+}
+
+static void run_phases(struct rank *rank, struct lossynet *net) {
+    int local = SCENARIO_WORKERS / post.ranks;
+    float **x = take_vectors(local, PART_ELEMENTS);
+    for (uint64_t step = 0; step < 8 && !rank->status; step++) {
+        struct lossynet_counters counters;
+        rank->status = lossynet_step_begin(net, step);
+        if (!rank->status) rank->status = lossynet_reduce(net, x, false);
+        if (!rank->status) rank->status = lossynet_broadcast(net, x, false);
+        if (!rank->status) rank->status = lossynet_step_counters(net, step, &counters);
+        for (int phase = 0; phase < 2; phase++) {
+            rank->counters.expected[phase] += counters.expected[phase];
+            rank->counters.arrived[phase] += counters.arrived[phase];
+            rank->counters.resent[phase] += counters.resent[phase];
+        }
+    }
+    rank->digest = 1;
+    free_vectors(x);
 }
 
 static void run_masks(struct rank *rank, struct lossynet *net) {
@@ -342,6 +381,28 @@ static void run_masks(struct rank *rank, struct lossynet *net) {
     if (lost == 0) rank->status = LOSSYNET_PROTOCOL;
     rank->digest = 1;
     free_vectors(x);
+}
+
+/* What the network itself loses is sent again as well. */
+static void test_repaired(void **state) {
+    (void)state;
+    struct lossynet_settings settings = part_settings(0);
+    double lost[2];
+    for (int repair = 0; repair < 2; repair++) {
+        struct rank rank[RANKS];
+        settings.repair[LOSSYNET_GRADIENT] = settings.repair[LOSSYNET_PARAMETER] = repair;
+        office_open(false, -1);
+        loses_data = true;
+        run_ranks(4, &settings, post_office_open, run_phases, rank, lose_data);
+        office_close();
+        for (int r = 0; r < 4; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
+        for (int phase = 0; phase < 2; phase++) {
+            const struct lossynet_counters *c = &rank[0].counters;
+            lost[phase] = 1 - (double)c->arrived[phase] / (double)c->expected[phase];
+            assert_true(repair ? lost[phase] < 0.05 : lost[phase] > 0.08);
+            assert_true((c->resent[phase] > 0) == (repair > 0));
+        }
+    }
 }
 
 static void test_delivered(void **state) {
@@ -476,8 +537,9 @@ static void test_too_many(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),   cmocka_unit_test(test_parts),
-        cmocka_unit_test(test_delivered),   cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_same_bits),   cmocka_unit_test(test_same_bits_repaired),
+        cmocka_unit_test(test_parts),       cmocka_unit_test(test_delivered),
+        cmocka_unit_test(test_repaired),    cmocka_unit_test(test_other_settings),
         cmocka_unit_test(test_broken_link), cmocka_unit_test(test_abort),
         cmocka_unit_test(test_too_many),
     };

@@ -54,7 +54,7 @@ def weights(out):
 @pytest.mark.parametrize("changes", [
     {"algorithm": "lossy", "loss_rate": 0.1},
     {"algorithm": "lossy", "loss_rate": 0.3, "estimator": "balanced", "loss_model": "burst:5",
-     "micro_batches": 2},
+     "micro_batches": 2, "repair": 1},
     {"algorithm": "lossy", "loss_rate": 0.2, "estimator": "ht"},
     {"algorithm": "reliable"},
     {"algorithm": "rps", "loss_rate": 0.1},
@@ -147,6 +147,19 @@ def test_phases_have_their_own_rates(data, tmp_path):
                 steps=10)
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
     assert log[-1]["parameter_loss_rate"] == 0 and log[-1]["drift"] == 0
+
+
+def test_repair_sends_again_what_was_lost(data, tmp_path):
+    log = train(data, tmp_path / "both", loss_rate=0.4, repair=1, steps=10)
+    for phase in ("gradient_loss_rate", "parameter_loss_rate"):
+        assert log[-1][phase] == pytest.approx(0.16, abs=0.02)
+    assert log[-1]["extra_traffic"] == pytest.approx(0.4, abs=0.02)
+    for step in [e for e in log if e["event"] == "step"]:
+        assert 0.3 < step["extra_traffic"] < 0.5
+    log = train(data, tmp_path / "one", loss_rate=0.4, parameter_repair=2, steps=10)
+    assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
+    assert log[-1]["parameter_loss_rate"] == pytest.approx(0.064, abs=0.02)
+    assert log[-1]["extra_traffic"] == pytest.approx((0.4 + 0.16) / 2, abs=0.02)
 
 
 def test_trace_decides_what_is_lost(data, tmp_path):

@@ -80,7 +80,7 @@ def one_line(done, code):
     (0, 0, {"estimator": "ht", "loss_rate": 0.3, "loss_model": "burst:5", "micro_batches": 2}),
     (0, 0, {"loss_model": "trace:{data}/trace", "estimator": "balanced"}),
     (2, 2, {"estimator": "ht"}),
-    (4, 4, {"loss_model": "burst:3"}),
+    (4, 4, {"loss_model": "burst:3", "repair": 1}),
     (2, 4, {"estimator": "ht"}),
     (4, 0, {"algorithm": "rps"}),
     (0, 2, {"algorithm": "naive"}),

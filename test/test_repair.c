@@ -1,0 +1,188 @@
+/* test_repair.c — packets sent again, against a reference that asks for each packet and round in turn
+ * whether it is lost: who has what, what was sent, what the owners average; how much loss is left;
+ * and the drift that follows from it.
+ */
+#include "test_lossynet.h"
+
+enum { WORKERS = 5, BUCKETS = 3, ELEMENTS = 700 + 33 + 1200, PACKETS_MOST = 64 };
+static const size_t elements[BUCKETS] = {700, 33, 1200};
+
+static struct lossynet_settings repair_settings(double p, int gradient, int parameter) {
+    struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, p);
+    settings.estimator = LOSSYNET_MEAN;
+    settings.repair[LOSSYNET_GRADIENT] = gradient;
+    settings.repair[LOSSYNET_PARAMETER] = parameter;
+    return settings;
+}
+
+/* Whether packet k of n gets through in some round up to `rounds`; *sent: how often it was sent
+ * again. */
+static bool gets_through(const struct lossynet *net, lossynet_phase phase, int rounds, int sender,
+                         int receiver, size_t n, size_t k, uint64_t *sent) {
+    uint8_t mask[PACKETS_MOST];
+    assert_true(n <= sizeof mask);
+    for (int round = 0; round <= rounds; round++) {
+        struct lossynet_loss loss = net->loss;
+        if (round > 0) loss.seed = lossynet_mix(loss.seed + (uint64_t)round);
+        if (round > 0) ++*sent;
+        lossynet_loss_mask(&loss, phase, net->step, sender, receiver, n, NULL, mask);
+        if (mask[k]) return true;
+    }
+    return false;
+}
+
+struct packet {
+    int owner;
+    size_t first, count, number, of_owner; /* elements; which of the owner's packets */
+};
+
+static size_t list_packets(const struct lossynet *net, struct packet *list) {
+    size_t n = 0, seen[WORKERS] = {0};
+    for (int b = 0; b < BUCKETS; b++) {
+        for (int w = 0; w < WORKERS; w++) {
+            size_t offset, count;
+            lossynet_shard(net, w, b, &offset, &count);
+            for (size_t at = 0; at < count; at += 16, n++) /* of 64 bytes */
+                list[n] = (struct packet){w, offset + at, count - at < 16 ? count - at : 16, n,
+                                          seen[w]++};
+        }
+    }
+    assert_int_equal(n, lossynet_packets(net));
+    return n;
+}
+
+static void against_reference(double p, int gradient, int parameter) {
+    struct lossynet_settings settings = repair_settings(p, gradient, parameter);
+    struct lossynet *net = open_alone(&settings);
+    struct packet list[256];
+    size_t packets = list_packets(net, list);
+    float **g = take_vectors(WORKERS, ELEMENTS), **x = take_vectors(WORKERS, ELEMENTS);
+    for (uint64_t step = 0; step < 6; step++) {
+        uint64_t resent[2] = {0}, arrived[2] = {0}, bytes[2] = {0};
+        float before[WORKERS][ELEMENTS];
+        for (int w = 0; w < WORKERS; w++) {
+            for (size_t e = 0; e < ELEMENTS; e++) g[w][e] = ldexpf(1, w);
+            for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)(step * WORKERS + (uint64_t)w);
+            memcpy(before[w], x[w], sizeof before[w]);
+        }
+        assert_int_equal(lossynet_step_begin(net, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(net, g, false), LOSSYNET_OK);
+        assert_int_equal(lossynet_broadcast(net, x, false), LOSSYNET_OK);
+        for (size_t i = 0; i < packets; i++) {
+            const struct packet *k = &list[i];
+            size_t n = lossynet_layout_owner_packets(&net->layout, k->owner);
+            double sum = 0, count = 0;
+            for (int w = 0; w < WORKERS; w++) {
+                uint64_t again[2] = {0};
+                bool there = w == k->owner || gets_through(net, LOSSYNET_GRADIENT, gradient, w,
+                                                           k->owner, n, k->of_owner, &again[0]);
+                bool fresh = w == k->owner || gets_through(net, LOSSYNET_PARAMETER, parameter,
+                                                           k->owner, w, n, k->of_owner, &again[1]);
+                sum += there ? ldexp(1, w) : 0;
+                count += there;
+                float want = fresh ? before[k->owner][k->first] : before[w][k->first];
+                for (size_t e = 0; e < k->count; e++) assert_true(x[w][k->first + e] == want);
+                if (w == k->owner) continue;
+                const bool got[2] = {there, fresh};
+                for (int phase = 0; phase < 2; phase++) {
+                    resent[phase] += again[phase];
+                    arrived[phase] += got[phase];
+                    bytes[phase] += (1 + again[phase]) * k->count * sizeof(float);
+                }
+            }
+            for (size_t e = 0; e < k->count; e++)
+                assert_close(g[k->owner][k->first + e], sum / count, 1e-5);
+        }
+        struct lossynet_counters counters;
+        assert_int_equal(lossynet_step_counters(net, step, &counters), LOSSYNET_OK);
+        for (int phase = 0; phase < 2; phase++) {
+            assert_int_equal(counters.expected[phase], packets * (WORKERS - 1));
+            assert_int_equal(counters.arrived[phase], arrived[phase]);
+            assert_int_equal(counters.resent[phase], resent[phase]);
+            assert_int_equal(counters.bytes[phase], bytes[phase]);
+        }
+    }
+    free_vectors(x);
+    free_vectors(g);
+    lossynet_close(net);
+}
+
+static void test_reference(void **state) {
+    (void)state;
+    against_reference(0.4, 0, 0);
+    against_reference(0.4, 0, 1);
+    against_reference(0.4, 2, 0);
+    against_reference(0.4, 1, 3);
+    against_reference(0, 1, 1);
+    against_reference(1, 1, 2);
+}
+
+/* p^(r+1) of the packets stay lost, p + ... + p^r are sent again, ages are geometric, and the drift
+ * of a random walk is what the formula says of p^(r+1). */
+static void test_statistics(void **state) {
+    (void)state;
+    enum { STEPS = 600 };
+    const double p = 0.4, left = p * p * p;
+    struct lossynet_settings settings = repair_settings(p, 2, 2);
+    settings.drift_samples = ELEMENTS;
+    struct lossynet *net = open_alone(&settings);
+    float **g = take_vectors(WORKERS, ELEMENTS), **x = take_vectors(WORKERS, ELEMENTS);
+    double expected[2] = {0}, arrived[2] = {0}, resent[2] = {0}, age = 0, drift = 0, formula = 0;
+    for (uint64_t step = 0; step < STEPS; step++) {
+        struct lossynet_counters counters;
+        struct lossynet_drift d;
+        assert_int_equal(lossynet_step_begin(net, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(net, g, false), LOSSYNET_OK);
+        for (int w = 0; w < WORKERS; w++) { /* owners make a step of a random walk */
+            for (int b = 0; b < BUCKETS; b++) {
+                size_t offset, count;
+                lossynet_shard(net, w, b, &offset, &count);
+                for (size_t e = offset; e < offset + count; e++)
+                    x[w][e] += (float)random_unit(step, 3, e);
+            }
+        }
+        assert_int_equal(lossynet_broadcast(net, x, false), LOSSYNET_OK);
+        assert_int_equal(lossynet_step_counters(net, step, &counters), LOSSYNET_OK);
+        assert_int_equal(lossynet_drift_measure(net, x, &d), LOSSYNET_OK);
+        for (int phase = 0; phase < 2; phase++) {
+            expected[phase] += (double)counters.expected[phase];
+            arrived[phase] += (double)counters.arrived[phase];
+            resent[phase] += (double)counters.resent[phase];
+        }
+        age += d.mean_age / STEPS;
+        drift += d.pair;
+        formula += lossynet_drift_pair(WORKERS, left, d.sigma2, NULL, 0);
+    }
+    for (int phase = 0; phase < 2; phase++) {
+        assert_close(1 - arrived[phase] / expected[phase], left, 0.003);
+        assert_close(resent[phase] / expected[phase], p + p * p, 0.005);
+    }
+    assert_close(age, left / (1 - left), 0.005);
+    assert_close(drift / formula, 1, 0.06);
+    free_vectors(x);
+    free_vectors(g);
+    lossynet_close(net);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    struct lossynet *net = NULL;
+    struct lossynet_settings settings = repair_settings(0.1, -1, 0);
+    capture_begin();
+    assert_int_equal(lossynet_open(&alone, &settings, &net), LOSSYNET_INVALID);
+    assert_message(capture_end(), "repair rounds -1 and 0: expected 0 or more");
+    settings = repair_settings(0.1, 0, 1);
+    settings.multicast = true;
+    capture_begin();
+    assert_int_equal(lossynet_open(&alone, &settings, &net), LOSSYNET_INVALID);
+    assert_message(capture_end(), "multicast: expected no repair of parameters");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("packets sent again", tests, NULL, NULL);
+}
