@@ -29,6 +29,8 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     s.drift_samples = o->drift_samples;
     s.interface = o->interface;
     s.pace_gbps = o->pace_gbps;
+    s.loss_budget = o->loss_budget;
+    s.record_loss = o->record_loss;
     s.peer_timeout = o->peer_timeout;
     s.multicast = o->multicast;
     s.encrypt = o->encrypt;
@@ -55,6 +57,8 @@ int network_check(const struct options *o) {
         wrong = report("--link: expected auto, mpi, udp or verbs, got '%s'", o->link);
     } else if (link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
         wrong = report("--algorithm reliable: expected a link that loses nothing, --link mpi");
+    } else if (o->loss_budget > 0 && !(o->pace_gbps > 0)) {
+        wrong = report("--loss-budget: expected --pace-gbps too, the rate of a rank's link");
     } else if (!lossynet_traffic_class_parse(o->traffic_class, &dscp)) {
         wrong =
             report("--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "

@@ -120,6 +120,9 @@ static const struct entry table[] = {
            "default: the first active port"),
     NUMBER("pace-gbps", pace_gbps, "0", 0, 1e6, "GBIT",
            "udp, verbs: a rank sends no faster; 0: no limit"),
+    NUMBER("loss-budget", loss_budget, "0", 0, 0.9, "P",
+           "udp, verbs: send slower, of --pace-gbps, where the network loses more than this share; "
+           "0: however much is lost"),
     STRING(
         "traffic-class", traffic_class, "default", "NAME",
         "udp, verbs: of bulk packets: le (lower effort, RFC 8622), cs0 ... cs7, af11 ... af43, va, "
@@ -135,6 +138,8 @@ static const struct entry table[] = {
            "link speed of a worker, for --dry-run"),
 
     TITLE("Output"),
+    STRING("record-loss", record_loss, NULL, "FILE",
+           "what arrived and what did not, as 0 and 1 for --loss-model trace; of rank R: FILE.R"),
     STRING("out", out, NULL, "DIR", "checkpoints and log.jsonl go here"),
     STRING("log", log, NULL, "FILE", "JSON lines; default OUT/log.jsonl"),
     INTEGER("save-every", save_every, "0", 0, INT_MAX,

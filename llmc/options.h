@@ -46,7 +46,8 @@ struct options {
     double link_gbps;
     const char *interface;
     const char *traffic_class;
-    double pace_gbps, peer_timeout;
+    double pace_gbps, loss_budget, peer_timeout;
+    const char *record_loss;
     bool no_overlap, multicast, encrypt;
     /* output */
     const char *out, *log;

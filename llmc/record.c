@@ -31,8 +31,8 @@ void record_add(struct run_record *run, const struct step_record *step) {
 }
 
 int record_log_step(struct runlog *log, const struct step_record *r) {
-    static const char *const network[RECORD_EVENTS] = {"late", "duplicate", "rejected", "overruns",
-                                                       "stragglers"};
+    static const char *const network[RECORD_EVENTS] = {"late",     "duplicate",  "rejected",
+                                                       "overruns", "stragglers", "pace_kbps"};
     json_t *event = json_pack(
         "{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I, s:f}", "event",
         "step", "step", r->step, "loss", runlog_number(r->loss), "grad_norm",

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { RECORD_EVENTS = 5 };
+enum { RECORD_EVENTS = 6 };
 
 struct step_record {
     int step;         /* 0, 1, ... */

@@ -35,6 +35,7 @@ lossynet_status lossynet_step_counters(struct lossynet *net, uint64_t step,
         mine->network[e] = now[e] - net->reported[e];
         net->reported[e] = now[e];
     }
+    mine->network[LOSSYNET_PACE] = net->link ? (uint64_t)(net->engine->pace.rate * 8e-3) : 0;
     lossynet_status status = lossynet_all_gather(net, mine, all, sizeof *all);
     *out = (struct lossynet_counters){0};
     for (int w = 0; status == LOSSYNET_OK && w < net->workers; w++) {

@@ -20,7 +20,6 @@ static const double TICK = 1e-4;   /* longest sleep while something is expected 
 static const double LEAVING = 1.0; /* longest wait for peers to take note that we leave */
 static const double LEFT = 0.1;    /* silence of a rank that has left: what it sent has come */
 static const double PEER_TIMEOUT = 10;
-static const double BURST_BYTES = 256 << 10;
 
 int (*lossynet_arrival_hook)(int rank, int peer, const uint8_t *datagram, size_t bytes);
 
@@ -37,18 +36,6 @@ void lossynet_engine_fail(struct lossynet *net, int peer, const char *format, ..
 }
 
 /* ---- sending ---- */
-
-double lossynet_engine_pace(struct lossynet_engine *engine, size_t bytes) {
-    if (engine->rate <= 0) return 0;
-    double now = lossynet_now(), need = fmin((double)bytes, engine->burst);
-    engine->tokens = fmin(engine->burst, engine->tokens + (now - engine->filled) * engine->rate);
-    engine->filled = now;
-    if (engine->tokens >= need) {
-        engine->tokens -= (double)bytes;
-        return 0;
-    }
-    return fmax(20e-6, (need - engine->tokens) / engine->rate);
-}
 
 static void seal(struct lossynet *net, struct lossynet_datagram *d, int slot) {
     struct lossynet_engine *engine = net->engine;
@@ -342,11 +329,8 @@ lossynet_status lossynet_engine_open(struct lossynet *net, const struct lossynet
         lossynet_log("rank %d: no memory for %zu peers", net->world.rank, ranks);
     } else {
         engine->peer_timeout = settings->peer_timeout > 0 ? settings->peer_timeout : PEER_TIMEOUT;
-        engine->rate = settings->pace_gbps * 1e9 / 8;
-        /* A batch, and what would have left while a short sleep lasted too long. */
-        engine->burst = BURST_BYTES + engine->rate * 100e-6;
-        engine->tokens = engine->burst;
-        engine->filled = engine->empty = lossynet_now();
+        lossynet_pace_open(engine, settings);
+        engine->empty = lossynet_now();
         engine->grace = LOSSYNET_GRACE;
         status = introduce(net, settings, link_open, share, share_context, cards);
     }

@@ -48,7 +48,8 @@ static inline double lossynet_now(void) {
 enum { LOSSYNET_FRAGMENTS = 64 }; /* of a message on their way to a peer */
 
 static const double LOSSYNET_RETRY = 3e-4; /* before something unanswered is repeated, s, ... */
-static const double LOSSYNET_RETRY_MORE = 1.5;  /* ... so many times longer each time: where 10% is */
+static const double LOSSYNET_RETRY_MORE =
+    1.5; /* ... so many times longer each time: where 10% is */
 static const double LOSSYNET_RETRY_MOST = 0.02; /* lost, several losses in a row are common */
 static const double LOSSYNET_GRACE = 2e-4;      /* for DATA that was overtaken; longer where some */
 static const double LOSSYNET_GRACE_MOST = 0.02; /* came late */
@@ -84,6 +85,21 @@ struct lossynet_inbound { /* one peer's present phase of a kind to us */
     uint32_t next_announced;
 };
 
+struct lossynet_report { /* what a peer told of our DATA, since the pace last changed */
+    uint32_t from;       /* DATA before this were sent earlier */
+    bool counting;
+    uint32_t seen, received;
+};
+
+struct lossynet_pace {
+    double rate, most;            /* bytes per second; 0: no limit */
+    double burst, tokens, filled; /* token bucket; when it was filled */
+    int batch;                    /* datagrams that leave at once, at most */
+    double budget;                /* share of DATA that may be lost; 0: any */
+    double expected, arrived;     /* since the rate last changed */
+    int calm;                     /* steps with little loss, in sequence */
+};
+
 struct lossynet_peer {
     int window;      /* DATA that may be on their way to it */
     double heard;    /* any valid datagram */
@@ -100,6 +116,8 @@ struct lossynet_peer {
     uint32_t sent, credit, group_credit;     /* DATA to it */
     uint32_t seen, group_seen;               /* sequences of its DATA: all before were seen */
     uint32_t unsaid;                         /* DATA not yet credited */
+    uint32_t came;                           /* its DATA, since the start */
+    struct lossynet_report report;
 
     struct lossynet_outbound to[2];
     struct lossynet_inbound from[2];
@@ -172,8 +190,8 @@ struct lossynet_engine {
     struct lossynet_secure *secure;
     uint8_t *sealed; /* [LOSSYNET_BATCH][payload_most], with secure */
     size_t payload_most;
-    double rate, burst, tokens, filled; /* pacing: bytes per second, 0 = none; token bucket */
-    int first;                          /* distance of the peer to begin with */
+    struct lossynet_pace pace;
+    int first; /* distance of the peer to begin with */
 
     struct lossynet_kept kept;
 
@@ -216,9 +234,6 @@ lossynet_status lossynet_engine_until(struct lossynet *net,
 /* Seals and sends up to LOSSYNET_BATCH datagrams with headers but for their checksum. */
 void lossynet_engine_send(struct lossynet *net, int peer, struct lossynet_datagram *batch, int n);
 
-/* Seconds to wait before `bytes` may leave; 0: they may, and count. */
-double lossynet_engine_pace(struct lossynet_engine *engine, size_t bytes);
-
 /* Says once that a peer made the net fail. */
 void lossynet_engine_fail(struct lossynet *net, int peer, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -250,6 +265,18 @@ static inline bool lossynet_timer_is_due(struct lossynet_timer *t, double now) {
 static inline struct lossynet_timer lossynet_timer_from(double due) {
     return (struct lossynet_timer){due, LOSSYNET_RETRY};
 }
+
+/* ---- pace.c ---- */
+
+void lossynet_pace_open(struct lossynet_engine *engine, const struct lossynet_settings *settings);
+/* Seconds to wait before `bytes` may leave; 0: they may, and count. */
+double lossynet_pace_wait(struct lossynet_engine *engine, size_t bytes);
+/* So many of them did not leave. */
+void lossynet_pace_unused(struct lossynet_engine *engine, size_t bytes);
+/* A peer's state: it has seen, or given up, `seen` of our DATA; `received` have come. */
+void lossynet_pace_report(struct lossynet *net, int peer, uint32_t seen, uint32_t received);
+/* The next rate, when the share `lost` was lost at the present one. */
+double lossynet_pace_step(struct lossynet_pace *pace, double lost);
 
 /* ---- stream_send.c ---- */
 

@@ -273,7 +273,8 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
     if (status) return status;
     account(net, lossless);
     if (!early) estimate_shards(net, vectors, 0, net->layout.buckets - 1, 1);
-    if (net->return_masks) status = lossynet_masks_return(net, LOSSYNET_GRADIENT);
+    status = lossless ? LOSSYNET_OK : lossynet_record(net, LOSSYNET_GRADIENT, net->step);
+    if (!status && net->return_masks) status = lossynet_masks_return(net, LOSSYNET_GRADIENT);
     if (status || !net->engine) return status;
     clear_masks(net);
     lossynet_stream_open(net, LOSSYNET_GRADIENT, lossless);

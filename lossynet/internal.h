@@ -10,6 +10,8 @@
  *     reliable.c   what must arrive: DONE, small messages, state               }
  *     link_mpi.c, link_udp.c, link_verbs.c   links (link.h), with udp.h and verbs.h
  *     checksum.c   CRC32C of datagrams; secure.c their encryption
+ *     pace.c       how fast DATA leaves, and the loss budget
+ *     record.c     what arrived, as a trace of losses
  *     traffic_class.c   the class in which DATA travels
  *     control.c    all-gathers of small things, counters
  *     masks.c      which packets arrived, told to their senders
@@ -25,6 +27,7 @@
 #include "lossynet/link.h"
 #include "lossynet/lossynet.h"
 
+#include <stdio.h>
 #include <string.h>
 
 /* One line to stderr, "lossynet: ..." */
@@ -192,6 +195,11 @@ lossynet_status lossynet_repair_ask(struct lossynet *net, lossynet_phase phase);
 
 /* ---- the net (net.c) ---- */
 
+/* What arrived in a phase that has just ended, for replay (record.c). path NULL: nothing is written. */
+lossynet_status lossynet_record_open(struct lossynet *net, const char *path);
+lossynet_status lossynet_record(struct lossynet *net, lossynet_phase phase, uint64_t step);
+void lossynet_record_close(struct lossynet *net);
+
 struct lossynet_history { /* forgotten exponentially */
     double expected, arrived;
 };
@@ -217,6 +225,7 @@ struct lossynet {
     uint64_t *chain; /* [2][V][N], for the model "burst" */
     uint64_t step, run;
     uint64_t broadcast_step;     /* of the last broadcast */
+    FILE *record;                /* NULL: none */
     bool reducing, broadcasting; /* begun, not ended */
     size_t memory_bytes;
     bool measuring; /* lossynet_memory_needed: count, allocate nothing */

@@ -137,9 +137,14 @@ struct lossynet_settings {
                                     verbs: device[:port[:GID index]], or several for the ranks of a host;
                                     NULL: the first active port */
     double pace_gbps;      /* a rank sends at most so many 10^9 bit/s; 0: no limit */
-    double peer_timeout;   /* seconds of silence after which a rank is dead; 0: 10 */
-    bool multicast;        /* parameters are sent once for all ranks, where the network can */
-    bool encrypt;          /* datagrams are encrypted and authenticated (secure.h) */
+    double loss_budget;    /* it sends slower where the network loses more than this share, < 1;
+                              needs pace_gbps. 0: however much is lost */
+    const char
+        *record_loss; /* FILE, of rank r FILE.r: what arrived, for the loss model trace (record.c);
+                              NULL: not written */
+    double peer_timeout; /* seconds of silence after which a rank is dead; 0: 10 */
+    bool multicast;      /* parameters are sent once for all ranks, where the network can */
+    bool encrypt;        /* datagrams are encrypted and authenticated (secure.h) */
     int dscp; /* traffic class of DATA, 0 ... 63 (RFC 2474); 0: the default, as control */
 };
 
@@ -238,6 +243,7 @@ enum lossynet_event {                     /* datagrams that count as not arrived
                       LOSSYNET_REJECTED,  /* of strangers, damaged, or not finite */
                       LOSSYNET_OVERRUN,   /* dropped because a rank's receive queue was full */
                       LOSSYNET_STRAGGLER, /* phases of a peer that were ended by the deadline */
+                      LOSSYNET_PACE, /* no event: kbit/s that all ranks may send; 0: no limit */
                       LOSSYNET_EVENTS
 };
 

@@ -160,6 +160,13 @@ static lossynet_status check(const struct lossynet_world *world,
                      settings->peer_timeout);
         return LOSSYNET_INVALID;
     }
+    if (!(settings->loss_budget >= 0 && settings->loss_budget < 1) ||
+        (settings->loss_budget > 0 && !(settings->pace_gbps > 0))) {
+        lossynet_log("loss budget %g at %g Gbit/s: expected a share below 1, and a rate not to be "
+                     "exceeded",
+                     settings->loss_budget, settings->pace_gbps);
+        return LOSSYNET_INVALID;
+    }
     if (settings->dscp < 0 || settings->dscp > 63) {
         lossynet_log("traffic class %d: expected a DSCP from 0 to 63", settings->dscp);
         return LOSSYNET_INVALID;
@@ -291,7 +298,8 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
     lossynet_masks_open(net, settings->return_masks || settings->repair[LOSSYNET_GRADIENT],
                         settings->repair[LOSSYNET_PARAMETER] > 0);
     lossynet_drift_open(net, settings->drift_samples);
-    return net->out_of_memory ? LOSSYNET_NO_MEMORY : LOSSYNET_OK;
+    if (net->out_of_memory) return LOSSYNET_NO_MEMORY;
+    return lossynet_record_open(net, settings->record_loss);
 }
 
 /* What ranks must have in common for their masks to agree. */
@@ -441,6 +449,7 @@ lossynet_status lossynet_open(const struct lossynet_world *world,
 void lossynet_close(struct lossynet *net) {
     if (!net) return;
     lossynet_engine_close(net);
+    lossynet_record_close(net);
     lossynet_drift_close(net);
     lossynet_masks_close(net);
     free(net->gather_offset);

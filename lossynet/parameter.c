@@ -156,7 +156,7 @@ lossynet_status lossynet_broadcast_end(struct lossynet *net) {
     if (status) return status;
 #pragma omp parallel for num_threads(net->threads) schedule(static)
     for (int v = 0; v < net->local; v++) count(net, v);
-    return LOSSYNET_OK;
+    return lossynet_record(net, LOSSYNET_PARAMETER, net->broadcast_step);
 }
 
 lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless) {

@@ -48,6 +48,7 @@ static void put_state(const struct lossynet *net, int peer, uint8_t *to) {
     wire_put(to + 20, p->seen, 4);
     wire_put(to + 24, p->group_seen, 4);
     wire_put(to + 28, engine->group_sent, 4);
+    wire_put(to + 32, p->came, 4);
 }
 
 /* Sends one datagram with our state. In two classes, what overtakes DATA does not say how much of it
@@ -183,6 +184,7 @@ static void take_state(struct lossynet *net, int peer, const uint8_t *from) {
         p->credit = credit, p->credited = net->engine->now;
     if (later(group, p->group_credit) && !later(group, net->engine->group_sent))
         p->group_credit = group, p->credited = net->engine->now;
+    lossynet_pace_report(net, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
 }
 
 static void receive_fragment(struct lossynet *net, int peer, const struct wire_header *h,

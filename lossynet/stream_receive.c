@@ -182,6 +182,7 @@ void lossynet_stream_receive(struct lossynet *net, int peer, const struct wire_h
     struct lossynet_peer *p = &engine->peers[peer];
     uint32_t *seen = h->receiver == WIRE_EVERYONE ? &p->group_seen : &p->seen;
     if ((int32_t)(h->sequence + 1 - *seen) > 0) *seen = h->sequence + 1;
+    p->came++;
     if (++p->unsaid >= ((uint32_t)engine->window + 3) / 4) p->state_due = true;
     uint64_t *wrong = engine->failed ? &net->rejected.late : reject(net, h, payload);
     if (wrong) {

@@ -156,11 +156,11 @@ static void send_batch(struct lossynet *net, int peer, int n, uint32_t *sequence
 }
 
 /* How many datagrams a window lets through: not a trickle, unless it is all there is. */
-static int room(const struct lossynet_peer *p, uint32_t sent, uint32_t credit) {
+static int room(const struct lossynet_peer *p, uint32_t sent, uint32_t credit, int most) {
     int free = p->window - (int)(sent - credit), least = p->window / 4;
-    if (least > LOSSYNET_BATCH / 2) least = LOSSYNET_BATCH / 2;
+    if (least > most / 2) least = most / 2;
     if (free < least) return 0;
-    return free < LOSSYNET_BATCH ? free : LOSSYNET_BATCH;
+    return free < most ? free : most;
 }
 
 static size_t full_bytes(const struct lossynet *net, int n) {
@@ -170,7 +170,7 @@ static size_t full_bytes(const struct lossynet *net, int n) {
 
 /* What pacing has counted and was not sent. */
 static void give_back(struct lossynet *net, int n) {
-    if (net->engine->rate > 0) net->engine->tokens += (double)full_bytes(net, n);
+    lossynet_pace_unused(net->engine, full_bytes(net, n));
 }
 
 /* One batch of a phase to one peer. True when something left. */
@@ -182,12 +182,12 @@ static bool push_peer(struct lossynet *net, int kind, int rank, double *wait) {
     struct lossynet_position *position = phase->position + (size_t)rank * net->local;
     if (phase->begun == 0 || to->complete || !has_more(net, kind, position)) return false;
     bool open = (int32_t)(p->open[kind] - phase->begun) >= 0;
-    int most = open ? room(p, p->sent, p->credit) : 0;
+    int most = open ? room(p, p->sent, p->credit, engine->pace.batch) : 0;
     if (most == 0) {
         p->blocked = true;
         return false;
     }
-    double pause = lossynet_engine_pace(engine, full_bytes(net, most));
+    double pause = lossynet_pace_wait(engine, full_bytes(net, most));
     if (pause > 0) {
         *wait = fmin(*wait, pause);
         return false;
@@ -209,17 +209,17 @@ static bool push_group(struct lossynet *net, double *wait) {
     if (phase->begun == 0 || to->complete ||
         !has_more(net, LOSSYNET_PARAMETER, engine->group_position))
         return false;
-    int most = LOSSYNET_BATCH;
+    int most = engine->pace.batch;
     for (int r = 0; r < net->world.ranks; r++) {
         struct lossynet_peer *p = &engine->peers[r];
         if (r == net->world.rank || p->to[LOSSYNET_PARAMETER].complete) continue;
         bool open = (int32_t)(p->open[LOSSYNET_PARAMETER] - phase->begun) >= 0;
-        int free = open ? room(p, engine->group_sent, p->group_credit) : 0;
+        int free = open ? room(p, engine->group_sent, p->group_credit, engine->pace.batch) : 0;
         if (free == 0) p->blocked = true;
         if (free < most) most = free;
     }
     if (most == 0) return false;
-    double pause = lossynet_engine_pace(engine, full_bytes(net, most));
+    double pause = lossynet_pace_wait(engine, full_bytes(net, most));
     if (pause > 0) {
         *wait = fmin(*wait, pause);
         return false;

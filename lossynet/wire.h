@@ -52,7 +52,7 @@
  *             have a count of their own. Wraps around.
  *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload.
  *
- * State of a rank towards another, eight numbers of 4 bytes:
+ * State of a rank towards another, nine numbers of 4 bytes:
  *    0  open[GRADIENT], open[PARAMETER]: DATA of phases before this index + 1 is welcome, unless
  *       the phase is over
  *    8  finished[GRADIENT], finished[PARAMETER]: so many phases have been sent completely, or given
@@ -60,6 +60,7 @@
  *   16  messages: so many MESSAGE rounds are complete here
  *   20  credit: DATA of sequences before this have been received, or given up; 24: of EVERYONE
  *   28  DATA sent to EVERYONE so far; as in PROBE
+ *   32  DATA that have come, to the rank and to EVERYONE
  */
 #ifndef LOSSYNET_WIRE_H
 #define LOSSYNET_WIRE_H
@@ -71,7 +72,7 @@ enum {
     WIRE_MAGIC = 0x4e4c, /* 'L' 'N' */
     WIRE_VERSION = 4,
     WIRE_HEADER_BYTES = 28,
-    WIRE_STATE_BYTES = 32,
+    WIRE_STATE_BYTES = 36,
     WIRE_WORKERS = 65534, /* most workers that fit */
     WIRE_EVERYONE = 65535,
     WIRE_PACKET_BITS = 20,

@@ -251,10 +251,10 @@ static void test_socket(void **state) {
 static void test_pace(void **state) {
     (void)state;
     struct lossynet_engine engine = {
-        .rate = 10e6, .burst = 100e3, .tokens = 100e3, .filled = lossynet_now()};
+        .pace = {.rate = 10e6, .burst = 100e3, .tokens = 100e3, .filled = lossynet_now()}};
     double start = lossynet_now();
     for (int sent = 0; sent < 60;) {
-        double wait = lossynet_engine_pace(&engine, 10000);
+        double wait = lossynet_pace_wait(&engine, 10000);
         if (wait > 0)
             nanosleep(&(struct timespec){.tv_nsec = (long)(wait * 1e9)}, NULL);
         else

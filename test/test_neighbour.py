@@ -1,8 +1,12 @@
-"""--traffic-class: DATA in a class of its own, whose queues other traffic goes before."""
+"""--traffic-class: DATA in a class of its own, whose queues other traffic goes before; --loss-budget,
+and --record-loss: the share that such queues lose, and which packets."""
+import json
+import subprocess
+
 import pytest
 
-from program import PROGRAM, run
-from test_program import data, numbers, settings, weights  # pylint: disable=unused-import
+from program import ROOT, run
+from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import (NETWORK, hosts, namespaces,  # pylint: disable=unused-import
                       one_line, options, reference, results, testbed, total, train_on)
 
@@ -48,3 +52,73 @@ def test_control_that_overtakes_ends_no_phase(namespaces, data, tmp_path):
     assert total(log, "late") == 0
     assert results(log) == results(reference(data, tmp_path / "mpi", **changes))
     assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
+
+
+# ---- the loss budget, and what arrived ----
+
+def test_budget_needs_a_pace(data, tmp_path):
+    line = one_line(run(*settings(data, tmp_path), "--loss-budget=0.1"), 2)
+    assert "--loss-budget: expected --pace-gbps too" in line
+
+
+def lost(log, last):
+    """Share of packets lost in the last so many steps."""
+    steps = [event for event in log if event["event"] == "step"][-last:]
+    return sum(e["gradient_loss_rate"] + e["parameter_loss_rate"] for e in steps) / (2 * last)
+
+
+def test_loss_budget(namespaces, data, tmp_path):
+    """A short queue loses much of what comes as fast as it can, and about the budget under one."""
+    with testbed.Hosts(4, rate="100mbit") as made:
+        made.yield_to_others(1, queue="20kb")
+        changes = {"traffic_class": "le", "steps": 50, "batch": 1, "val": None}
+        free = train_on(made, data, tmp_path / "free", **changes)
+        held = train_on(made, data, tmp_path / "held", pace_gbps=0.1, loss_budget=0.05, **changes)
+    print(lost(free, 25), lost(held, 25), [e["pace_kbps"] for e in held if e["event"] == "step"])
+    assert all(e["pace_kbps"] == 0 for e in free if e["event"] == "step")
+    assert lost(free, 25) > 0.15
+    assert lost(held, 25) < 0.1
+    assert min(e["pace_kbps"] for e in held if e["event"] == "step") < 399000
+
+
+def share(files):
+    done = subprocess.run([ROOT / "scripts" / "loss_trace.py", *files], text=True, check=True,
+                          capture_output=True)
+    return json.loads(done.stderr), done.stdout
+
+
+def check_trace(log, files):
+    """The trace says what the log says."""
+    told, text = share(files)
+    logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
+    assert told["share"] == pytest.approx(logged, abs=1e-9) and told["lost"] > 100
+    return told, text
+
+
+def test_trace_of_a_network(hosts, data, tmp_path):
+    hosts.lose(10)
+    log = train_on(hosts, data, tmp_path / "udp", steps=10, record_loss=tmp_path / "trace")
+    told, _ = check_trace(log, [f"{tmp_path}/trace.{rank}" for rank in range(4)])
+    assert told["links"] == 2 * 4 * 3
+    assert told["mean_run"] == pytest.approx(told["mean_run_if_independent"], rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_trace_of_injected_bursts(data, tmp_path, ranks):
+    """Recorded as they were injected, and injected again as they were recorded."""
+    changes = {"loss_rate": 0.2, "steps": 20, "ranks": ranks}
+    log = train(data, tmp_path / "burst", loss_model="burst:6", record_loss=tmp_path / "t", **changes)
+    files = [f"{tmp_path}/t.{rank}" for rank in range(ranks)] or [tmp_path / "t"]
+    told, text = check_trace(log, files)
+    assert told["mean_run"] == pytest.approx(6, rel=0.15)
+    (tmp_path / "replay").write_text(text)
+    again = train(data, tmp_path / "again", loss_model=f"trace:{tmp_path}/replay", **changes)
+    for phase in ("gradient", "parameter"):
+        rate = f"{phase}_loss_rate"
+        assert again[-1][rate] == pytest.approx(log[-1][rate], abs=0.05)
+
+
+def test_trace_that_cannot_be_written(data, tmp_path):
+    done = run(*settings(data, tmp_path), "--record-loss=/nowhere/trace")
+    assert done.returncode == 1
+    assert "cannot write the loss trace /nowhere/trace: No such file" in done.stderr

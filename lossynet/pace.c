@@ -1,0 +1,91 @@
+/* pace.c — how fast a rank sends DATA: a token bucket, and the loss budget that sets its rate.
+ *
+ * With --loss-budget P the share of DATA that the network loses is held at P: a rank lowers its rate
+ * when more is lost, and raises it, up to --pace-gbps, when less is. Peers tell in their state how
+ * much has come (wire.h), so a rank knows what became of what it sent, within the phase.
+ *
+ *     A link that others leave the rate c lets min(r, c) of the rate r through. Then r (1 - lost) = c,
+ *     and the rate at which the share P is lost is
+ *
+ *         r' = c / (1 - P) = r (1 - lost) / (1 - P)
+ *
+ * in one step down, where r > c, and by a factor 1 / (1 - P) per step up, where nothing is lost;
+ * faster after several such steps. A step is taken when enough was heard of what was sent since the
+ * last one to tell its share lost to within a quarter of P or so. Loss that does not depend on the rate
+ * (a bad cable) cannot be paced away: the rate ends at a 64th of --pace-gbps then, not at 0.
+ *
+ * Under a budget datagrams leave in smaller batches: short queues do not hold bursts.
+ */
+#include "lossynet/engine.h"
+
+#include <math.h>
+
+static const double BURST_BYTES = 256 << 10;
+static const double BURST_SECONDS =
+    100e-6;                            /* and what would have left while a sleep was too long */
+static const double LEAST = 1.0 / 64;  /* of the most */
+static const double STEP_PACKETS = 16; /* lost in a step at the budget, ... */
+enum { STEP_LEAST = 256, CALM_MOST = 8, BUDGET_BATCH = 16 };
+
+void lossynet_pace_open(struct lossynet_engine *engine, const struct lossynet_settings *settings) {
+    struct lossynet_pace *pace = &engine->pace;
+    pace->most = pace->rate = settings->pace_gbps * 1e9 / 8;
+    pace->budget = settings->loss_budget;
+    pace->batch = pace->budget > 0 ? BUDGET_BATCH : LOSSYNET_BATCH;
+    pace->burst = (pace->budget > 0 ? 0.1 : 1) * BURST_BYTES + pace->rate * BURST_SECONDS;
+    pace->tokens = pace->burst;
+    pace->filled = lossynet_now();
+}
+
+double lossynet_pace_wait(struct lossynet_engine *engine, size_t bytes) {
+    struct lossynet_pace *pace = &engine->pace;
+    if (pace->rate <= 0) return 0;
+    double now = lossynet_now(), need = fmin((double)bytes, pace->burst);
+    pace->tokens = fmin(pace->burst, pace->tokens + (now - pace->filled) * pace->rate);
+    pace->filled = now;
+    if (pace->tokens >= need) {
+        pace->tokens -= (double)bytes;
+        return 0;
+    }
+    return fmax(20e-6, (need - pace->tokens) / pace->rate);
+}
+
+void lossynet_pace_unused(struct lossynet_engine *engine, size_t bytes) {
+    if (engine->pace.rate > 0) engine->pace.tokens += (double)bytes;
+}
+
+double lossynet_pace_step(struct lossynet_pace *pace, double lost) {
+    pace->calm = lost < pace->budget / 2 ? pace->calm + (pace->calm < CALM_MOST) : 0;
+    double factor = (1 - lost) / (1 - pace->budget);
+    if (pace->calm > 1) factor = pow(factor, pace->calm);
+    return pace->rate = fmin(pace->most, fmax(LEAST * pace->most, pace->rate * factor));
+}
+
+/* Takes a step; what is on its way was sent at the old rate, and tells nothing of the new one. */
+static void step(struct lossynet *net) {
+    struct lossynet_engine *engine = net->engine;
+    struct lossynet_pace *pace = &engine->pace;
+    lossynet_pace_step(pace, 1 - fmin(1, pace->arrived / pace->expected));
+    pace->expected = pace->arrived = 0;
+    for (int r = 0; r < net->world.ranks; r++) {
+        struct lossynet_peer *p = &engine->peers[r];
+        p->report = (struct lossynet_report){.from = p->sent + engine->group_sent};
+    }
+}
+
+void lossynet_pace_report(struct lossynet *net, int peer, uint32_t seen, uint32_t received) {
+    struct lossynet_pace *pace = &net->engine->pace;
+    struct lossynet_report *report = &net->engine->peers[peer].report;
+    if (pace->budget <= 0) return;
+    if (!report->counting) {
+        if ((int32_t)(seen - report->from) < 0) return;
+        *report = (struct lossynet_report){.counting = true, .seen = seen, .received = received};
+        return;
+    }
+    if ((int32_t)(seen - report->seen) <= 0 || (int32_t)(received - report->received) < 0) return;
+    pace->expected += seen - report->seen;
+    pace->arrived += received - report->received;
+    report->seen = seen;
+    report->received = received;
+    if (pace->expected >= fmax(STEP_LEAST, STEP_PACKETS / pace->budget)) step(net);
+}

@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Loss traces of --record-loss, put in order for replay, and how bursty they are.
+
+    scripts/loss_trace.py trace.0 trace.1 trace.2 trace.3 > trace      # in terms of links
+    build/train_llama2 --loss-model trace:trace --loss-rate 1 ...
+
+Ranks write step after step; here the steps of a link (sender, receiver, phase) follow one another, so
+that a burst that outlasts a step is one burst. What it tells of them goes to stderr.
+"""
+import argparse
+import json
+import re
+import sys
+
+TITLE = re.compile(r"# step (\d+), (gradient|parameter), worker (\d+) to (\d+)")
+
+
+def read(paths):
+    """{(phase, sender, receiver): "0010..."}, links in order, each from its first step to its last."""
+    links, link = {}, None
+    for path in paths:
+        with open(path, encoding="ascii") as file:
+            for number, line in enumerate(file, 1):
+                title = TITLE.match(line)
+                if title:
+                    link = (title[2], int(title[3]), int(title[4]))
+                elif not line.startswith("#"):
+                    if link is None or line.strip("01\n"):
+                        sys.exit(f"{path}, line {number}: expected what --record-loss writes")
+                    links.setdefault(link, []).append(line.strip())
+    return {link: "".join(parts) for link, parts in sorted(links.items())}
+
+
+def describe(links):
+    """Numbers of it: packets, share lost, mean run of lost packets, and that of independent losses
+    of the same share."""
+    packets = sum(map(len, links.values()))
+    lost = sum(digits.count("1") for digits in links.values())
+    runs = sum(len(re.findall("1+", digits)) for digits in links.values())
+    share = lost / packets if packets else 0
+    return {"links": len(links), "packets": packets, "lost": lost, "share": share,
+            "mean_run": lost / runs if runs else 0,
+            "mean_run_if_independent": 1 / (1 - share) if share < 1 else None}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="+", help="what --record-loss wrote, one per rank")
+    links = read(parser.parse_args().files)
+    for (phase, sender, receiver), digits in links.items():
+        print(f"# {phase}, worker {sender} to {receiver}\n{digits}")
+    print(json.dumps(describe(links)), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
