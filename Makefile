@@ -84,7 +84,7 @@ COMMON_OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) \
                   $(BUILD)/$(TOKENIZER).o $(ISAS:%=$(BUILD)/llmc/backend_cpu.%.o)
 
 # One of three devices stands behind llmc/backend_cuda.h: a GPU, none, or an emulated one (tests).
-CUDA_SOURCES := llmc/backend_cuda.bf16 llmc/backend_cuda.float32 llmc/cuda/open
+CUDA_SOURCES := llmc/backend_cuda.bf16 llmc/backend_cuda.float32 llmc/cuda/open llmc/cuda/streams
 ifeq ($(CUDA),1)
 DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.cu.o,$(CUDA_SOURCES) llmc/cuda/device llmc/cuda/product)
 # The runtime is linked statically; cuBLASLt is opened when a device is.
@@ -94,7 +94,8 @@ else
 DEVICE_OBJECTS := $(BUILD)/llmc/backend_cuda_none.o
 endif
 EMULATED_OBJECTS := $(patsubst %,$(BUILD)/emulated/%.o,$(CUDA_SOURCES) \
-                    dev/cuda_emulation/device_emulated dev/cuda_emulation/cuda_emu)
+                    dev/cuda_emulation/device_emulated dev/cuda_emulation/cuda_emu \
+                    dev/cuda_emulation/streams_emu)
 OBJECTS := $(COMMON_OBJECTS) $(DEVICE_OBJECTS)
 
 # sm_80 runs on sm_86 and sm_89 too; the PTX of 90 is compiled by the driver for what comes later.
@@ -183,13 +184,14 @@ $(BUILD)/%.o: %.cpp
 
 # The operator tests, on the CPU backends, on the CUDA backend (a GPU, or emulated), and on the CUDA
 # kernels alone.
-OPERATORS := $(patsubst %,$(BUILD)/test/operators%.o,_arrays _bits _device) $(BUILD)/test/operators.o
+OPERATORS := $(patsubst %,$(BUILD)/test/operators%.o,_arrays _bits _device _vectors) \
+             $(BUILD)/test/operators.o
 $(BUILD)/test/test_operators: $(OPERATORS)
 $(BUILD)/test/test_operators_device: $(OPERATORS)
 $(BUILD)/test/test_operators_emulated: $(OPERATORS)
 
 # The kernels alone, without the CPU backend, so that the thread sanitizer can see all of it.
-EMULATOR := $(BUILD)/emulated/dev/cuda_emulation/cuda_emu.o
+EMULATOR := $(patsubst %,$(BUILD)/emulated/dev/cuda_emulation/%.o,cuda_emu streams_emu)
 EMULATED_TESTS := $(BUILD)/test/test_cuda_kernels $(BUILD)/test/test_cuda_attention \
     $(BUILD)/test/emulation_faults
 $(BUILD)/test/test_cuda_kernels: $(BUILD)/test/test_cuda_kernels.o $(OPERATORS) \
@@ -289,7 +291,7 @@ test:
 	@scripts/dependencies.sh test
 	@$(MAKE) --no-print-directory $(JOBS) tests
 	@$(MAKE) --no-print-directory $(JOBS) tests BUILD=$(BUILD)/sanitize SANITIZE=address,undefined OPTIMISE=-O1 CUDA=0
-	@$(MAKE) --no-print-directory $(JOBS) emulated_tests BUILD=$(BUILD)/thread SANITIZE=thread OPTIMISE=-O1
+	@$(MAKE) --no-print-directory $(JOBS) emulated_tests BUILD=$(BUILD)/emulated_thread SANITIZE=thread OPTIMISE=-O1
 	@$(MAKE) --no-print-directory $(JOBS) instrumented
 	@BUILD=$(BUILD) $(PYTHON) -m pytest -q test $(PYTEST)
 

@@ -38,6 +38,7 @@
 #include "llmc/runlog.h"
 #include "llmc/saver.h"
 #include "llmc/schedule.h"
+#include "llmc/staging.h"
 #include "llmc/threads.h"
 #include "llmc/usage.h"
 #include "llmc/worker.h"
@@ -150,7 +151,7 @@ static void model_forward_backward(const struct backend *be, const struct layout
     const int D = c->head_size, QKV = (H + 2 * K) * D;
 #define G(where) (grads + (where))
     model_forward(be, l, params, a, B, T, hooks);
-    bucket_needed(hooks, 0);
+    if (!c->tied) bucket_needed(hooks, 0);
     be->classifier(a->losses, a->dnorm, G(l->classifier), a->last_norm, W(l->classifier),
                    a->targets, N, C, c->vocabulary, scale, accumulate);
     if (!c->tied) bucket_done(hooks, 0);
@@ -219,16 +220,14 @@ struct trainer {
     struct layout layout;
     int workers, local, B, T;
     struct worker *worker;   /* [local] */
-    bool staged;             /* the network reads host copies of a GPU's vectors (llmc/worker.h) */
     float **params, **grads; /* [local], the workers' vectors, as lossynet takes them */
+    struct staging stage;    /* how these meet the network, and the parameters in use */
     int engines;
     struct activations *engine; /* [engines] */
-    tensor *weights;            /* P: parameters in use, where they are not float32; else NULL */
     enum recompute recompute;
     float *fresh; /* P: the owners' values put together, for evaluation and saving */
     struct dataloader *train, *val;
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers on their way */
-    bool overlap;            /* phases go on while workers compute */
     bool unfinished;         /* the last step's PARAMETER phase is open, `record` incomplete */
     struct step_record record;
     double finished;      /* when the last step was */
@@ -251,7 +250,8 @@ static void trainer_release(struct trainer *t) {
     for (int w = 0; t->worker && w < t->local; w++) worker_release(&t->worker[w], t->be);
     for (int e = 0; t->engine && e < t->engines; e++) activations_release(&t->engine[e], t->be);
     if (t->be) t->be->release(t->fresh);
-    if (t->be) t->be->release(t->weights);
+    if (t->be) t->be->release(t->stage.weights);
+    staging_close(&t->stage);
     free(t->worker);
     free(t->params);
     free(t->grads);
@@ -285,13 +285,13 @@ static int trainer_allocate(struct trainer *t, bool training) {
     if (trainer_choose(t, training)) return -1;
     const struct lossynet_memory memory = {t->be->masked_copy, t->be->copy, t->be->gather};
     struct lossynet_settings s = network_settings(o, &t->layout, t->workers);
-    t->staged = t->be->on_device && t->world.ranks > 1;
-    s.weighted_sum = t->staged ? backend_cpu()->weighted_sum : t->be->weighted_sum;
-    s.memory = t->be->on_device && !t->staged ? &memory : NULL;
+    const bool staged = t->be->on_device && t->world.ranks > 1;
+    s.weighted_sum = staged ? backend_cpu()->weighted_sum : t->be->weighted_sum;
+    s.memory = t->be->on_device && !staged ? &memory : NULL;
     if (!training) s.drift_samples = 0;
     if (lossynet_open(&t->world, &s, &t->net)) return -1;
-    t->overlap = training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
-                 !t->be->on_device && lossynet_overlaps(t->net);
+    const bool overlap =
+        training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap && lossynet_overlaps(t->net);
 
     const size_t P = t->layout.count;
     const int threads = omp_get_max_threads();
@@ -311,7 +311,7 @@ static int trainer_allocate(struct trainer *t, bool training) {
         struct worker *k = &t->worker[w];
         k->id = t->world.rank * t->local + w;
         size_t owned = worker_steps_alone(o) ? P : lossynet_owned_elements(t->net, k->id);
-        failed = worker_allocate(k, t->be, P, owned, training, t->staged);
+        failed = worker_allocate(k, t->be, P, owned, training, staged);
         t->params[w] = k->net_params;
         t->grads[w] = k->net_grads;
     }
@@ -319,9 +319,13 @@ static int trainer_allocate(struct trainer *t, bool training) {
         t->fresh = (float *)t->be->allocate(P * sizeof(float));
         if (!t->fresh) failed = report_out_of_memory("the model put together", 4.0 * (double)P);
     }
+    const struct staging stage = {t->be,  &t->layout, t->net, t->worker, t->local,
+                                  staged, overlap,    false,  NULL,      NULL};
+    t->stage = stage;
+    failed = failed || staging_open(&t->stage);
     if (t->be->element_bytes != sizeof(float) && !failed) {
-        t->weights = t->be->allocate(P * t->be->element_bytes);
-        if (!t->weights) failed = report_out_of_memory("weights in use", 2.0 * (double)P);
+        t->stage.weights = t->be->allocate(P * t->be->element_bytes);
+        if (!t->stage.weights) failed = report_out_of_memory("weights in use", 2.0 * (double)P);
     }
     for (int e = 0; e < t->engines && !failed; e++) {
         failed = activations_allocate(&t->engine[e], &t->layout.config, t->be, t->B, t->T, training,
@@ -352,9 +356,9 @@ static int trainer_initialise(struct trainer *t, bool from_checkpoint) {
 
 /* Parameters as operations take them. */
 static const tensor *in_use(const struct trainer *t, const float *params) {
-    if (!t->weights) return params;
-    t->be->convert(t->weights, params, t->layout.count);
-    return t->weights;
+    if (!t->stage.weights) return params;
+    t->be->convert(t->stage.weights, params, t->layout.count);
+    return t->stage.weights;
 }
 
 /* Calls work(t, worker, engine, context) for every local worker, see the note on threads above. */
@@ -383,18 +387,13 @@ struct meeting { /* of one worker with the network */
 
 static void parameters_needed(void *context, int bucket) {
     struct meeting *m = (struct meeting *)context;
-    double waited;
-    lossynet_status status = lossynet_bucket_wait(m->t->net, bucket, &waited);
+    lossynet_status status = staging_parameters_needed(&m->t->stage, m->w, bucket, &m->waited);
     if (status) m->status = status;
-    m->waited += waited;
 }
 
 static void gradient_done(void *context, int bucket) {
-    struct trainer *t = ((struct meeting *)context)->t;
-    struct worker *w = ((struct meeting *)context)->w;
-    worker_send(w, t->be, w->net_grads, layout_bucket_offset(&t->layout, bucket),
-                t->layout.bucket_elements[bucket]);
-    if (t->overlap) lossynet_bucket_ready(t->net, w->id, bucket);
+    const struct meeting *m = (const struct meeting *)context;
+    staging_gradient_done(&m->t->stage, m->w, bucket);
 }
 
 /* Forward and backward of one worker on its replica and its share of the data. Worker w takes
@@ -405,12 +404,12 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     const int B = t->B, T = t->T, M = t->options->micro_batches;
     double *mine = t->mine + 3 * (w - t->worker);
     struct meeting meeting = {t, w, 0, LOSSYNET_OK};
-    const tensor *params = in_use(t, w->params);
+    const tensor *params = t->stage.weights ? t->stage.weights : w->params;
     double loss = 0;
     (void)context;
     for (int m = 0; m < M; m++) {
         uint64_t first = t->at.sequence + ((uint64_t)m * t->workers + w->id) * B;
-        const struct bucket_hooks hooks = {t->overlap && m == 0 ? parameters_needed : NULL,
+        const struct bucket_hooks hooks = {m == 0 ? parameters_needed : NULL,
                                            m == M - 1 ? gradient_done : NULL, &meeting};
         for (int b = 0; b < B; b++) {
             dataloader_sequence(t->train, first + b, engine->host_tokens + b * T,
@@ -449,37 +448,28 @@ static int averaged_norm(struct trainer *t, double *norm) {
     return 0;
 }
 
-/* Owners' shards, or whole vectors, to where the network reads them, or back: worker_send or
- * worker_receive. Only where vectors are staged does anything move. */
-static void move(struct trainer *t, worker_mover mover, float *const *vectors, bool shards) {
-    for (int w = 0; w < t->local && t->staged; w++) {
-        size_t offset = 0, count = t->layout.count;
-        if (!shards) mover(&t->worker[w], t->be, vectors[w], 0, count);
-        for (int b = 0; b < t->layout.buckets && shards; b++) {
-            lossynet_shard(t->net, t->worker[w].id, b, &offset, &count);
-            mover(&t->worker[w], t->be, vectors[w], offset, count);
-        }
-    }
-    if (mover == worker_send) worker_sent(&t->worker[0], t->be);
-}
-
 /* The two phases, timed. */
 static int reduce(struct trainer *t, float *const *vectors) {
     double start = runlog_seconds();
-    if (vectors == t->params) move(t, worker_send, vectors, false); /* gradients left already */
-    worker_sent(&t->worker[0], t->be);
+    if (vectors == t->params)
+        staging_send(&t->stage, vectors, false);
+    else
+        staging_gradients_sent(&t->stage); /* they left during backward */
     lossynet_status status = lossynet_reduce(t->net, vectors, is_lossless(t));
-    move(t, worker_receive, vectors, true);
+    staging_receive(&t->stage, vectors, true);
     t->communicating += runlog_seconds() - start;
     return status ? -1 : 0;
 }
 
 static int broadcast(struct trainer *t, float *const *vectors) {
     double start = runlog_seconds();
-    move(t, worker_send, vectors, true);
+    staging_send(&t->stage, vectors, true);
+    if (t->stage.overlap) staging_broadcast(&t->stage);
     lossynet_status status = lossynet_broadcast_begin(t->net, vectors, is_lossless(t));
-    if (!status && !t->overlap) status = lossynet_broadcast_end(t->net);
-    move(t, worker_receive, vectors, false);
+    if (!status && !t->stage.overlap) {
+        status = lossynet_broadcast_end(t->net);
+        staging_receive(&t->stage, vectors, false);
+    }
     t->communicating += runlog_seconds() - start;
     return status ? -1 : 0;
 }
@@ -538,7 +528,7 @@ static int exchange_averages(struct trainer *t, int step, struct step_record *r)
             worker_update(k, t->be, &t->layout, t->options, &s, offset, offset, count);
         }
     }
-    move(t, worker_send, t->params, false); /* for drift and evaluation */
+    staging_send(&t->stage, t->params, false); /* for drift and evaluation */
     return 0;
 }
 
@@ -575,6 +565,7 @@ static int finish_step(struct trainer *t) {
     if (!t->unfinished) return 0;
     t->unfinished = false;
     if (lossynet_broadcast_end(t->net)) return -1;
+    staging_finish(&t->stage, t->params);
     t->communicating += runlog_seconds() - start;
     if (account(t, r)) return -1;
     double now = runlog_seconds();
@@ -596,8 +587,9 @@ static int training_step(struct trainer *t, int step) {
     struct step_record *r = &t->record;
     if (!t->unfinished) t->finished = runlog_seconds();
     if (lossynet_step_begin(t->net, (uint64_t)step)) return -1;
-    if (t->overlap && lossynet_reduce_begin(t->net, t->grads, is_lossless(t))) return -1;
+    if (t->stage.overlap && lossynet_reduce_begin(t->net, t->grads, is_lossless(t))) return -1;
     for_each_worker(t, worker_gradient, NULL);
+    t->stage.arriving = false; /* forward has received each bucket */
     double waited = 0, loss = 0;
     for (int w = 0; w < t->local; w++) {
         if (t->mine[3 * w + 2] > 0) return -1;
@@ -617,7 +609,7 @@ static int training_step(struct trainer *t, int step) {
                                                    : exchange_gradients(t, step, r);
     if (failed) return -1;
     t->unfinished = true;
-    return t->overlap ? 0 : finish_step(t);
+    return t->stage.overlap ? 0 : finish_step(t);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- *
@@ -676,10 +668,10 @@ static int fresh_model(void *context, const float **model) {
     if (t->workers == 1 || is_lossless(t)) return 0;
     *model = t->fresh;
     const size_t P = t->layout.count;
-    float *fresh = t->staged ? host_vector(t->be, t->fresh, P, false) : t->fresh;
+    float *fresh = t->stage.staged ? host_vector(t->be, t->fresh, P, false) : t->fresh;
     int failed = !fresh || lossynet_gather_fresh(t->net, t->params, fresh) ? -1 : 0;
-    if (t->staged && !failed) t->be->upload(t->fresh, fresh, P * sizeof(float));
-    if (t->staged) host_vector_end(t->be, fresh);
+    if (t->stage.staged && !failed) t->be->upload(t->fresh, fresh, P * sizeof(float));
+    if (t->stage.staged) host_vector_end(t->be, fresh);
     return failed;
 }
 
@@ -789,6 +781,7 @@ static int open_saver(struct trainer *t) {
     net->all_workers = LOSSYNET_ALL_WORKERS;
     t->run.whole_moments = worker_steps_alone(t->options);
     t->run.own_replicas = t->options->algorithm == ALGORITHM_NAIVE;
+    t->run.on_device = t->be->on_device;
     t->run.upload = t->be->upload;
     t->run.download = t->be->download;
     t->run.worker = (struct resume_worker *)calloc((size_t)t->local, sizeof *t->run.worker);
@@ -912,7 +905,7 @@ static int train(struct trainer *t) {
     int failed = from ? resume_open(from, &saved, &t->at) : 0;
     failed = failed || prepare(t, true) || open_saver(t) ||
              (from && resume_load(&t->run, from, saved, t->log));
-    if (from && !failed) move(t, worker_send, t->params, false);
+    if (from && !failed) staging_send(&t->stage, t->params, false);
     json_decref(saved);
     return failed || train_loop(t) ? -1 : 0;
 }

@@ -3,7 +3,7 @@
 catch it.
 
     make emulated_tests
-    make emulated_tests BUILD=build/thread SANITIZE=thread OPTIMISE=-O1
+    make emulated_tests BUILD=build/emulated_thread SANITIZE=thread OPTIMISE=-O1
     dev/mutate_kernels.py [-j JOBS] [WORDS ...]      only faults whose file or name has all words
 
 A fault is a piece of a source and what replaces it (FAULTS below; a piece must be there once, or the
@@ -16,12 +16,14 @@ import argparse
 import concurrent.futures
 import os
 import pathlib
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TIMEOUT = 400  # seconds for one program
+LIMIT = 400  # seconds of CPU time for one program, whatever else the machine does
 
 # file in llmc/cuda, what is wrong, the piece, what it becomes
 FAULTS = [
@@ -74,6 +76,21 @@ FAULTS = [
     ("weighted_sum", "what did not arrive is read", "if (w == 0) continue;", ""),
     ("weighted_sum", "weights of the first packet for all", "weight += p * N;", ""),
     ("weighted_sum", "the next packet written over", "begin + packet < n ? begin + packet : n", "n"),
+    ("weighted_sum", "the last few elements left out", "for (; j < end; j++)",
+     "for (; j + 1 < end; j++)"),
+    ("weighted_sum", "the first sender's elements for all", "load(x, sender[i] + j)",
+     "load(x, sender[0] + j)"),
+    ("exchange", "what did not arrive is copied", "if (!arrived[k]) continue;", ""),
+    ("exchange", "the last packet runs on past the end",
+     "(k + 1) * packet < n ? (k + 1) * packet : n", "(k + 1) * packet"),
+    ("exchange", "off by one: a packet's last element left out", "i < end; i += blockDim.x",
+     "i + 1 < end; i += blockDim.x"),
+    ("exchange", "packets beyond the grid left out", "k < packets; k += gridDim.x",
+     "k < gridDim.x; k += gridDim.x"),
+    ("exchange", "a packet goes by the mark of another", "if (!arrived[k])", "if (!arrived[k / 2])"),
+    ("exchange", "off by one: the last element is not gathered", "if (i < n) out",
+     "if (i + 1 < n) out"),
+    ("exchange", "the neighbour is gathered", "vector[element[i]]", "vector[element[i] - 1]"),
     ("util", "off by one: tail left out", "for (; i < n; i++) to", "for (; i + 1 < n; i++) to"),
 
     ("attention_tile", "missing mask at the sequence's end: rows beyond it are read",
@@ -144,6 +161,14 @@ FAULTS = [
     ("attention_backward", "delta of a group's first query head for all",
      "next_delta += call.padded - (at", "next_delta += 0 - (at"),
     ("attention_backward", "P left out of dS", "dp[m][n][i] *= p[m][n][i];", ""),
+    ("attention_plain", "the warps' parts have each its own maximum",
+     "factor[w] = expf(largest[w] - most)", "factor[w] = 1"),
+    ("attention_plain", "the last warp's keys left out",
+     "for (int w = 0; w < PLAIN_WARPS; w++) o =", "for (int w = 0; w < PLAIN_WARPS - 1; w++) o ="),
+    ("attention_plain", "barrier before the warps' parts dropped",
+     "part.sum;\n    __syncthreads();", "part.sum;"),
+    ("attention_plain", "the query of another token", "t = first + blockIdx.x / H",
+     "t = blockIdx.x / H"),
     ("attention_plain", "statistics of another head",
      "statistics = (size_t)(b * H + h) * length", "statistics = (size_t)(b * H + kv) * length"),
     ("attention_plain", "gradient of the keys from the first query head of a group only",
@@ -151,8 +176,8 @@ FAULTS = [
 ]
 
 EMULATION = ["-std=c++17", "-DCUDA_EMULATION", "-D_GNU_SOURCE", "-g0", "-w", "-fno-strict-aliasing"]
-SCHEDULER = "emulated/dev/cuda_emulation/cuda_emu.o"
-OPERATORS = [f"test/{name}.o" for name in ("operators", "operators_arrays", "operators_bits")]
+EMULATOR = [f"emulated/dev/cuda_emulation/{name}.o" for name in ("cuda_emu", "streams_emu")]
+OPERATORS = [f"test/operators{part}.o" for part in ("", "_arrays", "_bits", "_device", "_vectors")]
 
 
 def programs(file):
@@ -174,7 +199,7 @@ def build(folder, build_dir, flags, program):
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
         if done.returncode:
             sys.exit(f"{folder.name} does not compile:\n{done.stderr[:2000]}")
-    objects = [str(build_dir / name) for name in (f"test/{program}.o", *OPERATORS, SCHEDULER)]
+    objects = [str(build_dir / name) for name in (f"test/{program}.o", *OPERATORS, *EMULATOR)]
     subprocess.run(["g++", *flags, "-fopenmp", *objects, str(backend), "-lcmocka", "-lm", "-o",
                     str(binary)], cwd=ROOT, check=True)
     return binary
@@ -183,8 +208,10 @@ def build(folder, build_dir, flags, program):
 def run_until_failure(binary):
     """What failed first: a test's name or a sanitizer's or the emulation's words; None if nothing did."""
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
-    process = subprocess.Popen(["timeout", str(TIMEOUT), str(binary)], cwd=ROOT, text=True,
-                               env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(
+        [str(binary)], cwd=ROOT, text=True, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5)))
     reason = None
     for line in process.stdout:
         for mark in ("[  FAILED  ]", "cuda_emu:", "WARNING: ThreadSanitizer:"):
@@ -193,7 +220,7 @@ def run_until_failure(binary):
                 process.terminate()
     status = process.wait()
     if reason is None and status:
-        reason = "runs for ever" if status == 124 else f"ends with status {status}"
+        reason = ("runs for ever" if status == -signal.SIGXCPU else f"ends with status {status}")
     return reason
 
 
@@ -205,7 +232,7 @@ def try_fault(fault, build_dir):
         return fault, None, f"NOT FOUND in {name}: {piece!r}"
     with tempfile.TemporaryDirectory() as temporary:
         for kind, folder, flags in (("numbers", build_dir, ["-O1"]),
-                                    ("thread sanitizer", build_dir / "thread",
+                                    ("thread sanitizer", build_dir / "emulated_thread",
                                      ["-O1", "-fsanitize=thread"])):
             overlay = pathlib.Path(temporary) / folder.name
             (overlay / "llmc/cuda").mkdir(parents=True)
@@ -226,7 +253,7 @@ def main():
     build_dir = (ROOT / os.environ.get("BUILD", "build")).resolve()
     chosen = [f for f in FAULTS if all(word in f"{f[0]} {f[1]}" for word in options.words)]
     for program in sorted({program for fault in chosen for program in programs(fault[0])}):
-        for folder in (build_dir, build_dir / "thread"):
+        for folder in (build_dir, build_dir / "emulated_thread"):
             reason = run_until_failure(folder / "test" / program)
             if reason:
                 sys.exit(f"{folder / 'test' / program} fails without any fault: {reason}")

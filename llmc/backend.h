@@ -71,11 +71,16 @@ struct backend {
     /* ---- copies beside the computing; NULL where not on_device ----
      * Of pinned memory, the host's that the device can reach. `send` copies what the operations
      * called so far leave in `from`; `from` must stay so, and `host` is not there, until `sent` has
-     * returned. `receive` copies before what is called from now on, which finds it in `to`; `host`
-     * must stay until something waits for a later operation (download, sum_of_squares). */
+     * returned or `when_sent` has called. That calls call(context), which may not use the backend,
+     * on a thread of its own as soon as all sent so far is there, in the order of the calls.
+     * `receive` copies before what is called from now on, which finds it in `to`, and perhaps before
+     * the end of what was called earlier: `to` is nothing that operations use which were called
+     * since the host last waited (sent, download, sum_of_squares). `host` must stay until it waits
+     * for a later operation. */
     void *(*allocate_pinned)(size_t bytes); /* NULL when there is none; not cleared */
     void (*release_pinned)(void *memory);   /* NULL is fine */
     void (*send)(void *host, const void *from, size_t bytes);
+    void (*when_sent)(void (*call)(void *context), void *context);
     void (*sent)(void);
     void (*receive)(void *to, const void *host, size_t bytes);
 

@@ -100,6 +100,11 @@ static void send(void *host, const void *from, size_t bytes) {
     device_send(host, from, bytes);
 }
 
+static void when_sent(void (*call)(void *context), void *context) {
+    device_scope scope;
+    device_when_sent(call, context);
+}
+
 static void sent(void) {
     device_scope scope;
     device_sent();
@@ -238,6 +243,13 @@ static void attention_backward(tensor *dqkv, const tensor *dout, const tensor *o
                                      device_stream());
 }
 
+static void attention_continue(tensor *out, const tensor *qkv, int first, int T, int H, int K,
+                               int D) {
+    device_scope scope;
+    cuda_attention_continue<element>((element *)out, (const element *)qkv, first, T, H, K, D,
+                                     device_stream());
+}
+
 static void swiglu_forward(tensor *out, const tensor *gate_up, int N, int F) {
     device_scope scope;
     cuda_swiglu_forward<element>((element *)out, (const element *)gate_up, N, F, device_stream());
@@ -308,8 +320,10 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
     if (n == 0) return;
     device_scope scope;
     const size_t weights = (n + packet - 1) / packet * (size_t)N;
-    arguments list(weights * sizeof *weight);
-    cuda_weighted_sum(out, sender, list.add(weight, weights), N, n, packet, device_stream());
+    arguments list(weights * sizeof *weight + (size_t)N * sizeof *sender);
+    const float *const *senders = list.add(sender, (size_t)N);
+    cuda_weighted_sum(out, sender, senders, list.add(weight, weights), N, n, packet,
+                      device_stream());
 }
 
 static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
@@ -356,6 +370,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.allocate_pinned = allocate_pinned;
     b.release_pinned = release_pinned;
     b.send = send;
+    b.when_sent = when_sent;
     b.sent = sent;
     b.receive = receive;
     b.embedding_forward = embedding_forward;
@@ -369,6 +384,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.rope = rope;
     b.attention_forward = attention_forward;
     b.attention_backward = attention_backward;
+    b.attention_continue = attention_continue;
     b.swiglu_forward = swiglu_forward;
     b.swiglu_backward = swiglu_backward;
     b.classifier = classifier;

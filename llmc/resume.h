@@ -70,6 +70,7 @@ struct resume_run {
     struct resume_worker *worker; /* [local] */
     struct resume_net net;
     /* between the memory of the workers and the host's; from several threads at once */
+    bool on_device; /* each call costs more than its bytes: few large ones */
     void (*upload)(void *to, const void *host, size_t bytes);
     void (*download)(void *host, const void *from, size_t bytes);
 };

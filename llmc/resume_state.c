@@ -69,6 +69,59 @@ static int stale_runs(const struct resume_run *r, int worker, struct run **list,
     return 0;
 }
 
+/* ---- runs of a device's vector ---------------------------------------------------------- */
+
+/* A device's vector is copied in windows of so many elements that hold some run, since a call of
+ * its own for each packet would take longer than its bytes. */
+enum { WINDOW = 1 << 17 };
+
+struct window {
+    float *host, *device; /* what of the vector `device` is in `host` */
+    size_t first, count, total;
+};
+
+/* Moves to the window that begins at element `at`, unless it is in this one. Returns how many
+ * elements of a run of `count` from there are in it, and where. `back`: what is left is uploaded. */
+static size_t window_at(const struct resume_run *r, struct window *w, size_t at, size_t count,
+                        bool back, float **place) {
+    if (at >= w->first + w->count) {
+        if (back && w->count) r->upload(w->device + w->first, w->host, w->count * sizeof(float));
+        w->first = at;
+        w->count = w->total - at < WINDOW ? w->total - at : WINDOW;
+        r->download(w->host, w->device + w->first, w->count * sizeof(float));
+    }
+    size_t there = w->first + w->count - at;
+    *place = w->host + (at - w->first);
+    return there < count ? there : count;
+}
+
+/* values (all runs', one behind the other), from the vector or (`back`) to it. table: (runs, 2) of
+ * int64_t, not necessarily aligned. 0, or -1 when out of memory. */
+static int window_runs(const struct resume_run *r, float *vector, const char *table, size_t runs,
+                       char *values, bool back) {
+    struct window w = {(float *)malloc(WINDOW * sizeof(float)), vector, 0, 0,
+                       r->facts.layout->count};
+    if (!w.host) return report_out_of_memory("a part of a replica", WINDOW * sizeof(float));
+    for (size_t i = 0; i < runs; i++) {
+        struct run run;
+        memcpy(&run, table + i * sizeof run, sizeof run);
+        while (run.count > 0) {
+            float *place;
+            size_t n = window_at(r, &w, (size_t)run.offset, (size_t)run.count, back, &place);
+            if (back)
+                memcpy(place, values, n * sizeof(float));
+            else
+                memcpy(values, place, n * sizeof(float));
+            values += n * sizeof(float);
+            run.offset += (int64_t)n;
+            run.count -= (int64_t)n;
+        }
+    }
+    if (back && w.count) r->upload(vector + w.first, w.host, w.count * sizeof(float));
+    free(w.host);
+    return 0;
+}
+
 /* ---- saving ----------------------------------------------------------------------------- */
 
 static void add_moments(const struct resume_run *r, const struct resume_worker *w,
@@ -87,11 +140,16 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
                        struct snapshot *out) {
     struct run *list;
     size_t runs, elements, done = 0;
+    int status = 0;
     if (stale_runs(r, w->id, &list, &runs, &elements)) return -1;
     int64_t *table = (int64_t *)snapshot_add(out, "I64", runs, 2, "worker.%d.stale", w->id);
     float *values = (float *)snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
     if (table && values) {
         memcpy(table, list ? list : (struct run *)table, runs * sizeof *list);
+    }
+    if (table && values && r->on_device) {
+        status = window_runs(r, w->params, (const char *)table, runs, (char *)values, false);
+    } else if (table && values) {
         for (size_t i = 0; i < runs; i++) { /* the list becomes: where a run's values go */
             int64_t count = list[i].count;
             list[i].count = (int64_t)done;
@@ -104,7 +162,7 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
         }
     }
     free(list);
-    return 0;
+    return status;
 }
 
 static void add_network(const struct resume_run *r, int worker, struct snapshot *out) {
@@ -273,6 +331,8 @@ static int load_replica(const struct resume_run *r, const struct source *s,
     if (get_table(s, w->id, "stale", r->facts.layout->count, &table, &elements)) return -1;
     const struct safetensors_view *values = get(s, w->id, "replica", "F32", (int64_t)elements, 0);
     if (!values) return -1;
+    if (r->on_device)
+        return window_runs(r, w->params, table.data, table.runs, (char *)values->data, true);
     for (size_t i = 0; i < table.runs; i++) {
         struct run run = run_at(&table, i);
         r->upload(w->params + run.offset, (const char *)values->data + done * sizeof(float),

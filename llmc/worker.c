@@ -49,10 +49,6 @@ void worker_send(const struct worker *w, const struct backend *be, float *net, s
     if (from != net && count) be->send(net + offset, from + offset, count * sizeof(float));
 }
 
-void worker_sent(const struct worker *w, const struct backend *be) {
-    if (w->net_params != w->params) be->sent();
-}
-
 void worker_receive(const struct worker *w, const struct backend *be, float *net, size_t offset,
                     size_t count) {
     float *to = device_vector(w, net);

@@ -4,12 +4,11 @@
  * with a GPU), parameters and gradients have a copy there that does not move (pinned), and travel
  * beside the computing:
  *
- *     backward finishes a bucket      worker_send      device -> host, on the copy-out stream
- *     before the network reads it     worker_sent      waits for that
- *     what the network wrote          worker_receive   host -> device, on the copy-in stream,
- *                                                      before whatever is computed next
+ *     worker_send      device -> host, on the copy-out stream, after what was computed before
+ *     worker_receive   host -> device, on the copy-in stream, before whatever is computed next
  *
- * Elsewhere the copies are the vectors themselves, and these functions do nothing.
+ * Elsewhere the copies are the vectors themselves, and these functions do nothing. What is sent and
+ * received when is in staging.h.
  */
 #ifndef LLMC_WORKER_H
 #define LLMC_WORKER_H
@@ -43,12 +42,10 @@ void worker_initialise(struct worker *w, const struct backend *be, const float *
                        size_t count);
 
 /* `net` is net_params or net_grads. Elements offset ... offset + count - 1, as they are after the
- * operations called so far, leave for the host. */
+ * operations called so far, leave for the host; see `send` and `sent` of backend.h. */
 void worker_send(const struct worker *w, const struct backend *be, float *net, size_t offset,
                  size_t count);
-/* All that was sent is there: the network may read it. (Of all workers.) */
-void worker_sent(const struct worker *w, const struct backend *be);
-/* Operations called from now on find what the network left there. */
+/* Operations called from now on find what the network left there; see `receive` of backend.h. */
 void worker_receive(const struct worker *w, const struct backend *be, float *net, size_t offset,
                     size_t count);
 

@@ -7,6 +7,7 @@
 #include "llmc/cuda/adamw.cuh"
 #include "llmc/cuda/classifier.cuh"
 #include "llmc/cuda/embedding.cuh"
+#include "llmc/cuda/exchange.cuh"
 #include "llmc/cuda/norm.cuh"
 #include "llmc/cuda/rmsnorm.cuh"
 #include "llmc/cuda/rope.cuh"
@@ -190,6 +191,11 @@ template <typename T> struct operations {
                                 log_sum_exp, B, T_, H, K, D, w.memory, w.bytes, 0);
         finish();
     }
+    static void attention_continue(tensor *out, const tensor *qkv, int first, int rows, int H,
+                                   int K, int D) {
+        cuda_attention_continue((T *)out, (const T *)qkv, first, rows, H, K, D, 0);
+        finish();
+    }
 #endif
     static void adamw(tensor *param, float *master, float *m, float *v, const float *gradient,
                       size_t n, const struct adamw_settings *settings, int step,
@@ -211,10 +217,25 @@ template <typename T> struct operations {
     }
     static void weighted_sum(float *out, const float *const *sender, const float *weight, int N,
                              size_t n, size_t packet) {
-        workspace weights(ceil_div(n, packet) * N * sizeof(float));
+        workspace weights(ceil_div(n, packet) * N * sizeof(float)), senders(N * sizeof *sender);
         copy(weights.memory, weight, weights.bytes);
-        cuda_weighted_sum(out, sender, (const float *)weights.memory, N, n, packet, 0);
+        copy(senders.memory, sender, senders.bytes);
+        cuda_weighted_sum(out, sender, (const float *const *)senders.memory,
+                          (const float *)weights.memory, N, n, packet, 0);
         finish();
+    }
+    static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                            size_t packet) {
+        workspace which(ceil_div(n, packet));
+        copy(which.memory, arrived, which.bytes);
+        cuda_masked_copy(to, from, (const uint8_t *)which.memory, n, packet, 0);
+        finish();
+    }
+    static void gather(float *out, const float *vector, const size_t *element, size_t n) {
+        workspace elements(n * sizeof *element), values(n * sizeof *out);
+        copy(elements.memory, element, elements.bytes);
+        cuda_gather((float *)values.memory, vector, (const size_t *)elements.memory, n, 0);
+        copy(out, values.memory, values.bytes);
     }
     static struct backend table(const char *name) {
         struct backend b = {};
@@ -235,8 +256,10 @@ template <typename T> struct operations {
         b.classifier = classifier;
 #ifndef WITHOUT_ATTENTION
         b.attention_forward = attention_forward, b.attention_backward = attention_backward;
+        b.attention_continue = attention_continue;
 #endif
         b.adamw = adamw, b.sum_of_squares = sum_of_squares, b.weighted_sum = weighted_sum;
+        b.masked_copy = masked_copy, b.gather = gather;
         return b;
     }
 };

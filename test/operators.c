@@ -357,6 +357,32 @@ void test_attention(void **state) {
         check_attention(attention_shapes[s], 1, 1e-6, 4e-3, true);
 }
 
+/* The last rows of a sequence, whose first ones were there before. */
+static void check_attention_continue(struct attention_shape a, int first) {
+    size_t before = (size_t)first * a.H * a.D, n = (size_t)a.T * a.H * a.D - before;
+    struct array qkv = array_random((size_t)a.T * (a.H + 2 * a.K) * a.D, 2, TENSOR);
+    struct array out = array_empty(n, TENSOR);
+    double *whole = (double *)malloc(sizeof(double) * (before + n));
+    assert_non_null(whole);
+    reference_attention(whole, NULL, qkv.reference, 1, a.T, a.H, a.K, a.D);
+    memcpy(out.reference, whole + before, sizeof(double) * n);
+    subject.backend->attention_continue(out.value, qkv.value, first, a.T - first, a.H, a.K, a.D);
+    assert_close(&out, "attention_continue", 1e-6, 4e-3);
+    array_free(&qkv), array_free(&out);
+    free(whole);
+}
+
+void test_attention_continue(void **state) {
+    (void)state;
+    if (!subject.backend->attention_continue) skip();
+    for (int s = 0; s < LENGTH(attention_shapes); s++) {
+        struct attention_shape a = attention_shapes[s];
+        if (a.T == 1 || too_large((size_t)a.T * a.H * a.T)) continue;
+        check_attention_continue(a, a.T - 1);
+        if (a.T < 100) check_attention_continue(a, a.T / 2);
+    }
+}
+
 /* Logits in the hundreds: exp overflows unless the maximum is taken off. The error is that of the
  * logits, whose float32 rounding is 1e-5 there. */
 void test_attention_large_logits(void **state) {
@@ -474,108 +500,4 @@ void test_classifier_large_logits(void **state) {
     check_classifier_softmax(41, 1000, 300, true);
     check_classifier_softmax(2, 20000, 312.5, true);
     check_classifier_softmax(3, 60001, 8, false); /* more than a block keeps */
-}
-
-/* ---- optimiser -------------------------------------------------------------------------------- */
-
-static void check_adamw(size_t n, bool in_place) {
-    if (too_large(n)) return;
-    /* betas that float32 holds exactly, so that 1 - beta has no rounding of its own */
-    struct adamw_settings settings = {0.875f, 0.9375f, 1e-8f};
-    struct array master = array_random(n, 1, FLOAT32), m = array_random(n, 0, FLOAT32);
-    struct array v = array_random(n, 0, FLOAT32), gradient = array_random(n, 3, FLOAT32);
-    struct array param = array_empty(n, TENSOR);
-    m.terms = 1;
-    void *target = in_place ? master.value : param.value;
-    for (int step = 1; step <= 4; step++) {
-        reference_adamw(master.reference, m.reference, v.reference, gradient.reference, n,
-                        settings.beta1, settings.beta2, settings.eps, step, 0.01f, 0.1f, 0.5f);
-        subject.backend->adamw(target, master.value, m.value, v.value, gradient.value, n, &settings,
-                               step, 0.01f, 0.1f, 0.5f);
-        for (size_t i = 0; i < n; i++) gradient.reference[i] = random_uniform();
-        array_write(&gradient);
-    }
-    assert_close(&master, "adamw: master", 5e-7, 5e-7);
-    assert_close(&m, "adamw: m", 1e-6, 1e-6);
-    assert_close(&v, "adamw: v", 1e-6, 1e-6);
-    if (!in_place) { /* the master weights rounded to nearest */
-        float *exact = array_read(&master);
-        for (size_t i = 0; i < n; i++) param.reference[i] = exact[i];
-        struct array rounded = array_empty(n, TENSOR);
-        array_write_floats(&rounded, exact);
-        free(exact);
-        float *expected = array_read(&rounded), *got = array_read(&param);
-        assert_memory_equal(got, expected, n * sizeof(float));
-        free(expected), free(got);
-        array_free(&rounded);
-    }
-    array_free(&master), array_free(&m), array_free(&v), array_free(&param), array_free(&gradient);
-}
-
-void test_adamw(void **state) {
-    (void)state;
-    size_t sizes[] = {1, 31, 1000, 50001};
-    for (int s = 0; s < LENGTH(sizes); s++) {
-        check_adamw(sizes[s], false);
-        if (subject.in_place || subject.backend->element_bytes == sizeof(float))
-            check_adamw(sizes[s], true);
-    }
-}
-
-void test_sum_of_squares(void **state) {
-    (void)state;
-    size_t sizes[] = {0, 1, 17, 16384, 16385, 1000003, 20000001};
-    for (int s = 0; s < LENGTH(sizes); s++) {
-        if (too_large(sizes[s])) continue;
-        struct array x = array_random(sizes[s], 1, FLOAT32);
-        double sum = 0, got = subject.backend->sum_of_squares(x.value, x.n);
-        for (size_t i = 0; i < x.n; i++) sum += x.reference[i] * x.reference[i];
-        if (!(fabs(got - sum) <= 1e-12 * sum)) fail_msg("%zu: %.17g, not %.17g", x.n, got, sum);
-        array_free(&x);
-    }
-}
-
-/* ---- masked average --------------------------------------------------------------------------- */
-
-/* `aliased`: the sender that is also the output, -1 for none. */
-static void check_weighted_sum(size_t n, size_t packet, int aliased) {
-    enum { SENDERS = 5 };
-    if (too_large(n * SENDERS)) return;
-    size_t packets = (n + packet - 1) / packet;
-    struct array sender[SENDERS], out = array_empty(n, FLOAT32);
-    const float *senders[SENDERS];
-    out.terms = 1;
-    float *weight = (float *)malloc(sizeof(float) * packets * SENDERS);
-    float *sent = (float *)malloc(sizeof(float) * n);
-    assert_true(weight && sent);
-    for (size_t i = 0; i < packets * SENDERS; i++)
-        weight[i] = random_uniform() < -0.3 ? 0 : (float)random_uniform();
-    if (packets > 2) memset(weight + SENDERS, 0, sizeof(float) * SENDERS); /* nothing arrived */
-    for (int i = 0; i < SENDERS; i++) {
-        sender[i] = array_random(n, 1, FLOAT32);
-        senders[i] = sender[i].value;
-        for (size_t j = 0; j < n; j++) {
-            float w = weight[j / packet * SENDERS + i];
-            out.reference[j] += w * sender[i].reference[j];
-            sent[j] = w == 0 ? NAN : (float)sender[i].reference[j]; /* did not arrive: not read */
-        }
-        array_write_floats(&sender[i], sent);
-    }
-    void *target = aliased < 0 ? out.value : sender[aliased].value;
-    subject.backend->weighted_sum(target, senders, weight, SENDERS, n, packet);
-    if (aliased >= 0) subject.backend->copy(out.value, target, array_bytes(&out));
-    assert_close(&out, "weighted_sum", 1e-6, 1e-6);
-    for (int i = 0; i < SENDERS; i++) array_free(&sender[i]);
-    array_free(&out);
-    free(weight);
-    free(sent);
-}
-
-void test_weighted_sum(void **state) {
-    (void)state;
-    size_t shapes[][2] = {{1, 1},         {10, 3},       {1000, 1024}, {5000, 1024},
-                          {100003, 1024}, {50000, 5000}, {4096, 7}};
-    for (int s = 0; s < LENGTH(shapes); s++)
-        for (int aliased = -1; aliased < 5; aliased++)
-            check_weighted_sum(shapes[s][0], shapes[s][1], aliased);
 }

@@ -3,7 +3,8 @@
  * backends, test_cuda_kernels.c on the CUDA kernels under emulation.
  *
  *   operators_arrays.c   numbers in a backend's memory beside their reference; errors
- *   operators.c          each operation against its reference
+ *   operators.c          each operation of a model against its reference
+ *   operators_vectors.c  those on flat vectors: optimiser, norm, masked average
  *   operators_device.c   conversion and copies, for a device's memory
  *   operators_bits.c     the same bits every time, at any alignment
  *
@@ -96,6 +97,7 @@ void test_matmul(void **state);
 void test_rope(void **state);
 void test_attention(void **state);
 void test_attention_large_logits(void **state);
+void test_attention_continue(void **state);
 void test_swiglu(void **state);
 void test_classifier(void **state);
 void test_classifier_large_logits(void **state);

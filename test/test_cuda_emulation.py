@@ -60,13 +60,13 @@ def test_address_sanitizer_finds(name, message):
 
 @pytest.mark.parametrize("name", ["barrier", "warp_barrier", "use_again", "lost_update"])
 def test_thread_sanitizer_finds(name):
-    status, output = faults(BUILD / "thread", name)
+    status, output = faults(BUILD / "emulated_thread", name)
     assert status == 66 and "data race" in output, output
     assert "emulation_faults.cu:" in output, "it does not say where"
-    assert faults(BUILD / "thread", "right_" + name) == (0, "finished\n")
+    assert faults(BUILD / "emulated_thread", "right_" + name) == (0, "finished\n")
 
 
 @pytest.mark.parametrize("program", ["test_cuda_kernels", "test_cuda_attention"])
 def test_kernels_have_no_race(program):
-    status, output = start(BUILD / "thread" / "test" / program)
+    status, output = start(BUILD / "emulated_thread" / "test" / program)
     assert status == 0, output[-5000:]

@@ -50,6 +50,7 @@ int main(void) {
         cmocka_unit_test_setup(test_rope, setup),
         cmocka_unit_test_setup(test_attention, setup),
         cmocka_unit_test_setup(test_attention_large_logits, setup),
+        cmocka_unit_test_setup(test_attention_continue, setup),
         cmocka_unit_test_setup(test_swiglu, setup),
         cmocka_unit_test_setup(test_classifier, setup),
         cmocka_unit_test_setup(test_classifier_large_logits, setup),
@@ -57,6 +58,8 @@ int main(void) {
         cmocka_unit_test_setup(test_sum_of_squares, setup),
         cmocka_unit_test_setup(test_weighted_sum, setup),
         cmocka_unit_test_setup(test_convert, setup),
+        cmocka_unit_test_setup(test_masked_copy, setup),
+        cmocka_unit_test_setup(test_gather, setup),
         cmocka_unit_test_setup(test_same_bits_at_any_alignment, setup),
         cmocka_unit_test_setup(test_same_bits_in_any_order_of_threads, setup),
     };

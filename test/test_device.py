@@ -130,8 +130,8 @@ def test_no_gpu(data, tmp_path, program, environment):
                                              ("naive", "mpi"), ("reliable", "mpi")])
 def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link):
     """Three ranks with a GPU each, whose vectors the network reads in the host's memory: the same
-    numbers as three workers of one rank, that exchange on the device. (An emulated copy to the host
-    happens as late as it may, and the host's memory is NaN until then.)"""
+    numbers as three workers of one rank, that exchange on the device. (What is called on an emulated
+    stream happens as late as it may.)"""
     options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3"]
     one = train(data, tmp_path / "one", *options)
     done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
@@ -144,6 +144,30 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link):
         same(step, other, 1e-6, "loss", "grad_norm", "drift")
         same(step, other, 0, "gradient_loss_rate", "parameter_loss_rate", "mean_age")
     same(events(log, "eval")[0], one[1], 1e-6, "val_loss", "replica_val_loss")
+
+
+@pytest.mark.parametrize("dtype, modes", [("float32", ["late", "others", "soon"]),
+                                          ("bf16", ["others"])])
+def test_overlap_changes_nothing(data, tmp_path, dtype, modes):
+    """Buckets leave during backward and come during forward, whichever of the device's streams is
+    ahead: the same bits as when nothing overlaps. Two workers in each rank; two micro-batches, of
+    which only the last one's gradients leave; an evaluation in between, for which all parameters
+    come at once."""
+    logs = []
+    for mode in [None, *modes]:
+        log = tmp_path / f"{mode}.jsonl"
+        succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4",
+                "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3", "--seed=5", "--micro-batches=2",
+                "--packet-bytes=512", "--eval-sequences=4", "--eval-every=2", "--link=udp",
+                "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}",
+                *([] if mode else ["--no-overlap"]), program=EMULATED, ranks=2,
+                environment={"EMULATED_STREAMS": mode or "late"})
+        logs.append(events(log, "step") + events(log, "eval"))
+    assert len(logs[0]) == 3 + 2
+    for log in logs[1:]:
+        for one, other in zip(log, logs[0], strict=True):
+            fields = {"loss", "grad_norm", "drift", "mean_age", "val_loss", "replica_val_loss"}
+            same(one, other, 0, *(fields & one.keys()))
 
 
 @pytest.mark.parametrize("ranks", [0, 3])

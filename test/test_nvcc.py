@@ -22,7 +22,7 @@ ARCHITECTURES = ("sm_80", "sm_90")
 # A source and what it is compiled with; one after the other they instantiate every kernel.
 SOURCES = [("llmc/backend_cuda.cu", "-DBACKEND_DTYPE=float32"),
            ("llmc/backend_cuda.cu", "-DBACKEND_DTYPE=bf16"),
-           ("llmc/cuda/device.cu",), ("llmc/cuda/product.cu",)]
+           ("llmc/cuda/device.cu",), ("llmc/cuda/streams.cu",), ("llmc/cuda/product.cu",)]
 HEADER = """\
 # Registers of a thread and bytes of static shared memory of a block, at most, of every kernel, on
 # {0}. Dynamic shared memory is in the launchers. See test_nvcc.py.

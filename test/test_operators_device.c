@@ -54,6 +54,7 @@ int main(void) {
         cmocka_unit_test_setup(test_rope, setup),
         cmocka_unit_test_setup(test_attention, setup),
         cmocka_unit_test_setup(test_attention_large_logits, setup),
+        cmocka_unit_test_setup(test_attention_continue, setup),
         cmocka_unit_test_setup(test_swiglu, setup),
         cmocka_unit_test_setup(test_classifier, setup),
         cmocka_unit_test_setup(test_classifier_large_logits, setup),

@@ -10,14 +10,16 @@
  *   cuda_emu.h     types, keywords, built-in variables and functions of device code, launch()
  *   cuda_emu.cpp   the scheduler; never compiled with -fsanitize=thread itself, see there
  *   ptx_emu.h      the PTX instructions of llmc/cuda/ptx.cuh, as the ISA defines them
- *   host_emu.h     memory, streams and events of the runtime API: everything happens at once
+ *   host_emu.h     memory, streams and events of the runtime API
+ *   streams_emu.h  when what was called on a stream runs: as late, or as early, as it may
  *
  * What it finds: wrong results in any order of threads; reads of shared memory that nobody wrote
  * (it is NaN when a block starts); deadlocks, collectives whose lanes do not agree, threads of one
  * block at different barriers, misaligned or misplaced ldmatrix and cp.async, copies that nobody
  * waited for; with the address sanitizer, accesses outside global, dynamic and static shared memory;
- * with the thread sanitizer, data races inside and between blocks, by line. What it cannot find: bank
- * conflicts, coalescing, occupancy, order between streams, wrong operands of real asm statements.
+ * with the thread sanitizer, data races inside and between blocks, by line; streams that do not wait
+ * for each other where they must. What it cannot find: bank conflicts, coalescing, occupancy, wrong
+ * operands of real asm statements.
  */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -28,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -167,21 +170,23 @@ static void call(void (*kernel)(P...), Tuple &arguments, std::index_sequence<I..
 
 } // namespace cuda_emu
 
-/* As in llmc/cuda/common.cuh. Every thread gets its own copy of the arguments. */
-typedef struct cuda_emu_stream *cudaStream_t;
+#include "dev/cuda_emulation/streams_emu.h"
 
+/* As in llmc/cuda/common.cuh. Every thread gets its own copy of the arguments. */
 template <typename... P, typename... A>
-static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
-                   A... arguments) {
+static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
+                   cudaStream_t stream, A... arguments) {
     typedef std::tuple<std::decay_t<P>...> tuple;
-    std::pair<void (*)(P...), tuple> all(kernel, tuple(arguments...));
-    cuda_emu::run(
-        [](void *p) {
-            auto *shared = (std::pair<void (*)(P...), tuple> *)p;
-            tuple own = shared->second;
-            cuda_emu::call(shared->first, own, std::index_sequence_for<P...>());
-        },
-        &all, grid, block, shared_bytes);
+    typedef std::pair<void (*)(P...), tuple> call;
+    call all(kernel, tuple(arguments...));
+    cuda_emu::enqueue(stream, [all, grid, block, shared_bytes]() mutable {
+        cuda_emu::run(
+            [](void *p) {
+                tuple own = ((call *)p)->second;
+                cuda_emu::call(((call *)p)->first, own, std::index_sequence_for<P...>());
+            },
+            &all, grid, block, shared_bytes);
+    });
 }
 
 /* ---- built-in variables and functions ------------------------------------------------------- */

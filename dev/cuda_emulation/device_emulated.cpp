@@ -4,9 +4,11 @@
  * "Device memory" is host memory that cannot be touched outside an operation: pages are opened when
  * a device_scope begins and closed when it ends, so that a program that reads a GPU's array from
  * the host dies here too. Each block ends (but for alignment) at a page that is never opened.
- * Products are plain loops that add in float32, by 64s. Nothing runs later than it is called, so streams mean nothing. */
+ * Products are plain loops that add in float32, by 64s. What is called runs later (streams_emu.h):
+ * the streams are those of llmc/cuda/streams.cu. */
 #include "dev/cuda_emulation/device_emulated.h"
 #include "llmc/cuda/device.h"
+#include "llmc/cuda/streams.h"
 #include "llmc/report.h"
 
 #include <pthread.h>
@@ -17,7 +19,6 @@
 #include <unistd.h>
 
 #include <map>
-#include <vector>
 
 enum { ALIGNMENT = 256 };
 
@@ -56,6 +57,16 @@ void emulated_order(enum emulated_order order, uint64_t seed) {
                    seed);
 }
 
+/* EMULATED_STREAMS: late, others or soon */
+static void choose_streams(void) {
+    const char *wanted = getenv("EMULATED_STREAMS");
+    if (!wanted || !strcmp(wanted, "late")) return cuda_emu_streams(CUDA_EMU_LATE);
+    if (!strcmp(wanted, "others")) return cuda_emu_streams(CUDA_EMU_OTHERS);
+    if (!strcmp(wanted, "soon")) return cuda_emu_streams(CUDA_EMU_SOON);
+    fprintf(stderr, "EMULATED_STREAMS: expected late, others or soon, got '%s'\n", wanted);
+    exit(2);
+}
+
 bool device_open(int local_rank, char *why, size_t why_size) {
     (void)local_rank;
     const char *wanted = getenv("EMULATED_DEVICE"), *memory = getenv("EMULATED_MEMORY");
@@ -64,6 +75,8 @@ bool device_open(int local_rank, char *why, size_t why_size) {
         return false;
     }
     if (memory) limit = strtoull(memory, NULL, 10);
+    if (!opened && streams_open() != cudaSuccess) return false;
+    choose_streams();
     opened = true;
     return true;
 }
@@ -106,6 +119,7 @@ void *device_allocate(size_t bytes) {
 
 void device_release(void *memory) {
     if (!memory) return;
+    cudaDeviceSynchronize(); /* as cudaFree does */
     auto found = blocks.find(memory);
     if (found == blocks.end()) abort(); /* not a block, or released twice */
     munmap(found->second.pages, found->second.bytes + (size_t)sysconf(_SC_PAGESIZE));
@@ -125,63 +139,8 @@ void *device_scratch_memory(enum device_scratch which, size_t bytes) {
         }
         scratch_bytes[which] = bytes;
     }
-    memset(scratch[which], 0xff, bytes);
+    cudaMemsetAsync(scratch[which], 0xff, bytes, device_stream());
     return scratch[which];
-}
-
-/* ---- streams ---- */
-
-cudaStream_t device_stream(void) {
-    return NULL;
-}
-
-void device_synchronize(void) {}
-
-void device_copy(void *to, const void *from, size_t bytes) {
-    memcpy(to, from, bytes);
-}
-
-void device_clear(void *memory, size_t bytes) {
-    memset(memory, 0, bytes);
-}
-
-void device_upload(void *to, const void *host, size_t bytes) {
-    memcpy(to, host, bytes);
-}
-
-void device_download(void *host, const void *from, size_t bytes) {
-    memcpy(host, from, bytes);
-}
-
-/* ---- copies beside the computing: as late as they may be ---- */
-
-struct copy {
-    void *host;
-    const void *from;
-    size_t bytes;
-};
-static std::vector<copy> sending;
-
-void *device_allocate_pinned(size_t bytes) {
-    return malloc(bytes ? bytes : 1);
-}
-
-void device_release_pinned(void *memory) {
-    free(memory);
-}
-
-void device_send(void *host, const void *from, size_t bytes) {
-    memset(host, 0xff, bytes); /* not there yet */
-    sending.push_back({host, from, bytes});
-}
-
-void device_sent(void) {
-    for (const copy &c : sending) memcpy(c.host, c.from, c.bytes);
-    sending.clear();
-}
-
-void device_receive(void *to, const void *host, size_t bytes) {
-    memcpy(to, host, bytes);
 }
 
 /* ---- products ---- */
@@ -205,7 +164,7 @@ static float *unpacked(const void *x, bool transpose, int rows, int columns, siz
     return to;
 }
 
-void device_product(void *out, const void *a_, const void *b_, const struct product *p) {
+static void multiply(void *out, const void *a_, const void *b_, const struct product *p) {
     const int M = p->M, N = p->N, K = p->K;
     float *a = unpacked(a_, p->transpose_a, M, K, p->row_a, p->in);
     float *b = unpacked(b_, p->transpose_b, K, N, p->row_b, p->in);
@@ -232,4 +191,9 @@ void device_product(void *out, const void *a_, const void *b_, const struct prod
     }
     free(a);
     free(b);
+}
+
+void device_product(void *out, const void *a, const void *b, const struct product *p) {
+    const struct product kept = *p;
+    cuda_emu::enqueue(device_stream(), [out, a, b, kept] { multiply(out, a, b, &kept); });
 }

@@ -1,8 +1,8 @@
 /* host_emu.h — the part of the CUDA runtime API that the backend calls, on the host's own memory.
  *
- * There is one device, its memory is the host's, and everything has happened when a call returns:
- * streams and events are only names. Device memory is filled with NaN when it is allocated, so that
- * nobody relies on zeros. Included by cuda_emu.h.
+ * There is one device, and its memory is the host's. What is called on a stream runs when
+ * streams_emu.h says. Device memory is filled with NaN when it is allocated, so that nobody relies
+ * on zeros. Included by cuda_emu.h.
  */
 #ifndef CUDA_EMU_HOST_H
 #define CUDA_EMU_HOST_H
@@ -11,7 +11,8 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
-    cudaErrorNotReady = 600
+    cudaErrorNotReady = 600,
+    cudaErrorStreamCaptureInvalidated = 901
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -21,7 +22,6 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
-typedef struct cuda_emu_event *cudaEvent_t;
 
 static inline const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
@@ -31,6 +31,8 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
         return "invalid argument";
     case cudaErrorMemoryAllocation:
         return "out of memory";
+    case cudaErrorStreamCaptureInvalidated:
+        return "operation failed due to a previous error during capture";
     default:
         return "not ready";
     }
@@ -42,6 +44,7 @@ static inline cudaError_t cudaPeekAtLastError(void) {
     return cudaSuccess;
 }
 static inline cudaError_t cudaDeviceSynchronize(void) {
+    cuda_emu::wait_for(NULL);
     return cudaSuccess;
 }
 static inline cudaError_t cudaGetDeviceCount(int *count) {
@@ -63,64 +66,81 @@ template <typename T> static inline cudaError_t cudaMalloc(T **p, size_t bytes) 
     return cudaSuccess;
 }
 static inline cudaError_t cudaFree(void *p) {
+    cudaDeviceSynchronize();
     free(p);
     return cudaSuccess;
 }
-template <typename T> static inline cudaError_t cudaMallocHost(T **p, size_t bytes) {
-    return cudaMalloc(p, bytes);
-}
 template <typename T>
 static inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned /* flags */) {
-    return cudaMalloc(p, bytes);
+    cudaError_t error = cudaMalloc(p, bytes);
+    if (error == cudaSuccess) cuda_emu::pinned_add(*p, bytes);
+    return error;
 }
 static inline cudaError_t cudaFreeHost(void *p) {
+    cudaDeviceSynchronize();
+    cuda_emu::pinned_remove(p);
     return cudaFree(p);
 }
+enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost };
+struct cudaPointerAttributes {
+    enum cudaMemoryType type;
+};
+static inline cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes,
+                                                   const void *p) {
+    attributes->type = cuda_emu::is_pinned(p) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}
 static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
+    cudaDeviceSynchronize();
     memmove(to, from, bytes);
     return cudaSuccess;
 }
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
-                                          cudaMemcpyKind kind, cudaStream_t) {
-    return cudaMemcpy(to, from, bytes, kind);
-}
-static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
-    memset(p, byte, bytes);
+                                          cudaMemcpyKind kind, cudaStream_t stream) {
+    if (kind == cudaMemcpyHostToDevice && stream && !cuda_emu::is_pinned(from)) {
+        std::string kept((const char *)from, bytes);
+        cuda_emu::enqueue(stream, [to, kept] { memcpy(to, kept.data(), kept.size()); });
+    } else {
+        cuda_emu::enqueue(stream, [to, from, bytes] { memmove(to, from, bytes); });
+    }
     return cudaSuccess;
 }
-static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t) {
-    return cudaMemset(p, byte, bytes);
+static inline cudaError_t cudaMemsetAsync(void *p, int byte, size_t bytes, cudaStream_t stream) {
+    cuda_emu::enqueue(stream, [p, byte, bytes] { memset(p, byte, bytes); });
+    return cudaSuccess;
+}
+static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
+    return cudaMemsetAsync(p, byte, bytes, NULL);
 }
 
 /* ---- streams and events --------------------------------------------------------------------- */
 
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned /* flags */) {
-    *stream = NULL;
+    *stream = cuda_emu::stream_new();
     return cudaSuccess;
 }
-static inline cudaError_t cudaStreamDestroy(cudaStream_t) {
+static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    if (cuda_emu::is_capturing(stream)) cuda_emu::fail("a wait for a stream that captures");
+    cuda_emu::wait_for(stream);
     return cudaSuccess;
 }
-static inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    return cudaSuccess;
-}
-static inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned /* flags */ = 0) {
+static inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
+                                              unsigned /* flags */ = 0) {
+    cuda_emu::event_wait(stream, event);
     return cudaSuccess;
 }
 static inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned /* flags */) {
-    *event = NULL;
+    *event = cuda_emu::event_new();
     return cudaSuccess;
 }
-static inline cudaError_t cudaEventDestroy(cudaEvent_t) {
+static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    cuda_emu::event_record(event, stream);
     return cudaSuccess;
 }
-static inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t = NULL) {
-    return cudaSuccess;
-}
-static inline cudaError_t cudaEventSynchronize(cudaEvent_t) {
-    return cudaSuccess;
-}
-static inline cudaError_t cudaEventQuery(cudaEvent_t) {
+/* A host function may not call CUDA. */
+static inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*call)(void *),
+                                             void *argument) {
+    cuda_emu::enqueue(stream, [call, argument] { call(argument); });
     return cudaSuccess;
 }
 

@@ -4,6 +4,7 @@
  *   bfloat16, D a multiple of 8 up to 128   tensor cores: attention_forward.cuh, _backward.cuh,
  *                                           with D rounded up to 16, 32, 48, 64, 96 or 128
  *   bfloat16 else, float32                  attention_plain.cuh, D up to 256
+ *   behind tokens of earlier calls          the same: a token at a time, bound by reading the keys
  *   D above 256                             refused, see cuda_attention_takes
  *
  * Any T; H a multiple of K; B*H*T (T rounded up to 128) below 2^31. All pointers aligned to 16
@@ -60,6 +61,14 @@ void cuda_attention_forward(T *out, float *log_sum_exp, const T *qkv, int B, int
             return ATTENTION_INSTANCE(D, attention_forward_launch, out, log_sum_exp, qkv, B, T_, H,
                                       K, D, stream);
     plain_forward_launch(out, log_sum_exp, qkv, B, T_, H, K, D, stream);
+}
+
+/* out (rows, H*D): tokens first ... first+rows-1 of one sequence, from qkv (first+rows, (H+2K)*D) */
+template <typename T>
+void cuda_attention_continue(T *out, const T *qkv, int first, int rows, int H, int K, int D,
+                             cudaStream_t stream) {
+    cuda_attention_check(D);
+    if (rows > 0) plain_continue_launch(out, qkv, first, rows, H, K, D, stream);
 }
 
 /* Bytes of device memory that backward works in, aligned to 16. */

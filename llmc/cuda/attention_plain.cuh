@@ -1,9 +1,11 @@
 /* attention_plain.cuh — causal attention without tensor cores: float32, and bfloat16 with head
- * sizes that the tensor cores' path does not take. For tests and small models; simple, not fast.
+ * sizes that the tensor cores' path does not take, for tests and small models; and of few queries
+ * behind many keys, for generation. Simple, not fast.
  *
  * A warp owns one row of the result and walks over what it meets, 32 rows at a time: each lane
  * computes one logit from its own row, then the lanes share the columns of the weighted sum, every
- * lane up to MOST / 32 of them. Sums are in a fixed order.
+ * lane up to MOST / 32 of them. Where there are few rows the warps of a block share what one row
+ * meets, and add up their parts. Sums are in a fixed order.
  */
 #ifndef LLMC_CUDA_ATTENTION_PLAIN_CUH
 #define LLMC_CUDA_ATTENTION_PLAIN_CUH
@@ -49,6 +51,31 @@ __device__ __forceinline__ void plain_write(T *to, const float sum[PLAIN_MOST / 
     }
 }
 
+struct plain_part { /* of one query's result: of some of the keys, not yet divided by `sum` */
+    float largest, sum, out[PLAIN_MOST / 32];
+};
+
+/* Keys and values begin, ..., up to `last`, 32 in every `step` of them. */
+template <typename T>
+__device__ __forceinline__ struct plain_part plain_attend(const float *query, const T *k,
+                                                          const T *v, size_t stride, int begin,
+                                                          int step, int last, int D, float scale) {
+    const int lane = threadIdx.x % 32;
+    struct plain_part part = {-INFINITY, 0, {}};
+    for (int j = begin; j <= last; j += step) {
+        float logit = -INFINITY;
+        if (j + lane <= last) logit = plain_dot(query, k + (j + lane) * stride, D) * scale;
+        float now = fmaxf(part.largest, warp_reduce<maximum>(logit));
+        float shrink = expf(part.largest - now), weight = expf(logit - now);
+        part.sum = part.sum * shrink + warp_reduce<struct sum>(weight);
+        part.largest = now;
+#pragma unroll
+        for (int i = 0; i < PLAIN_MOST / 32; i++) part.out[i] *= shrink;
+        plain_add(part.out, weight, v + j * stride, stride, min(32, last + 1 - j), D);
+    }
+    return part;
+}
+
 template <typename T>
 __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     plain_forward_kernel(T *out, float *log_sum_exp, const T *qkv, int B, int length, int H, int K,
@@ -62,20 +89,41 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     const T *k = qkv + b * length * stride + (H + h / (H / K)) * D, *v = k + K * D;
     float *query = (float *)dynamic_shared() + warp * D;
     plain_keep(query, q, D);
-    float largest = -INFINITY, sum = 0, o[PLAIN_MOST / 32] = {};
-    for (int j = 0; j <= t; j += 32) {
-        float logit = -INFINITY;
-        if (j + lane <= t) logit = plain_dot(query, k + (j + lane) * stride, D) * scale;
-        float now = fmaxf(largest, warp_reduce<maximum>(logit)), shrink = expf(largest - now);
-        float weight = expf(logit - now);
-        sum = sum * shrink + warp_reduce<struct sum>(weight);
-        largest = now;
+    const struct plain_part all = plain_attend(query, k, v, stride, 0, 32, t, D, scale);
+    plain_write(out + ((size_t)(b * length + t) * H + h) * D, all.out, 1 / all.sum, D);
+    if (lane == 0) log_sum_exp[row] = all.largest + logf(all.sum);
+}
+
+/* One block per row of out (rows, H, D), row 0 of which is token `first` of qkv. Shared memory:
+ * the query, and the warps' parts. */
+template <typename T>
+__global__ void __launch_bounds__(PLAIN_THREADS, 4)
+    plain_continue_kernel(T *out, const T *qkv, int first, int H, int K, int D, float scale) {
+    __shared__ float largest[PLAIN_WARPS], sum[PLAIN_WARPS];
+    const int warp = threadIdx.x / 32, t = first + blockIdx.x / H, h = blockIdx.x % H;
+    const size_t stride = (size_t)(H + 2 * K) * D;
+    const T *q = qkv + t * stride + h * D, *k = qkv + (H + h / (H / K)) * D, *v = k + K * D;
+    float *query = (float *)dynamic_shared(), *parts = query + D;
+    for (int d = threadIdx.x; d < D; d += PLAIN_THREADS) query[d] = to_float(q[d]);
+    __syncthreads();
+    const struct plain_part part =
+        plain_attend(query, k, v, stride, warp * 32, PLAIN_THREADS, t, D, scale);
+    plain_write(parts + warp * D, part.out, 1, D);
+    if (threadIdx.x % 32 == 0) largest[warp] = part.largest, sum[warp] = part.sum;
+    __syncthreads();
+    float most = largest[0], total = 0, factor[PLAIN_WARPS]; /* warp 0 always has a key */
+    for (int w = 1; w < PLAIN_WARPS; w++) most = fmaxf(most, largest[w]);
 #pragma unroll
-        for (int i = 0; i < PLAIN_MOST / 32; i++) o[i] *= shrink;
-        plain_add(o, weight, v + j * stride, stride, min(32, t + 1 - j), D);
+    for (int w = 0; w < PLAIN_WARPS; w++) {
+        factor[w] = expf(largest[w] - most);
+        total = fmaf(factor[w], sum[w], total);
     }
-    plain_write(out + ((size_t)(b * length + t) * H + h) * D, o, 1 / sum, D);
-    if (lane == 0) log_sum_exp[row] = largest + logf(sum);
+    for (int d = threadIdx.x; d < D; d += PLAIN_THREADS) {
+        float o = 0;
+#pragma unroll
+        for (int w = 0; w < PLAIN_WARPS; w++) o = fmaf(factor[w], parts[w * D + d], o);
+        out[(size_t)blockIdx.x * D + d] = from_float<T>(o / total);
+    }
 }
 
 /* dq, and delta = rowsum(dO * O) for the next kernel */
@@ -153,6 +201,13 @@ void plain_forward_launch(T *out, float *log_sum_exp, const T *qkv, int B, int l
     launch(plain_forward_kernel<T>, ceil_div(B * H * length, PLAIN_WARPS), PLAIN_THREADS,
            PLAIN_WARPS * D * sizeof(float), stream, out, log_sum_exp, qkv, B, length, H, K, D,
            1 / sqrtf((float)D));
+}
+
+template <typename T>
+void plain_continue_launch(T *out, const T *qkv, int first, int rows, int H, int K, int D,
+                           cudaStream_t stream) {
+    launch(plain_continue_kernel<T>, rows * H, PLAIN_THREADS, (1 + PLAIN_WARPS) * D * sizeof(float),
+           stream, out, qkv, first, H, K, D, 1 / sqrtf((float)D));
 }
 
 template <typename T>

@@ -1,8 +1,9 @@
-/* device.cu — device.h on an NVIDIA GPU: CUDA's runtime for memory and streams; products are in
- * product.cu. The runtime is linked statically and finds the driver by itself when it is first
+/* device.cu — device.h on an NVIDIA GPU: CUDA's runtime for memory; streams are in streams.cu,
+ * products in product.cu. The runtime is linked statically and finds the driver by itself when it is first
  * called, so the program starts on machines that have neither. */
 #include "llmc/cuda/device.h"
 #include "llmc/cuda/product.h"
+#include "llmc/cuda/streams.h"
 #include "llmc/report.h"
 
 #include <pthread.h>
@@ -12,8 +13,6 @@
 static struct {
     bool open;
     int id;
-    cudaStream_t compute, out, in;
-    cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
     char name[384], products[64];
     void *scratch[SCRATCHES];
     size_t scratch_bytes[SCRATCHES];
@@ -74,14 +73,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
         return false;
     }
     error = cudaSetDevice(device.id);
-    cudaStream_t *const streams[] = {&device.compute, &device.out, &device.in};
-    cudaEvent_t *const events[] = {&device.done, &device.received};
-    for (int i = 0; i < 3 && error == cudaSuccess; i++) {
-        error = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
-    }
-    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
-        error = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
-    }
+    if (error == cudaSuccess) error = streams_open();
     if (error != cudaSuccess) return refuse(why, why_size, error);
     if (!product_open(why, why_size)) return false;
     snprintf(device.name, sizeof device.name, "%s (sm_%d%d, %.0f GB)", properties.name,
@@ -135,71 +127,4 @@ void *device_scratch_memory(enum device_scratch which, size_t bytes) {
         device.scratch_bytes[which] = bytes;
     }
     return device.scratch[which];
-}
-
-/* ---- streams ---- */
-
-cudaStream_t device_stream(void) {
-    return device.compute;
-}
-
-void device_synchronize(void) {
-    CHECK(cudaStreamSynchronize(device.compute));
-}
-
-void device_copy(void *to, const void *from, size_t bytes) {
-    CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.compute));
-}
-
-void device_clear(void *memory, size_t bytes) {
-    CHECK(cudaMemsetAsync(memory, 0, bytes, device.compute));
-}
-
-/* From pageable memory the runtime copies to a buffer of its own before it returns; pinned memory
- * is read later. */
-void device_upload(void *to, const void *host, size_t bytes) {
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.compute));
-    struct cudaPointerAttributes attributes;
-    if (cudaPointerGetAttributes(&attributes, host) == cudaSuccess &&
-        attributes.type != cudaMemoryTypeUnregistered) {
-        device_synchronize();
-    }
-}
-
-void device_download(void *host, const void *from, size_t bytes) {
-    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.compute));
-    device_synchronize();
-}
-
-/* ---- copies beside the computing ---- */
-
-void *device_allocate_pinned(size_t bytes) {
-    void *memory = NULL;
-    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault) == cudaSuccess)
-        return memory;
-    cudaGetLastError(); /* or the next launch would be blamed for it */
-    return NULL;
-}
-
-void device_release_pinned(void *memory) {
-    CHECK(cudaFreeHost(memory));
-}
-
-/* A stream that waits for an event waits for its last recording at the time of the call. */
-void device_send(void *host, const void *from, size_t bytes) {
-    CHECK(cudaEventRecord(device.done, device.compute));
-    CHECK(cudaStreamWaitEvent(device.out, device.done, 0));
-    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.out));
-}
-
-void device_sent(void) {
-    CHECK(cudaStreamSynchronize(device.out));
-}
-
-void device_receive(void *to, const void *host, size_t bytes) {
-    CHECK(cudaEventRecord(device.done, device.compute));
-    CHECK(cudaStreamWaitEvent(device.in, device.done, 0));
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.in));
-    CHECK(cudaEventRecord(device.received, device.in));
-    CHECK(cudaStreamWaitEvent(device.compute, device.received, 0));
 }

@@ -4,26 +4,38 @@
  * dev/cuda_emulation/device_emulated.cpp (host memory that only operations may touch, plain loops).
  *
  * Who waits for whom, when several ranks have a GPU each. Time goes down; ---> is an event for
- * which the stream at its head waits, ===> is the host waiting. The host's calls run ahead of the
- * streams until it waits.
+ * which the stream at its head waits, ===> is the host waiting, ...> a call of the host by the
+ * stream. The host's calls run ahead of the streams until it waits.
  *
  *     compute              copy-out               host                    copy-in
  *
- *     backward, bucket 0 -> bucket 0 to host       send()
- *     backward, bucket 1 -> bucket 1 to host       send()
- *     ...                   ...              ===>  sent()
+ *     backward, bucket 0 -> bucket 0 to host       send(), when_sent()
+ *     backward, bucket 1 -> bucket 1 to host       send(), when_sent()
+ *     ...                   bucket 0 is there ..>  lossynet_bucket_ready
+ *                           bucket 1 is there ..>  lossynet_bucket_ready
+ *                           ...              ===>  sent()
  *                                                  lossynet_reduce
- *        <------------------------------------     receive() ------------> own shards of the average
+ *        <------------------------------------     receive() ----------- own shards of the average
  *     norm            ==========================>  sum_of_squares()
  *     AdamW           -----> own shards to host    send()
  *                                            ===>  sent()
- *                                                  lossynet_broadcast
- *        <------------------------------------     receive() ------------> parameters
- *     forward of the next step
+ *                                                  lossynet_broadcast_begin
+ *                                                  lossynet_bucket_wait, last bucket
+ *        <------------------------------------     receive() ----------- last bucket
+ *     forward, embedding                           lossynet_bucket_wait, layer 0's bucket
+ *        <------------------------------------     receive() ----------- layer 0's bucket
+ *     forward, layer 0                             ...
  *
- * `receive` makes copy-in wait for what compute has queued, which may still read the old values, and
- * compute wait for copy-in. Workers that share a device and a process exchange in its memory, on
- * the compute stream, and need no copies. The host also waits in `download`.
+ * Without overlap the host calls lossynet_bucket_ready not at all, and lossynet_broadcast in place
+ * of its parts, behind which all parameters are received at once.
+ *
+ * Copy-in waits for no other stream, so a bucket is copied in while the layers before it are
+ * computed: what it overwrites nobody uses since the host waited (sent, sum_of_squares). The host's
+ * side of the copies is whole vectors of pinned memory: the network writes packets of any bucket in
+ * any order, and reads what it sends for as long as it likes, so a pair of buffers would not do.
+ *
+ * Workers that share a device and a process exchange in its memory, on the compute stream, and need
+ * no copies. The host also waits in `download`.
  *
  * A call that fails ends the program after one line: what was called, CUDA's own words, where.
  */
@@ -66,6 +78,7 @@ void device_download(void *host, const void *from, size_t bytes);
 void *device_allocate_pinned(size_t bytes);
 void device_release_pinned(void *memory);
 void device_send(void *host, const void *from, size_t bytes);
+void device_when_sent(void (*call)(void *context), void *context);
 void device_sent(void);
 void device_receive(void *to, const void *host, size_t bytes);
 

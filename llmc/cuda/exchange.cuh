@@ -7,6 +7,13 @@
 
 enum { EXCHANGE_THREADS = 256 };
 
+/* Blocks of a launch, at most. Under emulation so few that small vectors need more than one round. */
+#ifdef CUDA_EMULATION
+static const size_t EXCHANGE_BLOCKS = 16;
+#else
+static const size_t EXCHANGE_BLOCKS = 1 << 16;
+#endif
+
 /* A block for each packet, as far as the grid goes. */
 static __global__ void masked_copy_kernel(float *to, const float *from, const uint8_t *arrived,
                                           size_t n, size_t packet, size_t packets) {
@@ -26,8 +33,9 @@ static __global__ void gather_kernel(float *out, const float *vector, const size
 /* to[j] = from[j] for j < n where arrived[j / packet] is not 0 */
 static inline void cuda_masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
                                     size_t packet, cudaStream_t stream) {
-    const size_t packets = ceil_div(n, packet), most = 1 << 16;
-    launch(masked_copy_kernel, dim3((unsigned)(packets < most ? packets : most)),
+    const size_t packets = ceil_div(n, packet);
+    launch(masked_copy_kernel,
+           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
            dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
 }
 

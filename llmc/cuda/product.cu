@@ -9,8 +9,12 @@
  *     dx  (N, I) = dout (N, O) w (O, I)  first w;              second dout;             k = O
  *     dw  (O, I) = dout^T x (N, I)       first x;              second dout, transposed; k = N
  *
- * cuBLASLt's epilogues (bias, ReLU, GELU) are not what a Llama has; adding to what is there (beta)
- * is the one that is used.
+ * Of what cuBLASLt fuses with a product, adding to what is there (beta) is used: micro-batches, and
+ * the classifier's chunks. Its epilogues are bias, ReLU, GELU, their gradients, and auxiliary
+ * outputs of these; a Llama has no bias, and SwiGLU, RMSNorm and rotary embedding are not among
+ * them. A product could read the residual stream as its C and write the sum elsewhere, and so save
+ * one of the five passes over (N, C) that product and residual_rmsnorm make together; then the sum
+ * would be rounded once where every backend rounds the projection first. It is not done.
  *
  * Asking which algorithm suits a shape costs 10 to 100 us, so answers are kept. Of these only
  * algorithms that sum in float32 in a fixed order are taken: no partial sums rounded to the

@@ -4,24 +4,18 @@
 
 #include "llmc/cuda/common.cuh"
 
-enum { WEIGHTED_SUM_SENDERS = 256 };
-
-/* By value among the kernel's arguments, which may be 4 KiB. */
-template <typename T> struct weighted_sum_senders { const T *at[WEIGHTED_SUM_SENDERS]; };
-
 /* ---- kernels ------------------------------------------------------------------------------- */
 
 /* W elements of each sender, added up in order of the senders. A weight of 0, the same for the whole
  * block, reads nothing. */
 template <int W, typename T>
-__device__ __forceinline__ void sum_senders(float (&total)[W],
-                                            const struct weighted_sum_senders<T> &sender,
+__device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *__restrict__ sender,
                                             const float *__restrict__ weight, int N, size_t j) {
 #pragma unroll 4
     for (int i = 0; i < N; i++) {
         float x[W], w = weight[i];
         if (w == 0) continue;
-        load(x, sender.at[i] + j);
+        load(x, sender[i] + j);
 #pragma unroll
         for (int k = 0; k < W; k++) total[k] = fmaf(w, x[k], total[k]);
     }
@@ -30,7 +24,7 @@ __device__ __forceinline__ void sum_senders(float (&total)[W],
 /* `blocks` blocks per packet. out may be one of the senders. */
 template <typename T, int W>
 __global__ void __launch_bounds__(256)
-    weighted_sum_kernel(T *out, const struct weighted_sum_senders<T> sender,
+    weighted_sum_kernel(T *out, const T *const *__restrict__ sender,
                         const float *__restrict__ weight, int N, size_t n, size_t packet,
                         uint32_t blocks) {
     size_t p = blockIdx.x / blocks, begin = p * packet;
@@ -52,30 +46,19 @@ __global__ void __launch_bounds__(256)
 
 /* ---- launchers ----------------------------------------------------------------------------- */
 
-/* `sender` (N) is in host memory and holds addresses of device memory; weight (ceil(n / packet), N)
- * is in device memory. N is at most WEIGHTED_SUM_SENDERS. */
+/* `sender` (N) and `weight` (ceil(n / packet), N) are in device memory; `on_host` is what `sender`
+ * holds, addresses of device memory. */
 template <typename T>
-void cuda_weighted_sum(T *out, const T *const *sender, const float *weight, int N, size_t n,
-                       size_t packet, cudaStream_t stream) {
-    if (N > WEIGHTED_SUM_SENDERS) {
-        fprintf(stderr,
-                "weighted_sum: %d workers, expected at most %d: raise "
-                "WEIGHTED_SUM_SENDERS\n",
-                N, WEIGHTED_SUM_SENDERS);
-        exit(1);
-    }
+void cuda_weighted_sum(T *out, const T *const *on_host, const T *const *sender, const float *weight,
+                       int N, size_t n, size_t packet, cudaStream_t stream) {
     if (n == 0) return;
-    struct weighted_sum_senders<T> senders = {};
     bool vectors = packet % wide<T> == 0 && are_aligned(out);
-    for (int i = 0; i < N; i++) {
-        senders.at[i] = sender[i];
-        vectors = vectors && are_aligned(sender[i]);
-    }
+    for (int i = 0; i < N; i++) vectors = vectors && are_aligned(on_host[i]);
     size_t items = ceil_div(packet < n ? packet : n, vectors ? wide<T> : 1);
     unsigned threads = row_threads(items, 256);
     uint32_t blocks = (uint32_t)ceil_div(items, threads);
     launch(vectors ? weighted_sum_kernel<T, wide<T>> : weighted_sum_kernel<T, 1>,
-           (unsigned)(ceil_div(n, packet) * blocks), threads, 0, stream, out, senders, weight, N, n,
+           (unsigned)(ceil_div(n, packet) * blocks), threads, 0, stream, out, sender, weight, N, n,
            packet, blocks);
 }
 
