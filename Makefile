@@ -112,7 +112,7 @@ BENCHES := $(if $(filter 1,$(MPI)),exchange collectives ring)
 
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 benches: all $(BENCHES:%=$(BUILD)/dev/bench_%) $(BUILD)/bench_load
-tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2
+tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(BUILD)/emulated/gpu_bench
 
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
 	@echo '  LINK $@'
@@ -135,10 +135,12 @@ $(BUILD)/train_llama2.o: train_llama2.cu | $(BUILD)/
 	@echo '  CC   $<'
 	@$(CC) $(CPPFLAGS) -DGIT_REVISION='"$(REVISION)"' $(CFLAGS) -MMD -MP -x c -c $< -o $@
 
-# What a GPU does with a whole model (dev/gpu_check.sh).
-$(BUILD)/emulated/gpu_check: $(BUILD)/dev/gpu_check.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)
-$(BUILD)/gpu_check: $(BUILD)/dev/gpu_check.o $(OBJECTS)
-$(BUILD)/gpu_check $(BUILD)/emulated/gpu_check:
+# What a GPU does with a whole model (dev/gpu_check.sh), and how fast (dev/gpu_bench.py).
+GPU_PROGRAMS := gpu_check gpu_bench
+$(GPU_PROGRAMS:%=$(BUILD)/emulated/%): $(BUILD)/emulated/%: $(BUILD)/dev/%.o $(COMMON_OBJECTS) \
+    $(EMULATED_OBJECTS)
+$(GPU_PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/dev/%.o $(OBJECTS)
+$(foreach program,$(GPU_PROGRAMS),$(BUILD)/$(program) $(BUILD)/emulated/$(program)):
 	@echo '  LINK $@'
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) -o $@
 
