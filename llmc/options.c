@@ -110,7 +110,7 @@ static const struct entry table[] = {
     STRING("link", link, "auto", "NAME",
            "how ranks exchange packets: mpi, udp, verbs (RDMA), or auto: verbs where every rank "
            "has an "
-           "active RDMA port, else mpi"),
+           "active RDMA port, else udp"),
     INTEGER("packet-bytes", packet_bytes, "0", 0, 65532,
             "payload of a packet, a multiple of 4; 0: what a datagram carries, at most 4096"),
     STRING("interface", interface, NULL, "NAME",

@@ -77,7 +77,7 @@ typedef enum {
  * and in a `lossless` phase. */
 
 typedef enum {
-    LOSSYNET_LINK_AUTO,  /* verbs where every rank has an active RDMA port, else mpi */
+    LOSSYNET_LINK_AUTO,  /* verbs where every rank has an active RDMA port, else udp */
     LOSSYNET_LINK_MPI,   /* reliable */
     LOSSYNET_LINK_UDP,   /* datagrams of the operating system */
     LOSSYNET_LINK_VERBS, /* datagrams of RDMA hardware: unreliable-datagram queue pairs */

@@ -412,7 +412,7 @@ static lossynet_link_open link_of(lossynet_link_kind kind) {
                                          : lossynet_link_mpi_open;
 }
 
-/* auto: RDMA where every rank has it, else MPI. Collective. */
+/* auto: RDMA where every rank has it, else UDP. Collective. */
 static lossynet_status choose_link(const struct lossynet_world *world, lossynet_link_kind *kind) {
     size_t ranks = (size_t)world->ranks;
     bool *all = lossynet_memory_take(ranks, sizeof *all), every = true;
@@ -423,7 +423,7 @@ static lossynet_status choose_link(const struct lossynet_world *world, lossynet_
     all[world->rank] = lossynet_link_verbs_available();
     lossynet_status status = lossynet_share_mpi(NULL, world, all, sizeof *all);
     for (size_t r = 0; r < ranks; r++) every &= all[r];
-    *kind = every ? LOSSYNET_LINK_VERBS : LOSSYNET_LINK_MPI;
+    *kind = every ? LOSSYNET_LINK_VERBS : LOSSYNET_LINK_UDP;
     free(all);
     return status;
 }

@@ -23,11 +23,19 @@ MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
        "CUDA_VISIBLE_DEVICES": ""}  # the CPU, where not told otherwise: results are compared with it
 
 
+def launch(*arguments, ranks=0, program=PROGRAM):
+    """The command, under mpirun when ranks are given; the trainer's link is then mpi unless told
+    otherwise, which loses nothing on a busy machine either."""
+    command = [str(program), *map(str, arguments)]
+    if not ranks:
+        return command
+    told = program.name != PROGRAM.name or any(word == "--link" or word.startswith("--link=") for word in command)
+    return ["mpirun", "-np", str(ranks), *command, *(() if told else ("--link=mpi",))]
+
+
 def run(*arguments, ranks=0, program=PROGRAM, environment=None, cwd=ROOT):
     """Runs the program, under mpirun when ranks are given. Returns the completed process."""
-    command = [str(program), *map(str, arguments)]
-    if ranks:
-        command = ["mpirun", "-np", str(ranks), *command]
+    command = launch(*arguments, ranks=ranks, program=program)
     env = {**os.environ, **MPI, "OMP_NUM_THREADS": "2", **(environment or {})}
     return subprocess.run(command, cwd=cwd, env=env, text=True, capture_output=True,
                           timeout=TIMEOUT, check=False)

@@ -49,6 +49,7 @@ int main(int argc, char **argv) {
                  strcmp(cases[i].model, "trace") ? "" : trace);
         struct lossynet_settings settings =
             scenario_settings(model, cases[i].rate, cases[i].estimator);
+        settings.link = LOSSYNET_LINK_MPI;
         struct lossynet *net;
         if (lossynet_open(&world, &settings, &net)) {
             failed = 1;

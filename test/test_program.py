@@ -257,8 +257,8 @@ def test_training_goes_on_from_a_model_directory(data, model, tmp_path):
 
 def test_dry_run_7b_on_64_workers():
     """Checked by hand: P = 6,738,415,616; 4P = 26.954 GB; 8P/64 = 0.842 GB;
-    4P*63/64 = 26.533 GB = 6,477,664 packets of 4,096 bytes, each with 52 + 66 bytes around it;
-    26.533e9*8 + 6,477,664*118*8 bits at 100 Gbit/s = 2,122.6 + 61.1 = 2,183.7 ms.
+    4P*63/64 = 26.533 GB = 6,477,664 packets of 4,096 bytes, each with 28 + 66 bytes around it;
+    26.533e9*8 + 6,477,664*94*8 bits at 100 Gbit/s = 2,122.6 + 48.7 = 2,171.3 ms.
     Activations of 2,048 tokens: 32 layers x 4 bytes x 2,048 x (8*4,096 + 3*11,008 + 2 + 32) and
     outside the layers 4 x 2,048 x (5*4,096 + 3*4,096 + 4,096 + 3*11,008 + 4) + 2 x 4 x 2,048 x 64.
     Drift at p = 0.1, N = 64, uncorrelated: 62/64 * 0.2/0.99 + 2/64 * 0.1/0.9 = 0.1992."""
@@ -278,7 +278,7 @@ def test_dry_run_7b_on_64_workers():
     layer = 4 * 2048 * (8 * 4096 + 3 * 11008 + 2 + 32)
     outside = 4 * 2048 * (5 * 4096 + 3 * 4096 + 4096 + 3 * 11008 + 4) + 2 * 4 * 2048 * 64
     assert f"activations {(32 * layer + outside) / 1e9:.3f} GB" in text
-    seconds = (26.5325e9 + 6477664 * 118) * 8 / 100e9
+    seconds = (26.5325e9 + 6477664 * 94) * 8 / 100e9
     (shown,) = re.findall(r"([\d.]+) ms per phase", text)
     assert float(shown) == pytest.approx(1e3 * seconds, rel=1e-4)
     assert max(len(line) for line in done.stdout.splitlines()) <= 80

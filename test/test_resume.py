@@ -12,8 +12,8 @@ import time
 import numpy as np
 import pytest
 
-from program import (BUILD, MPI, PROGRAM, ROOT, SANITIZED, TIMEOUT, events, markov_tokens, read_log,
-                     run, succeed, tensors, write_tokens)
+from program import (BUILD, MPI, PROGRAM, ROOT, SANITIZED, TIMEOUT, events, launch, markov_tokens,
+                     read_log, run, succeed, tensors, write_tokens)
 
 VOCABULARY = 64
 PAUSE = "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS"  # between the stages of a save
@@ -246,9 +246,7 @@ def wait_for(condition, process, what):
 
 
 def start(*arguments, ranks=0, pause=0):
-    command = [str(PROGRAM), *map(str, arguments)]
-    if ranks:
-        command = ["mpirun", "-np", str(ranks), *command]
+    command = launch(*arguments, ranks=ranks)
     environment = {**os.environ, **MPI, "OMP_NUM_THREADS": "2"}
     if pause:
         environment[PAUSE] = str(pause)

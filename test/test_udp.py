@@ -58,6 +58,11 @@ def test_default_packet(data, tmp_path):
     assert log[0]["link"] == "memory"
 
 
+def test_without_rdma_auto_is_udp(data, tmp_path):
+    log = train(data, tmp_path, ranks=2, link="auto", steps=2)
+    assert log[0]["link"] == ("verbs" if any(pathlib.Path("/dev/infiniband").glob("uverbs*")) else "udp")
+
+
 def test_wrong_use(data, tmp_path):
     line = one_line(run(*settings(data, tmp_path, link="udp", algorithm="reliable")), 2)
     assert "--algorithm reliable: expected a link that loses nothing" in line
