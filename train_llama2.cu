@@ -285,7 +285,7 @@ static int trainer_allocate(struct trainer *t, bool training) {
     if (trainer_choose(t, training)) return -1;
     const struct lossynet_memory memory = {t->be->masked_copy, t->be->copy, t->be->gather};
     struct lossynet_settings s = network_settings(o, &t->layout, t->workers);
-    const bool staged = t->be->on_device && t->world.ranks > 1;
+    const bool staged = t->be->on_device && (t->world.ranks > 1 || s.carry);
     s.weighted_sum = staged ? backend_cpu()->weighted_sum : t->be->weighted_sum;
     s.memory = t->be->on_device && !staged ? &memory : NULL;
     if (!training) s.drift_samples = 0;
@@ -542,11 +542,7 @@ static int account(struct trainer *t, struct step_record *r) {
     struct lossynet_drift drift;
     if (lossynet_drift_measure(t->net, t->params, &drift)) return -1;
     if (lossynet_step_counters(t->net, (uint64_t)r->step, &counters)) return -1;
-    for (int phase = 0; phase < 2; phase++) {
-        r->expected[phase] = (double)counters.expected[phase];
-        r->arrived[phase] = (double)counters.arrived[phase];
-        r->resent[phase] = (double)counters.resent[phase];
-    }
+    network_record(&counters, r);
     /* The formulas hold for `lossy`, where a packet that arrives heals a replica. */
     const bool lossy = t->options->algorithm == ALGORITHM_LOSSY;
     r->drift = drift.pair;
@@ -554,7 +550,6 @@ static int account(struct trainer *t, struct step_record *r) {
     r->drift_paper = lossy ? drift.paper_pair : NAN;
     r->mean_age = drift.mean_age;
     r->max_age = drift.max_age;
-    memcpy(r->network, counters.network, sizeof r->network);
     return 0;
 }
 
@@ -586,7 +581,7 @@ static int training_step(struct trainer *t, int step) {
     const struct options *o = t->options;
     struct step_record *r = &t->record;
     if (!t->unfinished) t->finished = runlog_seconds();
-    if (lossynet_step_begin(t->net, (uint64_t)step)) return -1;
+    if (network_step_begin(t->net, o, step)) return -1;
     if (t->stage.overlap && lossynet_reduce_begin(t->net, t->grads, is_lossless(t))) return -1;
     for_each_worker(t, worker_gradient, NULL);
     t->stage.arriving = false; /* forward has received each bucket */

@@ -24,6 +24,7 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;
     s.loss = loss_settings(o);
+    s.carry = o->carry > 0;
     s.repair[LOSSYNET_GRADIENT] = o->gradient_repair;
     s.repair[LOSSYNET_PARAMETER] = o->parameter_repair;
     s.drift_samples = o->drift_samples;
@@ -40,6 +41,7 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     if (o->algorithm == ALGORITHM_RELIABLE) {
         s.link = LOSSYNET_LINK_MPI;
         memset(s.repair, 0, sizeof s.repair);
+        s.carry = false;
     }
     if (o->algorithm == ALGORITHM_RPS) s.estimator = LOSSYNET_MEAN; /* models: by who arrived */
     return s;
@@ -64,6 +66,12 @@ int network_check(const struct options *o) {
             report("--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "
                    "DSCP from 0 to 63, got '%s'",
                    o->traffic_class);
+    } else if (o->carry > 0 && o->algorithm != ALGORITHM_LOSSY &&
+               o->algorithm != ALGORITHM_RELIABLE) {
+        wrong =
+            report("--carry: expected --algorithm lossy, got %s", algorithm_names[o->algorithm]);
+    } else if (o->carry > 0 && estimator != LOSSYNET_MEAN && estimator != LOSSYNET_ZERO) {
+        wrong = report("--carry: expected --estimator mean or zero, got %s", o->estimator);
     } else if (o->multicast && o->parameter_repair) {
         wrong = report("--multicast: expected no --repair of parameters, which are sent again to "
                        "single workers; --gradient-repair is fine");
@@ -71,6 +79,20 @@ int network_check(const struct options *o) {
         wrong = report("--loss-model: %s", why);
     }
     return wrong;
+}
+
+int network_step_begin(struct lossynet *net, const struct options *o, int step) {
+    lossynet_carry_share(net, o->carry);
+    return lossynet_step_begin(net, (uint64_t)step) ? -1 : 0;
+}
+
+void network_record(const struct lossynet_counters *counters, struct step_record *r) {
+    for (int phase = 0; phase < 2; phase++) {
+        r->expected[phase] = (double)counters->expected[phase];
+        r->arrived[phase] = (double)counters->arrived[phase];
+        r->resent[phase] = (double)counters->resent[phase];
+    }
+    memcpy(r->network, counters->network, sizeof r->network);
 }
 
 int network_dry_run(const struct options *o, int workers) {

@@ -6,6 +6,7 @@
 
 #include "llmc/layout.h"
 #include "llmc/options.h"
+#include "llmc/record.h"
 #include "lossynet/lossynet.h"
 
 #ifdef __cplusplus
@@ -18,6 +19,12 @@ int network_check(const struct options *options);
 /* What they say of a net, after network_check; memory and weighted_sum are the caller's to add. */
 struct lossynet_settings network_settings(const struct options *options,
                                           const struct layout *layout, int workers);
+
+/* lossynet_step_begin, with what the options say of this step. 0, or -1 after reporting. */
+int network_step_begin(struct lossynet *net, const struct options *options, int step);
+
+/* A step's packets, into its record. */
+void network_record(const struct lossynet_counters *counters, struct step_record *record);
 
 /* --dry-run: the arithmetic of a run on a cluster with one worker per rank. 0, or -1 after
  * reporting. */

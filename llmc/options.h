@@ -38,6 +38,7 @@ struct options {
         parameter_loss_rate; /* the latter two are the effective */
     const char *loss_model, *estimator;
     int64_t loss_seed;
+    double carry;
     int repair, gradient_repair, parameter_repair; /* rounds; the latter two are the effective */
     /* network */
     int workers; /* 0: one per rank */

@@ -94,14 +94,27 @@ static double measured_inflation(const struct lossynet *net, int v, bool lossles
     return arrived ? (double)now->expected[LOSSYNET_GRADIENT] / (double)arrived : 1;
 }
 
-/* weight[k * N + s] of the `count` packets whose masks start at `arrived`, `stride` apart. */
+/* 1 / (the gradients in what arrived of a packet), where losses are carried (carry.c). */
+static float weight_of_mass(const struct lossynet *net, const uint8_t *arrived, const float *mass,
+                            size_t stride) {
+    double sum = 0;
+    for (size_t s = 0; s < (size_t)net->workers; s++)
+        if (arrived[s * stride]) sum += 1 + (double)net->carry.share * mass[s * stride];
+    return (float)(1 / sum);
+}
+
+/* weight[k * N + s] of the `count` packets whose masks start at `arrived`, `stride` apart, and so
+ * their masses; NULL where nothing is carried. */
 static void fill_weights(const struct lossynet *net, int owner, const uint8_t *arrived,
-                         size_t stride, size_t count, double inflate, float *weight) {
+                         const float *mass, size_t stride, size_t count, double inflate,
+                         float *weight) {
     size_t workers = (size_t)net->workers;
     for (size_t k = 0; k < count; k++, weight += workers) {
         int present = 0;
         for (size_t s = 0; s < workers; s++) present += arrived[s * stride + k];
         struct weights w = estimate(net->estimator, net->workers, present - 1, inflate);
+        if (mass && net->estimator == LOSSYNET_MEAN)
+            w.own = w.other = weight_of_mass(net, arrived + k, mass + k, stride);
         for (size_t s = 0; s < workers; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
         weight[owner] = w.own;
     }
@@ -125,7 +138,9 @@ static void reduce_shard(const struct lossynet *net, float *const *vectors, int 
         sender[s] = skip + (lossynet_is_local(net, s)
                                 ? vectors[s - net->first] + offset
                                 : lossynet_inbox(net, v, s) + layout->owner_element[row]);
-    fill_weights(net, owner, lossynet_arrived(net, v, 0) + layout->owner_packet[row] + from,
+    const float *mass = lossynet_carry_mass(net, v);
+    if (mass) mass += layout->owner_packet[row] + from;
+    fill_weights(net, owner, lossynet_arrived(net, v, 0) + layout->owner_packet[row] + from, mass,
                  lossynet_layout_owner_packets(layout, owner), to - from, net->inflation[v],
                  weight);
     if (to < all) count = to * layout->packet_elements;
@@ -257,6 +272,7 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
     lossynet_status status = lossynet_reduce_begin(net, vectors, lossless);
     if (status) return status;
     net->reducing = false;
+    lossynet_carry_rest(net, vectors);
     fill_masks(net, lossless);
     /* ht asks how much arrived; what is repaired comes after all else. */
     bool early = net->engine && net->estimator != LOSSYNET_HT &&
@@ -275,6 +291,7 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
     if (!early) estimate_shards(net, vectors, 0, net->layout.buckets - 1, 1);
     status = lossless ? LOSSYNET_OK : lossynet_record(net, LOSSYNET_GRADIENT, net->step);
     if (!status && net->return_masks) status = lossynet_masks_return(net, LOSSYNET_GRADIENT);
+    if (!status && net->carry.residual) lossynet_carry_keep(net, vectors);
     if (status || !net->engine) return status;
     clear_masks(net);
     lossynet_stream_open(net, LOSSYNET_GRADIENT, lossless);

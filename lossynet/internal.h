@@ -15,6 +15,7 @@
  *     traffic_class.c   the class in which DATA travels
  *     control.c    all-gathers of small things, counters
  *     masks.c      which packets arrived, told to their senders
+ *     carry.c      lost gradients, added to the next ones
  *     repair.c     rounds in which what was lost is sent again
  *     drift.c      how far the replicas are apart, and how far they should be
  *     state.c      what is remembered from step to step, as bytes
@@ -193,6 +194,23 @@ void lossynet_repair_mask(const struct lossynet *net, lossynet_phase phase, int 
 /* Begins round net->round: senders learn what is missing, and count it. Collective. */
 lossynet_status lossynet_repair_ask(struct lossynet *net, lossynet_phase phase);
 
+/* ---- lost gradients, later (carry.c) ---- */
+
+struct lossynet_carry {
+    float share;
+    float *residual; /* [V][elements]: what was sent in vain; NULL: nothing is carried */
+    float *mass;     /* gradients in the residual of each sender's packets, as lossynet.arrived */
+    int *added;      /* [V]: buckets of the present vector that have their residual */
+};
+
+void lossynet_carry_open(struct lossynet *net); /* sees to out_of_memory only */
+void lossynet_carry_close(struct lossynet *net);
+/* Before what is not sent yet of local worker v (0 ... V-1) leaves, up to a bucket; or of all. */
+void lossynet_carry_add(struct lossynet *net, int v, float *vector, int bucket);
+void lossynet_carry_rest(struct lossynet *net, float *const *vectors);
+/* After masks were returned. */
+void lossynet_carry_keep(struct lossynet *net, float *const *vectors);
+
 /* ---- the net (net.c) ---- */
 
 /* What arrived in a phase that has just ended, for replay (record.c). path NULL: nothing is written. */
@@ -267,6 +285,7 @@ struct lossynet {
     size_t *gather_offset;  /* [R + 1] */
 
     struct lossynet_masks masks_returned;
+    struct lossynet_carry carry;
     struct lossynet_drift_state drift;
 };
 
@@ -304,6 +323,11 @@ static inline bool lossynet_is_local(const struct lossynet *net, int worker) {
 static inline uint8_t *lossynet_arrived(const struct lossynet *net, int v, int sender) {
     size_t n = lossynet_layout_owner_packets(&net->layout, net->first + v);
     return net->arrived + net->arrived_start[v] + (size_t)sender * n;
+}
+
+/* The masses of their residuals, NULL where nothing is carried. */
+static inline float *lossynet_carry_mass(const struct lossynet *net, int v) {
+    return net->carry.mass ? net->carry.mass + net->arrived_start[v] : NULL;
 }
 
 static inline float *lossynet_inbox(const struct lossynet *net, int v, int sender) {

@@ -130,6 +130,9 @@ struct lossynet_settings {
     const struct lossynet_memory *memory;
     int drift_samples; /* parameters watched for drift; 0: none */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
+    /* What was lost of a gradient is added to its sender's next one (carry.c). For estimators mean
+     * and zero; the vectors given to lossynet_reduce then change where they are not owned, too. */
+    bool carry;
     /* By phase: so many times what was lost is sent again, and may be lost again (repair.c). */
     int repair[2];
     /* Links udp and verbs only. */
@@ -200,6 +203,10 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
  * ready then. Call reduce_begin after step_begin. */
 lossynet_status lossynet_reduce_begin(struct lossynet *net, float *const *vectors, bool lossless);
 void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket);
+
+/* With settings.carry: how much of what was lost before is added in the next reduce, 0 ... 1 (the
+ * default). The same on every rank; before lossynet_reduce_begin. */
+void lossynet_carry_share(struct lossynet *net, double share);
 
 /* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites. Collective. */
 lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless);

@@ -180,6 +180,15 @@ static lossynet_status check(const struct lossynet_world *world,
                      settings->repair[1]);
         return LOSSYNET_INVALID;
     }
+    if (settings->carry && settings->estimator != LOSSYNET_MEAN &&
+        settings->estimator != LOSSYNET_ZERO) {
+        lossynet_log("carry: expected estimator mean or zero");
+        return LOSSYNET_INVALID;
+    }
+    if (settings->carry && settings->memory) {
+        lossynet_log("carry: expected vectors in the host's memory");
+        return LOSSYNET_INVALID;
+    }
     if (settings->multicast && settings->repair[LOSSYNET_PARAMETER]) {
         lossynet_log("multicast: expected no repair of parameters, which goes to single workers");
         return LOSSYNET_INVALID;
@@ -273,7 +282,7 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
                                size_t packet_bytes, bool multicast) {
     net->threads = omp_get_max_threads();
     net->estimator = settings->estimator;
-    net->return_masks = settings->return_masks;
+    net->return_masks = settings->return_masks || settings->carry;
     memcpy(net->repair, settings->repair, sizeof net->repair);
     if (settings->memory) net->memory = *settings->memory;
     net->weighted_sum =
@@ -295,8 +304,10 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
     take_threads(net);
     take_phases(net);
     if (net->world.ranks > 1) take_exchange(net, multicast);
-    lossynet_masks_open(net, settings->return_masks || settings->repair[LOSSYNET_GRADIENT],
-                        settings->repair[LOSSYNET_PARAMETER] > 0);
+    if (settings->carry) lossynet_carry_open(net);
+    lossynet_masks_open(
+        net, settings->return_masks || settings->carry || settings->repair[LOSSYNET_GRADIENT],
+        settings->repair[LOSSYNET_PARAMETER] > 0);
     lossynet_drift_open(net, settings->drift_samples);
     if (net->out_of_memory) return LOSSYNET_NO_MEMORY;
     return lossynet_record_open(net, settings->record_loss);
@@ -315,7 +326,7 @@ static uint64_t fingerprint(const struct lossynet *net, const struct lossynet_se
     hash = lossynet_mix(hash ^ (uint64_t)net->estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
     hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->carry << 1);
     hash = lossynet_mix(hash ^ (uint64_t)settings->repair[0] << 32 ^ (uint64_t)settings->repair[1]);
     for (int phase = 0; phase < 2; phase++) {
         uint64_t bits;
@@ -451,6 +462,7 @@ void lossynet_close(struct lossynet *net) {
     lossynet_engine_close(net);
     lossynet_record_close(net);
     lossynet_drift_close(net);
+    lossynet_carry_close(net);
     lossynet_masks_close(net);
     free(net->gather_offset);
     free(net->incoming);

@@ -2,6 +2,7 @@
  *
  *     of a worker     how much of its gradients arrived (`ht`), how many of its parameter packets
  *                     did, the age of each packet, and where the bursts of its links stand
+ *                     and, where losses are carried, what it sent in vain and their masses
  *     of all          the changes of the drift sample, the same on every rank
  *
  * Nothing else is remembered: injected loss is a pure function of the step (loss.c; bursts too,
@@ -21,7 +22,8 @@ struct worker_state {
     uint64_t fingerprint;
     struct lossynet_history history;
     struct lossynet_total total;
-    /* uint64_t chain[2][workers]; uint32_t age[packets] */
+    /* uint64_t chain[2][workers]; uint32_t age[packets];
+     * carry: float residual[elements], mass[workers][its packets] */
 };
 
 struct common_state {
@@ -55,11 +57,21 @@ static size_t chain_words(const struct lossynet *net) { /* of a worker, both pha
     return 2 * (size_t)net->workers;
 }
 
+static size_t mass_bytes(const struct lossynet *net, int worker) {
+    return lossynet_layout_owner_packets(&net->layout, worker) * (size_t)net->workers *
+           sizeof(float);
+}
+
+static size_t residual_bytes(const struct lossynet *net) {
+    return net->layout.elements * sizeof(float);
+}
+
 size_t lossynet_state_bytes(const struct lossynet *net, int worker) {
     if (worker == LOSSYNET_ALL_WORKERS)
         return sizeof(struct common_state) + drift_floats(net) * sizeof(float);
     return sizeof(struct worker_state) + chain_words(net) * sizeof(uint64_t) +
-           net->layout.packets * sizeof(uint32_t);
+           net->layout.packets * sizeof(uint32_t) +
+           (net->carry.residual ? residual_bytes(net) + mass_bytes(net, worker) : 0);
 }
 
 static void save_common(const struct lossynet *net, char *out) {
@@ -85,6 +97,10 @@ static void save_worker(const struct lossynet *net, int v, char *out) {
             memset(out, 0, (size_t)net->workers * sizeof *chain);
     }
     memcpy(out, net->age + (size_t)v * net->layout.packets, net->layout.packets * sizeof *net->age);
+    if (!net->carry.residual) return;
+    out += net->layout.packets * sizeof *net->age;
+    memcpy(out, net->carry.residual + (size_t)v * net->layout.elements, residual_bytes(net));
+    memcpy(out + residual_bytes(net), lossynet_carry_mass(net, v), mass_bytes(net, net->first + v));
 }
 
 void lossynet_state_save(const struct lossynet *net, int worker, void *out) {
@@ -136,6 +152,11 @@ static bool load_worker(struct lossynet *net, int v, const char *bytes) {
     }
     memcpy(net->age + (size_t)v * net->layout.packets, ages,
            net->layout.packets * sizeof *net->age);
+    if (!net->carry.residual) return true;
+    ages += net->layout.packets * sizeof *net->age;
+    memcpy(net->carry.residual + (size_t)v * net->layout.elements, ages, residual_bytes(net));
+    memcpy(lossynet_carry_mass(net, v), ages + residual_bytes(net),
+           mass_bytes(net, net->first + v));
     return true;
 }
 

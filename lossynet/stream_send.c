@@ -74,8 +74,10 @@ void lossynet_stream_ready(struct lossynet *net, int kind) {
 
 void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket) {
     if (!net->engine || !net->reducing) return;
-    int *ready = net->engine->phase[LOSSYNET_GRADIENT].ready;
-    __atomic_store_n(&ready[worker - net->first], bucket + 1, __ATOMIC_RELEASE);
+    struct lossynet_sending *phase = &net->engine->phase[LOSSYNET_GRADIENT];
+    int *ready = phase->ready, v = worker - net->first;
+    lossynet_carry_add(net, v, phase->vectors[v], bucket);
+    __atomic_store_n(&ready[v], bucket + 1, __ATOMIC_RELEASE);
     if (net->engine->threaded) net->link->wake(net->link);
 }
 

@@ -211,6 +211,15 @@ static void test_same_bits_repaired(void **state) {
     same_bits_with(settings);
 }
 
+static void test_same_bits_carried(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
+    settings.carry = true;
+    same_bits_with(settings);
+    settings.repair[LOSSYNET_GRADIENT] = 1;
+    same_bits_with(settings);
+}
+
 /* ---- in parts ---- */
 
 enum { PART_BUCKETS = 5, PART_ELEMENTS = 5 * 600, PART_STEPS = 8 };
@@ -296,9 +305,11 @@ static void run_parts(struct rank *rank, struct lossynet *net) {
     free_vectors(gradient);
 }
 
-static void parts(int repair) {
+static void parts(int repair, bool carry) {
     struct lossynet_settings settings = part_settings(0.2);
     settings.repair[LOSSYNET_GRADIENT] = settings.repair[LOSSYNET_PARAMETER] = repair;
+    settings.carry = carry;
+    if (carry) settings.estimator = LOSSYNET_MEAN;
     struct lossynet *net = open_alone(&settings);
     struct rank one = {.rank = 0};
     memset(&post, 0, sizeof post);
@@ -313,8 +324,9 @@ static void parts(int repair) {
 
 static void test_parts(void **state) {
     (void)state;
-    parts(0);
-    parts(1);
+    parts(0, false);
+    parts(1, false);
+    parts(0, true);
 }
 
 /* ---- what arrived is told to the senders ---- */
@@ -537,10 +549,15 @@ static void test_too_many(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),   cmocka_unit_test(test_same_bits_repaired),
-        cmocka_unit_test(test_parts),       cmocka_unit_test(test_delivered),
-        cmocka_unit_test(test_repaired),    cmocka_unit_test(test_other_settings),
-        cmocka_unit_test(test_broken_link), cmocka_unit_test(test_abort),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_same_bits_repaired),
+        cmocka_unit_test(test_same_bits_carried),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_delivered),
+        cmocka_unit_test(test_repaired),
+        cmocka_unit_test(test_other_settings),
+        cmocka_unit_test(test_broken_link),
+        cmocka_unit_test(test_abort),
         cmocka_unit_test(test_too_many),
     };
     return cmocka_run_group_tests_name("lossynet between ranks", tests, NULL, NULL);

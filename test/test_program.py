@@ -59,6 +59,7 @@ def weights(out):
     {"algorithm": "reliable"},
     {"algorithm": "rps", "loss_rate": 0.1},
     {"algorithm": "naive", "loss_rate": 0.1},
+    {"carry": 0.5, "loss_rate": 0.3},
 ], ids=lambda c: "-".join(str(v) for v in c.values()))
 def test_processes_do_not_change_a_bit(data, tmp_path, changes):
     one = train(data, tmp_path / "1", **changes)
@@ -332,6 +333,9 @@ def one_line(done, code):
     (["--parameter-loss-rate", "-1"], "--parameter-loss-rate: expected a number from 0 to 1"),
     (["--algorithm", "magic"], "--algorithm: expected one of lossy reliable rps naive"),
     (["--estimator", "median"], "--estimator: expected mean, balanced, ht or zero"),
+    (["--carry", "1", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
+    (["--carry", "1", "--algorithm", "rps"], "--carry: expected --algorithm lossy, got rps"),
+    (["--repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
     (["--loss-model", "sunspots"], "--loss-model: "),
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),

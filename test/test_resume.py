@@ -79,9 +79,9 @@ def one_line(done, code):
     (0, 0, {"algorithm": "naive"}),
     (0, 0, {"estimator": "ht", "loss_rate": 0.3, "loss_model": "burst:5", "micro_batches": 2}),
     (0, 0, {"loss_model": "trace:{data}/trace", "estimator": "balanced"}),
-    (2, 2, {"estimator": "ht"}),
-    (4, 4, {"loss_model": "burst:3", "repair": 1}),
     (2, 4, {"estimator": "ht"}),
+    (4, 4, {"loss_model": "burst:3", "repair": 1}),
+    (2, 4, {"carry": 1}),
     (4, 0, {"algorithm": "rps"}),
     (0, 2, {"algorithm": "naive"}),
 ], ids=lambda c: "-".join(map(str, c.values())).replace("/", "") if isinstance(c, dict) else str(c))
