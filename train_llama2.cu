@@ -225,7 +225,7 @@ struct trainer {
     int engines;
     struct activations *engine; /* [engines] */
     enum recompute recompute;
-    float *fresh; /* P: the owners' values put together, for evaluation and saving */
+    float *fresh; /* P: the owners' values put together; staged: in the gradient's place */
     struct dataloader *train, *val;
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers on their way */
     bool unfinished;         /* the last step's PARAMETER phase is open, `record` incomplete */
@@ -247,6 +247,7 @@ static bool is_lossless(const struct trainer *t) {
 static void trainer_release(struct trainer *t) {
     saver_close(t->saver);
     free(t->run.worker);
+    if (t->worker && t->fresh == t->worker[0].grads) t->fresh = NULL;
     for (int w = 0; t->worker && w < t->local; w++) worker_release(&t->worker[w], t->be);
     for (int e = 0; t->engine && e < t->engines; e++) activations_release(&t->engine[e], t->be);
     if (t->be) t->be->release(t->fresh);
@@ -271,6 +272,7 @@ static int trainer_choose(struct trainer *t, bool training) {
     run.batch = t->B;
     run.local = t->workers / t->world.ranks;
     run.evaluating = !training;
+    run.staged = t->world.ranks > 1;
     bool tell = t->world.rank == 0 && !t->options->quiet && !t->options->generate;
     if (backend_choose(t->options, &t->layout.config, &run, t->world.local_rank, tell, &choice))
         return -1;
@@ -316,7 +318,8 @@ static int trainer_allocate(struct trainer *t, bool training) {
         t->grads[w] = k->net_grads;
     }
     if (t->workers > 1 && !failed) {
-        t->fresh = (float *)t->be->allocate(P * sizeof(float));
+        if (staged && training) t->fresh = t->worker[0].grads;
+        if (!t->fresh) t->fresh = (float *)t->be->allocate(P * sizeof(float));
         if (!t->fresh) failed = report_out_of_memory("the model put together", 4.0 * (double)P);
     }
     const struct staging stage = {t->be,  &t->layout, t->net, t->worker, t->local,
@@ -957,10 +960,6 @@ static int run(const struct options *o, const struct lossynet_world *world) {
     return failed ? 1 : 0;
 }
 
-static void print_version(void) {
-    printf("train_llama2 %s, %s\n", GIT_REVISION, backend_cpu()->details);
-}
-
 #ifndef TESTING
 int main(int argc, char **argv) {
     struct options options;
@@ -971,7 +970,7 @@ int main(int argc, char **argv) {
     report_muted = world.rank > 0;
     int status = options_parse(argc, argv, &options);
     if (options.help || options.version) {
-        if (world.rank == 0) options.help ? options_help() : print_version();
+        if (world.rank == 0) options.help ? options_help() : usage_version(GIT_REVISION);
     } else if (!status) {
         status = resume_choose(&options);
         if (!status) status = usage_check(&options, world.ranks);

@@ -18,6 +18,7 @@ struct estimate_settings estimate_of_options(const struct options *o, int worker
     s.sharded_optimizer = o->algorithm != ALGORITHM_RPS && o->algorithm != ALGORITHM_NAIVE;
     s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
     s.link_gbps = o->link_gbps;
+    s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->parameter_loss_rate;
     return s;
 }
 
@@ -56,11 +57,12 @@ struct estimate estimate_run(const struct llama_config *config, const struct est
     e.working_bytes = s->device ? working_bytes(config, s) : 0;
     e.network_bytes = s->network_bytes;
     e.fresh_bytes = s->workers > 1 ? 4 * P : 0;
+    const double fresh = s->device && s->staged && !s->evaluating ? 0 : e.fresh_bytes;
     e.copy_bytes = s->evaluating ? 0 : 4 * P + e.optimizer_bytes;
     e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
                                                    !s->evaluating, s->recompute);
     e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.weight_bytes +
-                    e.working_bytes + e.fresh_bytes + e.activation_bytes;
+                    e.working_bytes + fresh + e.activation_bytes;
     const double host = e.network_bytes + e.copy_bytes; /* wherever the vectors are */
     if (!s->device) e.total_bytes += host;
     /* Pinned copies of what travels, and the model on its way to and from evaluation and files. */
@@ -77,9 +79,9 @@ struct estimate estimate_run(const struct llama_config *config, const struct est
 }
 
 double estimate_checkpoint_bytes(const struct llama_config *config,
-                                 const struct estimate_settings *s, double loss_rate) {
+                                 const struct estimate_settings *s) {
     const double P = (double)config_parameters(config), N = s->workers;
-    return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + loss_rate * (N - 1) * 4 * P;
+    return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + s->stale * (N - 1) * 4 * P;
 }
 
 static void line(const char *what, double bytes, const char *note) {
@@ -111,7 +113,8 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
     line("optimizer state", e.optimizer_bytes,
          s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
     if (!s->device) line("network", e.network_bytes, "gradients of its shards, from others");
-    line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
+    if (!s->device || !s->staged)
+        line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
     if (!s->device) line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
     line("activations", e.activation_bytes, s->dtype == DTYPE_BF16 ? "bf16" : "");
     if (s->device) line("working memory", e.working_bytes, "logits, libraries, driver");
@@ -127,6 +130,8 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
         line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
         line("host's total", e.host_bytes, "");
     }
+    printf("\nOn disk\n");
+    line("a checkpoint", estimate_checkpoint_bytes(config, s), "of all workers, stale packets too");
     printf("\nSent per worker and step; as much is received\n");
     line("gradient phase", e.phase_bytes, "");
     line("parameter phase", e.phase_bytes, "");

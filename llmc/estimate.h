@@ -24,6 +24,7 @@ struct estimate_settings {
     bool device;                    /* on a GPU */
     enum dtype dtype;               /* of weights in use and of activations */
     enum recompute recompute;       /* not auto */
+    double stale;                   /* share of a replica that is not the model's */
     int local;                      /* workers that share the device or the rank; 0: 1 */
     bool evaluating;                /* no gradients, no optimizer */
     bool staged;                    /* several ranks: on a device, the network reads the host */
@@ -56,9 +57,9 @@ struct estimate_settings estimate_of_options(const struct options *options, int 
 
 struct estimate estimate_run(const struct llama_config *config, const struct estimate_settings *s);
 
-/* Of a checkpoint with the stale packets of all replicas, at this loss rate of parameters. */
+/* Of a checkpoint, with the packets in which replicas differ from the model. */
 double estimate_checkpoint_bytes(const struct llama_config *config,
-                                 const struct estimate_settings *s, double loss_rate);
+                                 const struct estimate_settings *s);
 
 /* Sets s->recompute to the least recomputation whose total is at most `available` bytes (0: not
  * known, then none), and *total to that total; with none that fits, to the greatest and its total.

@@ -1,6 +1,6 @@
 /* preflight.h — --preflight: a minute on the nodes of a run, before days on them.
  *
- *     preflight.c         the mode: gathers, prints a table by node and a line for whatever is wrong
+ *     preflight.c         the mode: gathers, prints a table by node and a line for what is wrong
  *     preflight_host.c    what a rank sees: program, data, memory, GPU, disk
  *     preflight_judge.c   what is wrong, and with which node
  *

@@ -75,7 +75,7 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     out->beside_device = gpu.host_bytes - model;
     const double saves = !o->save_every ? 1 : floor((double)o->steps / o->save_every);
     const double kept = !o->save_every || !o->keep ? saves : fmin(saves, o->keep + 1);
-    out->disk = fmax(kept, 1) * estimate_checkpoint_bytes(&c, &s, o->parameter_loss_rate);
+    out->disk = fmax(kept, 1) * estimate_checkpoint_bytes(&c, &s);
     return 0;
 }
 

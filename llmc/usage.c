@@ -1,6 +1,9 @@
 /* usage.c — see usage.h. */
 #include "llmc/usage.h"
 
+#include <stdio.h>
+
+#include "llmc/backend.h"
 #include "llmc/backend_cuda.h"
 #include "llmc/config.h"
 #include "llmc/file.h"
@@ -9,6 +12,10 @@
 
 int usage_sequence_length(const struct options *o, int positions) {
     return o->seq ? o->seq : positions < 1024 ? positions : 1024;
+}
+
+void usage_version(const char *revision) {
+    printf("train_llama2 %s, %s\n", revision, backend_cpu()->details);
 }
 
 static int check_modes(const struct options *o, int ranks) {

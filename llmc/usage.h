@@ -16,6 +16,8 @@ int usage_check(const struct options *options, int ranks);
 /* Tokens of a sequence, for a model that takes at most `positions`. */
 int usage_sequence_length(const struct options *options, int positions);
 
+void usage_version(const char *revision); /* to stdout */
+
 #ifdef __cplusplus
 }
 #endif

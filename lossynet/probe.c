@@ -1,16 +1,16 @@
 /* probe.c — what the network carries from each rank to each other, before a run relies on it.
  *
- * TEST datagrams of full size over the very link that a run will use. In each round every rank sends
- * to one other and receives from one other, so that all are loaded alike: with as many ranks on
- * every node, all ranks of a node send to the ranks of one other node, or all to each other.
+ * TEST datagrams of full size over the very link that a run will use. In each round every rank
+ * sends to one other and receives from one other, so that all are loaded alike: with as many ranks
+ * on every node, all ranks of a node send to the ranks of one other node, or all to each other.
  *
  *     sender    TEST, kind 0, sequence 0, 1, ...        while less than a window is on its way
  *     receiver  TEST, kind 1, packet: next sequence     what it has seen, lost ones included
  *
  * The window is at most what the receiver can hold, as in training (engine.h), so that what is lost
  * is lost by the network. It opens with the answers: what nobody answers must not drown others, and
- * a switch sends to everybody what is for a host that it cannot find. Ranks meet before a round and after its sending; what comes until it is quiet then
- * counts as arrived, but not towards the rate.
+ * a switch sends to everybody what is for a host that it cannot find. Ranks meet before a round and
+ * after its sending; what comes until it is quiet then counts as arrived, but not towards the rate.
  */
 #include "lossynet/engine.h"
 
@@ -62,7 +62,8 @@ static void order_ranks(const int *node, int ranks, int *order, int *each) {
     }
 }
 
-/* Whom the rank at place `at` of the order sends to in round 1 ... ranks - 1; -round: receives from. */
+/* Whom the rank at place `at` of the order sends to in round 1 ... ranks - 1; with -round, whom it
+ * receives from. */
 static int partner(int at, int round, int ranks, int each) {
     const int sign = round < 0 ? -1 : 1, i = abs(round);
     if (each == 0) return (at + sign * i + ranks) % ranks;
