@@ -98,8 +98,8 @@ static const struct entry table[] = {
     STRING("estimator", estimator, "mean", "NAME",
            "mean (the paper's), balanced (unbiased for unlike data), ht, zero"),
     NUMBER("carry", carry, "0", 0, 1, "SHARE",
-           "of a lost gradient, added to its sender's next one, while the learning rate is far "
-           "below its peak; 0: it is lost. Algorithm lossy, estimator mean or zero"),
+           "of a lost gradient, added to its sender's next one: 1 for long and gentle training, 0 "
+           "while a model moves fast. Algorithm lossy, estimator mean or zero"),
     INTEGER("repair", repair, "0", 0, 16,
             "rounds in which packets that were lost are sent again, in both phases; not with "
             "--multicast"),
