@@ -2,6 +2,7 @@
 # make quickstart   installs what is missing, trains with and without packet loss, shows what it cost
 # make test         installs what is missing, runs everything in test/
 # make bench        speed and memory beside PyTorch, and of the network beside TCP (bench-network)
+# make simulate     a web service beside training, in a simulated network (ns-3), half an hour
 # make clean        removes build/ (out/ stays)
 #
 # Found by itself: MPI (mpicc; MPI=0 builds without), libibverbs (for --link verbs; VERBS=0), OpenSSL
@@ -109,10 +110,14 @@ TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/test_*.c))
 
 # What our exchange is measured with, and against; they use MPI.
 BENCHES := $(if $(filter 1,$(MPI)),exchange collectives ring)
+# A simulated network (dev/ns3).
+NS3 := $(BUILD)/dev/ns3/good_neighbour
+NS3_HERE := $(if $(wildcard /usr/include/ns3/internet-module.h),$(NS3))
 
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 benches: all $(BENCHES:%=$(BUILD)/dev/bench_%) $(BUILD)/bench_load
-tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(BUILD)/emulated/gpu_bench
+tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(BUILD)/emulated/gpu_bench \
+       $(if $(SANITIZE),,$(NS3_HERE))
 
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
 	@echo '  LINK $@'
@@ -216,6 +221,13 @@ $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 	@mkdir -p $(@D)
 	@$(CXX) $(COMMON) $(LDFLAGS) $^ $(LDLIBS) $(CMOCKA) -o $@
 
+# ns-3 is built without sanitizers, and its pkg-config files name directories that are not there.
+$(NS3): dev/ns3/good_neighbour.cpp
+	@echo '  CXX  $<'
+	@mkdir -p $(@D)
+	@$(CXX) -std=c++17 -O2 -g $(WARNINGS) $< -o $@ -lns3-internet -lns3-point-to-point \
+	    -lns3-traffic-control -lns3-network -lns3-core
+
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
 	@echo '  LINK $@'
 	@mkdir -p $(@D)
@@ -309,9 +321,14 @@ bench-network:
 	@$(MAKE) --no-print-directory $(JOBS) benches
 	@BUILD=$(BUILD) $(PYTHON) dev/bench_network.py $(BENCH_NETWORK)
 
+simulate:
+	@scripts/dependencies.sh simulate
+	@$(MAKE) --no-print-directory $(NS3)
+	@BUILD=$(BUILD) $(PYTHON) dev/ns3/good_neighbour.py $(SIMULATE)
+
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all benches tests emulated_tests instrumented quickstart test bench bench-network clean
+.PHONY: all benches tests emulated_tests instrumented quickstart test bench bench-network simulate clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Installs the packages that a target of the Makefile needs, on Debian and Ubuntu, and nothing else.
 #
-#   scripts/dependencies.sh build|quickstart|test|bench
+#   scripts/dependencies.sh build|quickstart|test|bench|simulate
 #
 # Says what is missing and why before it installs; quick and silent when nothing is missing.
 # Elsewhere it names what to install by hand and goes on.
 set -eu
-purpose=${1:?usage: scripts/dependencies.sh build|quickstart|test|bench}
+purpose=${1:?usage: scripts/dependencies.sh build|quickstart|test|bench|simulate}
 
 # package, and what it is for
 build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config:finds_libraries
@@ -21,14 +21,18 @@ test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests pytho
 python3-sentencepiece:the_tokenizer_to_compare_with
 xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_environment
 iproute2:network_namespaces nftables:loses_packets ethtool:switches_off_segmentation
-clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library"
+clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library
+libns3-dev:simulates_a_network(ns-3)"
 [ "$(uname -m)" != x86_64 ] ||
     test="$test qemu-system-x86:virtual_machine_with_RDMA_devices busybox-static:starts_it"
+simulate="g++:C++_compiler make:builds libns3-dev:simulates_a_network(ns-3) python3-numpy:statistics
+python3-matplotlib:plots"
 bench="$test libopenblas0:another_BLAS_to_compare_with"
 
 case $purpose in
 build) wanted=$build ;; quickstart) wanted=$quickstart ;; test) wanted=$test ;; bench) wanted=$bench ;;
-*) echo "scripts/dependencies.sh: expected build, quickstart, test or bench, got '$purpose'" >&2; exit 2 ;;
+simulate) wanted=$simulate ;;
+*) echo "scripts/dependencies.sh: expected build, quickstart, test, bench or simulate, got '$purpose'" >&2; exit 2 ;;
 esac
 
 if ! command -v apt-get >/dev/null 2>&1; then
