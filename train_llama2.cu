@@ -553,6 +553,7 @@ static int account(struct trainer *t, struct step_record *r) {
     r->drift_paper = lossy ? drift.paper_pair : NAN;
     r->mean_age = drift.mean_age;
     r->max_age = drift.max_age;
+    memcpy(r->age_share, drift.age_share, sizeof r->age_share);
     return 0;
 }
 

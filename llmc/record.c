@@ -42,6 +42,11 @@ int record_log_step(struct runlog *log, const struct step_record *r) {
         "parameter_loss_rate", loss_rate(r, 1), "drift", runlog_number(r->drift), "drift_expected",
         runlog_number(r->drift_expected), "drift_paper", runlog_number(r->drift_paper), "mean_age",
         r->mean_age, "max_age", (json_int_t)r->max_age, "extra_traffic", extra_traffic(r));
+    json_t *ages = json_array();
+    for (int k = 0; k < RECORD_AGES; k++) {
+        json_array_append_new(ages, runlog_float((float)r->age_share[k]));
+    }
+    json_object_set_new(event, "ages", ages);
     for (int e = 0; event && e < RECORD_EVENTS; e++) {
         json_object_set_new(event, network[e], json_integer((json_int_t)r->network[e]));
     }

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-enum { RECORD_EVENTS = 6 };
+enum { RECORD_EVENTS = 6, RECORD_AGES = 8 };
 
 struct step_record {
     int step;         /* 0, 1, ... */
@@ -27,6 +27,7 @@ struct step_record {
     double drift, drift_expected, drift_paper; /* NaN: has no meaning here */
     double mean_age;
     int64_t max_age;
+    double age_share[RECORD_AGES];   /* of packets aged 0, 1, ...; the last: that or more */
     uint64_t network[RECORD_EVENTS]; /* what the network did, by enum lossynet_event */
 };
 

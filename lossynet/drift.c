@@ -170,7 +170,8 @@ static void measure_changes(struct lossynet *net, double covariance[LOSSYNET_RIN
 }
 
 /* Of all workers together. */
-static lossynet_status gather_ages(struct lossynet *net, struct lossynet_ages *total) {
+static lossynet_status gather_ages(struct lossynet *net, struct lossynet_ages *total,
+                                   double share[LOSSYNET_AGES]) {
     struct lossynet_ages *all = net->gathered, *mine = net->drift.ages;
     size_t packets = net->layout.packets;
 #pragma omp parallel for num_threads(net->threads) schedule(static)
@@ -181,8 +182,10 @@ static lossynet_status gather_ages(struct lossynet *net, struct lossynet_ages *t
         for (size_t p = 0; p < packets; p++) {
             a.sum += age[p];
             if (age[p] > a.largest) a.largest = age[p];
+            a.aged[age[p] < LOSSYNET_AGES ? age[p] : LOSSYNET_AGES - 1]++;
         }
         a.packets = packets - lossynet_layout_owner_packets(&net->layout, net->first + v);
+        a.aged[0] -= (uint32_t)(packets - a.packets); /* its own are never stale */
         mine[v] = a;
     }
     lossynet_status status = lossynet_all_gather(net, mine, all, sizeof *all);
@@ -193,7 +196,9 @@ static lossynet_status gather_ages(struct lossynet *net, struct lossynet_ages *t
         total->expected += all[w].expected;
         total->arrived += all[w].arrived;
         if (all[w].largest > total->largest) total->largest = all[w].largest;
+        for (int k = 0; k < LOSSYNET_AGES; k++) share[k] += all[w].aged[k];
     }
+    for (int k = 0; total->packets && k < LOSSYNET_AGES; k++) share[k] /= (double)total->packets;
     return status;
 }
 
@@ -205,7 +210,7 @@ lossynet_status lossynet_drift_measure(struct lossynet *net, float *const *vecto
     lossynet_status status = gather_values(net, vectors);
     if (status) return status;
     struct lossynet_ages ages;
-    status = gather_ages(net, &ages);
+    status = gather_ages(net, &ages, out->age_share);
     if (status) return status;
 
     double scale = (double)net->layout.elements / drift->samples;

@@ -147,6 +147,7 @@ struct lossynet_ages { /* one worker's; its own packets do not count */
     uint64_t sum, packets;
     uint64_t expected, arrived; /* since open, phase PARAMETER */
     uint32_t largest;
+    uint32_t aged[LOSSYNET_AGES]; /* packets of age 0, 1, ...; the last: that or more */
 };
 
 enum { LOSSYNET_GATHERED_BYTES = 128 }; /* of one worker's small struct */

@@ -290,7 +290,7 @@ bool lossynet_state_load(struct lossynet *net, int worker, const void *bytes, si
 
 /* ---- drift (drift.c derives the formulas) ----------------------------------------------- */
 
-enum { LOSSYNET_LAGS = 16 };
+enum { LOSSYNET_LAGS = 16, LOSSYNET_AGES = 8 };
 
 struct lossynet_drift {
     double pair;   /* ||theta_i - theta_j||^2, mean over pairs of workers */
@@ -302,6 +302,7 @@ struct lossynet_drift {
     double paper_pair; /* the paper's 2p/(1+p) sigma2, for comparison */
     double mean_age;   /* over (worker, packet), owners excluded; steps */
     uint32_t max_age;
+    double age_share[LOSSYNET_AGES]; /* of those packets, aged 0, 1, ...; the last: that or more */
 };
 
 /* Measures after a broadcast, on a fixed random sample of elements, scaled to the whole vector.

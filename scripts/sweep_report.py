@@ -68,7 +68,8 @@ def step_tax(base, perplexity):
 
 
 def group_runs(settings, results):
-    """Per section and label: the finished runs, with their baselines where those are finished."""
+    """Per section and label: the finished runs, with their baselines where those are finished. In the
+    order of the file, but by loss rate within what differs by that alone."""
     groups = {}
     for section in settings.sections:
         for run in section.runs:
@@ -78,7 +79,15 @@ def group_runs(settings, results):
                 "section": section, "label": run.label(), "run": run, "members": []})
             group["members"].append((run.value("seed", "1"), results[run.id],
                                      results.get(run.baseline), run))
-    return list(groups.values())
+    place, kinds = {section: i for i, section in enumerate(settings.sections)}, {}
+    def order(group):
+        run = group["run"]
+        kind = (run.value("algorithm", "lossy").replace("reliable", "lossy"),
+                *(run.options[name] for name in run.section.varying if name != "seed"
+                  and "rate" not in name and name != "algorithm"))
+        first = kinds.setdefault((run.section, kind), len(kinds))
+        return place[run.section], not run.lossless(), first, run.rates()
+    return sorted(groups.values(), key=order)
 
 
 def average(values):
@@ -305,8 +314,9 @@ def plot_drift(plt, groups, out):
 
 
 def plot_ages(plt, groups, out):
-    """Mean and largest age of a packet against the parameter phase's loss rate, and the theory."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+    """Ages of packets: shares beside (1-p) p^k; mean and largest against the loss rate."""
+    figure, (shares, left, right) = plt.subplots(1, 3, figsize=(16, 4.4))
+    plot_shares(shares, groups)
     sections = list(dict.fromkeys(group["section"] for group in groups))
     most = 0.0
     for section, colour in zip(sections, COLOURS * 2):
@@ -333,6 +343,26 @@ def plot_ages(plt, groups, out):
     finish(left)
     finish(right)
     save(figure, out, "ages")
+
+
+def plot_shares(axes, groups):
+    """Share of packets of each age, one line for each loss rate, with the geometric distribution."""
+    seen, colours = set(), iter(COLOURS * 3)
+    for group in groups:
+        ages, run = group["members"][0][1].get("ages"), group["run"]
+        what = (f"{100 * run.rates()[1]:g}%", run.value("loss-model", "bernoulli"))
+        if not ages or what in seen or run.value("algorithm", "lossy") != "lossy":
+            continue
+        seen.add(what)
+        p, colour = group["row"]["parameter_loss_rate"], next(colours)
+        last = len(ages) - 1  # that or more
+        axes.plot(range(len(ages)), [share or math.nan for share in ages], "o", color=colour, ms=5,
+                  mfc="white", label=what[0] if what[1] == "bernoulli" else ", ".join(what))
+        axes.plot(range(len(ages)), [(1 - p) * p**k if k < last else p**k
+                                     for k in range(len(ages))], color=colour, lw=1)
+    axes.set(xlabel="age, steps (the last: or more)", ylabel="share of packets", yscale="log",
+             ylim=(1e-6, 1.5), title="Ages; lines: (1-p) p^k")
+    finish(axes)
 
 
 def report(settings, results, out, plots):

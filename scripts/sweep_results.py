@@ -56,7 +56,7 @@ def read_events(path):
     return events
 
 
-def steps_done(path, cache={}):
+def steps_done(path):
     """Steps in a log that grows, by its last whole line. Cheap enough to ask every second."""
     try:
         with open(path, "rb") as file:
@@ -76,7 +76,7 @@ def steps_done(path, cache={}):
 
 
 def thin(events, count):
-    """(step, events between the last such step and this) for `count` steps at equal distances."""
+    """At most `count` groups of consecutive events."""
     size = max(1, -(-len(events) // count))
     return [events[i:i + size] for i in range(0, len(events), size)]
 
@@ -114,6 +114,9 @@ def result_of(run, log):
     # Each step's ratio: the drift itself falls with the learning rate.
     result["drift_ratio"] = mean([step["drift"] / step["drift_expected"] for step in late
                                   if step["drift_expected"]])
+    if late and late[-1].get("max_age"):
+        result["ages"] = [short(mean([step["ages"][k] for step in late]), 4)
+                          for k in range(len(late[-1]["ages"]))]
     result["losses"] = [[group[-1]["step"] + 1, short(mean([step["loss"] for step in group]))]
                         for group in thin(steps, CURVE)]
     result["evaluations"] = [[event["step"], short(event["val_perplexity"])]

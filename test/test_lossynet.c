@@ -325,7 +325,7 @@ static void check_broadcast(int workers, double p, const char *model) {
         lossynet_step_begin(net, step);
         bool lossless = step == 4;
         assert_int_equal(lossynet_broadcast(net, x, lossless), LOSSYNET_OK);
-        uint64_t missing = 0, sum = 0;
+        uint64_t missing = 0, sum = 0, aged[LOSSYNET_AGES] = {0};
         uint32_t largest = 0;
         for (int w = 0; w < workers; w++) {
             uint32_t *mine = age + (size_t)w * all;
@@ -346,6 +346,7 @@ static void check_broadcast(int workers, double p, const char *model) {
                         if (o != w && p == 1 && !lossless) assert_true(mine[e] > 0);
                         if ((e - start) % 16) continue; /* packets of 16 elements */
                         missing += mine[e] > 0;
+                        if (o != w) aged[mine[e]]++; /* at most 6 */
                         sum += mine[e];
                         if (mine[e] > largest) largest = mine[e];
                     }
@@ -363,6 +364,8 @@ static void check_broadcast(int workers, double p, const char *model) {
         assert_int_equal(lossynet_drift_measure(net, x, &drift), LOSSYNET_OK);
         assert_int_equal(drift.max_age, largest);
         if (workers > 1) assert_close(drift.mean_age, (double)sum / (double)expected, 1e-12);
+        for (int k = 0; k < LOSSYNET_AGES && workers > 1; k++)
+            assert_close(drift.age_share[k], (double)aged[k] / (double)expected, 1e-12);
 
         float *fresh = calloc(all, sizeof *fresh);
         assert_int_equal(lossynet_gather_fresh(net, x, fresh), LOSSYNET_OK);

@@ -139,6 +139,7 @@ def test_nothing_ever_arrives(data, tmp_path, algorithm):
     step = [e for e in log if e["event"] == "step"][-1]
     assert step["gradient_loss_rate"] == step["parameter_loss_rate"] == 1
     assert step["max_age"] == 6 and step["drift"] > 0
+    assert step["ages"] == [0, 0, 0, 0, 0, 0, 1, 0]
     assert step["drift_expected"] is None
     assert math.isfinite(log[-1]["val_perplexity"])
 

@@ -264,6 +264,9 @@ def test_table_is_what_the_logs_say(finished):
     assert float(row["drift"]) == pytest.approx(sum(drift) / 3, rel=1e-4)
     assert ("From scratch", "no loss") in rows_of(out)
     assert float(rows_of(out)["one phase", "50% gradient phase"]["parameter_loss_rate"]) == 0
+    for entry in results(out / "results.jsonl").values():
+        if entry["key"].get("loss-rate"):
+            assert sum(entry["ages"]) == pytest.approx(1, abs=2e-3)
     markdown = (out / "table.md").read_text()
     assert f"{mean:+.2f}" in markdown and "**From scratch**" in markdown
 
