@@ -72,13 +72,18 @@ def group_runs(settings, results):
     order of the file, but by loss rate within what differs by that alone."""
     groups = {}
     for section in settings.sections:
+        # A run without loss alone compares nothing, where others are to come.
+        if all(run.lossless() for run in section.runs if run.id in results) and \
+           not all(run.lossless() for run in section.runs):
+            continue
         for run in section.runs:
             if run.id not in results:
                 continue
             group = groups.setdefault((section.name, run.label()), {
                 "section": section, "label": run.label(), "run": run, "members": []})
-            group["members"].append((run.value("seed", "1"), results[run.id],
-                                     results.get(run.baseline), run))
+            if run.id not in (member[-1].id for member in group["members"]):
+                group["members"].append((run.value("seed", "1"), results[run.id],
+                                         results.get(run.baseline), run))
     place, kinds = {section: i for i, section in enumerate(settings.sections)}, {}
     def order(group):
         run = group["run"]
@@ -254,6 +259,8 @@ def plot_change(plt, groups, out):
     axes.set(xlabel="packets lost, %", ylabel="change of perplexity, %",
              title="What loss costs, against the same seed without loss (mean, 95%)")
     axes.axhline(0, color="black", lw=0.6)
+    axes.set_yscale("symlog", linthresh=1)  # even up to 1%, logarithmic beyond
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     finish(axes)
     save(figure, out, "change")
 
