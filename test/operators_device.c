@@ -28,7 +28,8 @@ void test_masked_copy(void **state) {
     for (int s = 0; s < LENGTH(shapes); s++) {
         size_t n = shapes[s][0], packet = shapes[s][1];
         if (too_large(n)) continue;
-        struct array to = array_random(n, 1, FLOAT32), from = array_random(n, 1, FLOAT32);
+        struct array to = array_random(n + packet, 1, FLOAT32); /* more than is to be copied */
+        struct array from = array_random(n + packet, 1, FLOAT32);
         uint8_t *arrived = (uint8_t *)malloc((n + packet - 1) / packet);
         assert_non_null(arrived);
         for (size_t k = 0; k * packet < n; k++) arrived[k] = random_uniform() > 0;

@@ -107,7 +107,7 @@ static void check_weighted_sum(int N, size_t n, size_t packet, int aliased) {
 
 void test_weighted_sum(void **state) {
     (void)state;
-    size_t shapes[][2] = {{1, 1},         {10, 3},       {1000, 1024}, {5000, 1024},
+    size_t shapes[][2] = {{1, 1},         {10, 3},       {1000, 1024}, {5003, 1024},
                           {100003, 1024}, {50000, 5000}, {4096, 7}};
     for (int s = 0; s < LENGTH(shapes); s++)
         for (int aliased = -1; aliased < 5; aliased++)

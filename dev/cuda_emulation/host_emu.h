@@ -11,8 +11,7 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
-    cudaErrorNotReady = 600,
-    cudaErrorStreamCaptureInvalidated = 901
+    cudaErrorNotReady = 600
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -31,8 +30,6 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
         return "invalid argument";
     case cudaErrorMemoryAllocation:
         return "out of memory";
-    case cudaErrorStreamCaptureInvalidated:
-        return "operation failed due to a previous error during capture";
     default:
         return "not ready";
     }
@@ -120,7 +117,6 @@ static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsign
     return cudaSuccess;
 }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    if (cuda_emu::is_capturing(stream)) cuda_emu::fail("a wait for a stream that captures");
     cuda_emu::wait_for(stream);
     return cudaSuccess;
 }

@@ -17,17 +17,11 @@ struct work {
 struct cuda_emu_stream {
     std::deque<work> queue;
     size_t added, finished; /* pieces, ever */
-    struct cuda_emu_graph *captured;
 };
 
 struct cuda_emu_event {
     cudaStream_t stream; /* NULL: never recorded */
     size_t count;
-};
-
-struct cuda_emu_graph {
-    std::vector<function<void()>> nodes;
-    bool spoilt;
 };
 
 static enum cuda_emu_streams mode;
@@ -93,9 +87,7 @@ void wait_for(cudaStream_t stream) {
 }
 
 void enqueue(cudaStream_t s, function<void()> run) {
-    if (s && s->captured) {
-        s->captured->nodes.push_back(std::move(run));
-    } else if (s) {
+    if (s) {
         add(s, work{std::move(run), NULL, 0});
     } else {
         wait_for(NULL);
@@ -108,45 +100,12 @@ cudaEvent_t event_new(void) {
 }
 
 void event_record(cudaEvent_t event, cudaStream_t s) {
-    if (s->captured) return capture_spoil();
     event->stream = s;
     event->count = s->added;
 }
 
 void event_wait(cudaStream_t s, cudaEvent_t event) {
-    if (s->captured) return capture_spoil();
     if (event->stream) add(s, work{nullptr, event->stream, event->count});
-}
-
-bool capture_begin(cudaStream_t s) {
-    if (s->captured) return false;
-    s->captured = new cuda_emu_graph();
-    return true;
-}
-
-bool capture_end(cudaStream_t s, cudaGraph_t *graph) {
-    if (!s->captured) return false;
-    *graph = s->captured;
-    s->captured = NULL;
-    if ((*graph)->spoilt) graph_destroy(*graph), *graph = NULL;
-    return true;
-}
-
-bool is_capturing(cudaStream_t s) {
-    return s && s->captured;
-}
-
-void capture_spoil(void) {
-    for (cudaStream_t s : streams)
-        if (s->captured) s->captured->spoilt = true;
-}
-
-void graph_launch(cudaGraphExec_t graph, cudaStream_t s) {
-    for (const function<void()> &node : graph->nodes) enqueue(s, node);
-}
-
-void graph_destroy(cudaGraph_t graph) {
-    delete graph;
 }
 
 void pinned_add(void *memory, size_t bytes) {

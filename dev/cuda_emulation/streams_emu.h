@@ -1,4 +1,4 @@
-/* streams_emu.h — streams, events and graphs of the emulation: work that runs later than it is
+/* streams_emu.h — streams and events of the emulation: work that runs later than it is
  * called. Part of cuda_emu.h.
  *
  * A stream is a queue. What is put in runs when somebody waits (for a stream, or for the device),
@@ -21,8 +21,6 @@
 
 typedef struct cuda_emu_stream *cudaStream_t;
 typedef struct cuda_emu_event *cudaEvent_t;
-typedef struct cuda_emu_graph *cudaGraph_t;
-typedef struct cuda_emu_graph *cudaGraphExec_t;
 
 enum cuda_emu_streams { CUDA_EMU_LATE, CUDA_EMU_OTHERS, CUDA_EMU_SOON };
 /* For the work that follows. LATE at the start. */
@@ -31,22 +29,13 @@ void cuda_emu_streams(enum cuda_emu_streams mode);
 namespace cuda_emu {
 
 cudaStream_t stream_new(void);
-/* Runs `work` now (stream NULL), later, or whenever the graph that is captured is launched. */
+/* Runs `work` now (stream NULL) or later. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
 void wait_for(cudaStream_t stream); /* NULL: all */
 
 cudaEvent_t event_new(void);
 void event_record(cudaEvent_t event, cudaStream_t stream);
 void event_wait(cudaStream_t stream, cudaEvent_t event);
-
-/* False: the stream captures already, or does not. */
-bool capture_begin(cudaStream_t stream);
-bool capture_end(cudaStream_t stream, cudaGraph_t *graph); /* NULL where it was spoilt */
-bool is_capturing(cudaStream_t stream);
-/* Of what may not be done meanwhile: the capture fails at its end. */
-void capture_spoil(void);
-void graph_launch(cudaGraphExec_t graph, cudaStream_t stream);
-void graph_destroy(cudaGraph_t graph);
 
 void pinned_add(void *memory, size_t bytes);
 void pinned_remove(void *memory);

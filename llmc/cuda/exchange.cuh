@@ -14,13 +14,21 @@ static const size_t EXCHANGE_BLOCKS = 16;
 static const size_t EXCHANGE_BLOCKS = 1 << 16;
 #endif
 
-/* A block for each packet, as far as the grid goes. */
-static __global__ void masked_copy_kernel(float *to, const float *from, const uint8_t *arrived,
-                                          size_t n, size_t packet, size_t packets) {
+/* A block for each packet, as far as the grid goes; W elements in one access. */
+template <int W>
+__global__ void __launch_bounds__(EXCHANGE_THREADS)
+    masked_copy_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
+                       size_t packet, size_t packets) {
     for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
         if (!arrived[k]) continue;
         const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
-        for (size_t i = k * packet + threadIdx.x; i < end; i += blockDim.x) to[i] = from[i];
+        size_t i = k * packet + threadIdx.x * W;
+        for (; i + W <= end; i += blockDim.x * W) {
+            float x[W];
+            load(x, from + i);
+            store(to + i, x);
+        }
+        for (; i < end; i++) to[i] = from[i]; /* the last few: one thread's */
     }
 }
 
@@ -34,7 +42,8 @@ static __global__ void gather_kernel(float *out, const float *vector, const size
 static inline void cuda_masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
                                     size_t packet, cudaStream_t stream) {
     const size_t packets = ceil_div(n, packet);
-    launch(masked_copy_kernel,
+    const bool vectors = packet % wide<float> == 0 && are_aligned(to, from);
+    launch(vectors ? masked_copy_kernel<wide<float>> : masked_copy_kernel<1>,
            dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
            dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
 }
