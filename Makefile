@@ -115,7 +115,7 @@ NS3 := $(BUILD)/dev/ns3/good_neighbour
 NS3_HERE := $(if $(wildcard /usr/include/ns3/internet-module.h),$(NS3))
 
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
-benches: all $(BENCHES:%=$(BUILD)/dev/bench_%) $(BUILD)/bench_load
+benches: all $(BENCHES:%=$(BUILD)/dev/bench_%) $(BUILD)/bench_load $(BUILD)/dev/web_client
 tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(BUILD)/emulated/gpu_bench \
        $(if $(SANITIZE),,$(NS3_HERE))
 

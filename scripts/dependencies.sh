@@ -20,7 +20,8 @@ python3:reads_logs python3-matplotlib:plots"
 test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests python3-numpy:references
 python3-sentencepiece:the_tokenizer_to_compare_with
 xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_environment
-iproute2:network_namespaces nftables:loses_packets ethtool:switches_off_segmentation
+iproute2:network_namespaces nginx-light:a_web_service_beside_training nftables:loses_packets
+ethtool:switches_off_segmentation
 clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library
 libns3-dev:simulates_a_network(ns-3)"
 [ "$(uname -m)" != x86_64 ] ||

@@ -1,11 +1,16 @@
 """--traffic-class: DATA in a class of its own, whose queues other traffic goes before; --loss-budget,
 and --record-loss: the share that such queues lose, and which packets."""
+import http.server
 import json
+import shutil
 import subprocess
+import sys
+import threading
+import time
 
 import pytest
 
-from program import ROOT, run
+from program import BUILD, ROOT, TIMEOUT, run
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import (NETWORK, hosts, namespaces,  # pylint: disable=unused-import
                       one_line, options, reference, results, testbed, total, train_on)
@@ -122,3 +127,66 @@ def test_trace_that_cannot_be_written(data, tmp_path):
     done = run(*settings(data, tmp_path), "--record-loss=/nowhere/trace")
     assert done.returncode == 1
     assert "cannot write the loss trace /nowhere/trace: No such file" in done.stderr
+
+
+# ---- the experiment ----
+
+class Slow(http.server.BaseHTTPRequestHandler):
+    """Serves one request at a time, in 20 ms."""
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):  # pylint: disable=invalid-name
+        time.sleep(0.02)
+        body = b"x" * 5000
+        self.send_response(200 if self.path == "/object" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):  # pylint: disable=arguments-differ
+        pass
+
+
+def fetch(path, rate=100):
+    with http.server.HTTPServer(("127.0.0.1", 0), Slow) as server:
+        server.socket.listen(1024)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = subprocess.run([BUILD / "dev" / "web_client", str(rate), "1", "3", path,
+                               f"127.0.0.1:{server.server_port}"], text=True, capture_output=True,
+                              check=True, timeout=60)
+        server.shutdown()
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_client_waits_for_nobody():
+    """A server of 50 requests per second gets 100: requests begin when they are due, and the time
+    that each waits for those before it counts."""
+    lines = fetch("/object")
+    assert 60 < len(lines) < 150 and all(took != "failed" for _, took in lines)
+    assert max(float(begun) for begun, _ in lines) < 1
+    times = [float(took) for _, took in lines]
+    assert min(times) >= 20 and max(times) > 15 * len(times) - 1000
+
+
+def test_client_knows_an_error():
+    assert {took for _, took in fetch("/nowhere", rate=10)} == {"failed"}
+    done = subprocess.run([BUILD / "dev" / "web_client", "1"], check=False, capture_output=True)
+    assert done.returncode == 2
+
+
+def test_experiment(namespaces, tmp_path):  # pylint: disable=unused-argument
+    """dev/neighbour.py does what it says; how fast is not for a busy machine to say."""
+    if not shutil.which("nginx"):
+        pytest.skip("no nginx (package nginx-light); a web service beside training was not tried")
+    done = subprocess.run([sys.executable, ROOT / "dev" / "neighbour.py", "--quick", "--out",
+                           tmp_path], text=True, capture_output=True, check=False, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = json.loads((tmp_path / "results.json").read_text())
+    beside = {result["beside"]: result for result in made["web"]}
+    assert list(beside) == ["nothing", "TCP", "lossy, default class", "lossy, le"]
+    assert all(r["requests"] > 20 and r["failed"] == 0 for r in beside.values())
+    assert beside["TCP"]["lost"] == 0 and beside["lossy, le"]["late"] == 0
+    assert made["change"]["points"] and set(made["cost"]["val_loss"]) == {
+        "none", "independent", "trace"}
+    assert (tmp_path / "neighbour.png").stat().st_size > 10000
+    assert "| 50 | lossy, le |" in (tmp_path / "report.md").read_text()
