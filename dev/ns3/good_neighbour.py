@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Figures 6 and 7 of the RPS paper, simulated at full size (make simulate, half an hour).
+"""Figures 6 and 7 of the RPS paper, simulated at full size (make simulate, about an hour).
 
 Runs good_neighbour.cpp over a grid and writes good_neighbour.csv (every run), good_neighbour.md
 (tables) and good_neighbour.png beside this file, or into --out. Results are kept in
@@ -285,7 +285,8 @@ def main():
     runs = grid(range(1, args.seeds + 1))
     if args.report:
         known = [json.loads(line) for line in store.read_text().splitlines()]
-        results = [entry["result"] for entry in known if entry["settings"] in runs]
+        settings = [entry["settings"] for entry in known]
+        results = [known[settings.index(run)]["result"] for run in runs if run in settings]
     else:
         results = run_all(runs, args.jobs, store)
     with open(args.out / "good_neighbour.csv", "w", newline="", encoding="utf-8") as file:
