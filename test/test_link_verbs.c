@@ -464,7 +464,7 @@ static void test_multicast(void **state) {
 static void test_packets_larger_than_the_path(void **state) {
     (void)state;
     capture_begin();
-    open_all(false, 4048, NULL);
+    open_all(false, 4072, NULL);
     const char *said = capture_end();
     for (int r = 0; r < RANKS; r++) {
         assert_int_equal(ranks[r].status, LOSSYNET_INVALID);
