@@ -18,12 +18,9 @@
 #include <stdlib.h>
 
 void lossynet_carry_open(struct lossynet *net) {
-    size_t local = (size_t)net->local, masses = 0;
-    for (size_t v = 0; v < local; v++)
-        masses +=
-            lossynet_layout_owner_packets(&net->layout, net->first + (int)v) * (size_t)net->workers;
+    size_t local = (size_t)net->local;
     NET_TAKE(net, net->carry.residual, local * net->layout.elements);
-    NET_TAKE(net, net->carry.mass, masses);
+    NET_TAKE(net, net->carry.mass, lossynet_arrived_packets(net));
     NET_TAKE(net, net->carry.added, local);
     net->carry.share = 1;
 }
@@ -63,16 +60,15 @@ static void keep(const struct lossynet *net, int v, const float *vector) {
     const struct lossynet_layout *layout = &net->layout;
     const uint8_t *bits = lossynet_delivered(net, net->first + v);
     float *residual = net->carry.residual + (size_t)v * layout->elements;
-    const size_t shards = (size_t)layout->buckets * net->workers;
-    for (size_t shard = 0; shard < shards; shard++) {
-        size_t e = layout->shard_element[shard], end = layout->shard_element[shard + 1];
-        for (size_t p = layout->shard_packet[shard]; e < end; p++) {
-            size_t n = end - e < layout->packet_elements ? end - e : layout->packet_elements;
+    for (int shard = 0; shard < layout->buckets * net->workers; shard++) {
+        size_t first = layout->shard_packet[shard], offset, count;
+        for (size_t p = first; p < layout->shard_packet[shard + 1]; p++) {
+            lossynet_packet_span(layout, shard / net->workers, shard % net->workers, p - first,
+                                 &offset, &count);
             if (bits[p / 8] >> p % 8 & 1)
-                memset(residual + e, 0, n * sizeof *residual);
+                memset(residual + offset, 0, count * sizeof *residual);
             else
-                memcpy(residual + e, vector + e, n * sizeof *residual);
-            e += n;
+                memcpy(residual + offset, vector + offset, count * sizeof *residual);
         }
     }
 }

@@ -48,9 +48,9 @@ static inline double lossynet_now(void) {
 enum { LOSSYNET_FRAGMENTS = 64 }; /* of a message on their way to a peer */
 
 static const double LOSSYNET_RETRY = 3e-4; /* before something unanswered is repeated, s, ... */
-static const double LOSSYNET_RETRY_MORE =
-    1.5; /* ... so many times longer each time: where 10% is */
-static const double LOSSYNET_RETRY_MOST = 0.02; /* lost, several losses in a row are common */
+/* ... so many times longer each time: where 10% is lost, several losses in a row are common. */
+static const double LOSSYNET_RETRY_MORE = 1.5;
+static const double LOSSYNET_RETRY_MOST = 0.02;
 static const double LOSSYNET_GRACE = 2e-4;      /* for DATA that was overtaken; longer where some */
 static const double LOSSYNET_GRACE_MOST = 0.02; /* came late */
 

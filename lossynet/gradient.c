@@ -160,9 +160,7 @@ static void fill_masks(const struct lossynet *net, bool lossless) {
             int owner = net->first + v, s = net->first + i;
             uint8_t *arrived = lossynet_arrived(net, v, s), *mask = arrived;
             size_t n = lossynet_layout_owner_packets(&net->layout, owner);
-            if (net->round > 0)
-                mask =
-                    net->masks + (size_t)omp_get_thread_num() * net->layout.largest_owner_packets;
+            if (net->round > 0) mask = lossynet_thread_mask(net);
             lossynet_injected(net, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
             for (size_t k = 0; net->round > 0 && k < n; k++) arrived[k] |= mask[k];
         }

@@ -151,6 +151,7 @@ struct lossynet_ages { /* one worker's; its own packets do not count */
 };
 
 enum { LOSSYNET_GATHERED_BYTES = 128 }; /* of one worker's small struct */
+_Static_assert(WIRE_HEADER_BYTES == (int)LOSSYNET_HEADER_BYTES, "what packets have before them");
 _Static_assert(sizeof(struct lossynet_counters) <= LOSSYNET_GATHERED_BYTES &&
                    sizeof(struct lossynet_ages) <= LOSSYNET_GATHERED_BYTES,
                "lossynet_net.gathered");
@@ -319,6 +320,21 @@ void *lossynet_net_take(struct lossynet *net, size_t count, size_t size);
 static inline bool lossynet_is_local(const struct lossynet *net, int worker) {
     return worker >= net->first && worker < net->first + net->local;
 }
+
+/* Where the elements of a packet of shard (bucket, owner) are. */
+static inline void lossynet_packet_span(const struct lossynet_layout *layout, int bucket, int owner,
+                                        size_t packet, size_t *offset, size_t *count) {
+    size_t shard = (size_t)bucket * layout->workers + owner;
+    size_t end = layout->shard_element[shard + 1];
+    *offset = layout->shard_element[shard] + packet * layout->packet_elements;
+    *count = end - *offset < layout->packet_elements ? end - *offset : layout->packet_elements;
+}
+
+/* Packets of local owners, from every worker: the size of `arrived` and of what is laid out like it. */
+size_t lossynet_arrived_packets(const struct lossynet *net);
+
+/* This thread's [largest_owner_packets] of net->masks. */
+uint8_t *lossynet_thread_mask(const struct lossynet *net);
 
 /* Masks: packets of local owner `v` (0 ... V-1) from worker `sender`. */
 static inline uint8_t *lossynet_arrived(const struct lossynet *net, int v, int sender) {

@@ -31,7 +31,7 @@ size_t lossynet_delivered_bytes(const struct lossynet *net) {
 
 void lossynet_masks_open(struct lossynet *net, bool gradient, bool parameter) {
     struct lossynet_masks *masks = &net->masks_returned;
-    size_t ranks = (size_t)net->world.ranks, told = 0, heard = 0, reached = 0;
+    size_t ranks = (size_t)net->world.ranks, told = 0, heard = 0;
     if (!gradient && !parameter) return;
     NET_TAKE(net, masks->told_start, ranks + 1);
     NET_TAKE(net, masks->heard_start, ranks + 1);
@@ -44,12 +44,9 @@ void lossynet_masks_open(struct lossynet *net, bool gradient, bool parameter) {
     }
     NET_TAKE(net, masks->told, told);
     NET_TAKE(net, masks->heard, heard);
-    for (int v = 0; v < net->local; v++)
-        reached +=
-            lossynet_layout_owner_packets(&net->layout, net->first + v) * (size_t)net->workers;
     if (gradient)
         NET_TAKE(net, masks->delivered, (size_t)net->local * lossynet_delivered_bytes(net));
-    if (parameter) NET_TAKE(net, masks->reached, reached);
+    if (parameter) NET_TAKE(net, masks->reached, lossynet_arrived_packets(net));
 }
 
 void lossynet_masks_close(struct lossynet *net) {

@@ -206,11 +206,20 @@ static void take_threads(struct lossynet *net) {
     NET_TAKE(net, net->masks, threads * layout->largest_owner_packets);
 }
 
+size_t lossynet_arrived_packets(const struct lossynet *net) {
+    size_t packets = 0;
+    for (int v = 0; v < net->local; v++)
+        packets += lossynet_layout_owner_packets(&net->layout, net->first + v);
+    return packets * (size_t)net->workers;
+}
+
+uint8_t *lossynet_thread_mask(const struct lossynet *net) {
+    return net->masks + (size_t)omp_get_thread_num() * net->layout.largest_owner_packets;
+}
+
 static void take_phases(struct lossynet *net) {
-    size_t local = (size_t)net->local, workers = (size_t)net->workers, masks = 0;
-    for (size_t v = 0; v < local; v++)
-        masks += lossynet_layout_owner_packets(&net->layout, net->first + (int)v) * workers;
-    NET_TAKE(net, net->arrived, masks);
+    size_t local = (size_t)net->local, workers = (size_t)net->workers;
+    NET_TAKE(net, net->arrived, lossynet_arrived_packets(net));
     NET_TAKE(net, net->arrived_start, local);
     NET_TAKE(net, net->history, local);
     NET_TAKE(net, net->inflation, local);

@@ -11,7 +11,6 @@
  */
 #include "lossynet/engine.h"
 
-#include <omp.h>
 #include <string.h>
 
 /* ---- copies within the rank ---- */
@@ -91,8 +90,7 @@ static void copy_local(const struct lossynet *net, float *const *vectors, bool l
             if (s == v) continue;
             int owner = net->first + s, to = net->first + v;
             size_t n = lossynet_layout_owner_packets(&net->layout, owner);
-            uint8_t *mask =
-                net->masks + (size_t)omp_get_thread_num() * net->layout.largest_owner_packets;
+            uint8_t *mask = lossynet_thread_mask(net);
             lossynet_injected(net, LOSSYNET_PARAMETER, owner, to, n, lossless, mask);
             copy_arrived(net, vectors, owner, to, mask);
         }

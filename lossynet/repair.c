@@ -14,7 +14,7 @@
  */
 #include "lossynet/engine.h"
 
-#include <omp.h>
+#include <string.h>
 
 void lossynet_repair_mask(const struct lossynet *net, lossynet_phase phase, int sender,
                           int receiver, size_t n, uint8_t *mask) {
@@ -36,13 +36,12 @@ static void count_missing(struct lossynet *net, lossynet_phase phase, int v, uin
         lossynet_masks_keep_missing(net, phase, net->first + v, receiver, n, missing);
         for (int b = 0; b < layout->buckets; b++) {
             const size_t *row = layout->owner_packet + (size_t)owner * (layout->buckets + 1) + b;
-            size_t offset, count;
-            lossynet_shard(net, owner, b, &offset, &count);
-            for (size_t k = row[0]; k < row[1]; k++, count -= layout->packet_elements) {
-                bool full = count >= layout->packet_elements;
-                if (missing[k])
-                    counters->bytes[phase] += 4 * (full ? layout->packet_elements : count);
-                counters->resent[phase] += missing[k];
+            for (size_t k = row[0]; k < row[1]; k++) {
+                size_t offset, count;
+                if (!missing[k]) continue;
+                lossynet_packet_span(layout, b, owner, k - row[0], &offset, &count);
+                counters->bytes[phase] += count * sizeof(float);
+                counters->resent[phase]++;
             }
         }
     }
@@ -52,9 +51,6 @@ lossynet_status lossynet_repair_ask(struct lossynet *net, lossynet_phase phase) 
     lossynet_status status = lossynet_masks_return(net, phase);
     if (status) return status;
 #pragma omp parallel for num_threads(net->threads) schedule(static)
-    for (int v = 0; v < net->local; v++)
-        count_missing(net, phase, v,
-                      net->masks +
-                          (size_t)omp_get_thread_num() * net->layout.largest_owner_packets);
+    for (int v = 0; v < net->local; v++) count_missing(net, phase, v, lossynet_thread_mask(net));
     return LOSSYNET_OK;
 }

@@ -9,15 +9,6 @@ static inline int stream_bucket_at(const struct lossynet *net, int kind, int ord
     return kind == LOSSYNET_GRADIENT ? order : net->layout.buckets - 1 - order;
 }
 
-/* Where a packet's elements are. */
-static inline void stream_packet_span(const struct lossynet_layout *layout, int bucket, int owner,
-                                      size_t packet, size_t *offset, size_t *count) {
-    size_t shard = (size_t)bucket * layout->workers + owner;
-    size_t end = layout->shard_element[shard + 1];
-    *offset = layout->shard_element[shard] + packet * layout->packet_elements;
-    *count = end - *offset < layout->packet_elements ? end - *offset : layout->packet_elements;
-}
-
 static inline size_t stream_shard_packets(const struct lossynet_layout *layout, int bucket,
                                           int owner) {
     size_t shard = (size_t)bucket * layout->workers + owner;

@@ -103,7 +103,7 @@ static uint64_t *reject(struct lossynet *net, const struct wire_header *h, const
     size_t offset, count;
     if (h->packet >= stream_shard_packets(layout, (int)h->bucket, owner))
         return &net->rejected.invalid;
-    stream_packet_span(layout, (int)h->bucket, owner, h->packet, &offset, &count);
+    lossynet_packet_span(layout, (int)h->bucket, owner, h->packet, &offset, &count);
     if (h->length != count * sizeof(float)) return &net->rejected.invalid;
 
     const struct lossynet_sending *phase = &engine->phase[h->kind];
@@ -146,7 +146,7 @@ static bool take_parameter(struct lossynet *net, const struct wire_header *h, in
         net->age + (size_t)v * layout->packets + layout->shard_packet[shard] + h->packet;
     if (*age == 0) return false; /* all that is not one's own grew older before the phase */
     *age = 0;
-    stream_packet_span(layout, (int)h->bucket, h->sender, h->packet, &offset, &count);
+    lossynet_packet_span(layout, (int)h->bucket, h->sender, h->packet, &offset, &count);
     memcpy(net->engine->phase[LOSSYNET_PARAMETER].vectors[v] + offset, payload, h->length);
     return true;
 }

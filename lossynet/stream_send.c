@@ -105,7 +105,7 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                 if (survives && !survives[at->packet]) continue;
                 if (n == most) return n;
                 size_t offset, count;
-                stream_packet_span(layout, bucket, owner, at->packet, &offset, &count);
+                lossynet_packet_span(layout, bucket, owner, at->packet, &offset, &count);
                 struct wire_header h = {.magic = WIRE_MAGIC,
                                         .version = WIRE_VERSION,
                                         .type = WIRE_DATA,

@@ -265,15 +265,21 @@ def plot_change(plt, groups, out):
     save(figure, out, "change")
 
 
-def plot_curves(plt, groups, out):
-    """Training loss of the first seed, a panel for each section."""
-    sections = list(dict.fromkeys(group["section"] for group in groups))[:6]
+def panel_each(plt, sections):
+    """A figure in two columns, and its axes, one for each section."""
     columns = min(2, len(sections))
     rows = -(-len(sections) // columns)
     figure, panels = plt.subplots(rows, columns, figsize=(6.2 * columns, 3.9 * rows), squeeze=False)
     for panel in panels.flat[len(sections):]:
         panel.set_visible(False)
-    for section, axes in zip(sections, panels.flat):
+    return figure, panels.flat
+
+
+def plot_curves(plt, groups, out):
+    """Training loss of the first seed, a panel for each section."""
+    sections = list(dict.fromkeys(group["section"] for group in groups))[:6]
+    figure, panels = panel_each(plt, sections)
+    for section, axes in zip(sections, panels):
         for group, colour in zip([g for g in groups if g["section"] is section], COLOURS * 3):
             curve = group["members"][0][1]["losses"]
             losses = [loss for _, loss in curve]
@@ -296,12 +302,8 @@ def plot_drift(plt, groups, out):
                 if any(g["members"][0][1].get("drifts") for g in groups if g["section"] is s)][:6]
     if not sections:
         sections = [groups[0]["section"]]
-    columns = min(2, len(sections))
-    rows = -(-len(sections) // columns)
-    figure, panels = plt.subplots(rows, columns, figsize=(6.2 * columns, 3.9 * rows), squeeze=False)
-    for panel in panels.flat[len(sections):]:
-        panel.set_visible(False)
-    for section, axes in zip(sections, panels.flat):
+    figure, panels = panel_each(plt, sections)
+    for section, axes in zip(sections, panels):
         colours = iter(COLOURS * 3)
         for group in (g for g in groups if g["section"] is section):
             drifts = group["members"][0][1].get("drifts")
