@@ -399,8 +399,9 @@ static void gradient_done(void *context, int bucket) {
     staging_gradient_done(&m->t->stage, m->w, bucket);
 }
 
-/* Forward and backward of one worker on its replica and its share of the data. Worker w takes
- * sequences w*B ... w*B+B-1 of each N*B: the global batch is the same however it is spread.
+/* Forward and backward of one worker on its replica and its share of the data. Unless it has a part
+ * of its own, worker w takes sequences w*B ... w*B+B-1 of each N*B: the global batch is the same
+ * however it is spread.
  * Leaves in t->mine: mean loss, seconds waited for parameters, whether the network failed. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *engine,
                             void *context) {
@@ -411,13 +412,10 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     double loss = 0;
     (void)context;
     for (int m = 0; m < M; m++) {
-        uint64_t first = t->at.sequence + ((uint64_t)m * t->workers + w->id) * B;
         const struct bucket_hooks hooks = {m == 0 ? parameters_needed : NULL,
                                            m == M - 1 ? gradient_done : NULL, &meeting};
-        for (int b = 0; b < B; b++) {
-            dataloader_sequence(t->train, first + b, engine->host_tokens + b * T,
-                                engine->host_targets + b * T);
-        }
+        dataloader_batch(t->train, t->at.sequence, m, w->id, t->workers, B, engine->host_tokens,
+                         engine->host_targets);
         activations_send(engine, t->be, B * T);
         model_forward_backward(t->be, &t->layout, params, w->grads, engine, B, T,
                                1.0f / ((float)B * T * M), m > 0, &hooks);
@@ -881,6 +879,8 @@ static int prepare(struct trainer *t, bool training) {
     t->B = o->batch;
     t->T = usage_sequence_length(o, c.positions);
     if (training && dataloader_open(o->train, DATALOADER_TRAIN, t->T, (uint64_t)o->seed, &t->train))
+        return -1;
+    if (training && o->data_split == DATA_CONTIGUOUS && dataloader_split(t->train, t->workers))
         return -1;
     if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
     if (o->val && o->stride) dataloader_set_stride(t->val, o->stride);

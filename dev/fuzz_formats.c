@@ -229,7 +229,7 @@ static void read_trace(void) {
     char model[80], why[256];
     static uint8_t arrived[10000]; /* more than room is taken for at once */
     snprintf(model, sizeof model, "trace:%s", input.path);
-    const struct lossynet_loss_settings settings = {{0.5, 0.5}, model, 1};
+    const struct lossynet_loss_settings settings = {.rate = {0.5, 0.5}, .model = model, .seed = 1};
     if (lossynet_loss_open(&loss, &settings, why, sizeof why)) return;
     for (uint64_t step = 0; step < 3; step++)
         lossynet_loss_mask(&loss, LOSSYNET_GRADIENT, step, 0, 1, sizeof arrived, NULL, arrived);

@@ -29,6 +29,7 @@ struct dataloader {
     size_t count;
     struct token_file *files;
     uint64_t tokens, words, train_windows, windows;
+    int shares; /* that training windows are split in; 0 or 1: all are shared */
     bool words_known;
     int vocabulary;
     char *tokenizer; /* path, or NULL */
@@ -290,16 +291,45 @@ uint64_t dataloader_epoch(const struct dataloader *loader) {
     return loader->train_windows;
 }
 
-void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
-                         int32_t *targets) {
-    uint64_t T = (uint64_t)loader->T, epoch = n / loader->train_windows;
-    uint64_t key = mix(mix(loader->seed) ^ epoch), shift = mix(key) % T;
-    uint64_t window = permute(n % loader->train_windows, loader->train_windows, key);
+/* Sequence n of share `share` of `shares`. */
+static void sequence_of(const struct dataloader *loader, int share, int shares, uint64_t n,
+                        int32_t *tokens, int32_t *targets) {
+    uint64_t T = (uint64_t)loader->T, W = loader->train_windows;
+    uint64_t first = W * (uint64_t)share / (uint64_t)shares;
+    uint64_t count = W * ((uint64_t)share + 1) / (uint64_t)shares - first;
+    uint64_t key = mix(mix(loader->seed ^ (uint64_t)share << 32) ^ n / count);
+    uint64_t shift = mix(key) % T, window = first + permute(n % count, count, key);
     const struct token_file *file =
         file_of(loader, window, offsetof(struct token_file, train_before));
     /* The epoch's shift may leave no room for a file's last window: that one ends with the file. */
     uint64_t start = (window - file->train_before) * T + shift, last = file->count - (T + 1);
     copy_window(file->tokens + (start < last ? start : last), loader->T, tokens, targets);
+}
+
+void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
+                         int32_t *targets) {
+    sequence_of(loader, 0, 1, n, tokens, targets);
+}
+
+int dataloader_split(struct dataloader *loader, int workers) {
+    if (loader->train_windows < (uint64_t)workers)
+        return report(
+            "--data-split contiguous: the training files have %llu sequences of %d tokens, "
+            "expected at least one for each of the %d workers; use more text, fewer "
+            "workers or a shorter --seq",
+            (unsigned long long)loader->train_windows, loader->T, workers);
+    loader->shares = workers;
+    return 0;
+}
+
+void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int worker,
+                      int workers, int B, int32_t *tokens, int32_t *targets) {
+    const bool own = loader->shares > 1;
+    uint64_t n = own ? done / (uint64_t)workers + (uint64_t)m * (uint64_t)B
+                     : done + ((uint64_t)m * (uint64_t)workers + (uint64_t)worker) * (uint64_t)B;
+    for (int b = 0; b < B; b++, tokens += loader->T, targets += loader->T)
+        sequence_of(loader, own ? worker : 0, own ? loader->shares : 1, n + (uint64_t)b, tokens,
+                    targets);
 }
 
 /* ---- validation: everything once, in order ----------------------------------------------- */

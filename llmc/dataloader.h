@@ -15,6 +15,11 @@
  * any worker can fetch any sequence, and resuming needs no more than a count. An epoch visits every
  * window once, in an order that is a keyed permutation of (seed, epoch); each epoch also shifts
  * where windows begin. Worker w of N takes n = step * N * B + w * B + b for its batch of B.
+ *
+ * With a contiguous split each worker has epochs of its own, over its 1/N of the windows in the
+ * order of the files: data that is not identically distributed, as in federated learning. What is
+ * usual is the shared order, which makes workers' data i.i.d. (for example PyTorch's
+ * DistributedSampler); "contiguous" is what Hugging Face's Dataset.shard calls such parts.
  */
 #ifndef LLMC_DATALOADER_H
 #define LLMC_DATALOADER_H
@@ -69,6 +74,18 @@ uint64_t dataloader_epoch(const struct dataloader *loader);
  * Needs dataloader_epoch > 0. Cannot fail; any number of threads may call at once. */
 void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
                          int32_t *targets);
+
+/* From now on each of `workers` has windows of its own. Worker w's are the epoch's W windows from
+ * floor(w W / workers) to before floor((w+1) W / workers); an epoch's shift may move the last of
+ * them into the next worker's by less than T tokens. One worker: no change. Returns 0, or -1 after
+ * reporting that there are fewer windows than workers. */
+int dataloader_split(struct dataloader *loader, int workers);
+
+/* Micro-batch m of B sequences of one of `workers`: tokens and targets (B, T). done: sequences that
+ * all workers together took in the steps before, which is all that resuming needs. After a split,
+ * `workers` as there. Cannot fail; any number of threads may call at once. */
+void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int worker,
+                      int workers, int B, int32_t *tokens, int32_t *targets);
 
 /* ---- validation: every token but a file's first is a target exactly once ----
  * Without a stride, windows lie side by side, each with T tokens and the T that follow them. */

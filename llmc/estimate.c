@@ -146,7 +146,7 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
 
 void estimate_print_drift(double p, double uncorrelated, double correlated, double paper) {
     printf("\nExpected drift between two replicas at parameter loss rate %g,\n"
-           "in units of the squared size of one step's change\n",
+           "losses being independent, in units of the squared size of one step's change\n",
            p);
     printf("  steps uncorrelated   %10.4f\n", uncorrelated);
     printf("  correlated by 0.9^k  %10.4f\n", correlated);

@@ -9,9 +9,12 @@
 #include "llmc/report.h"
 #include "llmc/usage.h"
 
-static struct lossynet_loss_settings loss_settings(const struct options *o) {
-    struct lossynet_loss_settings loss = {
-        {o->gradient_loss_rate, o->parameter_loss_rate}, o->loss_model, (uint64_t)o->loss_seed};
+static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
+    struct lossynet_loss_settings loss = {{o->gradient_loss_rate, o->parameter_loss_rate},
+                                          o->loss_model,
+                                          (uint64_t)o->loss_seed,
+                                          o->loss_at,
+                                          workers};
     return loss;
 }
 
@@ -23,7 +26,7 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;
-    s.loss = loss_settings(o);
+    s.loss = loss_settings(o, workers);
     s.carry = o->carry > 0;
     s.repair[LOSSYNET_GRADIENT] = o->gradient_repair;
     s.repair[LOSSYNET_PARAMETER] = o->parameter_repair;
@@ -47,12 +50,14 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     return s;
 }
 
-int network_check(const struct options *o) {
-    const struct lossynet_loss_settings loss = loss_settings(o);
+int network_check(const struct options *o, int workers) {
+    const struct lossynet_loss_settings loss = loss_settings(o, workers);
+    struct lossynet_loss_settings evenly = loss;
     lossynet_estimator estimator;
     lossynet_link_kind link;
     char why[256];
     int dscp, wrong = 0;
+    evenly.at = NULL;
     if (!lossynet_estimator_parse(o->estimator, &estimator)) {
         wrong = report("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
     } else if (!lossynet_link_parse(o->link, &link)) {
@@ -75,8 +80,10 @@ int network_check(const struct options *o) {
     } else if (o->multicast && o->parameter_repair) {
         wrong = report("--multicast: expected no --repair of parameters, which are sent again to "
                        "single workers; --gradient-repair is fine");
-    } else if (lossynet_loss_check(&loss, why, sizeof why)) {
+    } else if (lossynet_loss_check(&evenly, why, sizeof why)) {
         wrong = report("--loss-model: %s", why);
+    } else if (lossynet_loss_check(&loss, why, sizeof why)) {
+        wrong = report("--loss-at: %s", why);
     }
     return wrong;
 }

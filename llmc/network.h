@@ -13,8 +13,8 @@
 extern "C" {
 #endif
 
-/* Whether they make sense: 0, or -1 after reporting. */
-int network_check(const struct options *options);
+/* Whether they make sense with so many workers: 0, or -1 after reporting. */
+int network_check(const struct options *options, int workers);
 
 /* What they say of a net, after network_check; memory and weighted_sum are the caller's to add. */
 struct lossynet_settings network_settings(const struct options *options,

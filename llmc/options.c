@@ -14,6 +14,7 @@
 
 const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
+static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
 
 enum kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
@@ -62,6 +63,9 @@ static const struct entry table[] = {
     TITLE("Data"),
     STRING("train", train, NULL, "GLOB", "token files to train on (llm.c format)"),
     STRING("val", val, NULL, "GLOB", "token files to evaluate on"),
+    ONE_OF("data-split", data_split, "shared", split_names, "shared|contiguous",
+           "shared: workers deal out one shuffled order of all data; contiguous: each has its 1/N "
+           "of the files, one after the other, and shuffles that (data that is not i.i.d.)"),
     STRING("tokenizer", tokenizer, NULL, "FILE",
            "tokenizer.model; default: beside the data or the model"),
 
@@ -93,7 +97,11 @@ static const struct entry table[] = {
     NUMBER("parameter-loss-rate", parameter_loss_rate, "-1", 0, 1, "P",
            "owner to workers; default --loss-rate"),
     STRING("loss-model", loss_model, "bernoulli", "NAME",
-           "bernoulli, burst:MEAN_LENGTH (Gilbert-Elliott, packets) or trace:FILE (0 and 1)"),
+           "bernoulli, burst:MEAN_LENGTH (Gilbert-Elliott, packets), outage:MEAN_STEPS (a link is "
+           "down for whole steps) or trace:FILE (0 and 1)"),
+    STRING("loss-at", loss_at, "none", "LIST",
+           "links that lose another share, in both phases: 3=0.5 those from and to worker 3, 2-5=1 "
+           "the one from 2 to 5, several with commas; the last that names a link counts"),
     SEED("loss-seed", loss_seed, "-1", "of the lost packets; default --seed"),
     STRING("estimator", estimator, "mean", "NAME",
            "mean (the paper's), balanced (unbiased for unlike data), ht, zero"),

@@ -19,6 +19,8 @@ extern const char *const algorithm_names[]; /* ends with NULL */
 
 enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
 
+enum data_split { DATA_SHARED, DATA_CONTIGUOUS }; /* of --data-split */
+
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
 struct options {
@@ -28,6 +30,7 @@ struct options {
     int device, dtype, recompute, threads; /* recompute: as in activations.h */
     /* data */
     const char *train, *val, *tokenizer;
+    int data_split;
     /* optimisation */
     int batch, seq, steps, micro_batches, warmup;
     double lr, lr_final, beta1, beta2, adam_eps, weight_decay, clip;
@@ -36,7 +39,7 @@ struct options {
     int algorithm;
     double loss_rate, gradient_loss_rate,
         parameter_loss_rate; /* the latter two are the effective */
-    const char *loss_model, *estimator;
+    const char *loss_model, *loss_at, *estimator;
     int64_t loss_seed;
     double carry;
     int repair, gradient_repair, parameter_repair; /* rounds; the latter two are the effective */

@@ -57,7 +57,7 @@ static int check_model(const struct options *o, const struct llama_config *c) {
 
 int usage_check(const struct options *o, int ranks) {
     struct llama_config c;
-    if (check_modes(o, ranks) || network_check(o)) return 2;
+    if (check_modes(o, ranks) || network_check(o, o->workers ? o->workers : ranks)) return 2;
     if (config_of_model(o->model, &c)) return file_is_directory(o->model) ? 1 : 2;
     return check_model(o, &c) ? 2 : 0;
 }

@@ -20,6 +20,13 @@
  * fraction 2/N:
  *     E|theta_i - theta_j|^2 = sigma^2 [(1-2/N) 2p/(1-p^2) + (2/N) p/(1-p)] C(p)
  *
+ * Outages of whole steps, 1/(1-s) of them on average (loss.c), make P(A = k) = p (1-s) s^(k-1) for
+ * k > 0: all is memoryless again, with s where a further step was p,
+ *     E A = p/(1-s),    E|A-B| = 2p/(1-s) (1 - p/(1+s)),    C(s)
+ * and s = p gives the above. Loss rates that differ from link to link are not modelled: p is then the
+ * mean over all links, and what is expected is too low (both grow faster than p); over a link that
+ * is down for good ages and drift grow without bound.
+ *
  * C = 1 for independent steps, (1+bp)/(1-bp) for rho_k = b^k, (1+p)/(1-p) for steps that all point
  * the same way, the upper bound. Nothing depends on time: a drift/sigma^2 that grows is a bug. The
  * paper (Weintraub, Banner & Orda 2025) prints 2p/(1+p) sigma^2, which charges a missed broadcast
@@ -41,24 +48,34 @@
 
 /* ---- formulas ---- */
 
-/* C(p) */
-static double correlation_factor(double p, const double *rho, int lags) {
+/* C(s) */
+static double correlation_factor(double s, const double *rho, int lags) {
     double sum = 0, power = 1;
-    for (int k = 0; k < lags; k++) sum += rho[k] * (power *= p);
+    for (int k = 0; k < lags; k++) sum += rho[k] * (power *= s);
     return 1 + 2 * sum;
 }
 
-double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags) {
+/* A packet is stale with probability p, and once it is, goes on to be with s. */
+static double owner_drift(double p, double s, double sigma2, const double *rho, int lags) {
     if (p >= 1) return INFINITY;
-    return p / (1 - p) * sigma2 * correlation_factor(p, rho, lags);
+    return p / (1 - s) * sigma2 * correlation_factor(s, rho, lags);
+}
+
+static double pair_drift(int workers, double p, double s, double sigma2, const double *rho,
+                         int lags) {
+    if (workers < 2) return 0;
+    if (p >= 1) return INFINITY;
+    double with_owner = 2.0 / workers, age = p / (1 - s);
+    double bracket = (1 - with_owner) * 2 * age * (1 - p / (1 + s)) + with_owner * age;
+    return sigma2 * bracket * correlation_factor(s, rho, lags);
+}
+
+double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags) {
+    return owner_drift(p, p, sigma2, rho, lags);
 }
 
 double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags) {
-    if (workers < 2) return 0;
-    if (p >= 1) return INFINITY;
-    double with_owner = 2.0 / workers;
-    double bracket = (1 - with_owner) * 2 * p / (1 - p * p) + with_owner * p / (1 - p);
-    return sigma2 * bracket * correlation_factor(p, rho, lags);
+    return pair_drift(workers, p, p, sigma2, rho, lags);
 }
 
 double lossynet_drift_paper(double p, double sigma2) {
@@ -224,8 +241,9 @@ lossynet_status lossynet_drift_measure(struct lossynet *net, float *const *vecto
         if (covariance[0] > 0) out->rho[k] = covariance[k + 1] / covariance[0];
 
     double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
-    out->expected_pair = lossynet_drift_pair(net->workers, p, out->sigma2, out->rho, LOSSYNET_LAGS);
-    out->expected_owner = lossynet_drift_owner(p, out->sigma2, out->rho, LOSSYNET_LAGS);
+    double s = net->loss.model == LOSS_OUTAGE ? 1 - 1 / net->loss.mean_run : p;
+    out->expected_pair = pair_drift(net->workers, p, s, out->sigma2, out->rho, LOSSYNET_LAGS);
+    out->expected_owner = owner_drift(p, s, out->sigma2, out->rho, LOSSYNET_LAGS);
     out->paper_pair = lossynet_drift_paper(p, out->sigma2);
     out->mean_age = ages.packets ? (double)ages.sum / (double)ages.packets : 0;
     out->max_age = ages.largest;

@@ -15,6 +15,10 @@
  *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
  *     zero      w = 1/N: E[w_i] = q/N
  *
+ * p is one for all senders, in `ht` the mean over what an owner was sent. Where links lose unequally
+ * (loss.c, `at`) no estimator makes up for it: a sender's share of the average is what it delivers of
+ * its packets against what the others do, and a link that is down for good silences its sender there.
+ *
  * Each weight is one correctly rounded division, or equals one, so that all four give exactly
  * (float)(1.0/N) when nothing was lost: a run at loss rate 0 is bit for bit the reliable one.
  */

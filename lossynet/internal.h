@@ -88,16 +88,22 @@ static inline size_t lossynet_layout_owner_packets(const struct lossynet_layout 
 
 /* ---- injected loss (loss.c) ---- */
 
-enum lossynet_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_TRACE };
+enum lossynet_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE };
+
+struct lossynet_loss_at { /* links with a rate of their own */
+    int sender, receiver; /* receiver -1: those from and to `sender` */
+    double rate;
+};
 
 struct lossynet_loss {
     enum lossynet_loss_model model;
     uint64_t seed;
     double rate[2];
-    double mean_run;            /* burst */
-    uint64_t enter[2], stay[2]; /* burst: P(bad | good), P(bad | bad), times 2^64 */
-    uint8_t *trace;             /* 1 = arrives */
+    double mean_run; /* burst: packets; outage: steps */
+    uint8_t *trace;  /* 1 = arrives */
     size_t trace_length;
+    struct lossynet_loss_at *at; /* [at_count] */
+    int at_count;
 };
 
 /* On failure `why` says in one line what was expected. */
@@ -108,10 +114,13 @@ void lossynet_loss_close(struct lossynet_loss *loss);
 
 /* arrived[k] = 1 or 0 for the n packets that `sender` sends to `receiver` in this phase and step,
  * in order of (bucket, packet). A pure function of its arguments, whatever the number of ranks.
- * chain: for the model "burst", one word per link and phase that starts as 0 and saves looking
+ * chain: for "burst" and "outage", one word per link and phase that starts as 0 and saves looking
  * back (loss.c); NULL is fine. */
 void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step,
                         int sender, int receiver, size_t n, uint64_t *chain, uint8_t *arrived);
+
+/* Of all that masks depend on, but for a trace's contents. */
+uint64_t lossynet_loss_fingerprint(const struct lossynet_loss *loss);
 
 /* 64 well-mixed bits (splitmix64's finalizer, Steele, Lea & Flood 2014). */
 static inline uint64_t lossynet_mix(uint64_t x) {
@@ -242,7 +251,7 @@ struct lossynet {
     bool return_masks;
     int repair[2];   /* rounds, by phase */
     int round;       /* the present one; 0: packets are sent for the first time */
-    uint64_t *chain; /* [2][V][N], for the model "burst" */
+    uint64_t *chain; /* [2][V][N], for "burst" and "outage" */
     uint64_t step, run;
     uint64_t broadcast_step;     /* of the last broadcast */
     FILE *record;                /* NULL: none */

@@ -92,11 +92,17 @@ struct lossynet_loss_settings {
                           "burst:MEAN": Gilbert-Elliott, a chain per directed link that goes on from
                               step to step; lost packets come in runs of mean length MEAN >= 1, for
                               rates up to MEAN / (MEAN + 1), and 1.
+                          "outage:MEAN": a directed link is down for whole steps, in both phases, for
+                              MEAN >= 1 steps on average; rates as for bursts.
                           "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost), white space
                               and lines from # ignored; each directed link reads it in a circle from
                               a place of its own; `rate` is ignored, except that a phase with rate 0
                               loses nothing. */
     uint64_t seed;
+    const char *at; /* links with another rate, in both phases: "3=0.5" those from and to worker 3,
+                       "2-5=1" the one from 2 to 5, several with commas, of which the last that
+                       names a link counts. Not with "trace". NULL or "none": none */
+    int workers;    /* for `at`; lossynet_open knows them */
 };
 
 /* The masked average, computed where the vectors live. For j < n:

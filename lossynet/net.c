@@ -228,7 +228,8 @@ static void take_phases(struct lossynet *net) {
     NET_TAKE(net, net->counters[1], local);
     NET_TAKE(net, net->totals, local);
     net->gathered = lossynet_net_take(net, workers, LOSSYNET_GATHERED_BYTES);
-    if (net->loss.model == LOSS_BURST) NET_TAKE(net, net->chain, 2 * local * workers);
+    if (net->loss.model == LOSS_BURST || net->loss.model == LOSS_OUTAGE)
+        NET_TAKE(net, net->chain, 2 * local * workers);
     if (!net->arrived_start) return;
     for (size_t v = 1; v < local; v++)
         net->arrived_start[v] =
@@ -298,7 +299,9 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
         settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
 
     char why[256];
-    lossynet_status status = lossynet_loss_open(&net->loss, &settings->loss, why, sizeof why);
+    struct lossynet_loss_settings loss = settings->loss;
+    loss.workers = settings->workers;
+    lossynet_status status = lossynet_loss_open(&net->loss, &loss, why, sizeof why);
     if (status) {
         lossynet_log("%s", why);
         return status;
@@ -308,7 +311,8 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
     if (!status && net->world.ranks > 1) status = check_wire(&net->layout);
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
-    net->memory_bytes += sizeof *net + 4 * table * sizeof(size_t) + net->loss.trace_length;
+    net->memory_bytes += sizeof *net + 4 * table * sizeof(size_t) + net->loss.trace_length +
+                         (size_t)net->loss.at_count * sizeof *net->loss.at;
 
     take_threads(net);
     take_phases(net);
@@ -330,18 +334,12 @@ static uint64_t fingerprint(const struct lossynet *net, const struct lossynet_se
         hash = lossynet_mix(hash ^ layout->shard_element[i]);
         hash = lossynet_mix(hash ^ layout->shard_packet[i]);
     }
-    hash = lossynet_mix(hash ^ net->loss.seed);
-    hash = lossynet_mix(hash ^ (uint64_t)net->loss.model);
+    hash = lossynet_mix(hash ^ lossynet_loss_fingerprint(&net->loss));
     hash = lossynet_mix(hash ^ (uint64_t)net->estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
     hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1);
     hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->carry << 1);
     hash = lossynet_mix(hash ^ (uint64_t)settings->repair[0] << 32 ^ (uint64_t)settings->repair[1]);
-    for (int phase = 0; phase < 2; phase++) {
-        uint64_t bits;
-        memcpy(&bits, &net->loss.rate[phase], sizeof bits);
-        hash = lossynet_mix(hash ^ bits ^ net->loss.stay[phase]);
-    }
     return hash;
 }
 

@@ -9,8 +9,8 @@
  * A round is a phase of its own on the wire (stream_send.c), of the missing packets alone, with the same
  * deadlines: nothing is waited for longer than in any other phase. Injected loss draws each round's
  * losses anew, as a function of (step, round), also for bursts and traces: a round comes a round
- * trip later, when a burst of packets is over. Outages of whole steps outlast it; they are not
- * modelled by injected loss of a round.
+ * trip later, when a burst of packets is over. Outages of whole steps outlast it: in the model
+ * "outage" a round brings nothing.
  */
 #include "lossynet/engine.h"
 
@@ -19,7 +19,7 @@
 void lossynet_repair_mask(const struct lossynet *net, lossynet_phase phase, int sender,
                           int receiver, size_t n, uint8_t *mask) {
     struct lossynet_loss loss = net->loss;
-    loss.seed = lossynet_mix(loss.seed + (uint64_t)net->round);
+    if (loss.model != LOSS_OUTAGE) loss.seed = lossynet_mix(loss.seed + (uint64_t)net->round);
     lossynet_loss_mask(&loss, phase, net->step, sender, receiver, n, NULL, mask);
     lossynet_masks_keep_missing(net, phase, sender, receiver, n, mask);
 }

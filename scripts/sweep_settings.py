@@ -98,7 +98,10 @@ class Run:
                 float(self.value("parameter-loss-rate", both)))
 
     def lossless(self):
-        return self.rates() == (0, 0) and not self.value("loss-model").startswith("trace")
+        uneven = self.options.get("algorithm") != "reliable" and \
+            self.value("loss-at", "none") != "none"
+        return self.rates() == (0, 0) and not uneven and \
+            not self.value("loss-model").startswith("trace")
 
     def identify(self, known):
         """Sets key and id, and the id of the run without loss that it is compared with."""

@@ -309,6 +309,102 @@ static void test_many_files(void **state) {
     dataloader_close(loader);
 }
 
+/* Windows of one worker's batches in a step: starts, in the order of `starts` [B * M]. */
+static void batch_starts(const struct dataloader *loader, uint64_t done, int worker, int workers,
+                         int B, int M, int *starts) {
+    int32_t tokens[8 * T], targets[8 * T];
+    assert_true(B <= 8);
+    for (int m = 0; m < M; m++) {
+        dataloader_batch(loader, done, m, worker, workers, B, tokens, targets);
+        for (int b = 0; b < B; b++) {
+            for (int t = 0; t < T; t++) {
+                assert_int_equal(tokens[b * T + t], tokens[b * T] + t);
+                assert_int_equal(targets[b * T + t], tokens[b * T] + t + 1);
+            }
+            starts[m * B + b] = tokens[b * T];
+        }
+    }
+}
+
+/* Shared: worker w takes w*B ... of each N*B sequences; one worker's split is the same. */
+static void test_batches_of_the_shared_order(void **state) {
+    (void)state;
+    enum { B = 3, M = 2 };
+    const char *path = write_tokens("s.bin", 400 * T + 1, 0, 0);
+    struct dataloader *loader = open_good(path, DATALOADER_TRAIN, T, 9),
+                      *one = open_good(path, DATALOADER_TRAIN, T, 9);
+    assert_int_equal(dataloader_split(one, 1), 0);
+    int starts[B * M], alone[B * M];
+    for (int workers = 1; workers < 6; workers++)
+        for (uint64_t step = 0; step < 100; step++)
+            for (int w = 0; w < workers; w++) {
+                uint64_t done = step * (uint64_t)(workers * B * M);
+                batch_starts(loader, done, w, workers, B, M, starts);
+                for (int i = 0; i < B * M; i++)
+                    assert_int_equal(
+                        starts[i],
+                        start_of(loader, done + (uint64_t)((i / B * workers + w) * B + i % B)));
+                if (workers > 1) continue;
+                batch_starts(one, done, 0, 1, B, M, alone);
+                assert_memory_equal(alone, starts, sizeof alone);
+            }
+    dataloader_close(loader);
+    dataloader_close(one);
+}
+
+/* Contiguous: each worker's epochs visit each window of its own part once, in an order of its own,
+ * and no other's. Parts are as equal as can be and go across files. */
+static void test_contiguous_split(void **state) {
+    (void)state;
+    enum {
+        WORKERS = 7,
+        B = 2,
+        M = 3,
+        FIRST = 40,
+        SECOND = 71,
+        WINDOWS = FIRST + SECOND,
+        STEPS = 16
+    };
+    write_tokens("k1.bin", FIRST * T + 1, 0, 0);
+    write_tokens("k2.bin", SECOND * T + 1, 1000, 0);
+    struct dataloader *loader = open_good(in_scratch("k?.bin"), DATALOADER_TRAIN, T, 3);
+    assert_int_equal(dataloader_split(loader, WORKERS), 0);
+    int starts[B * M * STEPS], place[WORKERS][B * M * STEPS]; /* of the worker's part */
+    for (int w = 0; w < WORKERS; w++) {
+        const int first = WINDOWS * w / WORKERS, count = WINDOWS * (w + 1) / WORKERS - first;
+        int seen[WINDOWS] = {0};
+        for (int step = 0; step < STEPS; step++)
+            batch_starts(loader, (uint64_t)(step * WORKERS * B * M), w, WORKERS, B, M,
+                         starts + step * B * M);
+        for (int i = 0; i < B * M * STEPS; i++) {
+            bool second = starts[i] >= 1000;
+            int window = (starts[i] - 1000 * second) / T + FIRST * second;
+            assert_in_range(window, first, first + count - 1);
+            assert_int_equal(seen[window]++, i / count);
+            place[w][i] = window - first;
+        }
+    }
+    int same = 0; /* parts of 16 windows, in 6 epochs: expected 6 */
+    for (int i = 0; i < B * M * STEPS; i++) same += place[1][i] == place[2][i];
+    assert_true(same < 24);
+    dataloader_close(loader);
+}
+
+static void test_split_needs_a_sequence_for_each(void **state) {
+    (void)state;
+    struct dataloader *loader =
+        open_good(write_tokens("n.bin", 4 * T + 1, 0, 0), DATALOADER_TRAIN, T, 3);
+    assert_reports(dataloader_split(loader, 5), "have 4 sequences of 5 tokens, expected at least "
+                                                "one for each of the 5 workers");
+    assert_int_equal(dataloader_split(loader, 4), 0);
+    int start;
+    for (int w = 0; w < 4; w++) {
+        batch_starts(loader, 4, w, 4, 1, 1, &start);
+        assert_int_equal(start / T, w);
+    }
+    dataloader_close(loader);
+}
+
 static void test_huge_sample_index(void **state) {
     (void)state;
     struct dataloader *loader =
@@ -411,6 +507,9 @@ int main(void) {
         cmocka_unit_test(test_epochs_and_seeds_differ),
         cmocka_unit_test(test_order_is_uniform),
         cmocka_unit_test(test_many_files),
+        cmocka_unit_test(test_batches_of_the_shared_order),
+        cmocka_unit_test(test_contiguous_split),
+        cmocka_unit_test(test_split_needs_a_sequence_for_each),
         cmocka_unit_test(test_huge_sample_index),
         cmocka_unit_test(test_validation_covers_all),
         cmocka_unit_test(test_strided_windows),

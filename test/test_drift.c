@@ -89,9 +89,10 @@ struct average {
     double pair, owner, expected_pair, expected_owner, age, sigma2;
 };
 
-static struct average walk_and_measure(int workers, double p, double beta) {
+static struct average walk_and_measure(int workers, double p, double beta, const char *model) {
     size_t elements = ELEMENTS;
     struct lossynet_settings settings = simple_settings(workers, &elements, 1, p);
+    settings.loss.model = model;
     settings.loss.rate[LOSSYNET_GRADIENT] = 0.77; /* must not matter */
     settings.drift_samples = ELEMENTS;
     struct lossynet *net = open_alone(&settings);
@@ -130,7 +131,7 @@ static void walk_matches(int workers, double beta) {
     for (int k = 0; k < LOSSYNET_LAGS; k++) rho[k] = pow(beta, k + 1);
     for (int i = 0; i < 4; i++) {
         double p = rates[i];
-        struct average a = walk_and_measure(workers, p, beta);
+        struct average a = walk_and_measure(workers, p, beta, "bernoulli");
         double pair = lossynet_drift_pair(workers, p, ELEMENTS, rho, LOSSYNET_LAGS);
         double owner = lossynet_drift_owner(p, ELEMENTS, rho, LOSSYNET_LAGS);
         print_message("N %d, AR(1) %.1f, p %.2f: pair/sigma2 %.4f, formula %.4f (%+.2f%%), with "
@@ -161,6 +162,32 @@ static void test_correlated_walk(void **state) {
 static void test_three_workers(void **state) {
     (void)state;
     walk_matches(3, 0.5);
+}
+
+/* Outages of whole steps: ages and drift as drift.c derives them, E|A-B| here by summing over all
+ * pairs of ages. A link's packets share their fate, so that the averages are over fewer events. */
+static void test_outages(void **state) {
+    (void)state;
+    const int n = 16;
+    const double p = 0.2, mean = 4, s = 1 - 1 / mean, beta = 0.5;
+    double pair = 0, owner = 0, variance[200] = {0};
+    for (int m = 1; m < 200; m++) /* of a sum of m changes: one more, and its covariances */
+        variance[m] = variance[m - 1] + 1 + 2 * beta * (1 - pow(beta, m - 1)) / (1 - beta);
+    for (int i = 0; i < 200; i++) {
+        double a = i == 0 ? 1 - p : p * (1 - s) * pow(s, i - 1);
+        owner += a * variance[i];
+        for (int j = 0; j < 200; j++)
+            pair += a * (j == 0 ? 1 - p : p * (1 - s) * pow(s, j - 1)) * variance[abs(i - j)];
+    }
+    pair = (1 - 2.0 / n) * pair + 2.0 / n * owner;
+    struct average a = walk_and_measure(n, p, beta, "outage:4");
+    print_message("outages: pair/sigma2 %.4f, by hand %.4f, expected %.4f; age %.3f of %.3f\n",
+                  a.pair / ELEMENTS, pair, a.expected_pair / ELEMENTS, a.age, p * mean);
+    within("mean age", n, p, beta, a.age, p * mean, 0.03);
+    within("pair", n, p, beta, a.pair, ELEMENTS * pair, 0.03);
+    within("owner", n, p, beta, a.owner, ELEMENTS * owner, 0.03);
+    within("expected pair", n, p, beta, a.expected_pair, ELEMENTS * pair, 0.02);
+    within("expected owner", n, p, beta, a.expected_owner, ELEMENTS * owner, 0.02);
 }
 
 /* ---- 10,000 steps ---- */
@@ -324,12 +351,19 @@ static void test_sample_scales(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_formulas),           cmocka_unit_test(test_design_table),
-        cmocka_unit_test(test_formula_by_summing), cmocka_unit_test(test_random_walk),
-        cmocka_unit_test(test_correlated_walk),    cmocka_unit_test(test_three_workers),
-        cmocka_unit_test(test_lossy_is_flat),      cmocka_unit_test(test_naive_grows),
-        cmocka_unit_test(test_nothing_to_measure), cmocka_unit_test(test_sample),
-        cmocka_unit_test(test_sample_scales),      cmocka_unit_test(test_first_changes),
+        cmocka_unit_test(test_formulas),
+        cmocka_unit_test(test_design_table),
+        cmocka_unit_test(test_formula_by_summing),
+        cmocka_unit_test(test_random_walk),
+        cmocka_unit_test(test_correlated_walk),
+        cmocka_unit_test(test_three_workers),
+        cmocka_unit_test(test_outages),
+        cmocka_unit_test(test_lossy_is_flat),
+        cmocka_unit_test(test_naive_grows),
+        cmocka_unit_test(test_nothing_to_measure),
+        cmocka_unit_test(test_sample),
+        cmocka_unit_test(test_sample_scales),
+        cmocka_unit_test(test_first_changes),
     };
     return cmocka_run_group_tests_name("drift", tests, NULL, NULL);
 }

@@ -285,7 +285,7 @@ static void test_loss_check(void **state) {
         {-0.1, 0, "bernoulli", "gradient loss rate -0.1: expected a number from 0 to 1"},
         {0, 1.5, "bernoulli", "parameter loss rate 1.5: expected"},
         {NAN, 0, "bernoulli", "expected a number from 0 to 1"},
-        {0, 0, "markov", "\"markov\": expected bernoulli, burst:MEAN_LENGTH or trace:FILE"},
+        {0, 0, "markov", "\"markov\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN"},
         {0, 0, "burst:0.5", "burst:0.5: the mean run length must be"},
         {0, 0, "burst:", "mean run length"},
         {0, 0, "burst:3x", "mean run length"},
@@ -524,6 +524,7 @@ static void test_out_of_memory(void **state) {
     for (int i = 0; i < 2; i++) {
         struct lossynet_settings settings = simple_settings(4, elements, 2, 0.1);
         settings.loss.model = models[i];
+        settings.loss.at = i == 0 ? "1=0.2,2-3=1" : NULL;
         settings.drift_samples = 50;
         int allocations = 0;
         for (;; allocations++) {

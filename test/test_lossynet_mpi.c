@@ -22,6 +22,7 @@ static const struct {
     {"bernoulli", 0.2, LOSSYNET_HT}, {"bernoulli", 0.9, LOSSYNET_BALANCED},
     {"bernoulli", 1, LOSSYNET_ZERO}, {"burst:5", 0.3, LOSSYNET_BALANCED},
     {"burst:300", 0.3, LOSSYNET_HT}, {"trace", 0.5, LOSSYNET_MEAN},
+    {"outage:4", 0.3, LOSSYNET_HT},
 };
 
 static bool write_trace(const char *path) {

@@ -199,6 +199,10 @@ static void test_same_bits(void **state) {
     same_bits("bernoulli", 0.2, LOSSYNET_HT);
     same_bits("bernoulli", 1, LOSSYNET_BALANCED);
     same_bits("burst:7", 0.3, LOSSYNET_BALANCED);
+    same_bits("outage:3", 0.3, LOSSYNET_HT);
+    struct lossynet_settings uneven = scenario_settings("bernoulli", 0.1, LOSSYNET_HT);
+    uneven.loss.at = "3=0.5,2-5=1,5=0";
+    same_bits_with(uneven);
 }
 
 static void test_same_bits_repaired(void **state) {
@@ -208,6 +212,9 @@ static void test_same_bits_repaired(void **state) {
     same_bits_with(settings);
     settings.loss.model = "burst:7";
     settings.repair[LOSSYNET_GRADIENT] = 2;
+    same_bits_with(settings);
+    settings.loss.model = "outage:2";
+    settings.loss.at = "1-2=0.1";
     same_bits_with(settings);
 }
 

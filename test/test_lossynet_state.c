@@ -99,6 +99,7 @@ static void test_resumed_run_is_the_same(void **state) {
     check_resumed("bernoulli", 0.3, LOSSYNET_HT);
     check_resumed("burst:5", 0.2, LOSSYNET_BALANCED);
     check_resumed("burst:1", 0.5, LOSSYNET_ZERO); /* a chain that never decides (loss.c) */
+    check_resumed("outage:3", 0.3, LOSSYNET_HT);
     check_resumed(model, 0.1, LOSSYNET_HT);
     check_resumed("bernoulli", 1, LOSSYNET_MEAN);
     unlink(trace);

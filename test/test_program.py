@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 from program import (BUILD, PROGRAM, ROOT, SANITIZED, events, markov_tokens, read_log, run, succeed,
@@ -60,6 +61,8 @@ def weights(out):
     {"algorithm": "rps", "loss_rate": 0.1},
     {"algorithm": "naive", "loss_rate": 0.1},
     {"carry": 0.5, "loss_rate": 0.3},
+    {"loss_model": "outage:3", "loss_rate": 0.2, "loss_at": "3=0.5,2-5=1", "repair": 1},
+    {"data_split": "contiguous", "batch": 2, "micro_batches": 2},
 ], ids=lambda c: "-".join(str(v) for v in c.values()))
 def test_processes_do_not_change_a_bit(data, tmp_path, changes):
     one = train(data, tmp_path / "1", **changes)
@@ -169,6 +172,59 @@ def test_trace_decides_what_is_lost(data, tmp_path):
     trace.write_text("# every fourth packet\n0001\n" * 3)
     log = train(data, tmp_path / "out", loss_rate=0.5, loss_model=f"trace:{trace}")
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.25, abs=0.01)
+
+
+def test_outages_take_whole_steps(data, tmp_path):
+    """One link each way: a phase's packets all arrive or none does, and both phases alike."""
+    log = train(data, tmp_path, workers=2, steps=60, loss_rate=0.5, loss_model="outage:4", val=None)
+    steps = [e for e in log if e["event"] == "step"]
+    seen = {(e["gradient_loss_rate"], e["parameter_loss_rate"]) for e in steps}
+    assert seen == {(0, 0), (0.5, 0.5), (1, 1)}
+    assert max(e["max_age"] for e in steps) >= 4
+
+
+def test_one_worker_is_cut_off(data, tmp_path):
+    """2 x 7 of the 56 links; its replica hears nothing, and nobody hears of its shards."""
+    log = train(data, tmp_path / "worker", loss_at="3=1")
+    assert log[-1]["gradient_loss_rate"] == pytest.approx(0.25, abs=0.002)
+    steps = [e for e in log if e["event"] == "step"]
+    assert [e["max_age"] for e in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[-1]["ages"][6] == pytest.approx(0.25, abs=0.002)
+    assert log[-2]["replica_val_loss"] != log[-2]["val_loss"]
+    log = train(data, tmp_path / "link", loss_at="2-5=1")
+    assert log[-1]["parameter_loss_rate"] == pytest.approx(1 / 56, abs=0.001)
+    even = numbers(train(data, tmp_path / "even", loss_rate=0.1))
+    same = ",".join(f"{w}=0.1" for w in range(8))
+    assert numbers(train(data, tmp_path / "all", loss_at=same)) == even
+
+
+# ---- whose data ----
+
+def test_workers_may_have_data_of_their_own(data, tmp_path):
+    """Text in the first half of the file, one token over and over in the second: worker 0 of 2 sees
+    what a run on the first half alone does, worker 1 the second."""
+    windows, seq = 100, 64
+    text = markov_tokens(windows * seq, VOCABULARY, 3)
+    whole = np.concatenate([text, np.full(windows * seq + 1, 5)])
+    files = {"first": whole[:windows * seq + 1], "second": whole[windows * seq:], "whole": whole}
+    loss = {}
+    for name, tokens in files.items():
+        write_tokens(tmp_path / f"{name}.bin", tokens, VOCABULARY)
+    for name, split, workers in (("first", "shared", 1), ("second", "contiguous", 1),
+                                 ("whole", "contiguous", 2), ("whole", "shared", 2)):
+        log = train(data, tmp_path / f"{name}-{split}", train=tmp_path / f"{name}.bin", steps=1,
+                    data_split=split, workers=workers, batch=4, micro_batches=2, val=None)
+        loss[name, split] = log[1]["loss"]
+    halves = (loss["first", "shared"] + loss["second", "contiguous"]) / 2
+    assert loss["whole", "contiguous"] == pytest.approx(halves, rel=1e-6)
+    assert loss["whole", "shared"] != pytest.approx(halves, rel=1e-4)
+
+
+def test_data_for_every_worker(data, tmp_path):
+    done = run(*settings(data, tmp_path, train=data / "val.bin", workers=64, seq=512, val=None,
+                         data_split="contiguous"))
+    assert "--data-split contiguous: the training files have 6 sequences of 512 tokens, " \
+        "expected at least one for each of the 64 workers" in one_line(done, 1)
 
 
 # ---- the mathematics, in training ----
@@ -341,6 +397,11 @@ def one_line(done, code):
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),
     (["--loss-model", "trace:/no/such/file"], "/no/such/file"),
+    (["--loss-model", "outage:0"], "--loss-model: loss model outage:0: the mean run length"),
+    (["--loss-at", "bad"], "--loss-at: 'bad': expected WORKER=RATE or SENDER-RECEIVER=RATE"),
+    (["--loss-at", "8=1", "--workers", "8"], "--loss-at: '8=1': worker 8: expected 0 to 7"),
+    (["--loss-at", "1=2", "--workers", "8"], "--loss-at: '1=2': loss rate 2: expected a number"),
+    (["--data-split", "random"], "--data-split: expected one of shared contiguous, got 'random'"),
     (["--link", "pigeon"], "--link: expected auto, mpi, udp or verbs"),
     (["--model", "8B"], "15M"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),

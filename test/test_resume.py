@@ -82,6 +82,8 @@ def one_line(done, code):
     (2, 4, {"estimator": "ht"}),
     (4, 4, {"loss_model": "burst:3", "repair": 1}),
     (2, 4, {"carry": 1}),
+    (0, 2, {"loss_model": "outage:3", "loss_at": "3=0.5,2-1=1", "estimator": "ht"}),
+    (0, 2, {"data_split": "contiguous", "batch": 2, "micro_batches": 2}),
     (4, 0, {"algorithm": "rps"}),
     (0, 2, {"algorithm": "naive"}),
 ], ids=lambda c: "-".join(map(str, c.values())).replace("/", "") if isinstance(c, dict) else str(c))

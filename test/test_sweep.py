@@ -126,6 +126,28 @@ def test_a_finished_run_is_not_repeated(finished, data, tmp_path):
     assert rows_of(tmp_path / "out")["From scratch", "25%"]["seeds"] == "1 2 3"
 
 
+def test_links_with_rates_of_their_own_lose(data, tmp_path):
+    """A run that loses on one link only is no baseline; "none" is the default, as are equal models."""
+    settings = write(tmp_path / "uneven", SETTINGS.split("[steep]")[0] + """
+data-split = contiguous
+[uneven]
+loss-rate/loss-at = 0/none 0/0=0.5 0.2/none 0.2/0-1=1
+loss-model = bernoulli outage:2
+""", data)
+    done = sweep(settings, "--out", tmp_path / "out", "--list")
+    lines = [line.split("uneven, ")[1] for line in done.stdout.splitlines()]
+    assert lines == ["no loss, seed 1"] + [
+        f"{rate}, loss-at {at}, loss-model {model}, seed 1"
+        for rate, at in (("0%", "0=0.5"), ("20%", "none"), ("20%", "0-1=1"))
+        for model in ("bernoulli", "outage:2")]
+    plain = write(tmp_path / "plain", SETTINGS.split("[steep]")[0] +
+                  "\n[uneven]\nloss-rate = 0 0.2\n", data)
+    ids = {name: [line.split()[0] for line in sweep(
+        file, "--out", tmp_path / "out", "--list").stdout.splitlines()]
+        for name, file in (("uneven", settings), ("plain", plain))}
+    assert len(set(ids["uneven"])) == 7 and not set(ids["plain"]) & set(ids["uneven"])
+
+
 def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
     """The sweep does not run it: it must be the same to the last digit."""
     perplexities = set()
