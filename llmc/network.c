@@ -30,6 +30,7 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     s.carry = o->carry > 0;
     s.repair[LOSSYNET_GRADIENT] = o->gradient_repair;
     s.repair[LOSSYNET_PARAMETER] = o->parameter_repair;
+    s.repair_budget = o->repair_budget;
     s.drift_samples = o->drift_samples;
     s.interface = o->interface;
     s.pace_gbps = o->pace_gbps;
@@ -80,6 +81,8 @@ int network_check(const struct options *o, int workers) {
     } else if (o->multicast && o->parameter_repair) {
         wrong = report("--multicast: expected no --repair of parameters, which are sent again to "
                        "single workers; --gradient-repair is fine");
+    } else if (o->repair_budget > 0 && !o->gradient_repair && !o->parameter_repair) {
+        wrong = report("--repair-budget: expected --repair too, the rounds that may use it");
     } else if (lossynet_loss_check(&evenly, why, sizeof why)) {
         wrong = report("--loss-model: %s", why);
     } else if (lossynet_loss_check(&loss, why, sizeof why)) {
@@ -118,15 +121,22 @@ int network_dry_run(const struct options *o, int workers) {
     settings.staged = workers > 1;
     settings.device = o->device == DEVICE_CUDA || o->dtype == OPTION_DTYPE_BF16;
     if (settings.device && o->dtype != OPTION_DTYPE_FLOAT32) settings.dtype = DTYPE_BF16;
-    const double rate[2] = {o->gradient_loss_rate, o->parameter_loss_rate};
-    for (int phase = 0; phase < 2; phase++)
-        for (int r = 1; r <= net.repair[phase]; r++) settings.resent[phase] += pow(rate[phase], r);
+    double left[2] = {o->gradient_loss_rate, o->parameter_loss_rate}; /* shares that stay lost */
+    for (int phase = 0; phase < 2; phase++) {
+        const double rate = left[phase];
+        for (int r = 1; r <= net.repair[phase]; r++) {
+            double again = left[phase];
+            if (o->repair_budget > 0)
+                again = fmin(again, o->repair_budget - settings.resent[phase]);
+            settings.resent[phase] += again;
+            left[phase] -= again * (1 - rate);
+        }
+    }
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     layout_release(&layout);
     estimate_print(&c, &settings);
 
-    const double p =
-        pow(o->parameter_loss_rate, 1 + net.repair[LOSSYNET_PARAMETER]); /* that stay */
+    const double p = left[LOSSYNET_PARAMETER];
     double correlation[LOSSYNET_LAGS];
     for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
     estimate_print_drift(p, lossynet_drift_pair(workers, p, 1, correlation, 0),

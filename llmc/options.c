@@ -114,6 +114,12 @@ static const struct entry table[] = {
     INTEGER("gradient-repair", gradient_repair, "-1", 0, 16, "workers to owner; default --repair"),
     INTEGER("parameter-repair", parameter_repair, "-1", 0, 16,
             "owner to workers; default --repair"),
+    NUMBER("repair-budget", repair_budget, "0", 0, 1e3, "SHARE",
+           "of a phase's packets, that are sent again at most, what has been missing longest "
+           "first; 0: "
+           "no limit"),
+    SWITCH("robust", robust,
+           "short for --carry 1 --repair 1 --repair-budget 0.2; what comes after it overrules it"),
 
     TITLE("Network"),
     INTEGER("workers", workers, "0", 0, 65534,
@@ -246,6 +252,13 @@ static int set(struct options *out, const struct entry *e, const char *text, boo
                   text);
 }
 
+/* What README's "Beyond the papers" found best, or near best, wherever a model stands. */
+static void be_robust(struct options *out) {
+    out->carry = 1;
+    out->repair = 1;
+    out->repair_budget = 0.2;
+}
+
 int options_parse(int argc, char **argv, struct options *out) {
     struct option longs[ENTRIES + 1];
     int count = 0;
@@ -271,6 +284,7 @@ int options_parse(int argc, char **argv, struct options *out) {
             return 2;
         }
         if (set(out, &table[c - 256], optarg, true)) return 2;
+        if (strcmp(table[c - 256].name, "robust") == 0) be_robust(out);
     }
     if (optind < argc) {
         report("'%s': expected options only (see --help)", argv[optind]);

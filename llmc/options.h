@@ -43,6 +43,8 @@ struct options {
     int64_t loss_seed;
     double carry;
     int repair, gradient_repair, parameter_repair; /* rounds; the latter two are the effective */
+    double repair_budget;
+    bool robust; /* said in the other options when parsed */
     /* network */
     int workers; /* 0: one per rank */
     const char *link;

@@ -402,6 +402,7 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
                                         "carry",
                                         "gradient-repair",
                                         "parameter-repair",
+                                        "repair-budget",
                                         "drift-samples"};
     const json_t *old = json_object_get(was, "options"), *now = json_object_get(is, "options");
     const json_t *old_settings = json_object_get(was, "settings");

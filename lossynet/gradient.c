@@ -254,7 +254,7 @@ static lossynet_status estimate_arriving(struct lossynet *net, float *const *vec
 /* Sends again what the first sending lost. */
 static lossynet_status repair(struct lossynet *net, float *const *vectors, bool lossless) {
     lossynet_status status = LOSSYNET_OK;
-    int rounds = lossless ? 0 : net->repair[LOSSYNET_GRADIENT];
+    int rounds = lossless ? 0 : net->repair.rounds[LOSSYNET_GRADIENT];
     for (net->round = 1; net->round <= rounds && !status; net->round++) {
         status = lossynet_repair_ask(net, LOSSYNET_GRADIENT);
         if (status) break;
@@ -278,7 +278,7 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
     fill_masks(net, lossless);
     /* ht asks how much arrived; what is repaired comes after all else. */
     bool early = net->engine && net->estimator != LOSSYNET_HT &&
-                 (lossless || net->repair[LOSSYNET_GRADIENT] == 0);
+                 (lossless || net->repair.rounds[LOSSYNET_GRADIENT] == 0);
     if (net->engine) {
         lossynet_stream_ready(net, LOSSYNET_GRADIENT);
         /* Parameters of the last step, if any are still to leave: owners are about to change them. */

@@ -189,20 +189,31 @@ struct lossynet_masks {
 /* See to out_of_memory only. */
 void lossynet_masks_open(struct lossynet *net, bool gradient, bool parameter);
 void lossynet_masks_close(struct lossynet *net);
-/* Tells the senders what has arrived in this phase so far. Collective. */
+/* Tells the senders what has arrived in this phase so far; in a repair round: what is not asked for
+ * again. Collective. */
 lossynet_status lossynet_masks_return(struct lossynet *net, lossynet_phase phase);
 size_t lossynet_delivered_bytes(const struct lossynet *net); /* of one worker */
 /* Of the n packets from local worker `sender` to `receiver`, in order of (bucket, packet): sets
- * mask[k] to 0 where the sender was told that packet k has arrived. */
+ * mask[k] to 0 where the sender was told that packet k has arrived, or is not asked for. */
 void lossynet_masks_keep_missing(const struct lossynet *net, lossynet_phase phase, int sender,
                                  int receiver, size_t n, uint8_t *mask);
 
 /* ---- sending again (repair.c) ---- */
 
-/* Of what a local sender sends again in round net->round, see lossynet_injected. */
+struct lossynet_repair {
+    int rounds[2]; /* by phase */
+    double budget; /* of a phase's packets, that a worker may ask for again; 0: all */
+    size_t *asked; /* [V]: by this worker, in this phase */
+    uint8_t *asks; /* 1: this worker wants it again. GRADIENT: as lossynet.arrived; PARAMETER: as
+                        lossynet.age. NULL: nothing is sent again */
+};
+
+void lossynet_repair_open(struct lossynet *net); /* sees to out_of_memory only */
+void lossynet_repair_close(struct lossynet *net);
+/* What is sent again in round net->round by a local sender, see lossynet_injected. */
 void lossynet_repair_mask(const struct lossynet *net, lossynet_phase phase, int sender,
                           int receiver, size_t n, uint8_t *mask);
-/* Begins round net->round: senders learn what is missing, and count it. Collective. */
+/* Begins round net->round: workers ask, senders count what they will send. Collective. */
 lossynet_status lossynet_repair_ask(struct lossynet *net, lossynet_phase phase);
 
 /* ---- lost gradients, later (carry.c) ---- */
@@ -249,8 +260,7 @@ struct lossynet {
     struct lossynet_layout layout;
     struct lossynet_loss loss;
     bool return_masks;
-    int repair[2];   /* rounds, by phase */
-    int round;       /* the present one; 0: packets are sent for the first time */
+    int round;       /* of repair, the present one; 0: packets are sent for the first time */
     uint64_t *chain; /* [2][V][N], for "burst" and "outage" */
     uint64_t step, run;
     uint64_t broadcast_step;     /* of the last broadcast */
@@ -297,6 +307,7 @@ struct lossynet {
 
     struct lossynet_masks masks_returned;
     struct lossynet_carry carry;
+    struct lossynet_repair repair;
     struct lossynet_drift_state drift;
 };
 

@@ -141,6 +141,8 @@ struct lossynet_settings {
     bool carry;
     /* By phase: so many times what was lost is sent again, and may be lost again (repair.c). */
     int repair[2];
+    double repair_budget; /* of a phase's packets to a worker, at most so many are sent again, what
+                             has been missing longest first; 0: all that was lost */
     /* Links udp and verbs only. */
     const char *interface; /* udp: of the network; NULL: loopback on one host, else the first.
                                     verbs: device[:port[:GID index]], or several for the ranks of a host;

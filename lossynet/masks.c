@@ -1,8 +1,9 @@
 /* masks.c — arrival masks back to the senders: one bit per packet, reliably.
  *
  * GRADIENT: an owner knows which packets of each sender arrived. PARAMETER: a worker knows which
- * packets of each owner arrived. Both are bits of (owner, worker, packet of the owner), kept twice,
- * as the two phases see them:
+ * packets of each owner arrived. In a repair round the bits say which are not asked for again
+ * (repair.c). Both are bits of (owner, worker, packet of the owner), kept twice, as the two phases
+ * see them:
  *
  *     told[r]    of rank r's workers: for each of them, for each local owner, that owner's packets
  *     heard[r]   of rank r's owners: for each local worker, for each owner in r, that owner's packets
@@ -72,8 +73,11 @@ static void write_told(const struct lossynet *net, int rank, uint8_t *to) {
     for (int s = 0; s < net->local; s++) {
         for (int v = 0; v < net->local; v++) {
             const uint8_t *arrived = lossynet_arrived(net, v, rank * net->local + s);
+            const uint8_t *asks =
+                net->round > 0 ? net->repair.asks + (arrived - net->arrived) : NULL;
             size_t n = lossynet_layout_owner_packets(&net->layout, net->first + v);
-            for (size_t k = 0; k < n; k++) to[k / 8] |= (uint8_t)(arrived[k] << k % 8);
+            for (size_t k = 0; k < n; k++)
+                to[k / 8] |= (uint8_t)((asks ? !asks[k] : arrived[k]) << k % 8);
             to += owner_bytes(net, net->first + v);
         }
     }
@@ -96,12 +100,14 @@ static void write_heard(const struct lossynet *net, int rank, uint8_t *to) {
     memset(to, 0, (size_t)net->local * rank_bytes(net, rank));
     for (int s = 0; s < net->local; s++) {
         const uint32_t *age = net->age + (size_t)s * layout->packets;
+        const uint8_t *asks =
+            net->round > 0 ? net->repair.asks + (size_t)s * layout->packets : NULL;
         for (int o = rank * net->local; o < (rank + 1) * net->local; o++) {
             const size_t *row = layout->owner_packet + (size_t)o * (layout->buckets + 1);
             for (int b = 0; b < layout->buckets; b++) {
                 size_t at = layout->shard_packet[(size_t)b * layout->workers + o];
                 for (size_t k = row[b]; k < row[b + 1]; k++, at++)
-                    to[k / 8] |= (uint8_t)((age[at] == 0) << k % 8);
+                    to[k / 8] |= (uint8_t)((asks ? !asks[at] : age[at] == 0) << k % 8);
             }
             to += owner_bytes(net, o);
         }

@@ -11,6 +11,7 @@
 #include "lossynet/engine.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <omp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -180,6 +181,11 @@ static lossynet_status check(const struct lossynet_world *world,
                      settings->repair[1]);
         return LOSSYNET_INVALID;
     }
+    if (!(settings->repair_budget >= 0 && settings->repair_budget < INFINITY)) {
+        lossynet_log("repair budget %g: expected a share of a phase's packets, or 0 for all",
+                     settings->repair_budget);
+        return LOSSYNET_INVALID;
+    }
     if (settings->carry && settings->estimator != LOSSYNET_MEAN &&
         settings->estimator != LOSSYNET_ZERO) {
         lossynet_log("carry: expected estimator mean or zero");
@@ -293,7 +299,8 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
     net->threads = omp_get_max_threads();
     net->estimator = settings->estimator;
     net->return_masks = settings->return_masks || settings->carry;
-    memcpy(net->repair, settings->repair, sizeof net->repair);
+    memcpy(net->repair.rounds, settings->repair, sizeof net->repair.rounds);
+    net->repair.budget = settings->repair_budget;
     if (settings->memory) net->memory = *settings->memory;
     net->weighted_sum =
         settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
@@ -318,6 +325,7 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
     take_phases(net);
     if (net->world.ranks > 1) take_exchange(net, multicast);
     if (settings->carry) lossynet_carry_open(net);
+    lossynet_repair_open(net);
     lossynet_masks_open(
         net, settings->return_masks || settings->carry || settings->repair[LOSSYNET_GRADIENT],
         settings->repair[LOSSYNET_PARAMETER] > 0);
@@ -340,6 +348,9 @@ static uint64_t fingerprint(const struct lossynet *net, const struct lossynet_se
     hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1);
     hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->carry << 1);
     hash = lossynet_mix(hash ^ (uint64_t)settings->repair[0] << 32 ^ (uint64_t)settings->repair[1]);
+    uint64_t budget;
+    memcpy(&budget, &settings->repair_budget, sizeof budget);
+    hash = lossynet_mix(hash ^ budget);
     return hash;
 }
 
@@ -469,6 +480,7 @@ void lossynet_close(struct lossynet *net) {
     lossynet_engine_close(net);
     lossynet_record_close(net);
     lossynet_drift_close(net);
+    lossynet_repair_close(net);
     lossynet_carry_close(net);
     lossynet_masks_close(net);
     free(net->gather_offset);

@@ -110,7 +110,8 @@ static void send(struct lossynet *net, float *const *vectors, bool lossless) {
 /* Ends the phase: sends again what the first sending lost. */
 static lossynet_status repair(struct lossynet *net, float *const *vectors) {
     lossynet_status status = LOSSYNET_OK;
-    for (net->round = 1; net->round <= net->repair[LOSSYNET_PARAMETER] && !status; net->round++) {
+    const int rounds = net->repair.rounds[LOSSYNET_PARAMETER];
+    for (net->round = 1; net->round <= rounds && !status; net->round++) {
         if (net->engine) status = lossynet_stream_end(net, LOSSYNET_PARAMETER);
         if (!status) status = lossynet_repair_ask(net, LOSSYNET_PARAMETER);
         if (!status) send(net, vectors, false);
@@ -128,7 +129,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet *net, float *const *vec
     for (int v = 0; v < net->local; v++) grow_older(net, v);
     send(net, vectors, lossless);
     net->broadcasting = true;
-    return net->repair[LOSSYNET_PARAMETER] && !lossless ? repair(net, vectors) : LOSSYNET_OK;
+    return net->repair.rounds[LOSSYNET_PARAMETER] && !lossless ? repair(net, vectors) : LOSSYNET_OK;
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet *net, int bucket, double *waited) {

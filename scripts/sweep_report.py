@@ -108,7 +108,7 @@ def summarise(group):
     mean = lambda name: average([result.get(name) for _, result, _, _ in members])
     for name in ("perplexity", "replica_perplexity", "gradient_loss_rate", "parameter_loss_rate",
                  "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age",
-                 "late_mean_age"):
+                 "late_mean_age", "extra_traffic"):
         row[name] = mean(name)
     row["max_age"] = max(result["max_age"] for _, result, _, _ in members)
     row["seconds"] = mean("seconds")
@@ -139,7 +139,7 @@ def percent_pair(row):
 
 
 HEADINGS = ("run", "lost, %", "seeds", "perplexity", "change per seed, %", "mean, %", "±95%",
-            "step tax", "drift", "formula", "paper", "mean age", "oldest")
+            "step tax", "drift", "formula", "paper", "mean age", "oldest", "sent again")
 
 
 def cells(row):
@@ -150,7 +150,8 @@ def cells(row):
             "" if row["step_tax"] is None else f"{100 * row['step_tax']:.0f}%",
             number(row["drift"] or None, "{:.3g}"), number(row["drift_expected"] or None, "{:.3g}"),
             number(row["drift_paper"] or None, "{:.3g}"), number(row["mean_age"], "{:.3f}"),
-            str(row["max_age"]))
+            str(row["max_age"]),
+            f"{100 * row['extra_traffic']:.1f}%" if row["extra_traffic"] else "")
 
 
 def as_markdown(rows):
@@ -183,7 +184,7 @@ def write_csv(rows, path):
     names = ["section", "run", "seeds", "perplexity", "replica_perplexity", "changes", "mean",
              "interval", "step_tax", "gradient_loss_rate", "parameter_loss_rate", "drift",
              "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age", "max_age",
-             "diverged", "seconds"]
+             "extra_traffic", "diverged", "seconds"]
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)

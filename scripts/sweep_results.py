@@ -105,8 +105,8 @@ def result_of(run, log):
         "replica_perplexity": end.get("replica_val_perplexity") if good else None,
     }
     for name in ("gradient_loss_rate", "parameter_loss_rate", "drift", "drift_expected",
-                 "drift_paper", "mean_age"):
-        result[name] = mean([step[name] for step in steps])
+                 "drift_paper", "mean_age", "extra_traffic"):
+        result[name] = mean([step.get(name) for step in steps])
     # Replicas need a few steps until their ages are as they stay.
     late = steps[len(steps) // 4:]
     result["late_mean_age"] = mean([step["mean_age"] for step in late])

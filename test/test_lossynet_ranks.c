@@ -216,6 +216,8 @@ static void test_same_bits_repaired(void **state) {
     settings.loss.model = "outage:2";
     settings.loss.at = "1-2=0.1";
     same_bits_with(settings);
+    settings.repair_budget = 0.2;
+    same_bits_with(settings);
 }
 
 static void test_same_bits_carried(void **state) {
@@ -224,6 +226,8 @@ static void test_same_bits_carried(void **state) {
     settings.carry = true;
     same_bits_with(settings);
     settings.repair[LOSSYNET_GRADIENT] = 1;
+    same_bits_with(settings);
+    settings.repair_budget = 0.1;
     same_bits_with(settings);
 }
 
@@ -402,14 +406,16 @@ static void run_masks(struct rank *rank, struct lossynet *net) {
     free_vectors(x);
 }
 
-/* What the network itself loses is sent again as well. */
+/* What the network itself loses is sent again as well, within a budget where there is one. */
 static void test_repaired(void **state) {
     (void)state;
     struct lossynet_settings settings = part_settings(0);
     double lost[2];
-    for (int repair = 0; repair < 2; repair++) {
+    for (int i = 0; i < 3; i++) {
         struct rank rank[RANKS];
+        const int repair = i > 0;
         settings.repair[LOSSYNET_GRADIENT] = settings.repair[LOSSYNET_PARAMETER] = repair;
+        settings.repair_budget = i == 2 ? 0.05 : 0;
         office_open(false, -1);
         loses_data = true;
         run_ranks(4, &settings, post_office_open, run_phases, rank, lose_data);
@@ -418,8 +424,10 @@ static void test_repaired(void **state) {
         for (int phase = 0; phase < 2; phase++) {
             const struct lossynet_counters *c = &rank[0].counters;
             lost[phase] = 1 - (double)c->arrived[phase] / (double)c->expected[phase];
-            assert_true(repair ? lost[phase] < 0.05 : lost[phase] > 0.08);
-            assert_true((c->resent[phase] > 0) == (repair > 0));
+            const double resent = (double)c->resent[phase] / (double)c->expected[phase];
+            assert_true(repair ? lost[phase] < 0.05 + settings.repair_budget : lost[phase] > 0.08);
+            assert_true((resent > 0) == (repair > 0));
+            if (i == 2) assert_true(resent <= 0.05 && resent > 0.03);
         }
     }
 }

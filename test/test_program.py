@@ -30,7 +30,8 @@ def settings(data, out, **changes):
                "workers": 8, "batch": 1, "seq": 64, "steps": 6, "lr": 3e-3, "seed": 5,
                "packet-bytes": 1024, "out": out}
     options.update({key.replace("_", "-"): value for key, value in changes.items()})
-    return [f"--{key}={value}" for key, value in options.items() if value is not None]
+    return [f"--{key}" if value is True else f"--{key}={value}"
+            for key, value in options.items() if value is not None]
 
 
 def train(data, out, ranks=0, **changes):
@@ -63,6 +64,7 @@ def weights(out):
     {"carry": 0.5, "loss_rate": 0.3},
     {"loss_model": "outage:3", "loss_rate": 0.2, "loss_at": "3=0.5,2-5=1", "repair": 1},
     {"data_split": "contiguous", "batch": 2, "micro_batches": 2},
+    {"robust": True, "loss_rate": 0.4},
 ], ids=lambda c: "-".join(str(v) for v in c.values()))
 def test_processes_do_not_change_a_bit(data, tmp_path, changes):
     one = train(data, tmp_path / "1", **changes)
@@ -165,6 +167,26 @@ def test_repair_sends_again_what_was_lost(data, tmp_path):
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
     assert log[-1]["parameter_loss_rate"] == pytest.approx(0.064, abs=0.02)
     assert log[-1]["extra_traffic"] == pytest.approx((0.4 + 0.16) / 2, abs=0.02)
+
+
+def test_repair_keeps_to_its_budget(data, tmp_path):
+    log = train(data, tmp_path / "budget", loss_rate=0.4, repair=1, repair_budget=0.1, steps=10)
+    for step in [e for e in log if e["event"] == "step"]:
+        assert 0.08 < step["extra_traffic"] <= 0.1
+    for phase in ("gradient_loss_rate", "parameter_loss_rate"):
+        assert log[-1][phase] == pytest.approx(0.4 - 0.1 * 0.6, abs=0.02)
+
+
+def test_robust_is_short_for_options(data, tmp_path):
+    robust = train(data, tmp_path / "robust", loss_rate=0.4, robust=True)
+    long = train(data, tmp_path / "long", loss_rate=0.4, carry=1, repair=1, repair_budget=0.2)
+    assert numbers(robust) == numbers(long)
+    assert weights(tmp_path / "robust") == weights(tmp_path / "long")
+    options = robust[0]["options"]
+    assert (options["carry"], options["repair"], options["repair-budget"]) == (1, 1, 0.2)
+    assert (options["gradient-repair"], options["parameter-repair"]) == (1, 1)
+    other = train(data, tmp_path / "other", loss_rate=0.4, robust=True, carry=0, steps=1)
+    assert other[0]["options"]["carry"] == 0 and other[0]["options"]["repair"] == 1
 
 
 def test_trace_decides_what_is_lost(data, tmp_path):
@@ -393,6 +415,10 @@ def one_line(done, code):
     (["--carry", "1", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
     (["--carry", "1", "--algorithm", "rps"], "--carry: expected --algorithm lossy, got rps"),
     (["--repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
+    (["--repair-budget", "-0.1"], "--repair-budget: expected a number from 0 to 1000, got '-0.1'"),
+    (["--repair-budget", "0.2"], "--repair-budget: expected --repair too"),
+    (["--robust", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
+    (["--robust", "--multicast"], "--multicast: expected no --repair of parameters"),
     (["--loss-model", "sunspots"], "--loss-model: "),
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),

@@ -1,6 +1,7 @@
 /* test_repair.c — packets sent again, against a reference that asks for each packet and round in turn
  * whether it is lost: who has what, what was sent, what the owners average; how much loss is left;
- * and the drift that follows from it.
+ * and the drift that follows from it. Under a budget: how much a worker asks for, that it is what has
+ * been missing longest, that no packet goes without for ever, and that only what was asked for comes.
  */
 #include "test_lossynet.h"
 
@@ -164,9 +165,158 @@ static void test_statistics(void **state) {
     lossynet_close(net);
 }
 
+/* ---- a budget ---- */
+
+/* What one worker asked for in a phase. since[i]: for how many steps packet i had been missing before
+ * round 1, 0: it was there. Adds up what was missing and asked for, by packet. */
+static size_t check_asked(const uint8_t *asks, const uint32_t *since, size_t count, size_t own,
+                          double budget, double *missing, double *asked) {
+    size_t lost = 0, total = 0, room = (size_t)(budget * (double)(count - own));
+    uint32_t youngest = UINT32_MAX, oldest = 0; /* of those asked for, of those not */
+    for (size_t i = 0; i < count; i++) {
+        assert_true(asks[i] <= (since[i] > 0));
+        lost += since[i] > 0;
+        total += asks[i];
+        missing[i] += since[i] > 0;
+        asked[i] += asks[i];
+        if (asks[i] && since[i] < youngest) youngest = since[i];
+        if (!asks[i] && since[i] > oldest) oldest = since[i];
+    }
+    assert_int_equal(total, lost < room ? lost : room);
+    assert_true(oldest <= youngest);
+    return total;
+}
+
+/* The same lots for all packets: what is asked for of what was missing differs by chance only. */
+static void check_even(const double *missing, const double *asked, size_t count) {
+    double all_missing = 0, all_asked = 0;
+    for (size_t i = 0; i < count; i++) all_missing += missing[i], all_asked += asked[i];
+    const double share = all_asked / all_missing;
+    for (size_t i = 0; i < count; i++) {
+        if (missing[i] == 0) continue; /* its own */
+        double deviation = sqrt(share * (1 - share) * missing[i]);
+        assert_close(asked[i], share * missing[i], 5 * deviation + 1);
+    }
+}
+
+static void budget_of(double p, double budget, bool carry) {
+    enum { STEPS = 300, MOST = 4096 };
+    struct lossynet_settings settings = repair_settings(p, 1, 1);
+    settings.repair_budget = budget;
+    settings.carry = carry;
+    struct lossynet *net = open_alone(&settings);
+    float **g = take_vectors(WORKERS, ELEMENTS), **x = take_vectors(WORKERS, ELEMENTS);
+    const size_t packets = lossynet_packets(net);
+    static uint32_t late[WORKERS][MOST], age[WORKERS][MOST], since[MOST]; /* after the last step */
+    static double missing[2][WORKERS][MOST], asked[2][WORKERS][MOST];
+    memset(late, 0, sizeof late);
+    memset(age, 0, sizeof age);
+    memset(missing, 0, sizeof missing);
+    memset(asked, 0, sizeof asked);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        uint64_t resent[2] = {0};
+        struct lossynet_counters counters;
+        assert_int_equal(lossynet_step_begin(net, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(net, g, false), LOSSYNET_OK);
+        for (int o = 0; o < WORKERS; o++) {
+            size_t n = lossynet_layout_owner_packets(&net->layout, o), count = n * WORKERS;
+            const uint8_t *asks = net->repair.asks + net->arrived_start[o];
+            assert_true(count <= MOST && packets <= MOST);
+            for (int w = 0; w < WORKERS; w++) {
+                uint8_t mask[2][PACKETS_MOST];
+                struct lossynet_loss again = net->loss;
+                again.seed = lossynet_mix(again.seed + 1);
+                lossynet_loss_mask(&net->loss, LOSSYNET_GRADIENT, step, w, o, n, NULL, mask[0]);
+                lossynet_loss_mask(&again, LOSSYNET_GRADIENT, step, w, o, n, NULL, mask[1]);
+                for (size_t k = 0; k < n; k++) {
+                    size_t i = (size_t)w * n + k;
+                    bool first = w == o || mask[0][k], there = first || (asks[i] && mask[1][k]);
+                    assert_int_equal(net->arrived[net->arrived_start[o] + i], there);
+                    since[i] = first ? 0 : 1 + (carry ? late[o][i] : 0);
+                    late[o][i] = there ? 0 : late[o][i] + 1;
+                }
+            }
+            resent[0] += check_asked(asks, since, count, n, budget, missing[0][o], asked[0][o]);
+        }
+        assert_int_equal(lossynet_broadcast(net, x, false), LOSSYNET_OK);
+        for (int w = 0; w < WORKERS; w++) {
+            const uint8_t *asks = net->repair.asks + (size_t)w * packets;
+            size_t own = lossynet_layout_owner_packets(&net->layout, w), of_owner[WORKERS] = {0};
+            struct packet list[256];
+            list_packets(net, list);
+            memset(since, 0, sizeof since);
+            for (size_t i = 0; i < packets; i++) {
+                int o = list[i].owner;
+                size_t n = lossynet_layout_owner_packets(&net->layout, o), k = of_owner[o]++;
+                uint64_t sent = 0;
+                bool first = gets_through(net, LOSSYNET_PARAMETER, 0, o, w, n, k, &sent);
+                bool there = gets_through(net, LOSSYNET_PARAMETER, asks[i], o, w, n, k, &sent);
+                since[i] = w == o || first ? 0 : age[w][i] + 1;
+                age[w][i] = w == o || there ? 0 : age[w][i] + 1;
+                assert_int_equal(net->age[(size_t)w * packets + i], age[w][i]);
+            }
+            resent[1] += check_asked(asks, since, packets, own, budget, missing[1][w], asked[1][w]);
+        }
+        assert_int_equal(lossynet_step_counters(net, step, &counters), LOSSYNET_OK);
+        for (int phase = 0; phase < 2; phase++) {
+            assert_int_equal(counters.resent[phase], resent[phase]);
+            assert_true((double)resent[phase] <= budget * (double)counters.expected[phase]);
+        }
+    }
+    for (int w = 0; w < WORKERS; w++) {
+        check_even(missing[0][w], asked[0][w],
+                   WORKERS * lossynet_layout_owner_packets(&net->layout, w));
+        check_even(missing[1][w], asked[1][w], packets);
+    }
+    free_vectors(x);
+    free_vectors(g);
+    lossynet_close(net);
+}
+
+static void test_budget(void **state) {
+    (void)state;
+    budget_of(0.4, 0.2, false);
+    budget_of(0.4, 0.2, true);
+    budget_of(0.1, 0.2, true); /* enough for all but a few steps */
+    budget_of(0.6, 0.05, true);
+}
+
+/* All rounds together stay within the budget; one that is large enough changes nothing. */
+static void test_budget_of_rounds(void **state) {
+    (void)state;
+    struct lossynet_settings settings = repair_settings(0.5, 3, 3);
+    struct lossynet_counters counters[3];
+    const double budget[3] = {0.6, 3, 0};
+    for (int i = 0; i < 3; i++) {
+        settings.repair_budget = budget[i];
+        struct lossynet *net = open_alone(&settings);
+        float **x = take_vectors(WORKERS, ELEMENTS);
+        assert_int_equal(lossynet_step_begin(net, 0), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(net, x, false), LOSSYNET_OK);
+        assert_int_equal(lossynet_broadcast(net, x, false), LOSSYNET_OK);
+        assert_int_equal(lossynet_step_counters(net, 0, &counters[i]), LOSSYNET_OK);
+        free_vectors(x);
+        lossynet_close(net);
+    }
+    assert_memory_equal(&counters[1], &counters[2], sizeof counters[1]);
+    for (int phase = 0; phase < 2; phase++) {
+        double share = (double)counters[0].resent[phase] / (double)counters[0].expected[phase];
+        assert_true(share <= 0.6 && share > 0.57);
+        assert_true(counters[2].resent[phase] > counters[0].resent[phase]);
+        assert_true(counters[2].arrived[phase] > counters[0].arrived[phase]);
+    }
+}
+
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet *net = NULL;
+    for (int i = 0; i < 2; i++) {
+        struct lossynet_settings budget = repair_settings(0.1, 1, 1);
+        budget.repair_budget = i ? -0.1 : NAN;
+        capture_begin();
+        assert_int_equal(lossynet_open(&alone, &budget, &net), LOSSYNET_INVALID);
+        assert_message(capture_end(), "expected a share of a phase's packets, or 0 for all");
+    }
     struct lossynet_settings settings = repair_settings(0.1, -1, 0);
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &net), LOSSYNET_INVALID);
@@ -180,8 +330,8 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_reference), cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_budget),    cmocka_unit_test(test_budget_of_rounds),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("packets sent again", tests, NULL, NULL);

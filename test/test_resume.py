@@ -35,7 +35,8 @@ def settings(data, out, **changes):
                "seed": 5, "packet-bytes": 512, "loss-rate": 0.1, "save-every": 6, "keep": 0,
                "drift-samples": 256, "out": out}
     options.update({key.replace("_", "-"): value for key, value in changes.items()})
-    return [f"--{key}={value}" for key, value in options.items() if value is not None]
+    return [f"--{key}" if value is True else f"--{key}={value}"
+            for key, value in options.items() if value is not None]
 
 
 def checkpoint(out, step):
@@ -84,6 +85,7 @@ def one_line(done, code):
     (2, 4, {"carry": 1}),
     (0, 2, {"loss_model": "outage:3", "loss_at": "3=0.5,2-1=1", "estimator": "ht"}),
     (0, 2, {"data_split": "contiguous", "batch": 2, "micro_batches": 2}),
+    (2, 4, {"robust": True, "loss_rate": 0.4}),
     (4, 0, {"algorithm": "rps"}),
     (0, 2, {"algorithm": "naive"}),
 ], ids=lambda c: "-".join(map(str, c.values())).replace("/", "") if isinstance(c, dict) else str(c))

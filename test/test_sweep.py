@@ -48,6 +48,7 @@ seed = 11
 lr = 1e-3
 loss-rate = 0 0.25
 estimator = mean balanced
+repair = 1
 """
 
 
@@ -291,6 +292,9 @@ def test_table_is_what_the_logs_say(finished):
             assert sum(entry["ages"]) == pytest.approx(1, abs=2e-3)
     markdown = (out / "table.md").read_text()
     assert f"{mean:+.2f}" in markdown and "**From scratch**" in markdown
+    again = {run: float(row["extra_traffic"]) for (_, run), row in rows_of(out).items()}
+    assert again["25%"] == 0 and again["25%, estimator mean"] == pytest.approx(0.25, abs=0.08)
+    assert f"| {100 * again['25%, estimator mean']:.1f}% |" in markdown
 
 
 @pytest.mark.parametrize("freedom, quantile", [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776),

@@ -39,6 +39,7 @@ def contents(checkpoint):
     {"algorithm": "lossy", "loss_rate": 0.3, "estimator": "ht", "loss_model": "burst:5"},
     {"algorithm": "rps", "loss_rate": 0.1},
     {"algorithm": "naive", "loss_rate": 0},
+    {"robust": True, "loss_rate": 0.4},
 ])
 def test_same_bits_as_mpi_and_one_process(data, tmp_path, changes):
     alone = train(data, tmp_path / "alone", **changes)
