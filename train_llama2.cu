@@ -244,6 +244,11 @@ static bool is_lossless(const struct trainer *t) {
     return t->options->algorithm == ALGORITHM_RELIABLE;
 }
 
+/* Every replica is the model: what is sent arrives, and as it was. */
+static bool replicas_are_exact(const struct trainer *t) {
+    return t->workers == 1 || (is_lossless(t) && t->options->wire_dtype == OPTION_WIRE_FLOAT32);
+}
+
 static void trainer_release(struct trainer *t) {
     saver_close(t->saver);
     free(t->run.worker);
@@ -285,7 +290,8 @@ static int trainer_choose(struct trainer *t, bool training) {
 static int trainer_allocate(struct trainer *t, bool training) {
     const struct options *o = t->options;
     if (trainer_choose(t, training)) return -1;
-    const struct lossynet_memory memory = {t->be->masked_copy, t->be->copy, t->be->gather};
+    const struct lossynet_memory memory = {t->be->masked_copy, t->be->masked_round, t->be->copy,
+                                           t->be->gather};
     struct lossynet_settings s = network_settings(o, &t->layout, t->workers);
     const bool staged = t->be->on_device && (t->world.ranks > 1 || s.carry);
     s.weighted_sum = staged ? backend_cpu()->weighted_sum : t->be->weighted_sum;
@@ -658,11 +664,11 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
     }
 }
 
-/* The model: with one worker or without loss every replica is it; else the owners' shards. */
+/* The model: every replica, where these are exact; else the owners' shards. */
 static int fresh_model(void *context, const float **model) {
     struct trainer *t = (struct trainer *)context;
     *model = t->worker[0].params;
-    if (t->workers == 1 || is_lossless(t)) return 0;
+    if (replicas_are_exact(t)) return 0;
     *model = t->fresh;
     const size_t P = t->layout.count;
     float *fresh = t->stage.staged ? host_vector(t->be, t->fresh, P, false) : t->fresh;
@@ -673,8 +679,7 @@ static int fresh_model(void *context, const float **model) {
 }
 
 static int evaluate(struct trainer *t, int steps_done, struct eval_record *out) {
-    struct evaluation_work work = {NULL, t->workers > 1 && !is_lossless(t),
-                                   dataloader_windows(t->val)};
+    struct evaluation_work work = {NULL, !replicas_are_exact(t), dataloader_windows(t->val)};
     uint64_t limit = (uint64_t)t->options->eval_sequences;
     double total[3] = {0, 0, 0};
     memset(out, 0, sizeof *out);
@@ -904,7 +909,7 @@ static int train(struct trainer *t) {
     int failed = from ? resume_open(from, &saved, &t->at) : 0;
     failed = failed || prepare(t, true) || open_saver(t) ||
              (from && resume_load(&t->run, from, saved, t->log));
-    if (from && !failed) staging_send(&t->stage, t->params, false);
+    if (!failed) staging_start(&t->stage, t->params);
     json_decref(saved);
     return failed || train_loop(t) ? -1 : 0;
 }

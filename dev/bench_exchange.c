@@ -1,9 +1,10 @@
 /* bench_exchange.c — reduce and broadcast of a vector, as a training step does them, and no model.
  *
- *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS
+ *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16]
  *
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks, one
- * worker per rank, link udp, paced to GBPS (0: not at all). Prints {"ms": T} for each of at most
+ * worker per rank, link udp, paced to GBPS (0: not at all); bf16: rounded on the way, so that half as
+ * much is sent. Prints {"ms": T} for each of at most
  * ROUNDS rounds after one that warms up, stops after SECONDS, and ends with a line of counters over
  * all rounds and ranks: packets expected and arrived, what the network did to others, CPU seconds
  * and payload bytes of the timed rounds.
@@ -14,6 +15,7 @@
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BUCKET_ELEMENTS = 1 << 20 };
 
@@ -93,7 +95,8 @@ static lossynet_status measure(struct bench *b, int rounds, double seconds) {
     return LOSSYNET_OK;
 }
 
-static lossynet_status open_net(struct bench *b, int mib, const char *interface, double gbps) {
+static lossynet_status open_net(struct bench *b, int mib, const char *interface, double gbps,
+                                lossynet_wire_dtype wire_dtype) {
     const int buckets = (mib + 3) / 4;
     size_t *bucket_elements = malloc((size_t)buckets * sizeof *bucket_elements);
     b->elements = (size_t)mib << 18;
@@ -111,6 +114,7 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
                                                .bucket_elements = bucket_elements,
                                                .loss = {.model = "bernoulli"},
                                                .link = LOSSYNET_LINK_UDP,
+                                               .wire_dtype = wire_dtype,
                                                .interface = interface,
                                                .pace_gbps = gbps};
     const lossynet_status status = lossynet_open(&b->world, &settings, &b->net);
@@ -121,13 +125,15 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
 int main(int argc, char **argv) {
     struct bench b = {0};
     if (lossynet_bootstrap(&argc, &argv, &b.world)) return 1;
-    if (argc != 6 || atoi(argv[1]) < 1 || b.world.ranks < 2) {
-        fprintf(stderr,
-                "usage: mpirun -np RANKS bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS\n");
+    const bool half = argc == 7 && strcmp(argv[6], "bf16") == 0;
+    if ((argc != 6 && !half) || atoi(argv[1]) < 1 || b.world.ranks < 2) {
+        fprintf(stderr, "usage: mpirun -np RANKS bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS "
+                        "[bf16]\n");
         lossynet_shutdown(2);
         return 2;
     }
-    lossynet_status status = open_net(&b, atoi(argv[1]), argv[4], atof(argv[5]));
+    lossynet_status status = open_net(&b, atoi(argv[1]), argv[4], atof(argv[5]),
+                                      half ? LOSSYNET_BF16 : LOSSYNET_FLOAT32);
     if (!status) status = measure(&b, atoi(argv[2]), atof(argv[3]));
     lossynet_close(b.net);
     free(b.vector);

@@ -88,6 +88,7 @@ FAULTS = [
     ("exchange", "packets beyond the grid left out", "k < packets; k += gridDim.x",
      "k < gridDim.x; k += gridDim.x"),
     ("exchange", "a packet goes by the mark of another", "if (!arrived[k])", "if (!arrived[k / 2])"),
+    ("exchange", "cut off, not rounded", "bits + 0x7fff + (bits >> 16 & 1)", "bits"),
     ("exchange", "off by one: the last element is not gathered", "if (i < n) out",
      "if (i + 1 < n) out"),
     ("exchange", "the neighbour is gathered", "vector[element[i]]", "vector[element[i] - 1]"),

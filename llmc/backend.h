@@ -163,6 +163,9 @@ struct backend {
     /* to[j] = from[j] for j < n where arrived[j / packet] is not 0; the rest stays */
     void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet);
+    /* the same of from[j] rounded to bfloat16, to nearest even; to may be from */
+    void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet);
     /* out[i] (host) = vector[element[i]], i < n */
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };

@@ -323,6 +323,24 @@ static void masked_copy(float *to, const float *from, const uint8_t *arrived, si
             memcpy(to + first, from + first, min_size(packet, n - first) * sizeof(float));
 }
 
+static float rounded(float x) { /* to bfloat16 */
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t even = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    bits = (x != x ? quiet : even) & 0xffff0000;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet) {
+    PARALLEL_FOR
+    for (size_t first = 0; first < n; first += packet) {
+        const size_t end = arrived[first / packet] ? first + min_size(packet, n - first) : first;
+        for (size_t i = first; i < end; i++) to[i] = rounded(from[i]);
+    }
+}
+
 static void gather(float *out, const float *vector, const size_t *element, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = vector[element[i]];
 }
@@ -377,5 +395,6 @@ const struct backend NAME(ISA) = {
     .sum_of_squares = sum_of_squares,
     .weighted_sum = weighted_sum,
     .masked_copy = masked_copy,
+    .masked_round = masked_round,
     .gather = gather,
 };

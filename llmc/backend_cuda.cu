@@ -335,6 +335,15 @@ static void masked_copy(float *to, const float *from, const uint8_t *arrived, si
     cuda_masked_copy(to, from, list.add(arrived, packets), n, packet, device_stream());
 }
 
+static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet) {
+    if (n == 0) return;
+    device_scope scope;
+    const size_t packets = (n + packet - 1) / packet;
+    arguments list(packets);
+    cuda_masked_round(to, from, list.add(arrived, packets), n, packet, device_stream());
+}
+
 static void gather(float *out, const float *vector, const size_t *element_, size_t n) {
     if (n == 0) return;
     device_scope scope;
@@ -392,6 +401,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.sum_of_squares = sum_of_squares;
     b.weighted_sum = weighted_sum;
     b.masked_copy = masked_copy;
+    b.masked_round = masked_round;
     b.gather = gather;
     return &b;
 }

@@ -17,6 +17,7 @@ struct estimate_settings estimate_of_options(const struct options *o, int worker
     s.micro_batches = o->micro_batches;
     s.sharded_optimizer = o->algorithm != ALGORITHM_RPS && o->algorithm != ALGORITHM_NAIVE;
     s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
+    s.wire_bytes = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
     s.link_gbps = o->link_gbps;
     s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->parameter_loss_rate;
     return s;
@@ -70,7 +71,7 @@ struct estimate estimate_run(const struct llama_config *config, const struct est
         e.host_bytes =
             host + e.fresh_bytes + (s->staged ? e.parameter_bytes + e.gradient_bytes : 0);
     /* GRADIENT: every shard but one's own to its owner. PARAMETER: one's own shard to N-1. */
-    e.phase_bytes = 4 * P * others;
+    e.phase_bytes = s->wire_bytes * P * others;
     e.phase_packets = ceil(e.phase_bytes / s->packet_bytes);
     e.phase_seconds = 8 *
                       (e.phase_bytes + e.phase_packets * (s->header_bytes + ESTIMATE_FRAME_BYTES)) /
@@ -132,7 +133,8 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
     }
     printf("\nOn disk\n");
     line("a checkpoint", estimate_checkpoint_bytes(config, s), "of all workers, stale packets too");
-    printf("\nSent per worker and step; as much is received\n");
+    printf("\nSent per worker and step, as %s; as much is received\n",
+           s->wire_bytes == 2 ? "bf16" : "float32");
     line("gradient phase", e.phase_bytes, "");
     line("parameter phase", e.phase_bytes, "");
     const double again = s->resent[0] + s->resent[1];

@@ -19,6 +19,7 @@ struct estimate_settings {
     bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */
     double network_bytes;           /* what the network layer needs, receive buffers above all */
     int packet_bytes, header_bytes; /* payload, and our header before it */
+    int wire_bytes;                 /* of an element of it */
     double resent[2];               /* expected in repair rounds, as a share of the phase */
     double link_gbps;               /* 10^9 bit/s, each way */
     bool device;                    /* on a GPU */

@@ -8,6 +8,7 @@
 #include "llmc/estimate.h"
 #include "llmc/report.h"
 #include "llmc/usage.h"
+#include "llmc/worker.h"
 
 static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
     struct lossynet_loss_settings loss = {{o->gradient_loss_rate, o->parameter_loss_rate},
@@ -26,6 +27,7 @@ struct lossynet_settings network_settings(const struct options *o, const struct 
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;
+    s.wire_dtype = o->wire_dtype == OPTION_WIRE_BF16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
     s.loss = loss_settings(o, workers);
     s.carry = o->carry > 0;
     s.repair[LOSSYNET_GRADIENT] = o->gradient_repair;
@@ -78,6 +80,10 @@ int network_check(const struct options *o, int workers) {
             report("--carry: expected --algorithm lossy, got %s", algorithm_names[o->algorithm]);
     } else if (o->carry > 0 && estimator != LOSSYNET_MEAN && estimator != LOSSYNET_ZERO) {
         wrong = report("--carry: expected --estimator mean or zero, got %s", o->estimator);
+    } else if (o->wire_dtype == OPTION_WIRE_BF16 && worker_steps_alone(o)) {
+        wrong = report("--wire-dtype bf16: expected --algorithm lossy or reliable, got %s, whose "
+                       "workers step on what they receive: most steps are too small for bf16",
+                       algorithm_names[o->algorithm]);
     } else if (o->multicast && o->parameter_repair) {
         wrong = report("--multicast: expected no --repair of parameters, which are sent again to "
                        "single workers; --gradient-repair is fine");

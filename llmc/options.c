@@ -16,6 +16,7 @@ const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
+static const char *const wire_dtype_names[] = {"float32", "bf16", NULL};
 
 enum kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
 
@@ -130,6 +131,9 @@ static const struct entry table[] = {
            "active RDMA port, else udp"),
     INTEGER("packet-bytes", packet_bytes, "0", 0, 65532,
             "payload of a packet, a multiple of 4; 0: what a datagram carries, at most 4096"),
+    ONE_OF("wire-dtype", wire_dtype, "float32", wire_dtype_names, "float32|bf16",
+           "of gradients and parameters on their way; bf16: half the bytes, rounded to nearest, "
+           "while owners keep float32. Algorithms lossy and reliable"),
     STRING("interface", interface, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else the first that is up. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "

@@ -20,6 +20,7 @@ extern const char *const algorithm_names[]; /* ends with NULL */
 enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
 
 enum data_split { DATA_SHARED, DATA_CONTIGUOUS }; /* of --data-split */
+enum { OPTION_WIRE_FLOAT32, OPTION_WIRE_BF16 }; /* of --wire-dtype */
 
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
@@ -49,6 +50,7 @@ struct options {
     int workers; /* 0: one per rank */
     const char *link;
     int packet_bytes; /* 0: the link's default */
+    int wire_dtype;
     double link_gbps;
     const char *interface;
     const char *traffic_class;

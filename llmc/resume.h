@@ -6,7 +6,8 @@
  *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
  *                                           (layout.h) that W has moments of
  *         worker.W.m, .v    F32 (elements)  these moments, run after run
- *         worker.W.stale    I64 (runs, 2)   where W's replica is not the model
+ *         worker.W.stale    I64 (runs, 2)   where W's replica is not the model, nor the model rounded
+ *                                           to --wire-dtype
  *         worker.W.replica  F32 (elements)  what it holds there
  *         worker.W.network  U8  (bytes)     lossynet_state_save of W,
  *         network           U8  (bytes)     and of all workers together (in the first file)

@@ -380,6 +380,7 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
                                         "batch",
                                         "seq",
                                         "packet_bytes",
+                                        "wire-dtype",
                                         "train_tokens",
                                         "data-split",
                                         "micro-batches",

@@ -33,7 +33,8 @@ void run_announce(const struct run_facts *run) {
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)run->workers * run->batch * run->seq * o->micro_batches);
     if (run->workers > 1)
-        printf(", %zu packets of %zu bytes over %s", run->packets, run->packet_bytes, run->link);
+        printf(", %zu packets of %zu bytes%s over %s", run->packets, run->packet_bytes,
+               o->wire_dtype == OPTION_WIRE_BF16 ? " of bf16" : "", run->link);
     printf("\n");
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {
         printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");

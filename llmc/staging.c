@@ -77,6 +77,12 @@ void staging_receive(const struct staging *s, float *const *vectors, bool shards
     move(s, worker_receive, vectors, shards);
 }
 
+void staging_start(const struct staging *s, float *const *params) {
+    staging_send(s, params, false);
+    lossynet_start(s->net, params);
+    staging_receive(s, params, false);
+}
+
 void staging_broadcast(struct staging *s) {
     s->arriving = s->staged;
 }

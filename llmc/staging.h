@@ -64,6 +64,10 @@ lossynet_status staging_parameters_needed(const struct staging *s, const struct 
 void staging_send(const struct staging *s, float *const *vectors, bool shards);
 void staging_receive(const struct staging *s, float *const *vectors, bool shards);
 
+/* Before the first step of a run, new or resumed: every replica holds the model, or what it last
+ * received of it. To where the network reads them, and as it would have brought them. */
+void staging_start(const struct staging *s, float *const *params);
+
 /* Before a broadcast that overlaps: parameters are to be received by buckets
  * (staging_parameters_needed), or all at once by staging_finish. */
 void staging_broadcast(struct staging *s);

@@ -75,6 +75,7 @@ static void keep(const struct lossynet *net, int v, const float *vector) {
 
 void lossynet_carry_keep(struct lossynet *net, float *const *vectors) {
     const float share = net->carry.share;
+    lossynet_round_others(net, vectors, true); /* what was sent, wherever the owner lives */
 #pragma omp parallel for num_threads(net->threads) schedule(static)
     for (int v = 0; v < net->local; v++) {
         keep(net, v, vectors[v]);

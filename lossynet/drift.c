@@ -39,6 +39,13 @@
  * with itself and with earlier ones give the variance (mean square: the formulas hold with a common
  * trend in sigma^2 and rho) and the correlations. No average over time: what a replica lacks is
  * mostly the last change or two, and while a model learns sigma^2 falls by percents per step.
+ *
+ * Where what is sent is rounded (elements.c), theta stands for the owner's values rounded, which is
+ * what replicas get, so the sample is rounded before anything is made of it. Two replicas that both
+ * received a packet, or one that did and the owner, then differ by nothing, and the difference to a
+ * stale one is still the sum of the last A changes, now of rounded values: the formulas hold as they
+ * are, with the sigma^2 and rho of these. (Where steps are smaller than the 2^-9 that rounding keeps,
+ * sigma^2 is larger than that of the owner's values: few elements change, and those by much.)
  */
 #include "lossynet/internal.h"
 
@@ -142,6 +149,7 @@ static lossynet_status gather_values(struct lossynet *net, float *const *vectors
         }
         for (size_t i = 0; i < n; i++) mine[i] = vectors[v][drift->element[i]];
     }
+    if (lossynet_rounds(&net->layout)) lossynet_round(drift->mine, drift->mine, n * net->local);
     return lossynet_all_gather(net, drift->mine, drift->values, n * sizeof(float));
 }
 

@@ -353,6 +353,8 @@ void lossynet_engine_take(struct lossynet *net, bool multicast) {
         NET_TAKE(net, engine->bucket_over[kind], buckets);
     }
     if (multicast) NET_TAKE(net, engine->group_position, local);
+    if (lossynet_rounds(&net->layout))
+        NET_TAKE(net, engine->rounded, LOSSYNET_BATCH * net->layout.packet_elements);
     if (net->engine && engine->secure)
         engine->sealed = lossynet_net_take(net, LOSSYNET_BATCH, engine->payload_most);
 }
@@ -421,6 +423,7 @@ void lossynet_engine_close(struct lossynet *net) {
     }
     free(engine->kept.bytes);
     free(engine->sealed);
+    free(engine->rounded);
     free(engine->group_position);
     free(engine->peers);
     free(engine);

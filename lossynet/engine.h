@@ -188,7 +188,8 @@ struct lossynet_engine {
     bool two_classes;   /* DATA has a class of its own */
     struct lossynet_datagram batch[LOSSYNET_BATCH];
     struct lossynet_secure *secure;
-    uint8_t *sealed; /* [LOSSYNET_BATCH][payload_most], with secure */
+    uint8_t *sealed;   /* [LOSSYNET_BATCH][payload_most], with secure */
+    uint16_t *rounded; /* [LOSSYNET_BATCH][packet_elements], payloads, where these are bfloat16 */
     size_t payload_most;
     struct lossynet_pace pace;
     int first; /* distance of the peer to begin with */

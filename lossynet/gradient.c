@@ -194,7 +194,8 @@ static uint64_t count(struct lossynet *net, int v) {
     struct lossynet_counters *counters = &net->counters[net->step % 2][v];
     counters->expected[LOSSYNET_GRADIENT] += n * (uint64_t)(net->workers - 1);
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
-    counters->bytes[LOSSYNET_GRADIENT] += (net->layout.elements - owned) * sizeof(float);
+    counters->bytes[LOSSYNET_GRADIENT] +=
+        (net->layout.elements - owned) * net->layout.element_bytes;
     return arrived;
 }
 
@@ -275,6 +276,7 @@ lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, boo
     if (status) return status;
     net->reducing = false;
     lossynet_carry_rest(net, vectors);
+    lossynet_round_others(net, vectors, false); /* what is not sent in datagrams */
     fill_masks(net, lossless);
     /* ht asks how much arrived; what is repaired comes after all else. */
     bool early = net->engine && net->estimator != LOSSYNET_HT &&

@@ -2,6 +2,7 @@
  *
  *     net.c        settings, open and close: allocates everything
  *     layout.c     buckets, shards, packets: who owns which element
+ *     elements.c   elements on their way: float32, or rounded to bfloat16
  *     loss.c       injected loss: which packets of a link arrive
  *     gradient.c   GRADIENT phase: masks, estimator weights, sum        } both call exchange.c for
  *     parameter.c  PARAMETER phase: copies, ages, what is fresh         } packets between ranks
@@ -59,6 +60,7 @@ struct lossynet_layout {
     int workers, buckets;
     size_t elements, packets; /* in one vector */
     size_t packet_elements;   /* in a full packet */
+    size_t element_bytes;     /* of a payload: 4, or 2 of bfloat16 */
 
     /* Shards in order of (bucket, owner) follow one another without gaps, both in elements and in
      * packets, so shard i = bucket * workers + owner ends where shard i + 1 starts. */
@@ -74,7 +76,8 @@ struct lossynet_layout {
 };
 
 lossynet_status lossynet_layout_open(struct lossynet_layout *layout, int workers, int buckets,
-                                     const size_t *bucket_elements, size_t packet_elements);
+                                     const size_t *bucket_elements, size_t packet_bytes,
+                                     size_t element_bytes);
 void lossynet_layout_close(struct lossynet_layout *layout);
 
 static inline size_t lossynet_layout_owned(const struct lossynet_layout *layout, int worker) {
@@ -85,6 +88,29 @@ static inline size_t lossynet_layout_owner_packets(const struct lossynet_layout 
                                                    int worker) {
     return layout->owner_packet[(size_t)(worker + 1) * (layout->buckets + 1) - 1];
 }
+
+/* ---- elements on their way (elements.c) ---- */
+
+/* What is sent is rounded to bfloat16. */
+static inline bool lossynet_rounds(const struct lossynet_layout *layout) {
+    return layout->element_bytes != sizeof(float);
+}
+
+void lossynet_round(float *to, const float *from, size_t n); /* to may be from */
+/* A payload of bfloat16, little-endian as every machine this runs on. */
+void lossynet_elements_pack(uint16_t *to, const float *from, size_t n);
+/* A payload of n elements, at any address. */
+void lossynet_elements_unpack(const struct lossynet_layout *layout, float *to,
+                              const uint8_t *payload, size_t n);
+/* From one worker to another of the same rank. */
+void lossynet_elements_copy(const struct lossynet_layout *layout, float *to, const float *from,
+                            size_t n);
+/* A payload that a wire has changed may hold what no computation survives. */
+bool lossynet_elements_are_finite(const struct lossynet_layout *layout, const uint8_t *payload,
+                                  size_t bytes);
+/* Rounds, in local workers' vectors, what other workers own: those of this rank, or `remote` ones
+ * as well. */
+void lossynet_round_others(const struct lossynet *net, float *const *vectors, bool remote);
 
 /* ---- injected loss (loss.c) ---- */
 

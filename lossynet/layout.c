@@ -49,9 +49,11 @@ static void fill(struct lossynet_layout *layout, const size_t *bucket_elements) 
 }
 
 lossynet_status lossynet_layout_open(struct lossynet_layout *layout, int workers, int buckets,
-                                     const size_t *bucket_elements, size_t packet_elements) {
+                                     const size_t *bucket_elements, size_t packet_bytes,
+                                     size_t element_bytes) {
     *layout = (struct lossynet_layout){.workers = workers, .buckets = buckets};
-    layout->packet_elements = packet_elements;
+    layout->packet_elements = packet_bytes / element_bytes;
+    layout->element_bytes = element_bytes;
     size_t shards = (size_t)buckets * workers + 1, rows = ((size_t)buckets + 1) * workers;
     layout->shard_element = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
     layout->shard_packet = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
@@ -95,5 +97,5 @@ size_t lossynet_packets(const struct lossynet *net) {
 }
 
 size_t lossynet_packet_bytes(const struct lossynet *net) {
-    return net->layout.packet_elements * sizeof(float);
+    return net->layout.packet_elements * net->layout.element_bytes;
 }

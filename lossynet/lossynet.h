@@ -85,6 +85,12 @@ typedef enum {
 
 typedef enum { LOSSYNET_GRADIENT, LOSSYNET_PARAMETER } lossynet_phase;
 
+/* Elements of a packet. Vectors are float32 in any case. */
+typedef enum {
+    LOSSYNET_FLOAT32,
+    LOSSYNET_BF16, /* rounded to nearest on their way (elements.c): half the bytes */
+} lossynet_wire_dtype;
+
 /* Loss that is injected at the sender, in memory and on every link. */
 struct lossynet_loss_settings {
     double rate[2];    /* by phase, in [0, 1] */
@@ -114,11 +120,15 @@ typedef void (*lossynet_weighted_sum)(float *out, const float *const *sender, co
 /* For vectors that lie in memory the host cannot touch (a GPU's); the vectors are then only handed
  * to these functions and to weighted_sum, which may be called from several threads at once.
  *   masked_copy  to[j] = from[j] for j < n where arrived[j / packet] is not 0
+ *   masked_round the same, rounded to bfloat16, to nearest even; to may be from. Only with
+ *                wire_dtype bf16; else it may be NULL
  *   copy         within that memory
  *   gather       out[i] = vector[element[i]], i < n; out and element are the host's */
 struct lossynet_memory {
     void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet);
+    void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet);
     void (*copy)(void *to, const void *from, size_t bytes);
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };
@@ -128,6 +138,7 @@ struct lossynet_settings {
     int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
+    lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory */
     lossynet_estimator estimator;
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
@@ -195,11 +206,17 @@ size_t lossynet_packet_bytes(const struct lossynet *net);
 const char *lossynet_link_name(const struct lossynet *net); /* "memory" when the rank is alone */
 bool lossynet_overlaps(const struct lossynet *net); /* packets move while the caller computes */
 
+/* vectors[V], of local workers, who all start with the same values, or go on with those that
+ * owners had: makes them what a broadcast that loses nothing would have left. With wire_dtype bf16
+ * that rounds what a worker does not own; else it changes nothing. */
+void lossynet_start(struct lossynet *net, float *const *vectors);
+
 /* Starts step `step` (0, 1, ...; the same on every rank). */
 lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step);
 
 /* GRADIENT phase. vectors[V]: the local workers' vectors of P elements. On return each owner's
- * shard of its own vector holds the estimate of the average; the rest is unchanged. Collective.
+ * shard of its own vector holds the estimate of the average; the rest is unchanged, or with
+ * wire_dtype bf16 rounded. Collective.
  * lossless: nothing is injected (algorithm `reliable`). N = 1: nothing happens, nothing counts.
  * May be called again in a step: the same packets are lost, and count again. */
 lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless);
@@ -216,7 +233,8 @@ void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket);
  * default). The same on every rank; before lossynet_reduce_begin. */
 void lossynet_carry_share(struct lossynet *net, double share);
 
-/* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites. Collective. */
+/* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites, with
+ * wire_dtype bf16 rounded. The owner's own stay as they are. Collective. */
 lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless);
 
 /* The same in parts, so that computing may go on where a bucket's parameters are there, in the
@@ -236,7 +254,7 @@ bool lossynet_next_fresh(const struct lossynet *net, int worker, size_t *cursor,
                          size_t *count);
 
 /* Assembles the owners' shards into `fresh` (P elements, none of the vectors) on every rank; nothing
- * is lost, nothing counted. Collective. */
+ * is lost, rounded or counted. Collective. */
 lossynet_status lossynet_gather_fresh(struct lossynet *net, float *const *vectors, float *fresh);
 
 /* Small, reliable all-gather: each rank gives V items of `bytes`, `all` gets N, in worker order.

@@ -78,6 +78,7 @@ void *lossynet_net_take(struct lossynet *net, size_t count, size_t size) {
 /* ---- names ---- */
 
 static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
+static const char *const wire_dtype_names[] = {"float32", "bf16"};
 static const char *const link_names[] = {"auto", "mpi", "udp", "verbs"};
 
 static int find(const char *name, const char *const *names, int count) {
@@ -146,6 +147,14 @@ static lossynet_status check(const struct lossynet_world *world,
     if (settings->workers % world->ranks) {
         lossynet_log("workers %d: expected a multiple of the %d ranks", settings->workers,
                      world->ranks);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->wire_dtype != LOSSYNET_FLOAT32 && settings->wire_dtype != LOSSYNET_BF16) {
+        lossynet_log("wire dtype %d: expected float32 or bf16", (int)settings->wire_dtype);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->memory && settings->wire_dtype && !settings->memory->masked_round) {
+        lossynet_log("wire dtype bf16, vectors outside the host's memory: expected masked_round");
         return LOSSYNET_INVALID;
     }
     if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {
@@ -314,7 +323,8 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
         return status;
     }
     status = lossynet_layout_open(&net->layout, settings->workers, settings->buckets,
-                                  settings->bucket_elements, packet_bytes / sizeof(float));
+                                  settings->bucket_elements, packet_bytes,
+                                  settings->wire_dtype == LOSSYNET_BF16 ? 2 : sizeof(float));
     if (!status && net->world.ranks > 1) status = check_wire(&net->layout);
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
@@ -367,7 +377,7 @@ uint64_t lossynet_random(void) {
 static lossynet_status agree(struct lossynet *net, const struct lossynet_settings *settings,
                              lossynet_status prepared, lossynet_share share, void *context) {
     struct hello {
-        uint64_t prepared, fingerprint;
+        uint64_t prepared, fingerprint, wire_dtype;
     };
     struct hello *hello = lossynet_memory_take((size_t)net->world.ranks, sizeof *hello);
     if (!hello) {
@@ -375,11 +385,18 @@ static lossynet_status agree(struct lossynet *net, const struct lossynet_setting
         return LOSSYNET_NO_MEMORY;
     }
     hello[net->world.rank].prepared = prepared == LOSSYNET_OK;
+    hello[net->world.rank].wire_dtype = settings->wire_dtype;
     if (!prepared) hello[net->world.rank].fingerprint = fingerprint(net, settings);
     lossynet_status status = share(context, &net->world, hello, sizeof *hello);
     for (int r = 0; status == LOSSYNET_OK && r < net->world.ranks; r++) {
         if (!hello[r].prepared || !hello[0].prepared) {
             status = prepared ? prepared : LOSSYNET_LINK;
+        } else if (hello[r].wire_dtype != hello[0].wire_dtype) {
+            lossynet_log("rank %d was started with --wire-dtype %s, rank 0 with %s: expected the "
+                         "same on all ranks",
+                         r, wire_dtype_names[hello[r].wire_dtype],
+                         wire_dtype_names[hello[0].wire_dtype]);
+            status = LOSSYNET_INVALID;
         } else if (hello[r].fingerprint != hello[0].fingerprint) {
             lossynet_log("rank %d was started with other settings than rank 0: expected the same "
                          "workers, buckets, packets, estimator, seed and loss",

@@ -5,9 +5,9 @@
  * (drift.c). A packet is fresh at a worker when its age is 0, which is all there is to know about
  * arrival here; an owner's own packets never age. What was lost may be sent again (repair.c).
  *
- * Within a rank a packet that arrives is one memcpy from the owner's vector, and neighbours that
- * arrive together are one memcpy. Owners' shards are read and other shards written, so no order
- * between workers matters.
+ * Within a rank a packet that arrives is one copy from the owner's vector (elements.c), and
+ * neighbours that arrive together are one copy. Owners' shards are read and other shards written, so
+ * no order between workers matters.
  */
 #include "lossynet/engine.h"
 
@@ -29,8 +29,8 @@ static void copy_arrived(const struct lossynet *net, float *const *vectors, int 
         size_t packets = layout->shard_packet[shard + 1] - first;
         size_t start = layout->shard_element[shard], end = layout->shard_element[shard + 1];
         if (net->memory.masked_copy) {
-            net->memory.masked_copy(target + start, source + start, mask, end - start,
-                                    layout->packet_elements);
+            (lossynet_rounds(layout) ? net->memory.masked_round : net->memory.masked_copy)(
+                target + start, source + start, mask, end - start, layout->packet_elements);
             for (size_t k = 0; k < packets; k++)
                 if (mask[k]) age[first + k] = 0;
             mask += packets;
@@ -43,7 +43,7 @@ static void copy_arrived(const struct lossynet *net, float *const *vectors, int 
                 size_t from = start + k * layout->packet_elements;
                 size_t until = start + run * layout->packet_elements;
                 if (until > end) until = end;
-                memcpy(target + from, source + from, (until - from) * sizeof *target);
+                lossynet_elements_copy(layout, target + from, source + from, until - from);
             }
             k = run + 1;
         }
@@ -76,7 +76,7 @@ static void count(struct lossynet *net, int v) {
     counters->expected[LOSSYNET_PARAMETER] += layout->packets - own;
     counters->arrived[LOSSYNET_PARAMETER] += fresh - own;
     counters->bytes[LOSSYNET_PARAMETER] +=
-        lossynet_owned_elements(net, worker) * sizeof(float) * (uint64_t)(net->workers - 1);
+        lossynet_owned_elements(net, worker) * layout->element_bytes * (uint64_t)(net->workers - 1);
     net->totals[v].expected += layout->packets - own;
     net->totals[v].arrived += fresh - own;
 }

@@ -129,7 +129,7 @@ static void count_resent(struct lossynet *net, lossynet_phase phase, int v, uint
                 size_t offset, count;
                 if (!resent[k]) continue;
                 lossynet_packet_span(layout, b, owner, k - row[0], &offset, &count);
-                counters->bytes[phase] += count * sizeof(float);
+                counters->bytes[phase] += count * layout->element_bytes;
                 counters->resent[phase]++;
             }
         }

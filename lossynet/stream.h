@@ -15,6 +15,11 @@ static inline size_t stream_shard_packets(const struct lossynet_layout *layout, 
     return layout->shard_packet[shard + 1] - layout->shard_packet[shard];
 }
 
+/* What DATA says of its elements. */
+static inline uint8_t stream_elements(const struct lossynet_layout *layout) {
+    return lossynet_rounds(layout) ? WIRE_BF16 : WIRE_FLOAT32;
+}
+
 /* The owner's packets in buckets before this one. */
 static inline size_t stream_packets_before(const struct lossynet_layout *layout, int bucket,
                                            int owner) {

@@ -78,25 +78,13 @@ void lossynet_stream_open(struct lossynet *net, int kind, bool lossless) {
 
 /* ---- receiving ---- */
 
-/* A payload that a wire has changed may hold what no computation survives. */
-static bool is_finite(const uint8_t *payload, size_t bytes) {
-    const uint32_t exponent = 0x7f800000;
-    uint32_t wrong = 0;
-    for (size_t i = 0; i < bytes; i += sizeof(float)) {
-        uint32_t bits;
-        memcpy(&bits, payload + i, sizeof bits);
-        wrong |= (bits & exponent) == exponent;
-    }
-    return !wrong;
-}
-
 /* Judges what DATA says: the counter of what is wrong, or NULL. */
 static uint64_t *reject(struct lossynet *net, const struct wire_header *h, const uint8_t *payload) {
     struct lossynet_engine *engine = net->engine;
     const struct lossynet_layout *layout = &net->layout;
     bool group = h->receiver == WIRE_EVERYONE;
-    if (h->kind >= 2 || h->sender >= net->workers || lossynet_is_local(net, h->sender) ||
-        h->bucket >= (uint32_t)layout->buckets ||
+    if (h->kind >= 2 || h->elements != stream_elements(layout) || h->sender >= net->workers ||
+        lossynet_is_local(net, h->sender) || h->bucket >= (uint32_t)layout->buckets ||
         group != (engine->multicast && h->kind == LOSSYNET_PARAMETER))
         return &net->rejected.invalid;
     int owner = h->kind == LOSSYNET_GRADIENT ? h->receiver : h->sender;
@@ -104,14 +92,15 @@ static uint64_t *reject(struct lossynet *net, const struct wire_header *h, const
     if (h->packet >= stream_shard_packets(layout, (int)h->bucket, owner))
         return &net->rejected.invalid;
     lossynet_packet_span(layout, (int)h->bucket, owner, h->packet, &offset, &count);
-    if (h->length != count * sizeof(float)) return &net->rejected.invalid;
+    if (h->length != count * layout->element_bytes) return &net->rejected.invalid;
 
     const struct lossynet_sending *phase = &engine->phase[h->kind];
     if (h->index + 1 != phase->opened || phase->closed == phase->opened ||
         engine->peers[h->sender / net->local].from[h->kind].over)
         return &net->rejected.late;
     if (engine->bucket_over[h->kind][h->bucket]) return &net->rejected.late;
-    if (!net->link->reliable && !is_finite(payload, h->length)) return &net->rejected.not_finite;
+    if (!net->link->reliable && !lossynet_elements_are_finite(layout, payload, h->length))
+        return &net->rejected.not_finite;
     return NULL;
 }
 
@@ -132,9 +121,9 @@ static bool take_gradient(struct lossynet *net, const struct wire_header *h,
     uint8_t *arrived = lossynet_arrived(net, v, h->sender) + layout->owner_packet[row] + h->packet;
     if (*arrived) return false;
     *arrived = 1;
-    memcpy(lossynet_inbox(net, v, h->sender) + layout->owner_element[row] +
-               (size_t)h->packet * layout->packet_elements,
-           payload, h->length);
+    float *to = lossynet_inbox(net, v, h->sender) + layout->owner_element[row];
+    lossynet_elements_unpack(layout, to + (size_t)h->packet * layout->packet_elements, payload,
+                             h->length / layout->element_bytes);
     return true;
 }
 
@@ -147,7 +136,8 @@ static bool take_parameter(struct lossynet *net, const struct wire_header *h, in
     if (*age == 0) return false; /* all that is not one's own grew older before the phase */
     *age = 0;
     lossynet_packet_span(layout, (int)h->bucket, h->sender, h->packet, &offset, &count);
-    memcpy(net->engine->phase[LOSSYNET_PARAMETER].vectors[v] + offset, payload, h->length);
+    float *to = net->engine->phase[LOSSYNET_PARAMETER].vectors[v] + offset;
+    lossynet_elements_unpack(layout, to, payload, count);
     return true;
 }
 

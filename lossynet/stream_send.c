@@ -83,6 +83,15 @@ void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket) {
 
 /* ---- sending ---- */
 
+/* A packet's elements as they travel: where they are, or rounded in the memory of datagram n. */
+static const void *payload(const struct lossynet *net, int n, const float *elements, size_t count) {
+    const struct lossynet_layout *layout = &net->layout;
+    if (!lossynet_rounds(layout)) return elements;
+    uint16_t *rounded = net->engine->rounded + (size_t)n * layout->packet_elements;
+    lossynet_elements_pack(rounded, elements, count);
+    return rounded;
+}
+
 /* The next packets of local worker v for a rank, at most `most`, from `at` on; of those ready. */
 static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                        struct lossynet_position *at, int n, int most) {
@@ -110,6 +119,7 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                                         .version = WIRE_VERSION,
                                         .type = WIRE_DATA,
                                         .kind = (uint8_t)kind,
+                                        .elements = stream_elements(layout),
                                         .run = (uint32_t)engine->run,
                                         .sender = (uint16_t)sender,
                                         .receiver = (uint16_t)receiver,
@@ -117,9 +127,9 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                                         .packet = (uint32_t)at->packet,
                                         .index = phase->begun - 1};
                 wire_encode(engine->batch[n].header, &h);
-                engine->batch[n].payload = phase->vectors[v] + offset;
+                engine->batch[n].payload = payload(net, n, phase->vectors[v] + offset, count);
                 engine->batch[n].bulk = true;
-                engine->batch[n++].length = count * sizeof(float);
+                engine->batch[n++].length = count * layout->element_bytes;
             }
         }
     }
@@ -166,7 +176,7 @@ static int room(const struct lossynet_peer *p, uint32_t sent, uint32_t credit, i
 }
 
 static size_t full_bytes(const struct lossynet *net, int n) {
-    size_t packet = WIRE_HEADER_BYTES + net->layout.packet_elements * sizeof(float);
+    size_t packet = WIRE_HEADER_BYTES + net->layout.packet_elements * net->layout.element_bytes;
     return packet * (size_t)n;
 }
 

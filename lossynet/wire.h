@@ -1,10 +1,10 @@
-/* wire.h — the datagram: what travels between ranks, version 4.
+/* wire.h — the datagram: what travels between ranks, version 5.
  *
  *      0                   1                   2                   3
  *      0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
- *     +---------------+---------------+---------------+-------+-------+
- *   0 |      'L'      |      'N'      |    version    | kind  | type  |
- *     +---------------+---------------+---------------+-------+-------+
+ *     +---------------+---------------+---------------+---+---+-------+
+ *   0 |      'L'      |      'N'      |    version    | e | k | type  |
+ *     +---------------+---------------+---------------+---+---+-------+
  *   4 |                              run                              |
  *     +-------------------------------+-------------------------------+
  *   8 |            sender             |           receiver            |
@@ -20,12 +20,14 @@
  *  28 |                          payload ...                          |
  *     +---------------------------------------------------------------+
  *
- * Every number is little-endian, the payload's IEEE 754 float32 included: the order of every
- * machine this runs on, so that a payload is copied and never converted.
+ * Every number is little-endian, the payload's elements included: the order of every machine this
+ * runs on, so that a payload of float32 is copied and never converted.
  *
- *   version   4
- *   type, kind         the low and the high half of one byte
- *   type      DATA     one packet of a shard: float32 elements
+ *   version   5
+ *   type, k, e         one byte: its low four bits, two, and the high two
+ *   e         DATA: the elements, the same for all of a run: 0 float32 (IEEE 754), 1 bfloat16, the
+ *             upper half of a float32. Others: 0
+ *   type      DATA     one packet of a shard: elements, without a gap
  *             DONE     the sender has sent all of this phase to the receiver, `packet` DATA in all;
  *                      repeated until it is acknowledged. Payload: the sender's state (below).
  *             STATE    payload: the sender's state. Opens windows and phases. packet: that of the
@@ -39,8 +41,8 @@
  *                      Payload: the sender's state, and for MESSAGE 8 bytes more.
  *             LEAVE    the sender is done with this run; ABORT: it has failed. Answered by LEFT.
  *             TEST     of a link's own, while it opens: no checksum, ignored later.
- *   kind      what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds (2).
- *             All ranks go through each kind in the same order, from 0 on.
+ *   k         kind: what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds
+ *             (2). All ranks go through each kind in the same order, from 0 on.
  *   run       low half of a random number, the same on all ranks of a run: keeps runs that share a
  *             network apart
  *   sender, receiver   DATA: workers; receiver EVERYONE (multicast): all workers of other ranks.
@@ -70,7 +72,7 @@
 
 enum {
     WIRE_MAGIC = 0x4e4c, /* 'L' 'N' */
-    WIRE_VERSION = 4,
+    WIRE_VERSION = 5,
     WIRE_HEADER_BYTES = 28,
     WIRE_STATE_BYTES = 36,
     WIRE_WORKERS = 65534, /* most workers that fit */
@@ -96,11 +98,13 @@ enum {
 
 enum { WIRE_MESSAGES = 2, WIRE_KINDS }; /* after LOSSYNET_GRADIENT, LOSSYNET_PARAMETER */
 
+enum { WIRE_FLOAT32, WIRE_BF16 }; /* elements */
+
 enum { WIRE_RUN_AT = 4, WIRE_SEQUENCE_AT = 20, WIRE_CHECKSUM_AT = 24 };
 
 struct wire_header {
     uint16_t magic;
-    uint8_t version, type, kind;
+    uint8_t version, type, kind, elements;
     uint32_t run;
     uint16_t sender, receiver;
     uint32_t index;
@@ -127,7 +131,7 @@ static inline void wire_encode(uint8_t *to, const struct wire_header *header) {
     uint32_t place = header->type == WIRE_DATA ? header->bucket << WIRE_PACKET_BITS : 0;
     wire_put(to, header->magic, 2);
     to[2] = header->version;
-    to[3] = (uint8_t)(header->kind << 4 | header->type);
+    to[3] = (uint8_t)(header->elements << 6 | header->kind << 4 | header->type);
     wire_put(to + WIRE_RUN_AT, header->run, 4);
     wire_put(to + 8, header->sender, 2);
     wire_put(to + 10, header->receiver, 2);
@@ -144,7 +148,8 @@ static inline void wire_decode(struct wire_header *header, const uint8_t *from, 
         .magic = (uint16_t)wire_get(from, 2),
         .version = from[2],
         .type = (uint8_t)wire_type(from),
-        .kind = from[3] >> 4,
+        .kind = from[3] >> 4 & 3,
+        .elements = from[3] >> 6,
         .run = (uint32_t)wire_get(from + WIRE_RUN_AT, 4),
         .sender = (uint16_t)wire_get(from + 8, 2),
         .receiver = (uint16_t)wire_get(from + 10, 2),

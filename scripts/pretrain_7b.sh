@@ -36,14 +36,14 @@
 #                                       model (27 GB) is rank 0's alone: 890 GB for 8 GPUs
 #   a checkpoint          = 250.669 GB  model, moments, and at 10% loss 64 replicas' stale packets;
 #                                       2 are kept, one is being written: 752 GB
-#   sent per GPU and step = 53.065 GB   gradients and parameters, float32; as much is received
-#   on the link           = 1086 ms     per step at 400 Gbit/s per GPU, or
-#                         = 4343 ms     at 100 Gbit/s
+#   sent per GPU and step = 26.533 GB   gradients and parameters, bf16; as much is received
+#   on the link           = 543 ms      per step at 400 Gbit/s per GPU, or
+#                         = 2171 ms     at 100 Gbit/s
 #   computing             = 9.5 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
 #                                       parameter, and attention), a third more to recompute
-#   copies over PCIe        2.2 s       per step: 54 GB at 25 GB/s
-#   2400 steps            = 8.5 h       at 400 Gbit/s, or
-#                         = 10.7 h      at 100 Gbit/s; one after the other: what overlaps is saved
+#   copies over PCIe        2.2 s       per step: 54 GB at 25 GB/s, in float32
+#   2400 steps            = 8.2 h       at 400 Gbit/s, or
+#                         = 9.3 h       at 100 Gbit/s; one after the other: what overlaps is saved
 #
 # The exchange runs at the speed that the pre-flight measures ("in", "out"), where that is less.
 set -u -o pipefail
@@ -95,8 +95,8 @@ if [ "$rehearse" ]; then
     link=${link:-udp}
     text=$data/held-out.txt
     export CONTEXTS=${CONTEXTS:-64} STRIDE=${STRIDE:-32} TRAIN_LLAMA2=$train_llama2
-    model=(--model "${from:-260K}" --device cpu --threads 1 --batch 1 --seq 64 --micro-batches 2
-        --steps "${steps:-20}" --lr 2e-3 --warmup 4 --save-every 8 --eval-every 10
+    model=(--model "${from:-260K}" --device cpu --wire-dtype bf16 --threads 1 --batch 1 --seq 64
+        --micro-batches 2 --steps "${steps:-20}" --lr 2e-3 --warmup 4 --save-every 8 --eval-every 10
         --eval-sequences 64 --peer-timeout 60)
     evaluation=(--threads 1)
 else
@@ -107,8 +107,8 @@ else
     # Llama 2 (Touvron et al. 2023), section 2.2, for a shorter run; from its weights gently.
     rate=(--lr 3e-4 --warmup 200)
     [ -z "$from" ] || rate=(--lr 3e-5 --warmup 100)
-    model=(--model "${from:-7B}" --device cuda --dtype bf16 --recompute block --batch 1 --seq 4096
-        --micro-batches 16 --steps "${steps:-2400}" "${rate[@]}" --beta1 0.9 --beta2 0.95
+    model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16 --recompute block
+        --batch 1 --seq 4096 --micro-batches 16 --steps "${steps:-2400}" "${rate[@]}" --beta1 0.9 --beta2 0.95
         --adam-eps 1e-5 --weight-decay 0.1 --clip 1 --save-every 200 --keep 2 --eval-every 200
         --eval-sequences 256)
     evaluation=(--device cuda --dtype bf16)

@@ -231,6 +231,13 @@ template <typename T> struct operations {
         cuda_masked_copy(to, from, (const uint8_t *)which.memory, n, packet, 0);
         finish();
     }
+    static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
+                             size_t packet) {
+        workspace which(ceil_div(n, packet));
+        copy(which.memory, arrived, which.bytes);
+        cuda_masked_round(to, from, (const uint8_t *)which.memory, n, packet, 0);
+        finish();
+    }
     static void gather(float *out, const float *vector, const size_t *element, size_t n) {
         workspace elements(n * sizeof *element), values(n * sizeof *out);
         copy(elements.memory, element, elements.bytes);
@@ -259,7 +266,7 @@ template <typename T> struct operations {
         b.attention_continue = attention_continue;
 #endif
         b.adamw = adamw, b.sum_of_squares = sum_of_squares, b.weighted_sum = weighted_sum;
-        b.masked_copy = masked_copy, b.gather = gather;
+        b.masked_copy = masked_copy, b.masked_round = masked_round, b.gather = gather;
         return b;
     }
 };

@@ -106,6 +106,7 @@ void test_sum_of_squares(void **state);
 void test_weighted_sum(void **state);
 void test_convert(void **state);
 void test_masked_copy(void **state);
+void test_masked_round(void **state);
 void test_gather(void **state);
 void test_same_bits_at_any_alignment(void **state);
 

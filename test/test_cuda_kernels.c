@@ -59,6 +59,7 @@ int main(void) {
         cmocka_unit_test_setup(test_weighted_sum, setup),
         cmocka_unit_test_setup(test_convert, setup),
         cmocka_unit_test_setup(test_masked_copy, setup),
+        cmocka_unit_test_setup(test_masked_round, setup),
         cmocka_unit_test_setup(test_gather, setup),
         cmocka_unit_test_setup(test_same_bits_at_any_alignment, setup),
         cmocka_unit_test_setup(test_same_bits_in_any_order_of_threads, setup),

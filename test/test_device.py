@@ -32,9 +32,11 @@ def same(one, other, tolerance, *fields):
             f"{field}: {one[field]}, expected {other[field]}"
 
 
-@pytest.mark.parametrize("algorithm", ["lossy", "rps", "naive"])
-def test_float32_trains_as_the_cpu(data, tmp_path, algorithm):
-    options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2"]
+@pytest.mark.parametrize("algorithm, wire", [("lossy", "float32"), ("rps", "float32"),
+                                             ("naive", "float32"), ("lossy", "bf16")])
+def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire):
+    options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2",
+               f"--wire-dtype={wire}"]
     steps, evaluation, shown = train(data, tmp_path / "device", "--device=cuda",
                                      "--dtype=float32", *options)
     expected, expected_evaluation, _ = train(data, tmp_path / "cpu", "--device=cpu", *options)

@@ -89,15 +89,19 @@ struct average {
     double pair, owner, expected_pair, expected_owner, age, sigma2;
 };
 
-static struct average walk_and_measure(int workers, double p, double beta, const char *model) {
+static struct average walk_with(lossynet_wire_dtype wire_dtype, int workers, double p, double beta,
+                                const char *model) {
     size_t elements = ELEMENTS;
     struct lossynet_settings settings = simple_settings(workers, &elements, 1, p);
     settings.loss.model = model;
     settings.loss.rate[LOSSYNET_GRADIENT] = 0.77; /* must not matter */
     settings.drift_samples = ELEMENTS;
+    settings.wire_dtype = wire_dtype;
     struct lossynet *net = open_alone(&settings);
     float **x = take_vectors(workers, elements), *change = (float *)calloc(elements, sizeof(float));
     struct average sum = {0};
+    for (int v = 0; v < workers; v++) /* where a unit of bfloat16's last bit is 4 */
+        for (size_t e = 0; wire_dtype == LOSSYNET_BF16 && e < elements; e++) x[v][e] = 1000;
     for (uint64_t step = 0; step < WARM + STEPS; step++) {
         struct lossynet_drift drift;
         walk(net, x, change, workers, beta, step);
@@ -116,6 +120,10 @@ static struct average walk_and_measure(int workers, double p, double beta, const
     free_vectors(x);
     lossynet_close(net);
     return sum;
+}
+
+static struct average walk_and_measure(int workers, double p, double beta, const char *model) {
+    return walk_with(LOSSYNET_FLOAT32, workers, p, beta, model);
 }
 
 static void within(const char *what, int workers, double p, double beta, double got, double want,
@@ -188,6 +196,23 @@ static void test_outages(void **state) {
     within("owner", n, p, beta, a.owner, ELEMENTS * owner, 0.03);
     within("expected pair", n, p, beta, a.expected_pair, ELEMENTS * pair, 0.02);
     within("expected owner", n, p, beta, a.expected_owner, ELEMENTS * owner, 0.02);
+}
+
+/* What is sent is rounded, and a step is a fraction of the last bit that is kept: most elements do not
+ * change in a step, and the others by much. The formulas hold with the sigma^2 and rho of rounded
+ * values, which are not those of the walk. */
+static void test_rounded_walk(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        const double p = i == 0 ? 0.05 : i == 1 ? 0.2 : 0.4, beta = i == 1 ? 0.9 : 0;
+        struct average a = walk_with(LOSSYNET_BF16, 8, p, beta, "bernoulli");
+        print_message("rounded, AR(1) %.1f, p %.2f: sigma2 %.4f of the walk's, pair/sigma2 %.4f, "
+                      "expected %.4f\n",
+                      beta, p, a.sigma2 / ELEMENTS, a.pair / a.sigma2, a.expected_pair / a.sigma2);
+        within("pair", 8, p, beta, a.pair, a.expected_pair, 0.02);
+        within("owner", 8, p, beta, a.owner, a.expected_owner, 0.02);
+        assert_true(a.sigma2 > 1.5 * ELEMENTS);
+    }
 }
 
 /* ---- 10,000 steps ---- */
@@ -358,6 +383,7 @@ int main(void) {
         cmocka_unit_test(test_correlated_walk),
         cmocka_unit_test(test_three_workers),
         cmocka_unit_test(test_outages),
+        cmocka_unit_test(test_rounded_walk),
         cmocka_unit_test(test_lossy_is_flat),
         cmocka_unit_test(test_naive_grows),
         cmocka_unit_test(test_nothing_to_measure),

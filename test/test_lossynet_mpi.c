@@ -17,12 +17,14 @@ static const struct {
     const char *model;
     double rate;
     lossynet_estimator estimator;
+    lossynet_wire_dtype wire_dtype;
 } cases[] = {
-    {"bernoulli", 0, LOSSYNET_MEAN}, {"bernoulli", 0.2, LOSSYNET_MEAN},
-    {"bernoulli", 0.2, LOSSYNET_HT}, {"bernoulli", 0.9, LOSSYNET_BALANCED},
-    {"bernoulli", 1, LOSSYNET_ZERO}, {"burst:5", 0.3, LOSSYNET_BALANCED},
-    {"burst:300", 0.3, LOSSYNET_HT}, {"trace", 0.5, LOSSYNET_MEAN},
-    {"outage:4", 0.3, LOSSYNET_HT},
+    {"bernoulli", 0, LOSSYNET_MEAN, 0},   {"bernoulli", 0.2, LOSSYNET_MEAN, 0},
+    {"bernoulli", 0.2, LOSSYNET_HT, 0},   {"bernoulli", 0.9, LOSSYNET_BALANCED, 0},
+    {"bernoulli", 1, LOSSYNET_ZERO, 0},   {"burst:5", 0.3, LOSSYNET_BALANCED, 0},
+    {"burst:300", 0.3, LOSSYNET_HT, 0},   {"trace", 0.5, LOSSYNET_MEAN, 0},
+    {"bernoulli", 0.2, LOSSYNET_MEAN, 1}, {"burst:5", 0.3, LOSSYNET_BALANCED, 1},
+    {"outage:4", 0.3, LOSSYNET_HT, 0},
 };
 
 static bool write_trace(const char *path) {
@@ -51,6 +53,7 @@ int main(int argc, char **argv) {
         struct lossynet_settings settings =
             scenario_settings(model, cases[i].rate, cases[i].estimator);
         settings.link = LOSSYNET_LINK_MPI;
+        settings.wire_dtype = cases[i].wire_dtype;
         struct lossynet *net;
         if (lossynet_open(&world, &settings, &net)) {
             failed = 1;
@@ -58,9 +61,9 @@ int main(int argc, char **argv) {
         }
         uint64_t digest = scenario_run(net, world.rank, SCENARIO_WORKERS / world.ranks);
         if (world.rank == 0)
-            printf("%s %s %g %016llx\n", cases[i].model,
+            printf("%s %s %g%s %016llx\n", cases[i].model,
                    lossynet_estimator_name(cases[i].estimator), cases[i].rate,
-                   (unsigned long long)digest);
+                   cases[i].wire_dtype == LOSSYNET_BF16 ? " bf16" : "", (unsigned long long)digest);
         failed = digest == 0;
         lossynet_close(net);
     }

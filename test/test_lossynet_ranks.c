@@ -231,6 +231,18 @@ static void test_same_bits_carried(void **state) {
     same_bits_with(settings);
 }
 
+static void test_same_bits_rounded(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
+    settings.wire_dtype = LOSSYNET_BF16;
+    same_bits_with(settings);
+    settings.loss.rate[0] = settings.loss.rate[1] = 0.3;
+    same_bits_with(settings);
+    settings.carry = true;
+    settings.repair[LOSSYNET_PARAMETER] = 1;
+    same_bits_with(settings);
+}
+
 /* ---- in parts ---- */
 
 enum { PART_BUCKETS = 5, PART_ELEMENTS = 5 * 600, PART_STEPS = 8 };
@@ -474,18 +486,26 @@ static void test_delivered(void **state) {
 
 /* ---- ranks that disagree, links that fail ---- */
 
-static void test_other_settings(void **state) {
-    (void)state;
-    struct lossynet_settings settings[2];
+static void refuse_each_other(const struct lossynet_settings settings[2], const char *why) {
     struct rank rank[RANKS];
-    for (int r = 0; r < 2; r++)
-        settings[r] = scenario_settings("bernoulli", r ? 0.2 : 0.1, LOSSYNET_MEAN);
     capture_begin();
     office_open(false, -1);
     run_ranks_with(2, settings, 1, mail_open, run_scenario, rank, NULL);
     office_close();
-    assert_non_null(strstr(capture_end(), "rank 1 was started with other settings than rank 0"));
+    assert_non_null(strstr(capture_end(), why));
     for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_INVALID);
+}
+
+static void test_other_settings(void **state) {
+    (void)state;
+    struct lossynet_settings settings[2];
+    for (int r = 0; r < 2; r++)
+        settings[r] = scenario_settings("bernoulli", r ? 0.2 : 0.1, LOSSYNET_MEAN);
+    refuse_each_other(settings, "rank 1 was started with other settings than rank 0");
+    settings[0] = settings[1];
+    settings[1].wire_dtype = LOSSYNET_BF16;
+    refuse_each_other(settings, "rank 1 was started with --wire-dtype bf16, rank 0 with float32: "
+                                "expected the same on all ranks");
 }
 
 /* Rank 0's link breaks at each of its sends in turn: it reports LOSSYNET_LINK, and so do the others
@@ -567,6 +587,7 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_same_bits_repaired),
         cmocka_unit_test(test_same_bits_carried),
+        cmocka_unit_test(test_same_bits_rounded),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_delivered),
         cmocka_unit_test(test_repaired),

@@ -122,15 +122,20 @@ static void feed_control(struct lossynet *net, int type, int kind, uint32_t inde
     feed_bytes(net, datagram, sizeof datagram, true, 1);
 }
 
-static struct lossynet *open_peer(void) {
+static struct lossynet *open_peer_with(lossynet_wire_dtype wire_dtype) {
     struct lossynet_world world = {.rank = 0, .ranks = 2};
     struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
+    settings.wire_dtype = wire_dtype;
     struct lossynet *net;
     assert_int_equal(lossynet_net_open(&world, &settings, silent_open, echo, NULL, &net),
                      LOSSYNET_OK);
     assert_string_equal(lossynet_link_name(net), "test");
     feed_control(net, WIRE_STATE, 0, 0, 0, 0);
     return net;
+}
+
+static struct lossynet *open_peer(void) {
+    return open_peer_with(LOSSYNET_FLOAT32);
 }
 
 static void close_peer(struct lossynet *net) {
@@ -143,8 +148,9 @@ static void close_peer(struct lossynet *net) {
 static void test_wire(void **state) {
     (void)state;
     struct wire_header in = {.magic = WIRE_MAGIC,
-                             .version = 4,
+                             .version = 5,
                              .kind = 1,
+                             .elements = 2,
                              .run = 0x11223344,
                              .sender = 0x1234,
                              .receiver = 0x5678,
@@ -161,15 +167,15 @@ static void test_wire(void **state) {
         wire_decode(&out, bytes, WIRE_HEADER_BYTES + in.length);
         assert_true(in.run == out.run && in.sender == out.sender && in.receiver == out.receiver &&
                     in.bucket == out.bucket && in.packet == out.packet && in.length == out.length &&
-                    in.type == out.type && in.kind == out.kind && in.version == out.version &&
-                    in.magic == out.magic && in.index == out.index && in.sequence == out.sequence &&
-                    in.checksum == out.checksum);
+                    in.type == out.type && in.kind == out.kind && in.elements == out.elements &&
+                    in.version == out.version && in.magic == out.magic && in.index == out.index &&
+                    in.sequence == out.sequence && in.checksum == out.checksum);
     }
     in.type = WIRE_DATA, in.bucket = 0x123, in.packet = 0x45678;
     wire_encode(bytes, &in);
     /* The layout that wire.h draws. */
     const uint8_t drawn[WIRE_HEADER_BYTES] = {
-        'L',  'N',  4,    0x11, 0x44, 0x33, 0x22, 0x11, 0x34, 0x12, 0x78, 0x56, 0x21, 0x43,
+        'L',  'N',  5,    0x91, 0x44, 0x33, 0x22, 0x11, 0x34, 0x12, 0x78, 0x56, 0x21, 0x43,
         0x65, 0x87, 0x78, 0x56, 0x34, 0x12, 0x08, 0x07, 0x06, 0x05, 0x0c, 0x0b, 0x0a, 0x09};
     assert_memory_equal(bytes, drawn, sizeof drawn);
 }
@@ -219,6 +225,55 @@ static void test_receive(void **state) {
     close_peer(net);
 }
 
+/* The same of bfloat16, of which a datagram holds twice as many: the bytes of a float 7 are 0 and 7.
+ * What says that it holds float32 is refused, and so is what is not finite. */
+static void test_receive_bf16(void **state) {
+    (void)state;
+    struct lossynet *net = open_peer_with(LOSSYNET_BF16);
+    float **x = take_vectors(2, 290);
+    uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};
+    const uint16_t nan = 0x7fc0;
+    lossynet_step_begin(net, 5);
+    assert_int_equal(lossynet_reduce_begin(net, x, false), LOSSYNET_OK);
+    struct wire_header h = data_header(net, LOSSYNET_GRADIENT, 0);
+    feed(net, h, 64);
+    h.elements = 2;
+    feed(net, h, 64);
+    assert_int_equal(net->rejected.invalid, 2);
+    h.elements = WIRE_BF16;
+    wire_encode(bytes, &h);
+    for (size_t at = 0; at < 64; at += 2) {
+        memset(bytes + WIRE_HEADER_BYTES, 0, 64);
+        memcpy(bytes + WIRE_HEADER_BYTES + at, &nan, sizeof nan);
+        feed_bytes(net, bytes, sizeof bytes, true, 1);
+    }
+    assert_int_equal(net->rejected.not_finite, 32);
+    feed(net, h, 64);
+    feed_control(net, WIRE_DONE, LOSSYNET_GRADIENT, 0, 1, 1);
+    net->estimator = LOSSYNET_MEAN;
+    assert_int_equal(lossynet_reduce(net, x, false), LOSSYNET_OK);
+    for (size_t e = 0; e < 290; e++)
+        assert_close(x[1][e], e >= 64 && e < 96 && e % 2 ? 7 / 3.0 : 0, 1e-6);
+
+    memset(x[1], 0, 290 * sizeof(float));
+    assert_int_equal(lossynet_broadcast_begin(net, x, false), LOSSYNET_OK);
+    h = data_header(net, LOSSYNET_PARAMETER, 0); /* worker 2: at 128 and 264, 64 and 26 elements */
+    h.elements = WIRE_BF16;
+    h.packet = 1;
+    feed(net, h, 64);
+    h.bucket = 1, h.packet = 0;
+    feed(net, h, 64);
+    feed(net, h, 50);
+    assert_int_equal(net->rejected.invalid, 4);
+    feed(net, h, 52);
+    feed_control(net, WIRE_DONE, LOSSYNET_PARAMETER, 0, 2, 1);
+    assert_int_equal(lossynet_broadcast_end(net), LOSSYNET_OK);
+    for (size_t e = 0; e < 290; e++)
+        assert_true(x[1][e] == (((e >= 160 && e < 192) || e >= 264) && e % 2 ? 7 : 0));
+    free_vectors(x);
+    close_peer(net);
+}
+
 /* Each wrong datagram is counted as what is wrong with it, and changes nothing. */
 static void test_rejected(void **state) {
     (void)state;
@@ -242,6 +297,8 @@ static void test_rejected(void **state) {
         WRONG(late, h.index--);
         WRONG(invalid, h.kind = 2);
         WRONG(invalid, h.kind = 3);
+        WRONG(invalid, h.elements = WIRE_BF16);
+        WRONG(invalid, h.elements = 3);
         WRONG(invalid, h.type = 0);
         WRONG(invalid, h.type = WIRE_TYPES);
         WRONG(invalid, h.type = 15);
@@ -293,9 +350,8 @@ static void test_rejected(void **state) {
 
 /* Datagrams with bits flipped and cut short, but with a checksum that fits (a peer gone mad):
  * nothing is written outside the packet that a valid header names. */
-static void test_random_datagrams(void **state) {
-    (void)state;
-    struct lossynet *net = open_peer();
+static void random_datagrams(lossynet_wire_dtype wire_dtype) {
+    struct lossynet *net = open_peer_with(wire_dtype);
     float **x = take_vectors(2, 290);
     capture_begin(); /* ABORTs */
     lossynet_reduce_begin(net, x, false);
@@ -304,6 +360,7 @@ static void test_random_datagrams(void **state) {
         struct wire_header h = data_header(net, (int)(i % 2), 0);
         uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};
         size_t count = sizeof bytes;
+        h.elements = (uint8_t)wire_dtype;
         h.packet = (uint32_t)(random_bits(1, i, 0) % 5);
         h.bucket = (uint32_t)(random_bits(1, i, 1) % 2);
         h.sender = (uint16_t)(random_bits(1, i, 2) % 4);
@@ -329,10 +386,17 @@ static void test_random_datagrams(void **state) {
     free_vectors(x);
 }
 
+static void test_random_datagrams(void **state) {
+    (void)state;
+    random_datagrams(LOSSYNET_FLOAT32);
+    random_datagrams(LOSSYNET_BF16);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wire),
         cmocka_unit_test(test_receive),
+        cmocka_unit_test(test_receive_bf16),
         cmocka_unit_test(test_rejected),
         cmocka_unit_test(test_random_datagrams),
     };

@@ -76,8 +76,7 @@ static void move(struct run *to, const struct run *from, int workers, bool with_
     to->digest = from->digest;
 }
 
-static void check_resumed(const char *model, double p, lossynet_estimator estimator) {
-    struct lossynet_settings settings = scenario_settings(model, p, estimator);
+static void check_resumed_with(struct lossynet_settings settings) {
     struct run whole = run_open(&settings), resumed = run_open(&settings);
     run_steps(&whole, SCENARIO_WORKERS, 0, HALF);
     move(&resumed, &whole, SCENARIO_WORKERS, true);
@@ -86,6 +85,13 @@ static void check_resumed(const char *model, double p, lossynet_estimator estima
     assert_int_equal(resumed.digest, whole.digest);
     run_close(&resumed);
     run_close(&whole);
+}
+
+static void check_resumed(const char *model, double p, lossynet_estimator estimator) {
+    struct lossynet_settings settings = scenario_settings(model, p, estimator);
+    check_resumed_with(settings);
+    settings.wire_dtype = LOSSYNET_BF16;
+    check_resumed_with(settings);
 }
 
 static void test_resumed_run_is_the_same(void **state) {
@@ -134,9 +140,9 @@ static void test_states_of_other_nets_are_refused(void **state) {
     lossynet_state_save(run.net, 2, worker);
     lossynet_state_save(run.net, LOSSYNET_ALL_WORKERS, common);
 
-    for (int change = 0; change < 6; change++) {
+    for (int change = 0; change < 7; change++) {
         const size_t elements[SCENARIO_BUCKETS] = {5000, 40, 2, 12344};
-        bool worker_fits = change >= 3, common_fits = false;
+        bool worker_fits = change >= 3 && change < 6, common_fits = false;
         other = settings;
         if (change == 0) other.workers = 4;
         if (change == 1) other.packet_bytes = 512;
@@ -144,6 +150,7 @@ static void test_states_of_other_nets_are_refused(void **state) {
         if (change == 3) other.drift_samples = 499;
         if (change == 4) other.loss.seed++;
         if (change == 5) other.loss.rate[0] = 0, common_fits = true; /* may change on the way */
+        if (change == 6) other.wire_dtype = LOSSYNET_BF16;
         struct lossynet *net = open_alone(&other);
         assert_int_equal(lossynet_state_load(net, 2, worker, bytes), worker_fits);
         assert_int_equal(lossynet_state_load(net, LOSSYNET_ALL_WORKERS, common, common_bytes),

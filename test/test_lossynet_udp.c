@@ -60,9 +60,8 @@ static void test_checksum(void **state) {
 
 /* ---- the same bits ---- */
 
-static void same_bits(const char *model, double p, lossynet_estimator estimator, int ranks,
-                      int (*hook)(int, int, const uint8_t *, size_t)) {
-    struct lossynet_settings settings = scenario_settings(model, p, estimator);
+static void same_bits_with(struct lossynet_settings settings, int ranks,
+                           int (*hook)(int, int, const uint8_t *, size_t)) {
     struct lossynet *net = open_alone(&settings);
     uint64_t want = scenario_run(net, 0, SCENARIO_WORKERS);
     lossynet_close(net);
@@ -76,12 +75,24 @@ static void same_bits(const char *model, double p, lossynet_estimator estimator,
     }
 }
 
+static void same_bits(const char *model, double p, lossynet_estimator estimator, int ranks,
+                      int (*hook)(int, int, const uint8_t *, size_t)) {
+    same_bits_with(scenario_settings(model, p, estimator), ranks, hook);
+}
+
 static void test_same_bits(void **state) {
     (void)state;
     same_bits("bernoulli", 0, LOSSYNET_MEAN, 2, NULL);
     same_bits("bernoulli", 0.2, LOSSYNET_HT, 4, NULL);
     same_bits("bernoulli", 1, LOSSYNET_BALANCED, 2, NULL);
     same_bits("burst:7", 0.3, LOSSYNET_BALANCED, 4, NULL);
+}
+
+static void test_same_bits_rounded(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.2, LOSSYNET_MEAN);
+    settings.wire_dtype = LOSSYNET_BF16;
+    for (int ranks = 2; ranks <= 4; ranks *= 2) same_bits_with(settings, ranks, NULL);
 }
 
 static void test_rough_network(void **state) {
@@ -273,9 +284,9 @@ static lossynet_status open_multicast(const struct lossynet_link_settings *setti
 }
 
 /* The same bits, with loss and on a rough network, and parameters are really sent once. */
-static void test_multicast(void **state) {
-    (void)state;
+static void check_multicast(lossynet_wire_dtype wire_dtype) {
     struct lossynet_settings settings = scenario_settings("burst:3", 0.2, LOSSYNET_MEAN);
+    settings.wire_dtype = wire_dtype;
     struct lossynet *net = open_alone(&settings);
     uint64_t want = scenario_run(net, 0, SCENARIO_WORKERS);
     lossynet_close(net);
@@ -289,6 +300,12 @@ static void test_multicast(void **state) {
             assert_true(rank[r].digest == want);
         }
     }
+}
+
+static void test_multicast(void **state) {
+    (void)state;
+    check_multicast(LOSSYNET_FLOAT32);
+    check_multicast(LOSSYNET_BF16);
 }
 
 /* ---- hostile datagrams ---- */
@@ -431,14 +448,23 @@ static void test_late_rank(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_checksum),       cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_rough_network),  cmocka_unit_test(test_each_control_datagram_lost),
-        cmocka_unit_test(test_chosen_packets), cmocka_unit_test(test_all_data_lost),
-        cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_socket),
-        cmocka_unit_test(test_pace),           cmocka_unit_test(test_multicast),
-        cmocka_unit_test(test_damaged),        cmocka_unit_test(test_mad_peer),
-        cmocka_unit_test(test_straggler),      cmocka_unit_test(test_dead_peer),
-        cmocka_unit_test(test_cut_and_back),   cmocka_unit_test(test_late_rank),
+        cmocka_unit_test(test_same_bits_rounded),
+        cmocka_unit_test(test_checksum),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_rough_network),
+        cmocka_unit_test(test_each_control_datagram_lost),
+        cmocka_unit_test(test_chosen_packets),
+        cmocka_unit_test(test_all_data_lost),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_socket),
+        cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_multicast),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_mad_peer),
+        cmocka_unit_test(test_straggler),
+        cmocka_unit_test(test_dead_peer),
+        cmocka_unit_test(test_cut_and_back),
+        cmocka_unit_test(test_late_rank),
     };
     return cmocka_run_group_tests_name("lossynet over UDP", tests, NULL, NULL);
 }

@@ -79,6 +79,7 @@ int main(void) {
         cmocka_unit_test_setup(test_weighted_sum, setup),
         cmocka_unit_test_setup(test_convert, setup),
         cmocka_unit_test_setup(test_masked_copy, setup),
+        cmocka_unit_test_setup(test_masked_round, setup),
         cmocka_unit_test_setup(test_gather, setup),
         cmocka_unit_test_setup(test_same_bits_on_any_number_of_threads, setup),
         cmocka_unit_test_setup(test_inside_a_parallel_region_that_may_nest, setup),

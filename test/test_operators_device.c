@@ -63,6 +63,7 @@ int main(void) {
         cmocka_unit_test_setup(test_weighted_sum, setup),
         cmocka_unit_test_setup(test_convert, setup),
         cmocka_unit_test_setup(test_masked_copy, setup),
+        cmocka_unit_test_setup(test_masked_round, setup),
         cmocka_unit_test_setup(test_gather, setup),
         cmocka_unit_test_setup(test_same_bits_at_any_alignment, setup),
         cmocka_unit_test_setup(test_same_bits_when_called_again, setup),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from program import (BUILD, PROGRAM, ROOT, SANITIZED, events, markov_tokens, read_log, run, succeed,
-                     write_tokens)
+                     tensors, write_tokens)
 
 VOCABULARY = 128
 
@@ -65,6 +65,8 @@ def weights(out):
     {"loss_model": "outage:3", "loss_rate": 0.2, "loss_at": "3=0.5,2-5=1", "repair": 1},
     {"data_split": "contiguous", "batch": 2, "micro_batches": 2},
     {"robust": True, "loss_rate": 0.4},
+    {"wire_dtype": "bf16", "loss_rate": 0.2},
+    {"wire_dtype": "bf16", "algorithm": "reliable"},
 ], ids=lambda c: "-".join(str(v) for v in c.values()))
 def test_processes_do_not_change_a_bit(data, tmp_path, changes):
     one = train(data, tmp_path / "1", **changes)
@@ -92,10 +94,13 @@ def test_threads_do_not_change_a_bit(data, tmp_path, workers):
         assert weights(out) == weights(tmp_path / "1")
 
 
-@pytest.mark.parametrize("estimator", ["mean", "balanced", "ht", "zero"])
-def test_loss_rate_zero_equals_reliable(data, tmp_path, estimator):
-    reliable = train(data, tmp_path / "r", algorithm="reliable", workers=6)
-    lossy = train(data, tmp_path / "l", loss_rate=0, estimator=estimator, workers=6)
+@pytest.mark.parametrize("estimator, wire", [("mean", "float32"), ("balanced", "float32"),
+                                             ("ht", "float32"), ("zero", "float32"),
+                                             ("mean", "bf16")])
+def test_loss_rate_zero_equals_reliable(data, tmp_path, estimator, wire):
+    common = dict(workers=6, wire_dtype=wire)
+    reliable = train(data, tmp_path / "r", algorithm="reliable", **common)
+    lossy = train(data, tmp_path / "l", loss_rate=0, estimator=estimator, **common)
     for a, b in zip(reliable, lossy):
         assert a.get("loss") == b.get("loss") and a.get("grad_norm") == b.get("grad_norm")
         assert a.get("val_loss") == b.get("val_loss")
@@ -109,6 +114,26 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(data, tmp_path):
     other_loss = numbers(train(data, tmp_path / "4", loss_rate=0.1, loss_seed=6))
     assert other_loss != first
     assert other_loss[0]["loss"] == first[0]["loss"]  # same weights and data, other packets
+
+
+def test_rounded_on_the_wire(data, tmp_path):
+    """Half the bytes in half the packets; nearly the same losses, but not the same; without loss no
+    drift. The model that is saved is the owners': not rounded."""
+    exact = train(data, tmp_path / "4", wire_dtype="float32")
+    half = train(data, tmp_path / "2", wire_dtype="bf16")
+    for a, b in zip(exact, half):
+        if a["event"] == "step":
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-2)
+            assert b["drift"] == b["drift_expected"] == 0
+    assert exact[-1]["val_perplexity"] == pytest.approx(half[-1]["val_perplexity"], rel=1e-2)
+    assert weights(tmp_path / "2") != weights(tmp_path / "4")
+    (folder,) = (tmp_path / "2").glob("checkpoint-*")
+    for name, tensor in tensors(folder / "model.safetensors").items():
+        elements = np.frombuffer(tensor, "<u4")
+        if len(elements) > 1000:
+            assert np.mean(elements % 65536 == 0) < 0.01, name
+    said = succeed("--dry-run", "--model=260K", "--workers=8", "--wire-dtype=bf16").stdout
+    assert "Sent per worker and step, as bf16" in said
 
 
 # ---- edge cases of the network ----
@@ -414,6 +439,11 @@ def one_line(done, code):
     (["--estimator", "median"], "--estimator: expected mean, balanced, ht or zero"),
     (["--carry", "1", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
     (["--carry", "1", "--algorithm", "rps"], "--carry: expected --algorithm lossy, got rps"),
+    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16, got 'fp8'"),
+    (["--wire-dtype", "bf16", "--algorithm", "rps"],
+     "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
+    (["--wire-dtype", "bf16", "--algorithm", "naive"],
+     "--wire-dtype bf16: expected --algorithm lossy or reliable, got naive"),
     (["--repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
     (["--repair-budget", "-0.1"], "--repair-budget: expected a number from 0 to 1000, got '-0.1'"),
     (["--repair-budget", "0.2"], "--repair-budget: expected --repair too"),

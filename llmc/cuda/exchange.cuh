@@ -1,5 +1,6 @@
-/* exchange.cuh — copies of packets between workers that share a device, and of single elements for
- * the host. (The average of packets is in weighted_sum.cuh.) */
+/* exchange.cuh — copies of packets between workers that share a device, as they are or rounded to
+ * bfloat16 as on a wire, and of single elements for the host. (The average of packets is in
+ * weighted_sum.cuh.) */
 #ifndef LLMC_CUDA_EXCHANGE_CUH
 #define LLMC_CUDA_EXCHANGE_CUH
 
@@ -14,8 +15,19 @@ static const size_t EXCHANGE_BLOCKS = 16;
 static const size_t EXCHANGE_BLOCKS = 1 << 16;
 #endif
 
+/* To bfloat16, to nearest even; NaN stays NaN. The bits of lossynet's CPU code (elements.c), for
+ * NaN too, of which the hardware's conversion has only one. */
+static __device__ inline float rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t even = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    bits = (x != x ? quiet : even) & 0xffff0000;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 /* A block for each packet, as far as the grid goes; W elements in one access. */
-template <int W>
+template <int W, bool rounds>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
     masked_copy_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
                        size_t packet, size_t packets) {
@@ -26,9 +38,11 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
         for (; i + W <= end; i += blockDim.x * W) {
             float x[W];
             load(x, from + i);
+            if (rounds)
+                for (int j = 0; j < W; j++) x[j] = rounded(x[j]);
             store(to + i, x);
         }
-        for (; i < end; i++) to[i] = from[i]; /* the last few: one thread's */
+        for (; i < end; i++) to[i] = rounds ? rounded(from[i]) : from[i]; /* the last few: one's */
     }
 }
 
@@ -38,14 +52,26 @@ static __global__ void gather_kernel(float *out, const float *vector, const size
     if (i < n) out[i] = vector[element[i]];
 }
 
+template <bool rounds>
+static inline void launch_masked_copy(float *to, const float *from, const uint8_t *arrived,
+                                      size_t n, size_t packet, cudaStream_t stream) {
+    const size_t packets = ceil_div(n, packet);
+    const bool vectors = packet % wide<float> == 0 && are_aligned(to, from);
+    launch(vectors ? masked_copy_kernel<wide<float>, rounds> : masked_copy_kernel<1, rounds>,
+           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
+           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
+}
+
 /* to[j] = from[j] for j < n where arrived[j / packet] is not 0 */
 static inline void cuda_masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
                                     size_t packet, cudaStream_t stream) {
-    const size_t packets = ceil_div(n, packet);
-    const bool vectors = packet % wide<float> == 0 && are_aligned(to, from);
-    launch(vectors ? masked_copy_kernel<wide<float>> : masked_copy_kernel<1>,
-           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
-           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
+    launch_masked_copy<false>(to, from, arrived, n, packet, stream);
+}
+
+/* The same of from[j] rounded to bfloat16; to may be from. */
+static inline void cuda_masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
+                                     size_t packet, cudaStream_t stream) {
+    launch_masked_copy<true>(to, from, arrived, n, packet, stream);
 }
 
 /* out[i] = vector[element[i]], i < n */
