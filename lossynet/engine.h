@@ -96,8 +96,11 @@ struct lossynet_pace {
     double burst, tokens, filled; /* token bucket; when it was filled */
     int batch;                    /* datagrams that leave at once, at most */
     double budget;                /* share of DATA that may be lost; 0: any */
-    double expected, arrived;     /* since the rate last changed */
-    int calm;                     /* steps with little loss, in sequence */
+    double expected, arrived;     /* since the rate last changed, ... */
+    double stepped;               /* ... at this time */
+    double clear;                 /* cumulative sum that grows while less is lost */
+    double rise;                  /* power of the factor of a step up; 0: the last was none */
+    double risen;                 /* when that changed */
 };
 
 struct lossynet_peer {
@@ -277,7 +280,7 @@ void lossynet_pace_unused(struct lossynet_engine *engine, size_t bytes);
 /* A peer's state: it has seen, or given up, `seen` of our DATA; `received` have come. */
 void lossynet_pace_report(struct lossynet *net, int peer, uint32_t seen, uint32_t received);
 /* The next rate, when the share `lost` was lost at the present one. */
-double lossynet_pace_step(struct lossynet_pace *pace, double lost);
+double lossynet_pace_step(struct lossynet_pace *pace, double lost, double now);
 
 /* ---- stream_send.c ---- */
 
