@@ -1,11 +1,11 @@
 /* bench_exchange.c — reduce and broadcast of a vector, as a training step does them, and no model.
  *
- *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16]
+ *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16] [encrypt]
  *
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks, one
  * worker per rank, link udp, paced to GBPS (0: not at all); bf16: rounded on the way, so that half as
- * much is sent. Prints {"ms": T} for each of at most
- * ROUNDS rounds after one that warms up, stops after SECONDS, and ends with a line of counters over
+ * much is sent; encrypt: every datagram is sealed. Prints {"ms": T} for each of at most ROUNDS rounds
+ * after one that warms up, stops after SECONDS, and ends with a line of counters over
  * all rounds and ranks: packets expected and arrived, what the network did to others, CPU seconds
  * and payload bytes of the timed rounds.
  */
@@ -96,7 +96,7 @@ static lossynet_status measure(struct bench *b, int rounds, double seconds) {
 }
 
 static lossynet_status open_net(struct bench *b, int mib, const char *interface, double gbps,
-                                lossynet_wire_dtype wire_dtype) {
+                                lossynet_wire_dtype wire_dtype, bool encrypt) {
     const int buckets = (mib + 3) / 4;
     size_t *bucket_elements = malloc((size_t)buckets * sizeof *bucket_elements);
     b->elements = (size_t)mib << 18;
@@ -116,7 +116,8 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
                                                .link = LOSSYNET_LINK_UDP,
                                                .wire_dtype = wire_dtype,
                                                .interface = interface,
-                                               .pace_gbps = gbps};
+                                               .pace_gbps = gbps,
+                                               .encrypt = encrypt};
     const lossynet_status status = lossynet_open(&b->world, &settings, &b->net);
     free(bucket_elements);
     return status;
@@ -125,15 +126,20 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
 int main(int argc, char **argv) {
     struct bench b = {0};
     if (lossynet_bootstrap(&argc, &argv, &b.world)) return 1;
-    const bool half = argc == 7 && strcmp(argv[6], "bf16") == 0;
-    if ((argc != 6 && !half) || atoi(argv[1]) < 1 || b.world.ranks < 2) {
+    bool half = false, encrypt = false, known = argc >= 6;
+    for (int i = 6; i < argc; i++) {
+        half |= strcmp(argv[i], "bf16") == 0;
+        encrypt |= strcmp(argv[i], "encrypt") == 0;
+        known &= strcmp(argv[i], "bf16") == 0 || strcmp(argv[i], "encrypt") == 0;
+    }
+    if (!known || atoi(argv[1]) < 1 || b.world.ranks < 2) {
         fprintf(stderr, "usage: mpirun -np RANKS bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS "
-                        "[bf16]\n");
+                        "[bf16] [encrypt]\n");
         lossynet_shutdown(2);
         return 2;
     }
     lossynet_status status = open_net(&b, atoi(argv[1]), argv[4], atof(argv[5]),
-                                      half ? LOSSYNET_BF16 : LOSSYNET_FLOAT32);
+                                      half ? LOSSYNET_BF16 : LOSSYNET_FLOAT32, encrypt);
     if (!status) status = measure(&b, atoi(argv[2]), atof(argv[3]));
     lossynet_close(b.net);
     free(b.vector);

@@ -9,9 +9,9 @@ its packets, average and redistribute 16 and 64 MiB of float32. The same work is
   * a ring over TCP, streamed without blocking (bench_ring.c)
 
 the latter two under BBR and under CUBIC. The programs take turns in blocks, so that each row of the
-table was measured in the same minutes. Then ours without a rate limit, to see what it costs, and
-training steps with and without overlap. Prints a report in Markdown, and leaves it in
-build/bench_network.md; --quick only shows that everything runs.
+table was measured in the same minutes. Then ours without a rate limit, in the clear and encrypted, to
+see what it costs, and training steps with and without overlap. Prints a report in Markdown, and leaves
+it in build/bench_network.md; --quick only shows that everything runs.
 
 Line rate: every host has to send 2 (n-1)/n of the vector, and as much is sent to it. In packets of
 P bytes of payload, with 28 bytes of our header, 8 of UDP, 20 of IP and 14 of Ethernet (all that the
@@ -48,7 +48,7 @@ ROUNDS, BLOCKS = 20, 4
 SECONDS = 40      # of rounds per program and row; then fewer rounds must do
 PATIENCE = 60     # for one start of a program, the first, unmeasured round included
 CONGESTION = ("bbr", "cubic")
-OURS = "ours"
+OURS, ENCRYPTED = "ours", "ours, encrypted"
 OTHERS = [f"{name} {congestion}" for name in ("mpi", "ring") for congestion in CONGESTION]
 TITLE = {"mpi bbr": "Open MPI, BBR", "mpi cubic": "Open MPI, CUBIC", "ring bbr": "TCP ring, BBR",
          "ring cubic": "TCP ring, CUBIC"}
@@ -76,10 +76,13 @@ def objects(text):
 
 def run_exchange(hosts, program, mib, rounds, seconds, patience):
     """Milliseconds of each round, the last line's counters (ours) and whether it ran out of time."""
-    name, _, congestion = program.partition(" ")
-    hosts.control_congestion(congestion or None)
+    name, congestion = program, None
+    if program not in (OURS, ENCRYPTED):
+        name, _, congestion = program.partition(" ")
+    hosts.control_congestion(congestion)
     what, more, mpi = {
-        "ours": ("exchange", ("eth0", 0), "eth1"),
+        OURS: ("exchange", ("eth0", 0), "eth1"),
+        ENCRYPTED: ("exchange", ("eth0", 0, "encrypt"), "eth1"),
         "mpi": ("collectives", (), "eth0"),
         "ring": ("ring", (",".join(map(hosts.address, range(HOSTS))),), "eth1"),
     }[name]
@@ -152,21 +155,34 @@ def machine_cpu():
             "interrupts": (fields[5] + fields[6]) / tick}
 
 
-def measure_unlimited(mib, rounds, patience):
+def measure_unlimited(plan):
+    """The programs in turns. CPU seconds of the machine are kept per GiB of payload sent, those of
+    our own processes in the counters."""
+    mib = 8 if plan.quick else 64
+    programs = {OURS: {}, ENCRYPTED: {}, "ring bbr": {}}
+    if "libcrypto" not in testbed.sh("ldd", BUILD / "dev/bench_exchange"):
+        del programs[ENCRYPTED]
     with testbed.Hosts(HOSTS) as hosts:
-        result = {"mib": mib, "cores": os.cpu_count()}
-        for program in (OURS, "ring bbr"):
-            before = machine_cpu()
-            done = run_exchange(hosts, program, mib, rounds, patience, patience)
-            after = machine_cpu()
-            if not done["ms"]:
-                sys.exit(f"bench_network: {program} made no round of {mib} MiB in {patience} s")
-            gibibytes = 2 * (HOSTS - 1) * mib / 1024 * (len(done["ms"]) + 1)
-            result[program] = {
-                "ms": done["ms"], "counters": done["counters"],
-                "machine": {key: (after[key] - before[key]) / gibibytes for key in after}}
-        result["profile"] = profile(hosts, mib, rounds, patience)
-        return result
+        for _ in range(plan.blocks):
+            for program, made in programs.items():
+                before = machine_cpu()
+                done = run_exchange(hosts, program, mib, plan.rounds // plan.blocks, PATIENCE,
+                                    PATIENCE)
+                after = machine_cpu()
+                if not done["ms"]:
+                    sys.exit(f"bench_network: {program} made no round of {mib} MiB in {PATIENCE} s")
+                made.setdefault("ms", []).extend(done["ms"])
+                spent = {key: after[key] - before[key] for key in after}
+                spent["gibibytes"] = 2 * (HOSTS - 1) * mib / 1024 * (len(done["ms"]) + 1)
+                add(made.setdefault("machine", {}), spent)
+                add(made.setdefault("counters", {}), done["counters"] or {})
+        return {"mib": mib, "cores": os.cpu_count(), "programs": programs,
+                "profile": profile(hosts, mib, plan.rounds, PATIENCE)}
+
+
+def add(sums, values):
+    for key, value in values.items():
+        sums[key] = sums.get(key, 0) + value
 
 
 def profile(hosts, mib, rounds, patience):
@@ -300,22 +316,27 @@ def report_rows(rows, mbps, bars):
 
 
 def report_unlimited(result):
-    mib, lines = result["mib"], []
+    mib, lines, gbps, seconds = result["mib"], [], {}, {}
     payload = 2 * (HOSTS - 1) / HOSTS * mib * 2**20
-    for program in (OURS, "ring bbr"):
-        measured = result[program]
-        median = statistics.median(measured["ms"])
-        machine = measured["machine"]
-        lines.append([program, f"{median:.1f}", f"{payload * 8 / median / 1e6:.2f}",
-                      *(f"{machine[key]:.2f}" for key in ("user", "system", "interrupts"))])
-    counters = result[OURS]["counters"]
-    gibibytes = counters["bytes"] / 2**30
+    for program, made in result["programs"].items():
+        median = statistics.median(made["ms"])
+        gbps[program] = payload * 8 / median / 1e6
+        own, machine = made["counters"], made["machine"]
+        seconds[program] = [own[key] / own["bytes"] * 2**30 for key in ("user", "system") if own]
+        lines.append([program, f"{median:.1f}", f"{gbps[program]:.2f}",
+                      *([f"{value:.2f}" for value in seconds[program]] or ["", ""]),
+                      *(f"{machine[key] / machine['gibibytes']:.2f}"
+                        for key in ("user", "system", "interrupts"))])
+    encryption = "Built without OpenSSL, so encryption was not measured."
+    if ENCRYPTED in seconds:
+        encryption = (
+            f"Encryption takes {sum(seconds[ENCRYPTED]) / sum(seconds[OURS]):.2f} times the CPU "
+            f"seconds of our processes, and leaves {gbps[ENCRYPTED] / gbps[OURS]:.2f} of the rate.")
     return [f"## No rate limit, {mib} MiB, {HOSTS} ranks on {result['cores']} cores", "",
-            *table(["", "ms", "Gbit/s per rank", "user s/GiB", "system s/GiB",
-                    "interrupts s/GiB"], lines), "",
-            "CPU seconds are the whole machine's, start of the program included, per GiB of payload "
-            f"sent. Ours, by its own processes: {counters['user'] / gibibytes:.2f} user and "
-            f"{counters['system'] / gibibytes:.2f} system.", "",
+            *table(["", "ms", "Gbit/s per rank", "own user s/GiB", "own system s/GiB",
+                    "user s/GiB", "system s/GiB", "interrupts s/GiB"], lines), "",
+            "CPU seconds per GiB of payload sent: those of our own processes, in the rounds, and the "
+            f"whole machine's, start of the programs included. {encryption}", "",
             "```", *result["profile"], "```", ""]
 
 
@@ -385,7 +406,7 @@ def measure(plan, results):
                 for loss in plan.loss:
                     results["rows"][f"{plan.mbps} {mib} {loss:g}"] = measure_row(hosts, mib, loss, plan)
     if plan.only in (None, "unlimited"):
-        results["unlimited"] = measure_unlimited(8 if plan.quick else 64, plan.rounds, PATIENCE)
+        results["unlimited"] = measure_unlimited(plan)
     if plan.only in (None, "training"):
         results["training"] = measure_training(
             *(("260K", 4, 1) if plan.quick else ("15M", 7, 5)), plan.mbps)

@@ -28,3 +28,13 @@ def test_network_benchmark():
         assert 0.8 < let_through <= 1 and delivered <= let_through
     for section in ("## No rate limit", "## Training", "## Bars"):
         assert section in report
+    unlimited = [line.split("|")[1:-1] for line in report.splitlines() if line.startswith("| ours")]
+    names = [row[0].strip() for row in unlimited if len(row) == 8]
+    if "libcrypto" in subprocess.run(["ldd", BUILD / "dev" / "bench_exchange"], text=True, check=True,
+                                     capture_output=True).stdout:
+        assert names == ["ours", "ours, encrypted"] and " times the CPU seconds" in report
+    else:
+        assert names == ["ours"] and "encryption was not measured" in report
+    for row in unlimited:
+        if len(row) == 8:
+            assert float(row[2]) > 0 and float(row[3]) > 0
