@@ -128,13 +128,16 @@ def test_no_gpu(data, tmp_path, program, environment):
     assert done.returncode == 2 and "--dtype bf16: expected a GPU" in done.stderr
 
 
-@pytest.mark.parametrize("algorithm, link", [("lossy", "mpi"), ("lossy", "udp"), ("rps", "mpi"),
-                                             ("naive", "mpi"), ("reliable", "mpi")])
-def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link):
+@pytest.mark.parametrize("algorithm, link, wire", [
+    ("lossy", "mpi", "float32"), ("lossy", "udp", "float32"), ("lossy", "udp", "bf16"),
+    ("rps", "mpi", "float32"), ("naive", "mpi", "float32"), ("reliable", "mpi", "float32"),
+    ("reliable", "mpi", "bf16")])
+def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire):
     """Three ranks with a GPU each, whose vectors the network reads in the host's memory: the same
     numbers as three workers of one rank, that exchange on the device. (What is called on an emulated
     stream happens as late as it may.)"""
-    options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3"]
+    options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3",
+               f"--wire-dtype={wire}"]
     one = train(data, tmp_path / "one", *options)
     done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
                    "--workers=3", "--batch=1", "--seq=32", "--steps=2", "--lr=3e-3", "--seed=5",
@@ -173,15 +176,17 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes):
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
-@pytest.mark.parametrize("algorithm", ["lossy", "naive"])
-def test_resumes_to_the_last_bit(data, tmp_path, algorithm, ranks):
+@pytest.mark.parametrize("algorithm, wire", [("lossy", "float32"), ("lossy", "bf16"),
+                                             ("naive", "float32")])
+def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, ranks):
     """Moments and stale packets are read from the device and go back to it and, of several ranks, to
     where the network reads them."""
     def steps(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
                 "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=3e-3",
                 "--warmup=0", "--packet-bytes=512", f"--algorithm={algorithm}",
-                "--loss-rate=0.3", f"--out={out}", *more, program=EMULATED, ranks=ranks)
+                "--loss-rate=0.3", f"--wire-dtype={wire}", f"--out={out}", *more, program=EMULATED,
+                ranks=ranks)
         return {event["step"]: event for event in events(out / "log.jsonl", "step")}
 
     whole = steps(tmp_path / "whole", 3)
