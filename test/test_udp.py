@@ -247,6 +247,19 @@ def test_kernel_made_loss(hosts, data, tmp_path):
     assert injected(0, 0) < mean - margin  # a difference would show
 
 
+def test_what_the_kernel_lost_is_sent_again(hosts, data, tmp_path):
+    """Within the budget, which is more than is lost, and then half of it."""
+    for budget, left in ((0.2, 0.1 ** 2), (0.05, 0.1 - 0.05 * 0.9)):
+        hosts.lose(10)
+        log = train_on(hosts, data, tmp_path / str(budget), steps=30, packet_bytes=None,
+                       robust=True, repair_budget=budget)
+        assert len(steps_of(log)) == 30 and log[-1]["status"] == "complete"
+        assert log[-1]["extra_traffic"] == pytest.approx(min(budget, 0.1), abs=0.01)
+        assert all(step["extra_traffic"] <= budget for step in steps_of(log))
+        for phase in ("gradient_loss_rate", "parameter_loss_rate"):
+            assert log[-1][phase] == pytest.approx(left, abs=0.01)
+
+
 @pytest.mark.parametrize("kernel", ["slow lane", "netem"])
 def test_reordering_and_duplicates_change_nothing(hosts, data, tmp_path, kernel):
     if kernel == "netem":
