@@ -15,10 +15,11 @@
 
 enum { FRAGMENT_BYTES = 8192, TURNS = 8 };
 
-static const double IDLE = 1.0;    /* longest sleep; a datagram or a caller ends it */
-static const double TICK = 1e-4;   /* longest sleep while something is expected */
-static const double LEAVING = 1.0; /* longest wait for peers to take note that we leave */
-static const double LEFT = 0.1;    /* silence of a rank that has left: what it sent has come */
+static const double IDLE = 1.0;       /* longest sleep; a datagram or a caller ends it */
+static const double TICK = 1e-4;      /* longest sleep while something is expected, of few, ... */
+static const double TICK_MOST = 0.01; /* ... and of many */
+static const double LEAVING = 1.0;    /* longest wait for peers to take note that we leave */
+static const double LEFT = 0.1;       /* silence of a rank that has left: what it sent has come */
 static const double PEER_TIMEOUT = 10;
 
 int (*lossynet_arrival_hook)(int rank, int peer, const uint8_t *datagram, size_t bytes);
@@ -33,6 +34,22 @@ void lossynet_engine_fail(struct lossynet *net, int peer, const char *format, ..
     lossynet_log("rank %d, step %" PRIu64 ", peer rank %d %s", net->world.rank,
                  lossynet_engine_step(net), peer, what);
     net->engine->failed = LOSSYNET_LINK;
+}
+
+/* ---- repeating ---- */
+
+bool lossynet_timer_is_due(struct lossynet_engine *engine, struct lossynet_peer *peer,
+                           struct lossynet_timer *t, double now) {
+    double pause = t->pause * lossynet_engine_slowness(engine);
+    if (now - t->since < fmin(pause, engine->peer_timeout / LOSSYNET_RETRIES_LEAST)) return false;
+    if (t->pause > 0 && !peer->repeated) {
+        peer->repeated = true;
+        engine->unanswered++;
+    }
+    double longer = LOSSYNET_RETRY_MORE * t->pause;
+    t->pause = fmin(fmax(longer, LOSSYNET_RETRY), LOSSYNET_RETRY_MOST);
+    t->since = now;
+    return true;
 }
 
 /* ---- sending ---- */
@@ -157,7 +174,7 @@ static bool watch(struct lossynet *net, double now) {
             continue;
         }
         expecting = true;
-        if (p->expected == 0) p->expected = now, p->probe = lossynet_timer_from(now);
+        if (p->expected == 0) p->expected = now, p->probe_sends = !p->blocked;
         if (net->link->reliable || engine->closing) continue;
         double silence = lossynet_engine_silence(engine, r);
         if (p->left && silence > LEFT)
@@ -167,12 +184,14 @@ static bool watch(struct lossynet *net, double now) {
                                  "was not heard for %.1f s: expected an answer within %g s "
                                  "(--peer-timeout)",
                                  silence, engine->peer_timeout);
-        double quiet = now - p->heard;
-        if (p->blocked) quiet = fmax(quiet, now - p->credited);
-        if (quiet < LOSSYNET_RETRY)
-            p->probe = lossynet_timer_from(now + LOSSYNET_RETRY);
-        else if (lossynet_timer_is_due(&p->probe, now))
+        /* What is lost on its way to us is repeated by the peer, except for what lets us send. */
+        double pause = p->blocked ? LOSSYNET_RETRY : LOSSYNET_RETRY_MOST;
+        bool moves = p->blocked && now - p->credited < LOSSYNET_RETRY;
+        if (moves || p->blocked != p->probe_sends)
+            p->probe = (struct lossynet_timer){.since = now, .pause = pause};
+        else if (lossynet_timer_is_due(engine, p, &p->probe, now))
             lossynet_reliable_tell(net, r, WIRE_PROBE, 0, 0, 0);
+        p->probe_sends = p->blocked;
     }
     return expecting;
 }
@@ -186,8 +205,8 @@ double lossynet_engine_turn(struct lossynet *net) {
     any |= lossynet_stream_push(net, &wait);
     bool expecting = watch(net, now);
     if (any) return 0;
-    if ((expecting || lossynet_reliable_busy(net)) && wait > TICK) wait = TICK;
-    return wait;
+    if (!expecting && !lossynet_reliable_busy(net)) return wait;
+    return fmin(wait, fmin(TICK_MOST, TICK * lossynet_engine_slowness(net->engine)));
 }
 
 /* ---- threads ---- */
@@ -382,7 +401,7 @@ static void say_leave(struct lossynet *net) {
     for (int r = 0; r < net->world.ranks; r++) {
         struct lossynet_peer *p = &engine->peers[r];
         if (r == net->world.rank) continue;
-        p->message = lossynet_timer_from(0);
+        p->message = lossynet_timer_at_once();
         for (int kind = 0; kind < 2; kind++)
             p->to[kind].complete = true, p->to[kind].done_waits &= !failed;
         if (failed) lossynet_reliable_tell(net, r, type, 0, 0, 0), p->knows = true;

@@ -54,8 +54,13 @@ static const double LOSSYNET_RETRY_MOST = 0.02;
 static const double LOSSYNET_GRACE = 2e-4;      /* for DATA that was overtaken; longer where some */
 static const double LOSSYNET_GRACE_MOST = 0.02; /* came late */
 
+/* ... and by the square of n / LOSSYNET_FEW, where n peers, more than that, have said nothing new since
+ * something was repeated to them: they are slow then, not deaf, and every repetition slows them more.
+ * But so many times within the time-out of peers at least. */
+enum { LOSSYNET_FEW = 4, LOSSYNET_RETRIES_LEAST = 8 };
+
 struct lossynet_timer {
-    double due, retry;
+    double since, pause; /* due so long after; pause 0: the first time, which repeats nothing */
 };
 
 struct lossynet_outbound { /* our present phase of a kind to one peer */
@@ -106,12 +111,14 @@ struct lossynet_pace {
 struct lossynet_peer {
     int window;      /* DATA that may be on their way to it */
     double heard;    /* any valid datagram */
+    bool repeated;   /* something was, since it last said more than that it is there */
     double expected; /* since then we have waited for something of it; 0: we do not */
     double credited; /* when credit last moved */
     struct lossynet_timer probe;
-    bool left;    /* it said LEAVE or ABORT */
-    bool knows;   /* that we leave */
-    bool blocked; /* DATA could not leave: window or phase */
+    bool probe_sends; /* it asks for what lets us send */
+    bool left;        /* it said LEAVE or ABORT */
+    bool knows;       /* that we leave */
+    bool blocked;     /* DATA could not leave: window or phase */
     bool state_due, left_due, answer_due;
     uint32_t echo, answered; /* number of the last PROBE from it, and of ours that it answered */
 
@@ -195,7 +202,8 @@ struct lossynet_engine {
     uint16_t *rounded; /* [LOSSYNET_BATCH][packet_elements], payloads, where these are bfloat16 */
     size_t payload_most;
     struct lossynet_pace pace;
-    int first; /* distance of the peer to begin with */
+    int first;      /* distance of the peer to begin with */
+    int unanswered; /* peers with `repeated` */
 
     struct lossynet_kept kept;
 
@@ -258,17 +266,30 @@ void lossynet_engine_receive(struct lossynet *net, int peer, uint8_t *datagram, 
 /* One turn; returns seconds until something is due, 0 when there may be more to do now. */
 double lossynet_engine_turn(struct lossynet *net);
 
-static inline bool lossynet_timer_is_due(struct lossynet_timer *t, double now) {
-    if (now < t->due) return false;
-    t->due = now + t->retry;
-    double longer = LOSSYNET_RETRY_MORE * t->retry;
-    t->retry = longer < LOSSYNET_RETRY_MOST ? longer : LOSSYNET_RETRY_MOST;
-    return true;
+/* How many times longer than for few peers to wait before something is repeated. */
+static inline double lossynet_engine_slowness(const struct lossynet_engine *engine) {
+    double crowd = (double)engine->unanswered / LOSSYNET_FEW;
+    return crowd > 1 ? crowd * crowd : 1;
 }
 
-static inline struct lossynet_timer lossynet_timer_from(double due) {
-    return (struct lossynet_timer){due, LOSSYNET_RETRY};
+/* A peer has said more than that it is there. */
+static inline void lossynet_engine_news(struct lossynet_engine *engine,
+                                        struct lossynet_peer *peer) {
+    engine->unanswered -= peer->repeated;
+    peer->repeated = false;
 }
+
+static inline struct lossynet_timer lossynet_timer_at_once(void) {
+    return (struct lossynet_timer){0, 0};
+}
+
+static inline struct lossynet_timer lossynet_timer_from(double now) {
+    return (struct lossynet_timer){now, LOSSYNET_RETRY};
+}
+
+/* Whether to send now, for the first time or again, what a peer has not answered. */
+bool lossynet_timer_is_due(struct lossynet_engine *engine, struct lossynet_peer *peer,
+                           struct lossynet_timer *t, double now);
 
 /* ---- pace.c ---- */
 

@@ -102,7 +102,7 @@ static bool all_acknowledged(const struct lossynet_engine *engine, const struct 
 static void push_fragments(struct lossynet *net, int peer, double now) {
     struct lossynet_engine *engine = net->engine;
     struct lossynet_peer *p = &engine->peers[peer];
-    bool again = !net->link->reliable && lossynet_timer_is_due(&p->message, now);
+    bool again = !net->link->reliable && lossynet_timer_is_due(engine, p, &p->message, now);
     uint32_t most = p->fragments - p->acked_before;
     uint32_t window = p->window < LOSSYNET_FRAGMENTS ? (uint32_t)p->window : LOSSYNET_FRAGMENTS;
     if (most > window) most = window;
@@ -131,13 +131,13 @@ void lossynet_reliable_push(struct lossynet *net, double now) {
         if (engine->messaging && !all_acknowledged(engine, p)) push_fragments(net, r, now);
         for (int kind = 0; kind < 2; kind++) {
             struct lossynet_outbound *to = &p->to[kind];
-            if (!to->done_waits || !lossynet_timer_is_due(&to->done, now)) continue;
-            if (net->link->reliable) to->done.due = HUGE_VAL;
+            if (!to->done_waits || !lossynet_timer_is_due(engine, p, &to->done, now)) continue;
+            if (net->link->reliable) to->done.since = HUGE_VAL;
             bool group = engine->multicast && kind == LOSSYNET_PARAMETER;
             lossynet_reliable_tell(net, r, WIRE_DONE, kind, engine->phase[kind].begun - 1,
                                    group ? engine->group.sent : to->sent);
         }
-        if (engine->closing && !p->knows && lossynet_timer_is_due(&p->message, now))
+        if (engine->closing && !p->knows && lossynet_timer_is_due(engine, p, &p->message, now))
             lossynet_reliable_tell(net, r, WIRE_LEAVE, 0, 0, 0);
         if (p->ack_due)
             lossynet_reliable_tell(net, r, WIRE_ACK, WIRE_MESSAGES, engine->rounds - 1,
@@ -166,11 +166,12 @@ static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
 
 static void take_state(struct lossynet *net, int peer, const uint8_t *from) {
     struct lossynet_peer *p = &net->engine->peers[peer];
+    bool news = false;
     for (int kind = 0; kind < 2; kind++) {
         uint32_t open = (uint32_t)wire_get(from + 4 * kind, 4);
         uint32_t finished = (uint32_t)wire_get(from + 8 + 4 * kind, 4);
-        if (later(open, p->open[kind])) p->open[kind] = open;
-        if (later(finished, p->finished[kind])) p->finished[kind] = finished;
+        if (later(open, p->open[kind])) p->open[kind] = open, news = true;
+        if (later(finished, p->finished[kind])) p->finished[kind] = finished, news = true;
         /* Whoever opens the next phase has closed this one, and needs no DONE. */
         if (later(p->open[kind], net->engine->phase[kind].begun)) {
             p->to[kind].done_waits = false;
@@ -179,11 +180,12 @@ static void take_state(struct lossynet *net, int peer, const uint8_t *from) {
     }
     uint32_t messages = (uint32_t)wire_get(from + 16, 4), credit = (uint32_t)wire_get(from + 20, 4),
              group = (uint32_t)wire_get(from + 24, 4);
-    if (later(messages, p->messages)) p->messages = messages;
+    if (later(messages, p->messages)) p->messages = messages, news = true;
     if (later(credit, p->credit) && !later(credit, p->sent))
         p->credit = credit, p->credited = net->engine->now;
     if (later(group, p->group_credit) && !later(group, net->engine->group_sent))
         p->group_credit = group, p->credited = net->engine->now;
+    if (news || p->credited == net->engine->now) lossynet_engine_news(net->engine, p);
     lossynet_pace_report(net, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
 }
 
@@ -229,7 +231,7 @@ static void receive_ack(struct lossynet *net, int peer, const struct wire_header
     uint32_t forward = h->packet - p->acked_before;
     for (uint32_t i = 0; i < forward && i < LOSSYNET_FRAGMENTS; i++) /* the slot's next is new */
         p->sent_at[(p->acked_before + i) % LOSSYNET_FRAGMENTS] = 0;
-    if (forward || (mask | p->acked) != p->acked) p->message.retry = LOSSYNET_RETRY;
+    if (forward || (mask | p->acked) != p->acked) p->message.pause = LOSSYNET_RETRY;
     p->acked = (forward < 64 ? p->acked >> forward : 0) | mask;
     p->acked_before = h->packet;
 }
@@ -237,6 +239,7 @@ static void receive_ack(struct lossynet *net, int peer, const struct wire_header
 void lossynet_reliable_receive(struct lossynet *net, int peer, const struct wire_header *h,
                                const uint8_t *payload) {
     struct lossynet_peer *p = &net->engine->peers[peer];
+    if (h->type != WIRE_STATE && h->type != WIRE_PROBE) lossynet_engine_news(net->engine, p);
     if (h->type == WIRE_MESSAGE) {
         receive_fragment(net, peer, h, payload);
         return;
@@ -248,8 +251,9 @@ void lossynet_reliable_receive(struct lossynet *net, int peer, const struct wire
     if (h->type != WIRE_ABORT) take_state(net, peer, payload); /* what it sent is not complete */
     switch (h->type) {
     case WIRE_STATE:
-        if (later(h->packet, p->answered) && !later(h->packet, net->engine->questions))
-            p->answered = h->packet;
+        if (!later(h->packet, p->answered) || later(h->packet, net->engine->questions)) break;
+        p->answered = h->packet;
+        lossynet_engine_news(net->engine, p);
         break;
     case WIRE_PROBE:; /* what was sent before it and has not come is given up */
         uint32_t group_sent = (uint32_t)wire_get(payload + 28, 4);
@@ -325,7 +329,7 @@ static lossynet_status exchange(struct lossynet *net, const uint8_t *out, const 
         p->acked_before = p->got_before = 0;
         p->acked = p->got = 0;
         memset(p->sent_at, 0, sizeof p->sent_at);
-        p->message = lossynet_timer_from(lossynet_now() + LOSSYNET_RETRY);
+        p->message = lossynet_timer_from(lossynet_now());
     }
     lossynet_status status = lossynet_engine_until(net, all_exchanged, 0);
     if (!status) lossynet_reliable_push(net, lossynet_now()); /* our last acknowledgements */

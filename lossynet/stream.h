@@ -34,7 +34,7 @@ static inline bool stream_is_group(const struct lossynet *net, int kind) {
 static inline void stream_complete(struct lossynet_outbound *to) {
     to->complete = true;
     to->done_waits = true;
-    to->done = lossynet_timer_from(0);
+    to->done = lossynet_timer_at_once();
 }
 
 #endif

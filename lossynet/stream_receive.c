@@ -188,6 +188,7 @@ void lossynet_stream_receive(struct lossynet *net, int peer, const struct wire_h
         net->rejected.duplicate++;
         return;
     }
+    lossynet_engine_news(engine, p);
     p->from[h->kind].received++;
     p->from[h->kind].last = engine->now;
     reach(net, h);
@@ -236,13 +237,14 @@ static void judge_peer(struct lossynet *net, int kind, int peer) {
     if (ended && from->ended == 0) {
         from->ended = engine->now;
         from->question = ++engine->questions;
-        from->ask = lossynet_timer_from(0);
+        from->ask = lossynet_timer_at_once();
     }
     bool quiet = ended && engine->empty - fmax(from->last, from->ended) > engine->grace;
     /* Whoever has left answers no more; all that it sent is on its way. */
     bool answered = ended && (p->left || (int32_t)(p->answered - from->question) >= 0);
     from->over = all || (quiet && answered);
-    if (ended && !answered && !from->over && lossynet_timer_is_due(&from->ask, engine->now))
+    if (ended && !answered && !from->over &&
+        lossynet_timer_is_due(engine, p, &from->ask, engine->now))
         lossynet_reliable_tell(net, peer, WIRE_PROBE, 0, 0, from->question);
 }
 
