@@ -148,8 +148,10 @@ static const struct entry table[] = {
         "traffic-class", traffic_class, "default", "NAME",
         "udp, verbs: of bulk packets: le (lower effort, RFC 8622), cs0 ... cs7, af11 ... af43, va, "
         "ef, a DSCP from 0 to 63, or default"),
-    NUMBER("peer-timeout", peer_timeout, "10", 0.1, 1e6, "SECONDS",
-           "udp, verbs: a rank that is silent for so long is dead"),
+    NUMBER(
+        "peer-timeout", peer_timeout, "10", 0.1, 1e6, "SECONDS",
+        "udp, verbs: a rank that is silent for so long is dead. A phase goes on without it after a "
+        "fifth of it, 2 s at least"),
     SWITCH("no-overlap", no_overlap,
            "udp, verbs: compute and exchange packets in turn, not at the same time"),
     SWITCH("multicast", multicast,

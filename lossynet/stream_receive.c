@@ -13,7 +13,8 @@
  * every step needs one number from every rank; so this is longer than a busy machine may keep a rank
  * from running. */
 static const double PATIENCE = 2;
-static const double PATIENCE_PHASES = 8; /* or so many times what phases take to wait for */
+static const double PATIENCE_SHARE = 0.2; /* or of the time after which a peer is dead */
+static const double PATIENCE_PHASES = 8;  /* or so many times what phases take to wait for */
 
 /* ---- injected loss ---- */
 
@@ -248,8 +249,9 @@ static void judge_peer(struct lossynet *net, int kind, int peer) {
         lossynet_reliable_tell(net, peer, WIRE_PROBE, 0, 0, from->question);
 }
 
-static double patience(const struct lossynet_sending *phase) {
-    return fmax(PATIENCE, PATIENCE_PHASES * phase->seconds);
+static double patience(const struct lossynet_engine *engine, const struct lossynet_sending *phase) {
+    const double least = fmax(PATIENCE, PATIENCE_SHARE * engine->peer_timeout);
+    return fmax(least, PATIENCE_PHASES * phase->seconds);
 }
 
 void lossynet_stream_judge(struct lossynet *net) {
@@ -261,7 +263,7 @@ void lossynet_stream_judge(struct lossynet *net) {
             struct lossynet_peer *p = &engine->peers[r];
             if (r == net->world.rank) continue;
             judge_peer(net, kind, r);
-            if (lossynet_engine_silence(engine, r) <= patience(phase)) continue;
+            if (lossynet_engine_silence(engine, r) <= patience(engine, phase)) continue;
             if (phase->awaited && !p->from[kind].over) {
                 p->from[kind].over = true;
                 net->stragglers++;

@@ -119,6 +119,7 @@ static inline struct lossynet_settings scenario_settings(const char *model, doub
     settings.estimator = estimator;
     settings.loss.model = model;
     settings.drift_samples = 500;
+    settings.peer_timeout = 60; /* a busy machine may keep a rank from running for seconds */
     return settings;
 }
 
