@@ -230,9 +230,10 @@ def finish(axes, legend=True):
 
 
 def plot_change(plt, groups, out):
-    """Change of perplexity against loss rate: a line for each section that has plain `lossy` at
-    several rates, single marks for loss in one phase, and the paper's points."""
-    figure, axes = plt.subplots(figsize=(8, 5))
+    """Change of perplexity against loss rate: a line for each section that has plain `lossy`, or
+    lossy with repair (dashed), at several rates, single marks for loss in one phase, and the paper's
+    points. Intervals of two seeds would hide the rest and are left out."""
+    figure, axes = plt.subplots(figsize=(8, 6.6))
     colours = iter(COLOURS * 3)
     for section in dict.fromkeys(group["section"] for group in groups):
         kinds = {}
@@ -241,20 +242,22 @@ def plot_change(plt, groups, out):
             if group["section"] is not section or row["mean"] is None or run.lossless():
                 continue
             gradient, parameter = run.rates()
-            kind = "o-" if is_plain(run) else None
+            kind = "o-" if is_plain(run) else "s--" if run.value("repair", "0") != "0" else None
             if run.value("algorithm", "lossy") == "lossy" and 0 in (gradient, parameter):
                 kind = "^" if gradient else "v"
             if kind:
-                kinds.setdefault(kind, []).append((100 * max(gradient, parameter), row["mean"],
-                                                   row["interval"] or 0))
+                error = row["interval"] or 0 if len(row["seeds"]) > 2 else 0
+                kinds.setdefault(kind, []).append((100 * max(gradient, parameter), row["mean"], error))
+        kinds = {kind: points for kind, points in kinds.items()
+                 if kind in "^v" or len(points) == len({x for x, _, _ in points}) > 1}
         colour = next(colours) if kinds else None
         for kind, points in kinds.items():
-            if kind == "o-":
+            if kind not in "^v":
                 points.append((0, 0, 0))
             x, y, error = zip(*sorted(points))
             label = section.title + {"^": " (gradient)", "v": " (parameter)"}.get(kind, "")
             axes.errorbar(x, y, yerr=error, fmt=kind, color=colour, ms=5, lw=1.4, capsize=3,
-                          mfc=colour if kind == "o-" else "white", label=label)
+                          mfc="white" if kind in "^v" else colour, label=label)
     axes.plot([100 * p for p, _ in PAPER], [change for _, change in PAPER], "*", color="black",
               ms=11, label="the paper: 7B, 64 GPUs")
     axes.set(xlabel="packets lost, %", ylabel="change of perplexity, %",
@@ -262,7 +265,8 @@ def plot_change(plt, groups, out):
     axes.axhline(0, color="black", lw=0.6)
     axes.set_yscale("symlog", linthresh=1)  # even up to 1%, logarithmic beyond
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    finish(axes)
+    finish(axes, legend=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12))
     save(figure, out, "change")
 
 
