@@ -5,6 +5,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -202,9 +203,13 @@ def results(log):
 def test_same_bits_between_hosts(hosts, data, tmp_path):
     """Nothing is lost on the wire, 10% by injection: the files that come out are those of mpi."""
     changes = {"loss_rate": 0.1, "steps": 20}
-    mine, other = (train_on(hosts, data, tmp_path / "udp", **changes),
-                   train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=1444,
-                         **changes))
+    other = train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=1444, **changes)
+    for _ in range(3):  # the kernel of a busy machine may drop datagrams, and says so
+        before = hosts.dropped()
+        shutil.rmtree(tmp_path / "udp", ignore_errors=True)
+        mine = train_on(hosts, data, tmp_path / "udp", **changes)
+        if hosts.dropped() == before:
+            break
     assert mine[0]["link"] == "udp" and numbers(mine) == numbers(other)
     name = "checkpoint-00000020"
     files = [{file: digest for file, digest in contents(tmp_path / link / name).items()
