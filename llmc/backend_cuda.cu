@@ -326,22 +326,24 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                       device_stream());
 }
 
-static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
-                        size_t packet) {
+/* What arrived, by cuda_masked_copy or cuda_masked_round. */
+static void copy_arrived(decltype(cuda_masked_copy) *how, float *to, const float *from,
+                         const uint8_t *arrived, size_t n, size_t packet) {
     if (n == 0) return;
     device_scope scope;
     const size_t packets = (n + packet - 1) / packet;
     arguments list(packets);
-    cuda_masked_copy(to, from, list.add(arrived, packets), n, packet, device_stream());
+    how(to, from, list.add(arrived, packets), n, packet, device_stream());
+}
+
+static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet) {
+    copy_arrived(cuda_masked_copy, to, from, arrived, n, packet);
 }
 
 static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet) {
-    if (n == 0) return;
-    device_scope scope;
-    const size_t packets = (n + packet - 1) / packet;
-    arguments list(packets);
-    cuda_masked_round(to, from, list.add(arrived, packets), n, packet, device_stream());
+    copy_arrived(cuda_masked_round, to, from, arrived, n, packet);
 }
 
 static void gather(float *out, const float *vector, const size_t *element_, size_t n) {

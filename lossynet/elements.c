@@ -84,7 +84,7 @@ bool lossynet_elements_are_finite(const struct lossynet_layout *layout, const ui
 static void round_shards(const struct lossynet *net, float *vector, int owner) {
     const struct lossynet_layout *layout = &net->layout;
     uint8_t *all = lossynet_thread_mask(net);
-    memset(all, 1, layout->largest_owner_packets);
+    if (net->memory.masked_round) memset(all, 1, layout->largest_owner_packets);
     for (int b = 0; b < layout->buckets; b++) {
         size_t offset, count;
         lossynet_shard(net, owner, b, &offset, &count);
