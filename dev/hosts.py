@@ -132,11 +132,12 @@ def chance(percent):
 class Hosts:
     """rate: of every link in both directions, as tc writes it; None: as fast as the machine.
     congestion: TCP's congestion control; None: the system's. ipv: 4 or 6, the only one there is.
-    switch_queue: of each of the switch's ports, before it drops."""
+    switch_queue: of each of the switch's ports, before it drops. mtu: of all devices."""
 
-    def __init__(self, count, rate=None, congestion=None, ipv=4, switch_queue=SWITCH_QUEUE):
+    def __init__(self, count, rate=None, congestion=None, ipv=4, switch_queue=SWITCH_QUEUE,
+                 mtu=MTU):
         self.rate, self.congestion, self.ipv = rate, congestion, ipv
-        self.switch_queue = switch_queue
+        self.switch_queue, self.mtu = switch_queue, mtu
         self.switch = f"{PREFIX}{os.getpid()}s"
         self.names = [f"{PREFIX}{os.getpid()}h{i}" for i in range(count)]
         self.folder = None
@@ -185,8 +186,8 @@ class Hosts:
 
     def connect(self, i, device, port, bridge, network):
         name = self.names[i]
-        sh("ip", "-n", name, "link", "add", device, "mtu", MTU, "address", self.hardware(i, network),
-           "type", "veth", "peer", "name", port, "mtu", MTU, "netns", self.switch)
+        sh("ip", "-n", name, "link", "add", device, "mtu", self.mtu, "address", self.hardware(i, network),
+           "type", "veth", "peer", "name", port, "mtu", self.mtu, "netns", self.switch)
         sh("ip", "-n", self.switch, "link", "set", port, "master", bridge, "up")
         sh("ip", "-n", name, "link", "set", device, "up")
         bits, more = (24, ()) if self.ipv == 4 else (64, ("nodad",))
@@ -286,7 +287,7 @@ class Hosts:
         for parent, name, least, most, priority in classes:
             sh(*tc, "class", "add", "dev", device, "parent", parent, "classid", name, "htb", "rate",
                least, "ceil", most, "prio", priority, "burst", "16kb", "cburst", "16kb", "quantum",
-               MTU + 14)
+               self.mtu + 14)
         for name, limit in zip(("10", "20"), limits):
             sh(*tc, "qdisc", "add", "dev", device, "parent", f"1:{name}", "handle", f"{name}:",
                "bfifo", "limit", limit)
@@ -300,7 +301,7 @@ class Hosts:
         sh(*tc, "qdisc", "replace", "dev", port, "root", "handle", "1:", "htb", "default", "10")
         for lane, speed in (("1:10", rate), ("1:20", "500mbit")):
             sh(*tc, "class", "add", "dev", port, "parent", "1:", "classid", lane, "htb",
-               "rate", speed, "burst", "3kb" if lane == "1:20" else BURST, "quantum", MTU + 14)
+               "rate", speed, "burst", 2 * self.mtu if lane == "1:20" else BURST, "quantum", self.mtu + 14)
 
     def netem(self, *arguments):
         """Puts netem on the way to every host: "delay", "1ms", "reorder", "25%". Raises
@@ -324,8 +325,9 @@ class Hosts:
         return sum(int(dropped) for dropped in re.findall(r"dropped (\d+)", text))
 
     def dropped(self):
-        """Packets dropped for want of room since the start: by devices of hosts and switch, and by the
-        kernel's backlogs (of the whole machine). A busy machine drops without any loss asked for."""
+        """Packets dropped for want of room, a count that only grows: by devices of hosts and switch,
+        and by the kernel's backlogs (of the whole machine). At a host 256 packets find room; when the
+        machine has no time for it, more may come before they are taken."""
         devices = "".join(sh("ip", "-n", name, "-s", "-j", "link") for name in [*self.names, self.switch])
         with open("/proc/net/softnet_stat", encoding="ascii") as file:
             backlogs = sum(int(line.split()[1], 16) for line in file)

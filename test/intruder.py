@@ -10,6 +10,7 @@ lets everything through. Prints what it threw as JSON.
 
 Frames: Ethernet 14, IPv4 20, UDP 8, then lossynet/wire.h.
 """
+import errno
 import json
 import random
 import signal
@@ -118,7 +119,7 @@ def main():
     while not ended:
         for name, opened in ports.items():
             try:
-                frame, address = opened.recvfrom(2048)
+                frame, address = opened.recvfrom(1 << 14)
             except TimeoutError:
                 continue
             if address[2] == OUTGOING:
@@ -134,7 +135,12 @@ def main():
                 continue
             kind, bad = choose(frame, held, chance)
             if bad[:6] in port_of:
-                ports[port_of[bad[:6]]].send(bad)
+                try:
+                    ports[port_of[bad[:6]]].send(bad)
+                except OSError as error:  # the host has no room for one more
+                    if error.errno != errno.ENOBUFS:
+                        raise
+                    continue
                 thrown[kind] = thrown.get(kind, 0) + 1
     print(json.dumps(thrown))
 

@@ -109,7 +109,7 @@ def test_report_reads_between_the_runs(tmp_path):
         return {"messages": rate, "burst": 1, "mean_ms": mean, "training_loss": loss, "finished": 9,
                 "messages_counted": 9, **way}
     results = []
-    for rate in good_neighbour.RATES[1]:
+    for rate in good_neighbour.RATES:
         results.append(run(rate, 1 / (1 - rate / 15000), reliable=1))
         for limit, loss in zip(good_neighbour.LIMITS, (0, 0.05, 0.15, 0.3, 0.4)):
             for order in ("fifo", "priority"):

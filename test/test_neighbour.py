@@ -12,7 +12,7 @@ import pytest
 
 from program import BUILD, ROOT, TIMEOUT, run
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
-from test_udp import (NETWORK, hosts, namespaces,  # pylint: disable=unused-import
+from test_udp import (MTU, NETWORK, PACKET, hosts, namespaces,  # pylint: disable=unused-import
                       one_line, options, reference, results, testbed, total, train_on)
 
 
@@ -27,8 +27,8 @@ def test_no_such_class(data, tmp_path, name):
 def test_marks_on_the_wire(namespaces, data, tmp_path, ipv, name, dscp):
     """All DATA is marked, control is not but for the few that count on coming behind DATA; and the
     model is the one of a network without classes."""
-    changes = {"loss_rate": 0.1, "steps": 10, "packet_bytes": 1400}
-    with testbed.Hosts(4, ipv=ipv) as made:
+    changes = {"loss_rate": 0.1, "steps": 10, "packet_bytes": PACKET - 20}
+    with testbed.Hosts(4, ipv=ipv, mtu=MTU) as made:
         made.watch_marks(dscp)
         log = train_on(made, data, tmp_path / "udp", traffic_class=name, **changes)
         seen = made.counted()
@@ -76,7 +76,7 @@ def test_loss_budget(namespaces, data, tmp_path):
     """A short queue loses much of what comes as fast as it can, and about the budget under one."""
     with testbed.Hosts(4, rate="100mbit") as made:
         made.yield_to_others(1, queue="20kb")
-        changes = {"traffic_class": "le", "steps": 50, "batch": 1, "val": None}
+        changes = {"traffic_class": "le", "steps": 50, "packet_bytes": 1444, "val": None}
         free = train_on(made, data, tmp_path / "free", **changes)
         held = train_on(made, data, tmp_path / "held", pace_gbps=0.1, loss_budget=0.05, **changes)
     print(lost(free, 25), lost(held, 25), [e["pace_kbps"] for e in held if e["event"] == "step"])

@@ -5,7 +5,6 @@ import math
 import os
 import pathlib
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -158,14 +157,20 @@ def namespaces():
         pytest.skip(f"{reason}; a real network between hosts was not tried")
 
 
+# So large that what peers send one host in both phases of a step, 162 packets, always finds room there
+# (Hosts.dropped): where a test says that nothing is lost on the wire, nothing is, however busy the
+# machine.
+MTU, PACKET = 9000, 8944
+
+
 @pytest.fixture
 def hosts(namespaces):  # pylint: disable=unused-argument
-    with testbed.Hosts(4) as made:
+    with testbed.Hosts(4, mtu=MTU) as made:
         yield made
 
 
 def options(data, out, **changes):
-    return settings(data, out, **{"link": "udp", "interface": "eth0", "packet_bytes": 1444,
+    return settings(data, out, **{"link": "udp", "interface": "eth0", "packet_bytes": PACKET,
                                   "workers": 4, **changes})
 
 
@@ -177,7 +182,7 @@ def train_on(hosts, data, out, **changes):
 
 def reference(data, out, **changes):
     """The same training over a link that loses nothing."""
-    return train(data, out, ranks=2, **{"link": "mpi", "workers": 4, "packet_bytes": 1444,
+    return train(data, out, ranks=2, **{"link": "mpi", "workers": 4, "packet_bytes": PACKET,
                                         **changes})
 
 
@@ -203,13 +208,9 @@ def results(log):
 def test_same_bits_between_hosts(hosts, data, tmp_path):
     """Nothing is lost on the wire, 10% by injection: the files that come out are those of mpi."""
     changes = {"loss_rate": 0.1, "steps": 20}
-    other = train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=1444, **changes)
-    for _ in range(3):  # the kernel of a busy machine may drop datagrams, and says so
-        before = hosts.dropped()
-        shutil.rmtree(tmp_path / "udp", ignore_errors=True)
-        mine = train_on(hosts, data, tmp_path / "udp", **changes)
-        if hosts.dropped() == before:
-            break
+    mine = train_on(hosts, data, tmp_path / "udp", **changes)
+    other = train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=PACKET,
+                  **changes)
     assert mine[0]["link"] == "udp" and numbers(mine) == numbers(other)
     name = "checkpoint-00000020"
     files = [{file: digest for file, digest in contents(tmp_path / link / name).items()
@@ -222,20 +223,23 @@ def test_same_bits_between_hosts(hosts, data, tmp_path):
 DEVIATION = 0.009
 
 
-def test_kernel_made_loss(hosts, data, tmp_path):
+def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused-argument
     """10% of all our datagrams, control included, are lost; the log says what the kernel did, and
     the model is as good as with injected loss."""
     made = []
     for attempt in range(2):
-        hosts.lose(10)
-        log = train_on(hosts, data, tmp_path / f"made{attempt}", steps=100, packet_bytes=None)
-        kernel = hosts.counted()
+        with testbed.Hosts(4) as hosts:
+            hosts.lose(10)
+            dropped = hosts.dropped()
+            log = train_on(hosts, data, tmp_path / f"made{attempt}", steps=100, packet_bytes=None)
+            kernel = hosts.counted()
+            lost = kernel["lost"] + hosts.dropped() - dropped
         assert log[0]["packet_bytes"] == 1444 and log[0]["link"] == "udp"
         assert len(steps_of(log)) == 100 and log[-1]["status"] == "complete"
         assert not any(total(log, name) for name in NETWORK)
         logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
         assert kernel["data"] > 250000 and kernel["control_lost"] > 0
-        assert logged == pytest.approx(kernel["lost"] / kernel["data"], abs=0.003)
+        assert logged == pytest.approx(lost / kernel["data"], abs=0.003)
         assert logged == pytest.approx(0.1, abs=0.01)
         made.append(math.log(log[-1]["val_perplexity"]))
 
@@ -309,10 +313,12 @@ def test_intruders_change_nothing(hosts, data, tmp_path):
 
 def test_ipv6_alone(namespaces, data, tmp_path):  # pylint: disable=unused-argument
     with testbed.Hosts(4, ipv=6) as hosts:
-        log = train_on(hosts, data, tmp_path / "udp", loss_rate=0.1, packet_bytes=None)
+        log = train_on(hosts, data, tmp_path / "small", steps=1, packet_bytes=None)
     assert log[0]["packet_bytes"] == 1424
-    assert numbers(log) == numbers(reference(data, tmp_path / "mpi", loss_rate=0.1,
-                                             packet_bytes=1424))
+    largest = {"loss_rate": 0.1, "packet_bytes": PACKET - 20}
+    with testbed.Hosts(4, ipv=6, mtu=MTU) as hosts:
+        log = train_on(hosts, data, tmp_path / "udp", **largest)
+    assert numbers(log) == numbers(reference(data, tmp_path / "mpi", **largest))
     assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
 
 

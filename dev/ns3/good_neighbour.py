@@ -41,7 +41,7 @@ BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 PROGRAM = BUILD / "dev" / "ns3" / "good_neighbour"
 BUFFER = 512                      # packets; a limit of as many loses (nearly) nothing
 LIMITS = (BUFFER, 50, 20, 8, 3)
-RATES = {1: (2000, 5000, 10000, 7500, 12500, 14000), 4: (2000, 5000, 10000, 7500, 12500)}
+RATES = (2000, 5000, 10000, 7500, 12500, 14000)
 FIGURE_6 = (2000, 5000, 10000)
 TARGETS = (2, 5, 10)              # ms
 LOSSES = (0, 0.01, 0.05, 0.1, 0.2)
@@ -55,8 +55,8 @@ def grid(seeds):
     """Settings of all runs, those of figure 6 first."""
     runs = []
     for seed in seeds:
-        for burst, rates in RATES.items():
-            for rate in rates:
+        for burst in TRAFFIC:
+            for rate in RATES:
                 base = {"messages": rate, "burst": burst, "step-ms": 50, "seed": seed,
                         "buffer": BUFFER, "seconds": SECONDS[rate],
                         "warmup": 0.05 if rate <= 5000 else 0.1}
@@ -170,7 +170,7 @@ def markdown(header, rows):
 def figure_6(results):
     """Speed-ups against loss, as text."""
     rows = []
-    for burst in RATES:
+    for burst in TRAFFIC:
         for rate in FIGURE_6:
             at = {"burst": burst, "messages": rate}
             base = mean_time(results, policy=RELIABLE, **at)
@@ -196,13 +196,13 @@ def figure_6(results):
 def figure_7(results):
     """Messages that fit at a mean time, and what one costs, as text."""
     rows = []
-    for burst, rates in RATES.items():
+    for burst in TRAFFIC:
         ways = {RELIABLE: {rate: mean_time(results, policy=RELIABLE, burst=burst, messages=rate)
-                           for rate in rates}}
+                           for rate in RATES}}
         for way in (THRESHOLD, PRIORITY):
             ways[f"{way}, 10% lost"] = {
                 rate: at_loss(results, 0.1, policy=way, burst=burst, messages=rate)
-                for rate in rates}
+                for rate in RATES}
         for target in TARGETS:
             fits = {way: capacity(times, target) for way, times in ways.items()}
             base = fits[RELIABLE]
@@ -225,7 +225,7 @@ def plot(results, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
-    bursts = [burst for burst in RATES if select(results, burst=burst, reliable=1)]
+    bursts = [burst for burst in TRAFFIC if select(results, burst=burst, reliable=1)]
     figure, axes = plt.subplots(len(bursts), 2, figsize=(11, 4.3 * len(bursts)), squeeze=False)
     colors = dict(zip(FIGURE_6, ("tab:blue", "tab:orange", "tab:green")))
     for row, burst in zip(axes, bursts):
@@ -249,7 +249,7 @@ def plot(results, path):
         row[0].legend(fontsize=7, loc="upper left")
         for way, style in ((RELIABLE, "k^-"), (THRESHOLD, "o-"), (PRIORITY, "s--")):
             points = []
-            for rate in sorted(RATES[burst]):
+            for rate in sorted(RATES):
                 time = mean_time(results, policy=way, burst=burst, messages=rate) \
                     if way == RELIABLE else \
                     at_loss(results, 0.1, policy=way, burst=burst, messages=rate)
