@@ -253,6 +253,7 @@ static void trainer_release(struct trainer *t) {
     saver_close(t->saver);
     free(t->run.worker);
     if (t->worker && t->fresh == t->worker[0].grads) t->fresh = NULL;
+    lossynet_close(t->net); /* before what it was given */
     for (int w = 0; t->worker && w < t->local; w++) worker_release(&t->worker[w], t->be);
     for (int e = 0; t->engine && e < t->engines; e++) activations_release(&t->engine[e], t->be);
     if (t->be) t->be->release(t->fresh);
@@ -267,7 +268,6 @@ static void trainer_release(struct trainer *t) {
     dataloader_close(t->train);
     dataloader_close(t->val);
     layout_release(&t->layout);
-    lossynet_close(t->net);
     runlog_close(t->log);
 }
 
@@ -328,8 +328,8 @@ static int trainer_allocate(struct trainer *t, bool training) {
         if (!t->fresh) t->fresh = (float *)t->be->allocate(P * sizeof(float));
         if (!t->fresh) failed = report_out_of_memory("the model put together", 4.0 * (double)P);
     }
-    const struct staging stage = {t->be,  &t->layout, t->net, t->worker, t->local,
-                                  staged, overlap,    false,  NULL,      NULL};
+    const struct staging stage = {t->be,   &t->layout, t->net, t->worker, t->local, staged,
+                                  overlap, false,      false,  NULL,      NULL};
     t->stage = stage;
     failed = failed || staging_open(&t->stage);
     if (t->be->element_bytes != sizeof(float) && !failed) {
@@ -751,6 +751,7 @@ static struct run_facts run_facts(const struct trainer *t) {
                                     GIT_REVISION,
                                     t->be->details,
                                     lossynet_link_name(t->net),
+                                    t->stage.in_place,
                                     t->world.rank,
                                     t->world.ranks,
                                     t->workers,

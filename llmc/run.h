@@ -5,6 +5,7 @@
 
 #include <jansson.h>
 #include <stddef.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "llmc/layout.h"
@@ -18,6 +19,7 @@ struct run_facts {
     const struct options *options;
     const struct layout *layout;
     const char *revision, *backend, *link;
+    bool in_place;                   /* the link's hardware reads vectors where they are */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */

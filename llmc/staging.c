@@ -13,6 +13,12 @@ int staging_open(struct staging *s) {
         const struct staging_notice notice = {s->net, s->worker[w].id, s->layout->buckets, 0};
         s->notice[w] = notice;
     }
+    s->in_place = true;
+    for (int w = 0; w < s->local && s->in_place; w++) {
+        const struct worker *k = &s->worker[w];
+        s->in_place = lossynet_register(s->net, k->net_params) &&
+                      (!k->net_grads || lossynet_register(s->net, k->net_grads));
+    }
     return 0;
 }
 

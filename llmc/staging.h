@@ -40,6 +40,7 @@ struct staging {
     bool staged;     /* else vectors are where the network reads them, and nothing moves */
     bool overlap;    /* phases go on while workers compute */
     bool arriving;   /* parameters of the last broadcast are still to be received */
+    bool in_place;   /* network hardware reads vectors where they are (lossynet_register) */
     tensor *weights; /* parameters in use, where they are not float32, else NULL */
     struct staging_notice *notice; /* [local] */
 };

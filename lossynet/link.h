@@ -46,8 +46,8 @@ struct lossynet_link {
     size_t memory_bytes; /* that it holds */
 
     /* Hands over 1 ... LOSSYNET_BATCH datagrams for one rank. Headers and payloads may be reused
-     * when it returns. What the network refuses counts as lost. LOSSYNET_LINK: the link is broken,
-     * after one line. */
+     * when it returns, payloads in registered memory after `settle`. What the network refuses counts
+     * as lost. LOSSYNET_LINK: the link is broken, after one line. */
     lossynet_status (*send)(struct lossynet_link *link, int peer,
                             const struct lossynet_datagram *batch, int count);
 
@@ -62,9 +62,12 @@ struct lossynet_link {
     /* Ends the present or the next wait. From any thread, also while another calls any function. */
     void (*wake)(struct lossynet_link *link);
 
-    /* Optional. Memory that payloads will be sent from, before the first such send, so that
-     * hardware may read it in place; other payloads work too, and are copied. */
-    lossynet_status (*register_memory)(struct lossynet_link *link, void *memory, size_t bytes);
+    /* Optional, with settle. Memory that payloads will be sent from, until close, so that hardware
+     * may read it in place; other payloads work too, and are copied. False, after one line: these
+     * are copied as well. */
+    bool (*register_memory)(struct lossynet_link *link, const void *memory, size_t bytes);
+    /* Waits until what was sent has left, or cannot. */
+    void (*settle)(struct lossynet_link *link);
 
     /* Optional: datagrams dropped since open because this rank's receive queue was full. */
     uint64_t (*overruns)(struct lossynet_link *link);

@@ -230,9 +230,12 @@ static void link_wake(struct lossynet_link *link) {
     verbs_queue_wake(&((struct link_verbs *)link)->queue);
 }
 
-static lossynet_status link_register(struct lossynet_link *link, void *memory, size_t bytes) {
-    verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes);
-    return LOSSYNET_OK; /* where it cannot be registered, payloads are copied */
+static bool link_register(struct lossynet_link *link, const void *memory, size_t bytes) {
+    return verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes);
+}
+
+static void link_settle(struct lossynet_link *link) {
+    verbs_queue_flush(&((struct link_verbs *)link)->queue);
 }
 
 static uint64_t link_overruns(struct lossynet_link *link) {
@@ -389,6 +392,7 @@ lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *se
         .wait = link_wait,
         .wake = link_wake,
         .register_memory = link_register,
+        .settle = link_settle,
         .overruns = link_overruns,
         .close = link_close,
     };

@@ -206,6 +206,11 @@ size_t lossynet_packet_bytes(const struct lossynet *net);
 const char *lossynet_link_name(const struct lossynet *net); /* "memory" when the rank is alone */
 bool lossynet_overlaps(const struct lossynet *net); /* packets move while the caller computes */
 
+/* A vector (P elements, the host's memory) that phases will be given: network hardware that can (link
+ * verbs) sends from it in place, where elements travel as they are: float32, not encrypted. It must
+ * then stay until lossynet_close. False: what is sent from it is copied first, as from any other. */
+bool lossynet_register(struct lossynet *net, const float *vector);
+
 /* vectors[V], of local workers, who all start with the same values, or go on with those that
  * owners had: makes them what a broadcast that loses nothing would have left. With wire_dtype bf16
  * that rounds what a worker does not own; else it changes nothing. */

@@ -535,6 +535,17 @@ bool lossynet_overlaps(const struct lossynet *net) {
     return net->engine && net->engine->threaded;
 }
 
+bool lossynet_register(struct lossynet *net, const float *vector) {
+    if (!net->link || !net->link->register_memory || net->engine->secure ||
+        lossynet_rounds(&net->layout))
+        return false;
+    lossynet_engine_enter(net);
+    bool done =
+        net->link->register_memory(net->link, vector, net->layout.elements * sizeof *vector);
+    lossynet_engine_leave(net);
+    return done;
+}
+
 size_t lossynet_memory_bytes(const struct lossynet *net) {
     return net->memory_bytes;
 }

@@ -335,10 +335,16 @@ static lossynet_status await(struct lossynet *net, int kind, bool (*over)(struct
     return status;
 }
 
+/* Vectors may change: nothing reads them any longer. */
+static void settle(struct lossynet *net) {
+    if (net->link->settle) net->link->settle(net->link);
+}
+
 lossynet_status lossynet_stream_end(struct lossynet *net, int kind) {
     struct lossynet_sending *phase = &net->engine->phase[kind];
     lossynet_engine_enter(net);
     lossynet_status status = await(net, kind, phase_over, kind);
+    settle(net);
     phase->closed = phase->opened;
     phase->closed_at = lossynet_now();
     net->engine->grace = fmax(LOSSYNET_GRACE, 0.98 * net->engine->grace);
@@ -358,6 +364,7 @@ lossynet_status lossynet_stream_bucket(struct lossynet *net, int kind, int bucke
 lossynet_status lossynet_stream_drain(struct lossynet *net) {
     lossynet_engine_enter(net);
     lossynet_status status = lossynet_engine_until(net, all_left, LOSSYNET_PARAMETER);
+    settle(net);
     lossynet_engine_leave(net);
     return status;
 }

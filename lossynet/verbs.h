@@ -132,12 +132,13 @@ void verbs_address_close(struct verbs_address *a);
 /* What a handle for bulk datagrams has instead. */
 struct ibv_ah_attr verbs_bulk(struct ibv_ah_attr attr, int dscp);
 
-/* Returns when all that was sent has left, or cannot. Before an address handle that was sent to is
- * destroyed. */
+/* Returns when all that was sent has left, or cannot. Before payloads in registered memory change,
+ * and before an address handle that was sent to is destroyed. */
 void verbs_queue_flush(struct verbs_queue *q);
 
-/* Sends at most LOSSYNET_BATCH datagrams; when it returns their memory is free again. While the port
- * does not send they are lost. Lengths are not checked: what is larger than the MTU vanishes. */
+/* Sends at most LOSSYNET_BATCH datagrams; when it returns their memory is free again, but for payloads
+ * in registered memory. While the port does not send they are lost. Lengths are not checked: what is
+ * larger than the MTU vanishes. */
 lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_address *to,
                                  const struct lossynet_datagram *batch, int count);
 
@@ -147,7 +148,7 @@ int verbs_queue_receive(struct verbs_queue *q);
 /* See link.h. Registered memory stays where it is until close. */
 void verbs_queue_wait(struct verbs_queue *q, double seconds);
 void verbs_queue_wake(struct verbs_queue *q);
-void verbs_queue_register(struct verbs_queue *q, void *memory, size_t bytes);
+bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes);
 
 lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why);
 

@@ -2,8 +2,8 @@
  *
  * send: header and payload are parts of one work request. The header is copied to a slot of
  * registered memory, the payload behind it, unless it lies in memory that was registered: then the
- * adapter reads it in place, and we wait until it has. Of a batch one send in 32 asks for a
- * completion, and the last.
+ * adapter reads it in place, at a time of its own. Of a batch one send in 32 asks for a completion,
+ * and the last.
  *
  * receive: as many buffers are posted as may come in a burst. Those that the caller has looked at go
  * back to the adapter many at once.
@@ -14,9 +14,10 @@
  * What arrives begins with 40 bytes of GRH, whether it had one or not (IBA 11.4.1.2); for RoCE v2
  * over IPv4 the last 20 are the IP header and the first 20 nothing (A17.4.5.2).
  *
- * Payloads lie in host memory. For GPU memory verbs_queue_register would take a region by
- * ibv_reg_dmabuf_mr and cuMemGetHandleForAddressRange; sending in place then works as it is, once the
- * checksum of a payload is computed where the payload is.
+ * Payloads lie in host memory, pinned where a GPU copies them there. For GPU memory
+ * verbs_queue_register would take a region by ibv_reg_dmabuf_mr and cuMemGetHandleForAddressRange;
+ * sending in place then works as it is, once the checksum of a payload is computed where the payload
+ * is.
  */
 #ifdef LOSSYNET_VERBS
 #include "lossynet/verbs.h"
@@ -242,8 +243,8 @@ static bool await_sends(struct verbs_queue *q, uint64_t until) {
     return !q->failed;
 }
 
-/* Makes one work request of a datagram; true when its payload will be read in place. */
-static bool fill_request(struct verbs_queue *q, const struct verbs_address *to, uint64_t number,
+/* Makes one work request of a datagram. */
+static void fill_request(struct verbs_queue *q, const struct verbs_address *to, uint64_t number,
                          const struct lossynet_datagram *d, struct ibv_send_wr *wr,
                          struct ibv_sge *part) {
     uint8_t *staging = q->staging + number % q->sends * q->staging_slot;
@@ -261,7 +262,6 @@ static bool fill_request(struct verbs_queue *q, const struct verbs_address *to, 
                                .num_sge = region ? 2 : 1,
                                .opcode = IBV_WR_SEND,
                                .wr.ud = {d->bulk ? to->bulk : to->ah, to->qpn, q->qkey}};
-    return region;
 }
 
 lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_address *to,
@@ -269,36 +269,35 @@ lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_addre
     struct ibv_send_wr wr[LOSSYNET_BATCH], *bad;
     struct ibv_sge part[2 * LOSSYNET_BATCH];
     uint64_t last = q->posted + (uint64_t)count;
-    bool in_place = false;
     if (q->failed) return LOSSYNET_LINK;
     if (last > q->sends && !await_sends(q, last - q->sends))
         return q->failed ? LOSSYNET_LINK : LOSSYNET_OK; /* lost */
     for (int i = 0; i < count; i++) {
-        in_place |= fill_request(q, to, q->posted + (uint64_t)i, &batch[i], &wr[i], &part[2 * i]);
+        fill_request(q, to, q->posted + (uint64_t)i, &batch[i], &wr[i], &part[2 * i]);
         wr[i].next = i + 1 < count ? &wr[i + 1] : NULL;
         if (i + 1 == count || (i + 1) % SIGNAL == 0) wr[i].send_flags = IBV_SEND_SIGNALED;
     }
     int code = ibv_post_send(q->qp, wr, &bad);
     if (code) return verbs_queue_broken(q, "ibv_post_send", strerror(code));
     q->posted = last;
-    /* What is stuck may leave with a payload that has changed: its checksum will not fit. */
-    if (in_place) await_sends(q, last);
-    return q->failed ? LOSSYNET_LINK : LOSSYNET_OK;
+    return LOSSYNET_OK;
 }
 
+/* What is stuck may leave with a payload that has changed: its checksum will not fit. */
 void verbs_queue_flush(struct verbs_queue *q) {
     if (q->qp) await_sends(q, q->posted);
 }
 
-void verbs_queue_register(struct verbs_queue *q, void *memory, size_t bytes) {
-    if (q->region_count == VERBS_REGIONS || bytes == 0) return; /* these payloads are copied */
-    struct ibv_mr *mr = ibv_reg_mr(q->pd, memory, bytes, 0);
+bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes) {
+    if (q->region_count == VERBS_REGIONS || bytes == 0) return false;
+    struct ibv_mr *mr = ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* to be read */
     if (mr)
         q->regions[q->region_count++] = (struct verbs_region){(const uint8_t *)memory, bytes, mr};
     else
         lossynet_log("rank %d, RDMA port %s: cannot register %zu MB (%s), so payloads are copied: "
                      "raise the limit of locked memory (ulimit -l)",
                      q->rank, q->port.name, bytes >> 20, strerror(errno));
+    return mr;
 }
 
 /* ---- open and close ---- */

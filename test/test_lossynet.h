@@ -132,6 +132,8 @@ static inline uint64_t scenario_run(struct lossynet *net, int rank, int local) {
     uint64_t all[SCENARIO_WORKERS], digest = 0xcbf29ce484222325u;
     lossynet_status status = LOSSYNET_OK;
 
+    for (int v = 0; v < local; v++)
+        if (!lossynet_register(net, gradient[v]) || !lossynet_register(net, parameter[v])) break;
     for (uint64_t step = 0; step < SCENARIO_STEPS && !status; step++) {
         bool lossless = step == 5;
         status = lossynet_step_begin(net, step);

@@ -6,6 +6,7 @@
  *     ranks, with ranks that run at different speeds;
  *   - phases begun early, buckets made ready one by one and waited for one by one give the same;
  *   - owners tell senders exactly what arrived;
+ *   - what an adapter may read in place does not change before it has settled;
  *   - a link that fails at its k-th call is reported by every rank, without a leak.
  */
 #include "test_lossynet_threads.h"
@@ -21,20 +22,63 @@ struct letter {
     uint8_t datagram[];
 };
 
+struct lent { /* a payload in registered memory, sent and not settled */
+    struct lent *next;
+    const uint8_t *payload;
+    size_t bytes;
+    uint8_t sent[];
+};
+
+enum { REGIONS = 2 * SCENARIO_WORKERS };
+
 struct mail_link {
     struct lossynet_link link;
     int rank;
     struct letter *read[LOSSYNET_BATCH];
     int count;
     atomic_bool woken;
+    const uint8_t *region[REGIONS];
+    size_t region_bytes[REGIONS];
+    int regions;
+    struct lent *lent;
 };
 
 static struct {
     pthread_mutex_t lock;
     struct letter *first[RANKS], **last[RANKS];
-    int sends_left; /* the send after so many fails; negative: none */
-    bool hurry;     /* ranks take a nap now and then, so that others get ahead */
+    int sends_left;              /* the send after so many fails; negative: none */
+    bool hurry;                  /* ranks take a nap now and then, so that others get ahead */
+    atomic_int settled, changed; /* payloads in registered memory: as they were sent, or not */
 } office;
+
+static bool mail_register(struct lossynet_link *link, const void *memory, size_t bytes) {
+    struct mail_link *mail = (struct mail_link *)link;
+    if (mail->regions == REGIONS) return false;
+    mail->region[mail->regions] = memory;
+    mail->region_bytes[mail->regions++] = bytes;
+    return true;
+}
+
+static void lend(struct mail_link *mail, const uint8_t *payload, size_t bytes) {
+    for (int i = 0; i < mail->regions; i++) {
+        if (payload < mail->region[i] || payload >= mail->region[i] + mail->region_bytes[i])
+            continue;
+        struct lent *lent = malloc(sizeof *lent + bytes);
+        *lent = (struct lent){mail->lent, payload, bytes};
+        memcpy(lent->sent, payload, bytes);
+        mail->lent = lent;
+        return;
+    }
+}
+
+static void mail_settle(struct lossynet_link *link) {
+    struct mail_link *mail = (struct mail_link *)link;
+    for (struct lent *lent; (lent = mail->lent); free(lent)) {
+        mail->lent = lent->next;
+        const bool same = memcmp(lent->sent, lent->payload, lent->bytes) == 0;
+        atomic_fetch_add(same ? &office.settled : &office.changed, 1);
+    }
+}
 
 static lossynet_status mail_send(struct lossynet_link *link, int peer,
                                  const struct lossynet_datagram *batch, int count) {
@@ -50,8 +94,10 @@ static lossynet_status mail_send(struct lossynet_link *link, int peer,
         struct letter *letter = malloc(sizeof *letter + bytes);
         *letter = (struct letter){.from = mail->rank, .bytes = bytes};
         memcpy(letter->datagram, batch[i].header, WIRE_HEADER_BYTES);
-        if (batch[i].length)
+        if (batch[i].length) {
             memcpy(letter->datagram + WIRE_HEADER_BYTES, batch[i].payload, batch[i].length);
+            lend(mail, batch[i].payload, batch[i].length);
+        }
         *office.last[peer] = letter;
         office.last[peer] = &letter->next;
     }
@@ -97,7 +143,9 @@ static void mail_wake(struct lossynet_link *link) {
 }
 
 static void mail_close(struct lossynet_link *link) {
-    forget((struct mail_link *)link);
+    struct mail_link *mail = (struct mail_link *)link;
+    forget(mail);
+    for (struct lent *lent; (lent = mail->lent); free(lent)) mail->lent = lent->next;
     free(link);
 }
 
@@ -114,6 +162,8 @@ static lossynet_status mail_open(const struct lossynet_link_settings *settings,
         .receive = mail_receive,
         .wait = mail_wait,
         .wake = mail_wake,
+        .register_memory = mail_register,
+        .settle = mail_settle,
         .close = mail_close,
     };
     *out = &mail->link;
@@ -169,6 +219,7 @@ static uint64_t digest_of(int ranks, lossynet_link_open open, bool hurry,
         assert_true(rank[r].digest == rank[0].digest && rank[r].digest);
         assert_memory_equal(&rank[r].rejected, &none, sizeof none);
     }
+    assert_int_equal(office.changed, 0);
     return rank[0].digest;
 }
 
@@ -181,6 +232,10 @@ static void same_bits_with(struct lossynet_settings settings) {
         assert_true(digest_of(ranks, mail_open, ranks == 4, &settings, run_scenario) == want);
         assert_true(digest_of(ranks, post_office_open, ranks == 4, &settings, run_scenario) ==
                     want);
+        if (settings.wire_dtype == LOSSYNET_BF16)
+            assert_int_equal(office.settled, 0);
+        else if (p < 1)
+            assert_true(office.settled > 1000);
     }
     settings.loss.seed++; /* the digest sees loss */
     net = open_alone(&settings);

@@ -113,6 +113,7 @@ def test_same_bits_as_mpi(guest, name):
     mpi, log = trained(guest, "mpi"), trained(guest, name)
     assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4068
     assert log[0]["options"]["multicast"] == (name == "multicast")
+    assert log[0]["sent_in_place"] and not mpi[0]["sent_in_place"]
     assert "multicast does not work" not in (guest / f"{name}.txt").read_text(errors="replace")
     stalled = [e["step"] for e in steps(log) if e["late"] or e["stragglers"] or e["overruns"]]
     if stalled:
