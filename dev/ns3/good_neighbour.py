@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Figures 6 and 7 of the RPS paper, simulated at full size (make simulate, about an hour).
+"""Figures 6 and 7 of the RPS paper, simulated at full size (make simulate, two hours of two cores).
 
 Runs good_neighbour.cpp over a grid and writes good_neighbour.csv (every run), good_neighbour.md
 (tables) and good_neighbour.png beside this file, or into --out. Results are kept in
@@ -133,8 +133,8 @@ def mean_time(results, **wanted):
 
 
 def at_loss(results, loss, **wanted):
-    """Mean completion time in ms at a loss rate, between the limits that were simulated; None where
-    they do not reach."""
+    """Mean completion time in ms at a loss rate, between the limits that were simulated or at the
+    least loss, if that is less than a twentieth above; None where they do not reach."""
     points = []
     for limit in LIMITS:
         runs = select(results, **{"training-limit": limit, **wanted})
@@ -142,7 +142,7 @@ def at_loss(results, loss, **wanted):
         if time is not None:
             points.append((float(np.mean([run["training_loss"] for run in runs])), time))
     points.sort()
-    if not points or not points[0][0] <= max(loss, 1e-3) or loss > points[-1][0]:
+    if not points or not points[0][0] <= max(1.05 * loss, 1e-3) or loss > points[-1][0]:
         return None
     return float(np.interp(loss, *zip(*points)))
 
@@ -225,6 +225,7 @@ def plot(results, path):
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    import matplotlib.ticker
     bursts = [burst for burst in TRAFFIC if select(results, burst=burst, reliable=1)]
     figure, axes = plt.subplots(len(bursts), 2, figsize=(11, 4.3 * len(bursts)), squeeze=False)
     colors = dict(zip(FIGURE_6, ("tab:blue", "tab:orange", "tab:green")))
@@ -246,7 +247,9 @@ def plot(results, path):
         row[0].plot([10], [1.2], "k^", label="paper: more than this")
         row[0].set(xlabel="training packets lost, %", ylabel="speed-up of the web service",
                    title=f"Figure 6, training traffic: {TRAFFIC[burst]}", xlim=(-0.5, 30))
-        row[0].legend(fontsize=7, loc="upper left")
+        low, high = row[0].get_ylim()
+        row[0].set_ylim(low, high + 0.3 * (high - low))  # for the legend
+        row[0].legend(fontsize=7, loc="upper left", ncol=3)
         for way, style in ((RELIABLE, "k^-"), (THRESHOLD, "o-"), (PRIORITY, "s--")):
             points = []
             for rate in sorted(RATES):
@@ -262,6 +265,8 @@ def plot(results, path):
             row[1].axhline(target, color="gray", linewidth=0.8, linestyle=":")
         row[1].set(xlabel="messages per second, thousands", ylabel="mean completion time, ms",
                    yscale="log", title=f"Figure 7, training traffic: {TRAFFIC[burst]}")
+        row[1].yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+        row[1].set_yticks((1, *TARGETS, 20, 50), labels=(1, *TARGETS, 20, 50))
         row[1].legend(fontsize=7)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
