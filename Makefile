@@ -2,7 +2,7 @@
 # make quickstart   installs what is missing, trains with and without packet loss, shows what it cost
 # make test         installs what is missing, runs everything in test/
 # make bench        speed and memory beside PyTorch, and of the network beside TCP (bench-network)
-# make simulate     a web service beside training, in a simulated network (ns-3), an hour
+# make simulate     a web service beside training, in a simulated network (ns-3), two hours of two cores
 # make clean        removes build/ (out/ stays)
 #
 # Found by itself: MPI (mpicc; MPI=0 builds without), libibverbs (for --link verbs; VERBS=0), OpenSSL
