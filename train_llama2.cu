@@ -294,7 +294,8 @@ static int trainer_allocate(struct trainer *t, bool training) {
                                            t->be->gather};
     struct lossynet_settings s = network_settings(o, &t->layout, t->workers);
     const bool staged = t->be->on_device && (t->world.ranks > 1 || s.carry);
-    s.weighted_sum = staged ? backend_cpu()->weighted_sum : t->be->weighted_sum;
+    s.weighted_sum = staged ? t->be->weighted_sum_pinned : t->be->weighted_sum;
+    if (staged) s.allocate = t->be->allocate_pinned, s.release = t->be->release_pinned;
     s.memory = t->be->on_device && !staged ? &memory : NULL;
     if (!training) s.drift_samples = 0;
     if (lossynet_open(&t->world, &s, &t->net)) return -1;

@@ -177,7 +177,7 @@ struct shapes {
     int N, C, F, H, K, D, V, rows; /* rows: of the classifier's logits at a time */
     size_t P;                      /* of flat vectors */
     tensor *x[4], *w, *wide[3], *qkv, *table, *weights; /* (N, C), (C), (N, 2F), ..., (V, C), (P) */
-    float *rstd, *dw, *angles[2], *vector[6], *losses, *dtable;
+    float *rstd, *dw, *angles[2], *vector[6], *losses, *dtable, *pinned;
     int32_t *tokens;
     uint8_t *arrived;
     float *weight;
@@ -248,6 +248,12 @@ static void average_once(void *context) {
     const float *const sender[SENDERS] = {s->vector[0], s->vector[1], s->vector[2], s->vector[3]};
     be->weighted_sum(s->vector[4], sender, s->weight, SENDERS, s->P, s->packet);
 }
+static void average_pinned_once(void *context) {
+    struct shapes *s = (struct shapes *)context;
+    const float *sender[SENDERS];
+    for (int i = 0; i < SENDERS; i++) sender[i] = s->pinned + (size_t)i * s->P;
+    be->weighted_sum_pinned(s->pinned, sender, s->weight, SENDERS, s->P, s->packet);
+}
 static void masked_copy_once(void *context) {
     struct shapes *s = (struct shapes *)context;
     be->masked_copy(s->vector[4], s->vector[0], s->arrived, s->P, s->packet);
@@ -279,6 +285,9 @@ static void fill_shapes(struct shapes *s) {
     s->losses = (float *)filled(N, 1, true);
     s->dtable = (float *)filled(V * C, 1, true);
     s->tokens = tokens_below(s->N, s->V);
+    s->pinned = (float *)be->allocate_pinned(SENDERS * s->P * sizeof(float));
+    if (!s->pinned) exit(1);
+    memset(s->pinned, 0, SENDERS * s->P * sizeof(float));
     s->packets = (s->P + s->packet - 1) / s->packet;
     s->arrived = (uint8_t *)calloc(s->packets, 1);
     s->weight = (float *)calloc(s->packets * SENDERS, sizeof(float));
@@ -324,6 +333,8 @@ static int kernels(int N, int C, int F, int H, int K, int D, int V) {
     kernel_line("sum_of_squares", p, seconds_of(norm_once, &s), 4 * P);
     kernel_line("weighted_sum of 4", p, seconds_of(average_once, &s),
                 4.0 * (SENDERS + 1) * P + 4.0 * SENDERS * (double)s.packets);
+    kernel_line("weighted_sum of 4, from the host", p, seconds_of(average_pinned_once, &s),
+                4.0 * SENDERS * P); /* and an element back, over a link with two directions */
     kernel_line("masked_copy", p, seconds_of(masked_copy_once, &s), 8 * P + (double)s.packets);
     return 0;
 }

@@ -160,6 +160,10 @@ struct backend {
      * out may be one of the senders. */
     void (*weighted_sum)(float *out, const float *const *sender, const float *weight, int N,
                          size_t n, size_t packet);
+    /* the same, out and senders in pinned memory, and out is there on return; NULL where not
+     * on_device */
+    void (*weighted_sum_pinned)(float *out, const float *const *sender, const float *weight, int N,
+                                size_t n, size_t packet);
     /* to[j] = from[j] for j < n where arrived[j / packet] is not 0; the rest stays */
     void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet);

@@ -326,6 +326,14 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                       device_stream());
 }
 
+/* The kernel reads each element once, where the network has put it. */
+static void weighted_sum_pinned(float *out, const float *const *sender, const float *weight, int N,
+                                size_t n, size_t packet) {
+    weighted_sum(out, sender, weight, N, n, packet);
+    device_scope scope;
+    device_synchronize();
+}
+
 /* What arrived, by cuda_masked_copy or cuda_masked_round. */
 static void copy_arrived(decltype(cuda_masked_copy) *how, float *to, const float *from,
                          const uint8_t *arrived, size_t n, size_t packet) {
@@ -402,6 +410,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.adamw = adamw;
     b.sum_of_squares = sum_of_squares;
     b.weighted_sum = weighted_sum;
+    b.weighted_sum_pinned = weighted_sum_pinned;
     b.masked_copy = masked_copy;
     b.masked_round = masked_round;
     b.gather = gather;

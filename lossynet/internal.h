@@ -325,7 +325,8 @@ struct lossynet {
     /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
      * worker: inbox[inbox_start[v] + i * owned elements of v + e] */
     float *inbox;
-    size_t *inbox_start;    /* [V] */
+    void (*release)(void *memory); /* the inbox; NULL: free */
+    size_t *inbox_start;           /* [V] */
     uint8_t *outgoing[2];   /* which packets to remote workers survive injected loss, by phase */
     size_t *outgoing_start; /* [V], of phase PARAMETER */
     uint8_t *incoming;      /* multicast: the same at the receiver, [V][packets] */

@@ -143,6 +143,10 @@ struct lossynet_settings {
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
     lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
+    /* For what other ranks sent, which weighted_sum reads beside vectors: returns NULL where there is
+     * no memory, and need not clear it. Both or neither; neither: malloc's. */
+    void *(*allocate)(size_t bytes);
+    void (*release)(void *memory); /* of `allocate`, when the net closes; NULL is fine */
     /* copied; NULL: the vectors are in the host's memory. Else: one rank only */
     const struct lossynet_memory *memory;
     int drift_samples; /* parameters watched for drift; 0: none */

@@ -63,16 +63,21 @@ void *lossynet_memory_take(size_t count, size_t size) {
     return memory;
 }
 
-void *lossynet_net_take(struct lossynet *net, size_t count, size_t size) {
+/* allocate: NULL for lossynet_memory_take */
+static void *take(struct lossynet *net, size_t count, size_t size, void *(*allocate)(size_t)) {
     net->memory_bytes += count * size;
     if (net->measuring || net->out_of_memory) return NULL;
-    void *memory = lossynet_memory_take(count, size);
+    void *memory = allocate ? allocate(count * size) : lossynet_memory_take(count, size);
     if (!memory) {
         net->out_of_memory = true;
         lossynet_log("rank %d: no memory for %zu x %zu bytes, after %zu MB", net->world.rank, count,
                      size, (net->memory_bytes - count * size) >> 20);
     }
     return memory;
+}
+
+void *lossynet_net_take(struct lossynet *net, size_t count, size_t size) {
+    return take(net, count, size, NULL);
 }
 
 /* ---- names ---- */
@@ -252,14 +257,16 @@ static void take_phases(struct lossynet *net) {
             lossynet_layout_owner_packets(&net->layout, net->first + (int)v - 1) * workers;
 }
 
-static void take_exchange(struct lossynet *net, bool multicast) {
+static void take_exchange(struct lossynet *net, const struct lossynet_settings *settings,
+                          bool multicast) {
     size_t local = (size_t)net->local, workers = (size_t)net->workers;
     size_t remote = workers - local, inbox = 0, outgoing = 0;
     for (size_t v = 0; v < local; v++) {
         inbox += lossynet_layout_owned(&net->layout, net->first + (int)v) * remote;
         outgoing += lossynet_layout_owner_packets(&net->layout, net->first + (int)v) * workers;
     }
-    NET_TAKE(net, net->inbox, inbox);
+    net->release = settings->release;
+    net->inbox = take(net, inbox, sizeof *net->inbox, settings->allocate);
     NET_TAKE(net, net->inbox_start, local);
     NET_TAKE(net, net->outgoing[LOSSYNET_GRADIENT], local * net->layout.packets);
     NET_TAKE(net, net->outgoing[LOSSYNET_PARAMETER], outgoing);
@@ -333,7 +340,7 @@ static lossynet_status prepare(struct lossynet *net, const struct lossynet_setti
 
     take_threads(net);
     take_phases(net);
-    if (net->world.ranks > 1) take_exchange(net, multicast);
+    if (net->world.ranks > 1) take_exchange(net, settings, multicast);
     if (settings->carry) lossynet_carry_open(net);
     lossynet_repair_open(net);
     lossynet_masks_open(
@@ -506,7 +513,7 @@ void lossynet_close(struct lossynet *net) {
     free(net->outgoing[1]);
     free(net->outgoing[0]);
     free(net->inbox_start);
-    free(net->inbox);
+    (net->release ? net->release : free)(net->inbox);
     free(net->chain);
     free(net->gathered);
     free(net->totals);

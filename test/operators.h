@@ -107,6 +107,7 @@ void test_weighted_sum(void **state);
 void test_convert(void **state);
 void test_masked_copy(void **state);
 void test_masked_round(void **state);
+void test_weighted_sum_pinned(void **state);
 void test_gather(void **state);
 void test_same_bits_at_any_alignment(void **state);
 

@@ -115,6 +115,37 @@ void test_masked_round(void **state) {
     }
 }
 
+/* To the last bit, since the owner's average may be computed on any machine; out is a sender, and is
+ * there on return. What did not arrive is not a number. */
+void test_weighted_sum_pinned(void **state) {
+    (void)state;
+    enum { SENDERS = 5, OUT = 2 };
+    size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 8}};
+    for (int s = 0; s < LENGTH(shapes); s++) {
+        const size_t n = shapes[s][0], packet = shapes[s][1], packets = (n + packet - 1) / packet;
+        if (too_large(n)) continue;
+        float *all = (float *)subject.backend->allocate_pinned(SENDERS * n * sizeof *all);
+        float *weight = (float *)malloc(packets * SENDERS * sizeof *weight);
+        float *want = (float *)calloc(n, sizeof *want);
+        const float *sender[SENDERS];
+        assert_true(all && weight && want);
+        for (int i = 0; i < SENDERS; i++) sender[i] = all + (size_t)i * n;
+        for (size_t k = 0; k < packets * SENDERS; k++)
+            weight[k] = random_uniform() > 0 ? (float)random_uniform() : 0;
+        for (size_t j = 0; j < n; j++)
+            for (size_t i = 0; i < SENDERS; i++) {
+                const float w = weight[j / packet * SENDERS + i];
+                all[i * n + j] = w == 0 ? NAN : (float)random_uniform();
+                if (w != 0) want[j] = fmaf(w, all[i * n + j], want[j]);
+            }
+        subject.backend->weighted_sum_pinned(all + OUT * n, sender, weight, SENDERS, n, packet);
+        assert_memory_equal(all + OUT * n, want, n * sizeof *want);
+        subject.backend->release_pinned(all);
+        free(weight);
+        free(want);
+    }
+}
+
 void test_gather(void **state) {
     (void)state;
     enum { MOST = 1000, FROM = 50000 };

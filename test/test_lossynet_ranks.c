@@ -260,6 +260,33 @@ static void test_same_bits(void **state) {
     same_bits_with(uneven);
 }
 
+/* What other ranks sent lies in the caller's memory, and is given back. */
+static atomic_int allocated;
+static atomic_size_t allocated_bytes;
+
+static void *allocate(size_t bytes) {
+    atomic_fetch_add(&allocated, 1);
+    atomic_fetch_add(&allocated_bytes, bytes);
+    void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (memory) memset(memory, 0xff, bytes);
+    return memory;
+}
+
+static void release(void *memory) {
+    atomic_fetch_sub(&allocated, 1);
+    free(memory);
+}
+
+static void test_same_bits_allocated(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.2, LOSSYNET_MEAN);
+    settings.allocate = allocate;
+    settings.release = release;
+    same_bits_with(settings);
+    assert_int_equal(allocated, 0);
+    assert_true(allocated_bytes > 0);
+}
+
 static void test_same_bits_repaired(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.4, LOSSYNET_MEAN);
@@ -640,6 +667,7 @@ static void test_too_many(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_same_bits_allocated),
         cmocka_unit_test(test_same_bits_repaired),
         cmocka_unit_test(test_same_bits_carried),
         cmocka_unit_test(test_same_bits_rounded),

@@ -61,6 +61,7 @@ int main(void) {
         cmocka_unit_test_setup(test_adamw, setup),
         cmocka_unit_test_setup(test_sum_of_squares, setup),
         cmocka_unit_test_setup(test_weighted_sum, setup),
+        cmocka_unit_test_setup(test_weighted_sum_pinned, setup),
         cmocka_unit_test_setup(test_convert, setup),
         cmocka_unit_test_setup(test_masked_copy, setup),
         cmocka_unit_test_setup(test_masked_round, setup),

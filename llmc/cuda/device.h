@@ -14,7 +14,8 @@
  *     ...                   bucket 0 is there ..>  lossynet_bucket_ready
  *                           bucket 1 is there ..>  lossynet_bucket_ready
  *                           ...              ===>  sent()
- *                                                  lossynet_reduce
+ *                                                  lossynet_reduce, each bucket as it comes:
+ *     average, of pinned memory  ============>     weighted_sum_pinned()
  *        <------------------------------------     receive() ----------- own shards of the average
  *     norm            ==========================>  sum_of_squares()
  *     AdamW           -----> own shards to host    send()
