@@ -329,8 +329,8 @@ static int trainer_allocate(struct trainer *t, bool training) {
         if (!t->fresh) t->fresh = (float *)t->be->allocate(P * sizeof(float));
         if (!t->fresh) failed = report_out_of_memory("the model put together", 4.0 * (double)P);
     }
-    const struct staging stage = {t->be,   &t->layout, t->net, t->worker, t->local, staged,
-                                  overlap, false,      false,  NULL,      NULL};
+    const struct staging stage = {t->be,   &t->layout, t->net,        t->worker, t->local, staged,
+                                  overlap, false,      o->gpu_direct, NULL,      NULL,     NULL};
     t->stage = stage;
     failed = failed || staging_open(&t->stage);
     if (t->be->element_bytes != sizeof(float) && !failed) {
@@ -752,7 +752,7 @@ static struct run_facts run_facts(const struct trainer *t) {
                                     GIT_REVISION,
                                     t->be->details,
                                     lossynet_link_name(t->net),
-                                    t->stage.in_place,
+                                    t->stage.sends,
                                     t->world.rank,
                                     t->world.ranks,
                                     t->workers,

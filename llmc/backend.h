@@ -76,13 +76,16 @@ struct backend {
      * `receive` copies before what is called from now on, which finds it in `to`, and perhaps before
      * the end of what was called earlier: `to` is nothing that operations use which were called
      * since the host last waited (sent, download, sum_of_squares). `host` must stay until it waits
-     * for a later operation. */
+     * for a later operation. `send` of nothing still makes `sent` wait for what was called so far. */
     void *(*allocate_pinned)(size_t bytes); /* NULL when there is none; not cleared */
     void (*release_pinned)(void *memory);   /* NULL is fine */
     void (*send)(void *host, const void *from, size_t bytes);
     void (*when_sent)(void (*call)(void *context), void *context);
     void (*sent)(void);
     void (*receive)(void *to, const void *host, size_t bytes);
+    /* A file descriptor of dma-buf through which other devices reach `memory`, at *offset; the caller
+     * closes it. -1: none */
+    int (*export_memory)(const void *memory, size_t bytes, size_t *offset);
 
     /* ---- embedding ---- */
     /* out (N, C) = table (V, C)[tokens (N)] */

@@ -115,6 +115,11 @@ static void receive(void *to, const void *host, size_t bytes) {
     device_receive(to, host, bytes);
 }
 
+static int export_memory(const void *memory, size_t bytes, size_t *offset) {
+    device_scope scope;
+    return device_export(memory, bytes, offset);
+}
+
 /* Arguments of an operation that the host holds, one after another in device memory. */
 struct arguments {
     char *at;
@@ -392,6 +397,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.when_sent = when_sent;
     b.sent = sent;
     b.receive = receive;
+    b.export_memory = export_memory;
     b.embedding_forward = embedding_forward;
     b.embedding_backward = embedding_backward;
     b.rmsnorm_forward = rmsnorm_forward;

@@ -84,6 +84,10 @@ int network_check(const struct options *o, int workers) {
         wrong = report("--wire-dtype bf16: expected --algorithm lossy or reliable, got %s, whose "
                        "workers step on what they receive: most steps are too small for bf16",
                        algorithm_names[o->algorithm]);
+    } else if (o->gpu_direct && (o->algorithm != ALGORITHM_LOSSY || o->carry > 0 || o->encrypt ||
+                                 o->wire_dtype != OPTION_WIRE_FLOAT32)) {
+        wrong = report("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
+                       "--wire-dtype bf16, for which the host has to see gradients");
     } else if (o->multicast && o->parameter_repair) {
         wrong = report("--multicast: expected no --repair of parameters, which are sent again to "
                        "single workers; --gradient-repair is fine");

@@ -157,6 +157,9 @@ static const struct entry table[] = {
     SWITCH("multicast", multicast,
            "udp, verbs: send parameters once for all ranks, where the network carries it"),
     SWITCH("encrypt", encrypt, "udp, verbs: encrypt and authenticate every datagram"),
+    SWITCH("gpu-direct", gpu_direct,
+           "verbs: the adapter reads gradients from the GPU's memory, where it can (dma-buf, "
+           "nvidia-peermem); their checksum is the adapter's"),
     NUMBER("link-gbps", link_gbps, "100", 1e-6, 1e6, "GBIT",
            "link speed of a worker, for --dry-run"),
 

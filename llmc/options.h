@@ -20,7 +20,7 @@ extern const char *const algorithm_names[]; /* ends with NULL */
 enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
 
 enum data_split { DATA_SHARED, DATA_CONTIGUOUS }; /* of --data-split */
-enum { OPTION_WIRE_FLOAT32, OPTION_WIRE_BF16 }; /* of --wire-dtype */
+enum { OPTION_WIRE_FLOAT32, OPTION_WIRE_BF16 };   /* of --wire-dtype */
 
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
@@ -56,7 +56,7 @@ struct options {
     const char *traffic_class;
     double pace_gbps, loss_budget, peer_timeout;
     const char *record_loss;
-    bool no_overlap, multicast, encrypt;
+    bool no_overlap, multicast, encrypt, gpu_direct;
     /* output */
     const char *out, *log;
     const char *resume; /* NULL: start anew; resume_choose replaces "auto" */

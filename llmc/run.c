@@ -3,23 +3,24 @@
 
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "llmc/runlog.h"
 
 json_t *run_event(const struct run_facts *run) {
     const struct llama_config *c = &run->layout->config;
-    return json_pack(
-        "{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:b,"
-        " s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
-        "event", "run", "options", options_json(run->options), "git_revision", run->revision,
-        "backend", run->backend, "ranks", run->ranks, "workers", run->workers, "threads",
-        run->threads, "batch", run->batch, "seq", run->seq, "parameters",
-        (json_int_t)run->layout->count, "optimizer_bytes_per_worker",
-        (json_int_t)(2 * run->moments * sizeof(float)), "link", run->link, "sent_in_place",
-        run->in_place, "packet_bytes", (json_int_t)run->packet_bytes, "model", "width", c->width,
-        "layers", c->layers, "heads", c->heads, "kv_heads", c->kv_heads, "head_size", c->head_size,
-        "hidden", c->hidden, "vocabulary", c->vocabulary, "positions", c->positions, "norm_eps",
-        runlog_float(c->norm_eps), "rope_theta", runlog_float(c->rope_theta), "tied", c->tied);
+    return json_pack("{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:s,"
+                     " s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
+                     "event", "run", "options", options_json(run->options), "git_revision",
+                     run->revision, "backend", run->backend, "ranks", run->ranks, "workers",
+                     run->workers, "threads", run->threads, "batch", run->batch, "seq", run->seq,
+                     "parameters", (json_int_t)run->layout->count, "optimizer_bytes_per_worker",
+                     (json_int_t)(2 * run->moments * sizeof(float)), "link", run->link, "sends",
+                     run->sends, "packet_bytes", (json_int_t)run->packet_bytes, "model", "width",
+                     c->width, "layers", c->layers, "heads", c->heads, "kv_heads", c->kv_heads,
+                     "head_size", c->head_size, "hidden", c->hidden, "vocabulary", c->vocabulary,
+                     "positions", c->positions, "norm_eps", runlog_float(c->norm_eps), "rope_theta",
+                     runlog_float(c->rope_theta), "tied", c->tied);
 }
 
 void run_announce(const struct run_facts *run) {
@@ -33,9 +34,9 @@ void run_announce(const struct run_facts *run) {
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)run->workers * run->batch * run->seq * o->micro_batches);
     if (run->workers > 1)
-        printf(", %zu packets of %zu bytes%s over %s%s", run->packets, run->packet_bytes,
-               o->wire_dtype == OPTION_WIRE_BF16 ? " of bf16" : "", run->link,
-               run->in_place ? ", sent in place" : "");
+        printf(", %zu packets of %zu bytes%s over %s", run->packets, run->packet_bytes,
+               o->wire_dtype == OPTION_WIRE_BF16 ? " of bf16" : "", run->link);
+    if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {
         printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");

@@ -19,7 +19,7 @@ struct run_facts {
     const struct options *options;
     const struct layout *layout;
     const char *revision, *backend, *link;
-    bool in_place;                   /* the link's hardware reads vectors where they are */
+    const char *sends;               /* how vectors leave, see staging.h */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */

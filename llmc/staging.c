@@ -3,22 +3,39 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llmc/report.h"
+
+/* Gradients leave from the device from now on; false: they do not. */
+static bool register_gradient(const struct staging *s, const struct worker *w) {
+    struct lossynet_device_memory memory = {-1, 0};
+    memory.dmabuf =
+        s->be->export_memory(w->grads, s->layout->count * sizeof(float), &memory.offset);
+    bool done = lossynet_register_device(s->net, w->id, w->net_grads, w->grads, &memory);
+    if (memory.dmabuf >= 0) close(memory.dmabuf);
+    return done;
+}
 
 int staging_open(struct staging *s) {
     s->notice = (struct staging_notice *)calloc((size_t)s->local, sizeof *s->notice);
     if (!s->notice) return report_out_of_memory("the list of workers", 0);
     for (int w = 0; w < s->local; w++) {
-        const struct staging_notice notice = {s->net, s->worker[w].id, s->layout->buckets, 0};
+        const struct staging_notice notice = {s->net, s->worker[w].id, s->layout->buckets, 0,
+                                              false};
         s->notice[w] = notice;
     }
-    s->in_place = true;
-    for (int w = 0; w < s->local && s->in_place; w++) {
+    bool in_place = true, direct = s->gpu_direct && s->staged;
+    if (s->gpu_direct && !s->staged && s->worker[0].id == 0)
+        report("note: --gpu-direct: expected several processes with a GPU each: nothing to do");
+    for (int w = 0; w < s->local; w++) {
         const struct worker *k = &s->worker[w];
-        s->in_place = lossynet_register(s->net, k->net_params) &&
-                      (!k->net_grads || lossynet_register(s->net, k->net_grads));
+        in_place = in_place && lossynet_register(s->net, k->net_params) &&
+                   (!k->net_grads || lossynet_register(s->net, k->net_grads));
+        direct = direct && k->grads && register_gradient(s, k);
+        s->notice[w].direct = direct;
     }
+    s->sends = direct ? "in place, gradients by the GPU" : in_place ? "in place" : "copied";
     return 0;
 }
 
@@ -34,9 +51,22 @@ static void gradient_sent(void *context) {
     n->next = (n->next + 1) % n->buckets;
 }
 
+/* What this rank's owners average is all that is read in the host's memory. */
+static void send_owned(const struct staging *s, const struct worker *w, int bucket) {
+    s->be->send(w->net_grads, w->grads, 0);
+    for (int owner = 0; owner < s->local; owner++) {
+        size_t offset, count;
+        lossynet_shard(s->net, s->worker[owner].id, bucket, &offset, &count);
+        worker_send(w, s->be, w->net_grads, offset, count);
+    }
+}
+
 void staging_gradient_done(const struct staging *s, const struct worker *w, int bucket) {
-    worker_send(w, s->be, w->net_grads, layout_bucket_offset(s->layout, bucket),
-                s->layout->bucket_elements[bucket]);
+    if (s->notice[w - s->worker].direct)
+        send_owned(s, w, bucket);
+    else
+        worker_send(w, s->be, w->net_grads, layout_bucket_offset(s->layout, bucket),
+                    s->layout->bucket_elements[bucket]);
     if (!s->overlap) return;
     if (s->staged)
         s->be->when_sent(gradient_sent, &s->notice[w - s->worker]);

@@ -29,6 +29,7 @@ extern "C" {
 struct staging_notice { /* of a worker's gradients that are on their way to the host */
     struct lossynet *net;
     int worker, buckets, next;
+    bool direct; /* network hardware reads them where the device has them */
 };
 
 struct staging {
@@ -40,8 +41,10 @@ struct staging {
     bool staged;     /* else vectors are where the network reads them, and nothing moves */
     bool overlap;    /* phases go on while workers compute */
     bool arriving;   /* parameters of the last broadcast are still to be received */
-    bool in_place;   /* network hardware reads vectors where they are (lossynet_register) */
-    tensor *weights; /* parameters in use, where they are not float32, else NULL */
+    bool gpu_direct; /* wanted: gradients leave from the device's memory */
+    const char
+        *sends; /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
+    tensor *weights;               /* parameters in use, where they are not float32, else NULL */
     struct staging_notice *notice; /* [local] */
 };
 

@@ -65,7 +65,7 @@ static void seal(struct lossynet *net, struct lossynet_datagram *d, int slot) {
         d->length = sealed;
     } else if (!net->link->reliable) {
         uint32_t crc = lossynet_crc32c(0, d->header, WIRE_HEADER_BYTES);
-        crc = lossynet_crc32c(crc, d->payload, d->length);
+        if (!d->device) crc = lossynet_crc32c(crc, d->payload, d->length);
         wire_put(d->header + WIRE_CHECKSUM_AT, crc, 4);
     }
 }
@@ -98,7 +98,9 @@ static uint64_t *reject(struct lossynet *net, int peer, struct wire_header *h, u
         h->length -= LOSSYNET_SECURE_BYTES;
     } else if (!net->link->reliable) {
         wire_put(datagram + WIRE_CHECKSUM_AT, 0, 4);
-        uint32_t crc = lossynet_crc32c(0, datagram, bytes);
+        bool header_alone =
+            net->link->checks_payload && h->type == WIRE_DATA && h->elements == WIRE_DEVICE_FLOAT32;
+        uint32_t crc = lossynet_crc32c(0, datagram, header_alone ? WIRE_HEADER_BYTES : bytes);
         wire_put(datagram + WIRE_CHECKSUM_AT, h->checksum, 4);
         if (crc != h->checksum) return &rejected->corrupt;
     }
@@ -371,6 +373,7 @@ void lossynet_engine_take(struct lossynet *net, bool multicast) {
         NET_TAKE(net, engine->reached[kind], workers);
         NET_TAKE(net, engine->bucket_over[kind], buckets);
     }
+    NET_TAKE(net, engine->elsewhere, local);
     if (multicast) NET_TAKE(net, engine->group_position, local);
     if (lossynet_rounds(&net->layout))
         NET_TAKE(net, engine->rounded, LOSSYNET_BATCH * net->layout.packet_elements);
@@ -443,6 +446,7 @@ void lossynet_engine_close(struct lossynet *net) {
     free(engine->kept.bytes);
     free(engine->sealed);
     free(engine->rounded);
+    free(engine->elsewhere);
     free(engine->group_position);
     free(engine->peers);
     free(engine);

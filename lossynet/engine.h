@@ -156,6 +156,11 @@ struct lossynet_sending { /* our present phase of a kind */
     double seconds; /* that ends took to wait for, averaged */
 };
 
+struct lossynet_elsewhere { /* a local worker's gradients, in a device's memory */
+    const float *vector;    /* what phases are given instead; NULL: nothing is elsewhere */
+    const float *there;
+};
+
 struct lossynet_kept { /* tests: a datagram that is overtaken */
     uint8_t *bytes;
     size_t count;
@@ -200,6 +205,7 @@ struct lossynet_engine {
     struct lossynet_secure *secure;
     uint8_t *sealed;   /* [LOSSYNET_BATCH][payload_most], with secure */
     uint16_t *rounded; /* [LOSSYNET_BATCH][packet_elements], payloads, where these are bfloat16 */
+    struct lossynet_elsewhere *elsewhere; /* [V] */
     size_t payload_most;
     struct lossynet_pace pace;
     int first;      /* distance of the peer to begin with */

@@ -27,6 +27,7 @@ struct lossynet_datagram { /* to send */
     const void *payload; /* may be NULL where length is 0 */
     size_t length;       /* of the payload */
     bool bulk;           /* travels in the class of DATA; all of a batch alike */
+    bool device;         /* payload is a device's memory, registered, which the host cannot read */
 };
 
 struct lossynet_arrival { /* received: header and payload in one piece */
@@ -39,6 +40,7 @@ struct lossynet_link {
     const char *name;
     bool reliable;       /* loses and repeats nothing, keeps order between two ranks (MPI) */
     bool multicast;      /* send to LOSSYNET_EVERYONE works, for all ranks */
+    bool checks_payload; /* hardware drops what comes with another payload than was sent */
     size_t payload_most; /* bytes of payload that fit a datagram between any two ranks, the same on
                             all ranks, a multiple of 4 */
     int receive_queue;   /* datagrams of full size that this rank can hold before it looks at them;
@@ -64,8 +66,9 @@ struct lossynet_link {
 
     /* Optional, with settle. Memory that payloads will be sent from, until close, so that hardware
      * may read it in place; other payloads work too, and are copied. False, after one line: these
-     * are copied as well. */
-    bool (*register_memory)(struct lossynet_link *link, const void *memory, size_t bytes);
+     * are copied as well. device: NULL for the host's memory. */
+    bool (*register_memory)(struct lossynet_link *link, const void *memory, size_t bytes,
+                            const struct lossynet_device_memory *device);
     /* Waits until what was sent has left, or cannot. */
     void (*settle)(struct lossynet_link *link);
 

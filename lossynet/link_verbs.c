@@ -230,8 +230,9 @@ static void link_wake(struct lossynet_link *link) {
     verbs_queue_wake(&((struct link_verbs *)link)->queue);
 }
 
-static bool link_register(struct lossynet_link *link, const void *memory, size_t bytes) {
-    return verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes);
+static bool link_register(struct lossynet_link *link, const void *memory, size_t bytes,
+                          const struct lossynet_device_memory *device) {
+    return verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes, device);
 }
 
 static void link_settle(struct lossynet_link *link) {
@@ -387,6 +388,7 @@ lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *se
     if (!v->peers || !v->by_address) goto close_link;
     v->link = (struct lossynet_link){
         .name = "verbs",
+        .checks_payload = true, /* by the invariant CRC (IBA 7.8.1) */
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,

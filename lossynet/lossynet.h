@@ -215,6 +215,20 @@ bool lossynet_overlaps(const struct lossynet *net); /* packets move while the ca
  * then stay until lossynet_close. False: what is sent from it is copied first, as from any other. */
 bool lossynet_register(struct lossynet *net, const float *vector);
 
+struct lossynet_device_memory { /* where network hardware finds it */
+    int dmabuf;    /* a file descriptor of dma-buf that contains it, closed by the caller
+                                   when registered; -1: the memory's address is all there is */
+    size_t offset; /* in dmabuf */
+};
+
+/* Gradients of local worker `worker`, given to phases as `vector`, leave from `there` (P elements of a
+ * GPU's memory), which network hardware reads. Of `vector` itself only what workers of this rank own
+ * is then read. Their checksum covers the header alone (wire.h), so this needs a link that checks
+ * payloads (verbs), elements that travel as they are, and no `carry`. Both stay until lossynet_close.
+ * False, after one line where link or hardware refused: all of `vector` is read. */
+bool lossynet_register_device(struct lossynet *net, int worker, const float *vector,
+                              const float *there, const struct lossynet_device_memory *device);
+
 /* vectors[V], of local workers, who all start with the same values, or go on with those that
  * owners had: makes them what a broadcast that loses nothing would have left. With wire_dtype bf16
  * that rounds what a worker does not own; else it changes nothing. */

@@ -542,15 +542,36 @@ bool lossynet_overlaps(const struct lossynet *net) {
     return net->engine && net->engine->threaded;
 }
 
-bool lossynet_register(struct lossynet *net, const float *vector) {
+static bool register_memory(struct lossynet *net, const float *vector,
+                            const struct lossynet_device_memory *device) {
     if (!net->link || !net->link->register_memory || net->engine->secure ||
         lossynet_rounds(&net->layout))
         return false;
     lossynet_engine_enter(net);
-    bool done =
-        net->link->register_memory(net->link, vector, net->layout.elements * sizeof *vector);
+    bool done = net->link->register_memory(net->link, vector, net->layout.elements * sizeof *vector,
+                                           device);
     lossynet_engine_leave(net);
     return done;
+}
+
+bool lossynet_register(struct lossynet *net, const float *vector) {
+    return register_memory(net, vector, NULL);
+}
+
+bool lossynet_register_device(struct lossynet *net, int worker, const float *vector,
+                              const float *there, const struct lossynet_device_memory *device) {
+    if (!net->link || net->carry.residual) return false;
+    if (!net->link->checks_payload) {
+        if (net->world.rank == 0)
+            lossynet_log("link %s does not read a GPU's memory: gradients go through the host's",
+                         net->link->name);
+        return false;
+    }
+    if (!register_memory(net, there, device)) return false;
+    lossynet_engine_enter(net);
+    net->engine->elsewhere[worker - net->first] = (struct lossynet_elsewhere){vector, there};
+    lossynet_engine_leave(net);
+    return true;
 }
 
 size_t lossynet_memory_bytes(const struct lossynet *net) {

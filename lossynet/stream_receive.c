@@ -79,12 +79,18 @@ void lossynet_stream_open(struct lossynet *net, int kind, bool lossless) {
 
 /* ---- receiving ---- */
 
+static bool fit(const struct lossynet *net, uint8_t elements) {
+    return elements == stream_elements(&net->layout) ||
+           (elements == WIRE_DEVICE_FLOAT32 && net->link->checks_payload &&
+            !lossynet_rounds(&net->layout));
+}
+
 /* Judges what DATA says: the counter of what is wrong, or NULL. */
 static uint64_t *reject(struct lossynet *net, const struct wire_header *h, const uint8_t *payload) {
     struct lossynet_engine *engine = net->engine;
     const struct lossynet_layout *layout = &net->layout;
     bool group = h->receiver == WIRE_EVERYONE;
-    if (h->kind >= 2 || h->elements != stream_elements(layout) || h->sender >= net->workers ||
+    if (h->kind >= 2 || !fit(net, h->elements) || h->sender >= net->workers ||
         lossynet_is_local(net, h->sender) || h->bucket >= (uint32_t)layout->buckets ||
         group != (engine->multicast && h->kind == LOSSYNET_PARAMETER))
         return &net->rejected.invalid;

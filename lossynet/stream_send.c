@@ -99,6 +99,9 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
     struct lossynet_sending *phase = &engine->phase[kind];
     const struct lossynet_layout *layout = &net->layout;
     bool group = rank == LOSSYNET_EVERYONE;
+    const struct lossynet_elsewhere *elsewhere = &engine->elsewhere[v];
+    bool device = kind == LOSSYNET_GRADIENT && elsewhere->vector == phase->vectors[v];
+    const float *vector = device ? elsewhere->there : phase->vectors[v];
     int ready = __atomic_load_n(&phase->ready[v], __ATOMIC_ACQUIRE);
     int receivers = group ? 1 : net->local, sender = net->first + v;
     for (; at->bucket < ready; at->bucket++, at->receiver = 0) {
@@ -119,7 +122,8 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                                         .version = WIRE_VERSION,
                                         .type = WIRE_DATA,
                                         .kind = (uint8_t)kind,
-                                        .elements = stream_elements(layout),
+                                        .elements =
+                                            device ? WIRE_DEVICE_FLOAT32 : stream_elements(layout),
                                         .run = (uint32_t)engine->run,
                                         .sender = (uint16_t)sender,
                                         .receiver = (uint16_t)receiver,
@@ -127,8 +131,9 @@ static int fill_worker(struct lossynet *net, int kind, int rank, int v,
                                         .packet = (uint32_t)at->packet,
                                         .index = phase->begun - 1};
                 wire_encode(engine->batch[n].header, &h);
-                engine->batch[n].payload = payload(net, n, phase->vectors[v] + offset, count);
+                engine->batch[n].payload = payload(net, n, vector + offset, count);
                 engine->batch[n].bulk = true;
+                engine->batch[n].device = device;
                 engine->batch[n++].length = count * layout->element_bytes;
             }
         }

@@ -148,7 +148,8 @@ int verbs_queue_receive(struct verbs_queue *q);
 /* See link.h. Registered memory stays where it is until close. */
 void verbs_queue_wait(struct verbs_queue *q, double seconds);
 void verbs_queue_wake(struct verbs_queue *q);
-bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes);
+bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes,
+                          const struct lossynet_device_memory *device);
 
 lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why);
 

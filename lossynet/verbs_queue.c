@@ -14,10 +14,8 @@
  * What arrives begins with 40 bytes of GRH, whether it had one or not (IBA 11.4.1.2); for RoCE v2
  * over IPv4 the last 20 are the IP header and the first 20 nothing (A17.4.5.2).
  *
- * Payloads lie in host memory, pinned where a GPU copies them there. For GPU memory
- * verbs_queue_register would take a region by ibv_reg_dmabuf_mr and cuMemGetHandleForAddressRange;
- * sending in place then works as it is, once the checksum of a payload is computed where the payload
- * is.
+ * Payloads lie in host memory, pinned where a GPU copies them there, or in a GPU's memory that is
+ * registered by dma-buf (ibv_reg_dmabuf_mr) or, with nvidia-peermem, by its address.
  */
 #ifdef LOSSYNET_VERBS
 #include "lossynet/verbs.h"
@@ -288,11 +286,25 @@ void verbs_queue_flush(struct verbs_queue *q) {
     if (q->qp) await_sends(q, q->posted);
 }
 
-bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes) {
+static struct ibv_mr *make_region(struct verbs_queue *q, const void *memory, size_t bytes,
+                                  const struct lossynet_device_memory *device) {
+    if (device && device->dmabuf >= 0)
+        return ibv_reg_dmabuf_mr(q->pd, device->offset, bytes, (uintptr_t)memory, device->dmabuf,
+                                 0);
+    return ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* to be read */
+}
+
+bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes,
+                          const struct lossynet_device_memory *device) {
     if (q->region_count == VERBS_REGIONS || bytes == 0) return false;
-    struct ibv_mr *mr = ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* to be read */
+    struct ibv_mr *mr = make_region(q, memory, bytes, device);
     if (mr)
         q->regions[q->region_count++] = (struct verbs_region){(const uint8_t *)memory, bytes, mr};
+    else if (device)
+        lossynet_log(
+            "rank %d, RDMA port %s: cannot register %zu MB of a GPU's memory (%s), so "
+            "gradients go through the host's: --gpu-direct needs dma-buf or nvidia-peermem",
+            q->rank, q->port.name, bytes >> 20, strerror(errno));
     else
         lossynet_log("rank %d, RDMA port %s: cannot register %zu MB (%s), so payloads are copied: "
                      "raise the limit of locked memory (ulimit -l)",

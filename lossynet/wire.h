@@ -25,8 +25,8 @@
  *
  *   version   5
  *   type, k, e         one byte: its low four bits, two, and the high two
- *   e         DATA: the elements, the same for all of a run: 0 float32 (IEEE 754), 1 bfloat16, the
- *             upper half of a float32. Others: 0
+ *   e         DATA: the elements, 0 or 1 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the upper
+ *             half of a float32; 2 float32 as in 0, sent from a device's memory. Others: 0
  *   type      DATA     one packet of a shard: elements, without a gap
  *             DONE     the sender has sent all of this phase to the receiver, `packet` DATA in all;
  *                      repeated until it is acknowledged. Payload: the sender's state (below).
@@ -52,7 +52,8 @@
  *             packet has all 32 bits, and there is no bucket.
  *   sequence  DATA: counts the datagrams from rank to rank, since the start; those to EVERYONE
  *             have a count of their own. Wraps around.
- *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload.
+ *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload; with e = 2, of the
+ *             header alone: only over links whose hardware checks payloads from end to end.
  *
  * State of a rank towards another, nine numbers of 4 bytes:
  *    0  open[GRADIENT], open[PARAMETER]: DATA of phases before this index + 1 is welcome, unless
@@ -98,7 +99,7 @@ enum {
 
 enum { WIRE_MESSAGES = 2, WIRE_KINDS }; /* after LOSSYNET_GRADIENT, LOSSYNET_PARAMETER */
 
-enum { WIRE_FLOAT32, WIRE_BF16 }; /* elements */
+enum { WIRE_FLOAT32, WIRE_BF16, WIRE_DEVICE_FLOAT32 }; /* elements */
 
 enum { WIRE_RUN_AT = 4, WIRE_SEQUENCE_AT = 20, WIRE_CHECKSUM_AT = 24 };
 

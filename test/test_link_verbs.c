@@ -203,7 +203,7 @@ static void test_all_sizes(void **state) {
     assert_true(link->memory_bytes <= lossynet_link_verbs_memory(RANKS, 0));
     static uint8_t payload[2 * 4096], registered[2 * 4096];
     for (int r = 0; r < RANKS; r++)
-        assert_true(ranks[r].link->register_memory(ranks[r].link, registered, 2 * 4096));
+        assert_true(ranks[r].link->register_memory(ranks[r].link, registered, 2 * 4096, NULL));
     for (size_t length = 0; length <= link->payload_most; length += length < 16 ? 1 : 331)
         for (int pair = 0; pair < RANKS * RANKS; pair++) {
             int from = pair / RANKS, to = pair % RANKS;
@@ -229,7 +229,7 @@ static void test_batches(void **state) {
     struct lossynet_arrival arrivals[LOSSYNET_BATCH];
     struct lossynet_link *link = ranks[3].link;
     for (int in_place = 0; in_place < 2; in_place++) {
-        if (in_place) assert_true(link->register_memory(link, payload, sizeof payload));
+        if (in_place) assert_true(link->register_memory(link, payload, sizeof payload, NULL));
         uint32_t sent = 0, got[RANKS] = {0};
         for (int round = 0; round < ROUNDS; round++)
             for (int to = 0; to < 3; to++) {
@@ -417,7 +417,7 @@ static void test_network_cut(void **state) {
     static uint8_t payload[64];
     struct lossynet_datagram batch[LOSSYNET_BATCH];
     struct lossynet_link *link = ranks[1].link;
-    link->register_memory(link, payload, sizeof payload);
+    link->register_memory(link, payload, sizeof payload, NULL);
     assert_delivers(1, 0, payload, 8);
     for (int i = 0; i < LOSSYNET_BATCH; i++) batch[i] = make(payload, 64, 7);
     if (system("ip link set b1 down")) fail_msg("no cable to pull");

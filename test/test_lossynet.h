@@ -123,10 +123,30 @@ static inline struct lossynet_settings scenario_settings(const char *model, doub
     return settings;
 }
 
+/* Gradients leave from other memory than the vectors they are in (lossynet_register_device). */
+static bool scenario_device;
+
+/* `there` gets all of a gradient, which keeps only what this rank's workers own. */
+static inline void scenario_leave(const struct lossynet *net, float *gradient, float *there,
+                                  size_t elements, int rank, int local) {
+    memcpy(there, gradient, elements * sizeof *there);
+    for (size_t e = 0; e < elements; e++) gradient[e] = NAN;
+    for (int owner = rank * local; owner < (rank + 1) * local; owner++) {
+        for (int b = 0; b < SCENARIO_BUCKETS; b++) {
+            size_t offset, count;
+            lossynet_shard(net, owner, b, &offset, &count);
+            memcpy(gradient + offset, there + offset, count * sizeof *there);
+        }
+    }
+}
+
 static inline uint64_t scenario_run(struct lossynet *net, int rank, int local) {
     size_t elements = 0;
     for (int b = 0; b < SCENARIO_BUCKETS; b++) elements += scenario_elements[b];
     float **gradient = take_vectors(local, elements), **parameter = take_vectors(local, elements);
+    float **there = take_vectors(local, elements);
+    const struct lossynet_device_memory device = {-1, 0};
+    bool leaves = scenario_device;
     float *fresh = (float *)calloc(elements, sizeof *fresh);
     uint64_t *mine = (uint64_t *)calloc((size_t)local, sizeof *mine);
     uint64_t all[SCENARIO_WORKERS], digest = 0xcbf29ce484222325u;
@@ -134,6 +154,8 @@ static inline uint64_t scenario_run(struct lossynet *net, int rank, int local) {
 
     for (int v = 0; v < local; v++)
         if (!lossynet_register(net, gradient[v]) || !lossynet_register(net, parameter[v])) break;
+    for (int v = 0; v < local && leaves; v++)
+        leaves = lossynet_register_device(net, rank * local + v, gradient[v], there[v], &device);
     for (uint64_t step = 0; step < SCENARIO_STEPS && !status; step++) {
         bool lossless = step == 5;
         status = lossynet_step_begin(net, step);
@@ -141,6 +163,8 @@ static inline uint64_t scenario_run(struct lossynet *net, int rank, int local) {
             for (size_t e = 0; e < elements; e++) /* its own data, and where its replica stands */
                 gradient[v][e] = (float)random_unit(step, (uint64_t)(rank * local + v), e) +
                                  0.01f * parameter[v][e];
+        for (int v = 0; v < local && leaves; v++)
+            scenario_leave(net, gradient[v], there[v], elements, rank, local);
         if (!status) status = lossynet_reduce(net, gradient, lossless);
         for (int v = 0; v < local; v++) {
             for (int b = 0; b < SCENARIO_BUCKETS; b++) {
@@ -174,6 +198,7 @@ static inline uint64_t scenario_run(struct lossynet *net, int rank, int local) {
     }
     free(mine);
     free(fresh);
+    free_vectors(there);
     free_vectors(parameter);
     free_vectors(gradient);
     return status ? 0 : digest;

@@ -9,7 +9,9 @@ import subprocess
 
 import pytest
 
-from program import BUILD, MPI, PROGRAM, ROOT, SANITIZED, read_log, run, write_tokens, markov_tokens
+from program import (BUILD, MPI, PROGRAM, ROOT, SANITIZED, markov_tokens, read_log, run, succeed,
+                     write_tokens)
+from test_device import EMULATED
 from test_program import numbers, weights
 
 VM = ROOT / "dev" / "rdma_vm"
@@ -30,12 +32,13 @@ ALL=--interface=rxe0,rxe1,rxe2:1,rxe3:1:1
 train() { # NAME ARGUMENT...
     name=$1
     shift
-    timeout 200 mpirun -np $ranks PROGRAM $COMMON --out=$name "$@" >$name.txt 2>&1
+    timeout 200 mpirun -np $ranks $program $COMMON --out=$name "$@" >$name.txt 2>&1
     echo "exit status $?" >>$name.txt
 }
 counters() {
     cat /sys/class/infiniband/rxe?/ports/1/hw_counters/$1 | paste -sd ' '
 }
+program=PROGRAM
 ranks=2
 train mpi --link=mpi --packet-bytes=4068 --loss-rate=0.1
 ranks=4
@@ -45,6 +48,10 @@ one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --interface"
 timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
     >verbs.txt 2>&1
 echo "exit status $?" >>verbs.txt
+# An emulated GPU's memory, which the host may not read, by its address.
+program=EMULATED
+train direct --link=verbs $ALL --loss-rate=0.1 --device=cuda --gpu-direct --steps=2
+program=PROGRAM
 devices_lose 4 10
 counters sent_pkts >sent.txt
 train lossy --link=verbs $ALL
@@ -67,7 +74,8 @@ def guest(tmp_path_factory):
     folder = tmp_path_factory.mktemp("guest")
     write_tokens(folder / "train.bin", markov_tokens(20_000, 512, 1), 512)
     job = JOB
-    for name, value in {"DEVICES": VM / "devices.sh", "LINK_TEST": SANITIZED.parent / "test" / "test_link_verbs", "PROGRAM": PROGRAM,
+    for name, value in {"DEVICES": VM / "devices.sh", "PROGRAM": PROGRAM, "EMULATED": EMULATED,
+                        "LINK_TEST": SANITIZED.parent / "test" / "test_link_verbs",
                         "STEPS": STEPS}.items():
         job = job.replace(name, str(value))
     exports = {**MPI, "OMPI_MCA_btl": "self,vader", "OMPI_MCA_pml": "ob1", "OMP_NUM_THREADS": "1"}
@@ -106,22 +114,37 @@ def test_link(guest, case):
         assert re.search(rf"^ok \d+ - {case}$", text, re.MULTILINE), text[-3000:]
 
 
-@pytest.mark.parametrize("name", ["verbs", "multicast"])
-def test_same_bits_as_mpi(guest, name):
+def assert_same(mpi, log, folders):
     """With injected loss only. A machine that stalls for seconds can make ranks give up waiting;
     then the log says in which step, and what was before is compared."""
-    mpi, log = trained(guest, "mpi"), trained(guest, name)
     assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4068
-    assert log[0]["options"]["multicast"] == (name == "multicast")
-    assert log[0]["sent_in_place"] and not mpi[0]["sent_in_place"]
-    assert "multicast does not work" not in (guest / f"{name}.txt").read_text(errors="replace")
+    assert mpi[0]["sends"] == "copied"
     stalled = [e["step"] for e in steps(log) if e["late"] or e["stragglers"] or e["overruns"]]
     if stalled:
         kept = numbers(steps(log)[:stalled[0] - 1])
         assert kept == numbers(steps(mpi)[:len(kept)])
         pytest.skip(f"the same bits until step {stalled[0]}, when a rank stalled")
     assert numbers(log) == numbers(mpi)
-    assert weights(guest / name) == weights(guest / "mpi")
+    assert weights(folders[0]) == weights(folders[1])
+
+
+@pytest.mark.parametrize("name", ["verbs", "multicast"])
+def test_same_bits_as_mpi(guest, name):
+    mpi, log = trained(guest, "mpi"), trained(guest, name)
+    assert log[0]["options"]["multicast"] == (name == "multicast")
+    assert log[0]["sends"] == "in place"
+    assert "multicast does not work" not in (guest / f"{name}.txt").read_text(errors="replace")
+    assert_same(mpi, log, [guest / "mpi", guest / name])
+
+
+def test_from_the_memory_of_a_gpu(guest, tmp_path):
+    """--gpu-direct: the adapter reads gradients where only operations of the device may."""
+    log = trained(guest, "direct")
+    assert log[0]["sends"] == "in place, gradients by the GPU"
+    succeed("--model=260K", f"--train={guest}/train.bin", "--workers=4", "--batch=1", "--seq=8",
+            "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4068",
+            "--loss-rate=0.1", "--device=cuda", f"--out={tmp_path}/mpi", program=EMULATED, ranks=2)
+    assert_same(read_log(tmp_path / "mpi" / "log.jsonl"), log, [tmp_path / "mpi", guest / "direct"])
 
 
 def test_kernel_made_loss(guest):

@@ -6,9 +6,11 @@
 #include "llmc/cuda/streams.h"
 #include "llmc/report.h"
 
+#include <cuda.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static struct {
     bool open;
@@ -101,6 +103,28 @@ void *device_allocate(size_t bytes) {
     }
     device_clear(memory, bytes);
     return memory;
+}
+
+/* Of whole pages. A driver, a chip or memory that has no such thing is no error. */
+int device_export(const void *memory, size_t bytes, size_t *offset) {
+    typedef CUresult (*function)(void *, CUdeviceptr, size_t, CUmemRangeHandleType,
+                                 unsigned long long);
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t start = (size_t)memory / page * page;
+    const size_t end = ((size_t)memory + bytes + page - 1) / page * page;
+    cudaDriverEntryPointQueryResult found;
+    void *export_range = NULL;
+    int dmabuf = -1;
+    *offset = (size_t)memory - start;
+    if (cudaGetDriverEntryPointByVersion("cuMemGetHandleForAddressRange", &export_range, 11070,
+                                         cudaEnableDefault, &found) != cudaSuccess) {
+        cudaGetLastError(); /* or the next launch would be blamed for it */
+        return -1;
+    }
+    if (found != cudaDriverEntryPointSuccess) return -1;
+    CUresult code = ((function)export_range)(&dmabuf, start, end - start,
+                                             CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
+    return code == CUDA_SUCCESS ? dmabuf : -1;
 }
 
 void device_release(void *memory) {

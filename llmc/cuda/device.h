@@ -35,6 +35,9 @@
  * side of the copies is whole vectors of pinned memory: the network writes packets of any bucket in
  * any order, and reads what it sends for as long as it likes, so a pair of buffers would not do.
  *
+ * Where network hardware reads gradients on the device (--gpu-direct), copy-out brings only what the
+ * rank's own workers average, and waits for the bucket all the same.
+ *
  * Workers that share a device and a process exchange in its memory, on the compute stream, and need
  * no copies. The host also waits in `download`.
  *
@@ -82,6 +85,8 @@ void device_send(void *host, const void *from, size_t bytes);
 void device_when_sent(void (*call)(void *context), void *context);
 void device_sent(void);
 void device_receive(void *to, const void *host, size_t bytes);
+/* CUDA Driver API, cuMemGetHandleForAddressRange */
+int device_export(const void *memory, size_t bytes, size_t *offset);
 
 /* Memory that operations keep for themselves: grows, never shrinks, is not cleared; contents last
  * until the next operation that asks for the same. Ends the program when there is none. */
