@@ -7,6 +7,7 @@
 #include "llmc/report.h"
 
 #include <cuda.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,26 +106,21 @@ void *device_allocate(size_t bytes) {
     return memory;
 }
 
-/* Of whole pages. A driver, a chip or memory that has no such thing is no error. */
+/* Of whole pages. A driver, a chip or memory that has no such thing is no error. The runtime has no
+ * call for it, and has loaded the driver. */
 int device_export(const void *memory, size_t bytes, size_t *offset) {
-    typedef CUresult (*function)(void *, CUdeviceptr, size_t, CUmemRangeHandleType,
-                                 unsigned long long);
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void *call = driver ? dlsym(driver, "cuMemGetHandleForAddressRange") : NULL;
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t start = (size_t)memory / page * page;
     const size_t end = ((size_t)memory + bytes + page - 1) / page * page;
-    cudaDriverEntryPointQueryResult found;
-    void *export_range = NULL;
     int dmabuf = -1;
     *offset = (size_t)memory - start;
-    if (cudaGetDriverEntryPointByVersion("cuMemGetHandleForAddressRange", &export_range, 11070,
-                                         cudaEnableDefault, &found) != cudaSuccess) {
-        cudaGetLastError(); /* or the next launch would be blamed for it */
-        return -1;
-    }
-    if (found != cudaDriverEntryPointSuccess) return -1;
-    CUresult code = ((function)export_range)(&dmabuf, start, end - start,
-                                             CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-    return code == CUDA_SUCCESS ? dmabuf : -1;
+    if (call && ((decltype(cuMemGetHandleForAddressRange) *)call)(
+                    &dmabuf, start, end - start, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0))
+        dmabuf = -1;
+    if (driver) dlclose(driver);
+    return dmabuf;
 }
 
 void device_release(void *memory) {
