@@ -15,7 +15,7 @@ it in build/bench_network.md; --quick only shows that everything runs.
 
 Line rate: every host has to send 2 (n-1)/n of the vector, and as much is sent to it. In packets of
 P bytes of payload, with 28 bytes of our header, 8 of UDP, 20 of IP and 14 of Ethernet (all that the
-rate limit counts), that takes (bytes / P) (P + 94) 8 bit / rate. Lost packets were sent, and count.
+rate limit counts), that takes (bytes / P) (P + 70) 8 bit / rate. Lost packets were sent, and count.
 A limiter that was idle lets 256 KiB through at once, 2 ms at 1 Gbit/s, whoever sends. The worst is
 the slowest round. Delivered is what the program says has arrived, let through what the switch says
 it did not drop.

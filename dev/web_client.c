@@ -7,7 +7,8 @@
  * over a connection of its own. The time of a request runs from the moment that the process drew, not
  * from when the client got round to it, to the response's last byte: a client that falls behind
  * measures it (Tene, "coordinated omission"). After SECONDS it waits for what is still on its way, at
- * most 10 s; SIGTERM ends it the same way. Prints a line per request: when it should have begun, s; how long it took, ms, or "failed".
+ * most 10 s; SIGTERM ends it the same way. Prints a line per request: when it should have begun, s;
+ * how long it took, ms, or "failed".
  */
 #include <arpa/inet.h>
 #include <errno.h>

@@ -70,7 +70,8 @@ int activations_allocate(struct activations *a, const struct llama_config *confi
                          enum recompute recompute);
 
 /* Gives each layer keys and values of its own, for a pass without training that goes on behind
- * tokens of earlier passes, if the backend has attention_continue (backend.h). 0, or -1 after reporting. */
+ * tokens of earlier passes, if the backend has attention_continue (backend.h). 0, or -1 after
+ * reporting. */
 int activations_add_cache(struct activations *a, const struct llama_config *config,
                           const struct backend *be);
 

@@ -3,9 +3,9 @@
  * Compiled once per working type, with -DBACKEND_DTYPE=bf16 or float32 (by nvcc, or by g++ against
  * the emulation: dev/cuda_emulation). Here operations meet kernels; what is where:
  *
- *     cuda/<family>.cuh   kernels, with launchers cuda_<operation>() that take backend.h's
- * arguments cuda/device.h       memory, streams, matrix products (who waits for whom is drawn
- * there) backend_cuda.h      how a program finds a device and gets this backend
+ *     cuda/<family>.cuh   kernels, with launchers cuda_<operation>()
+ *     cuda/device.h       memory, streams (who waits for whom is drawn there), matrix products
+ *     backend_cuda.h      how a program finds a device and gets this backend
  *
  * Every operation takes its turn (device_scope) and queues its work on the compute stream.
  *

@@ -1,10 +1,9 @@
 /* gemm.h — matrix products for the CPU backend: the seam to the BLAS library.
  *
  * oneDNN's sgemm on x86-64 (GEMM_ONEDNN), OpenBLAS elsewhere; with GEMM_PLAIN loops, for machines
- * that have neither. The library always runs on one
- * thread; gemm_parallel cuts the output in tiles and hands each to one thread. The tiles follow
- * from the shape alone and the sum over K is never split between threads, so that the bits of the
- * result do not depend on the number of threads.
+ * that have neither. The library always runs on one thread; gemm_parallel cuts the output in tiles
+ * and hands each to one thread. The tiles follow from the shape alone and the sum over K is never
+ * split between threads, so that the bits of the result do not depend on the number of threads.
  *
  * Thread-safe. Nothing fails; sizes are positive. Matrices are row-major:
  *   C (M, N) = beta C + op(A) op(B), op(A) (M, K), op(B) (K, N)

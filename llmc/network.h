@@ -1,5 +1,5 @@
-/* network.h — the network's options as lossynet takes them. With the trainer and the pre-flight,
- * the only place where lossynet is known.
+/* network.h — the network's options as lossynet takes them. With staging.h, the trainer and the
+ * pre-flight, the only place where lossynet is known.
  */
 #ifndef LLMC_NETWORK_H
 #define LLMC_NETWORK_H

@@ -12,7 +12,7 @@
  *     the owners have stepped            staging_send, their shards
  *     forward needs a bucket             comes from the host, if the last broadcast has not yet
  *
- * With network.c and the trainer, the only place where lossynet is known.
+ * With network.c, the trainer and the pre-flight, the only place where lossynet is known.
  */
 #ifndef LLMC_STAGING_H
 #define LLMC_STAGING_H

@@ -4,8 +4,8 @@
  *     layout.c     buckets, shards, packets: who owns which element
  *     elements.c   elements on their way: float32, or rounded to bfloat16
  *     loss.c       injected loss: which packets of a link arrive
- *     gradient.c   GRADIENT phase: masks, estimator weights, sum        } both call exchange.c for
- *     parameter.c  PARAMETER phase: copies, ages, what is fresh         } packets between ranks
+ *     gradient.c   GRADIENT phase: masks, estimator weights, sum               } stream_*.c bring
+ *     parameter.c  PARAMETER phase: copies, ages, what is fresh                } others' packets
  *     engine.c     datagrams between ranks: who sends and receives, and when   } engine.h draws
  *     stream_*.c   DATA: the packets of a phase, each sent once                } how they fit
  *     reliable.c   what must arrive: DONE, small messages, state               }
@@ -344,7 +344,7 @@ lossynet_status lossynet_net_open(const struct lossynet_world *world,
                                   lossynet_link_open link_open, lossynet_share share,
                                   void *share_context, struct lossynet **out);
 
-/* How to open a link of this kind; auto: RDMA where every rank has it, else MPI, and collective. */
+/* How to open a link of this kind; auto: RDMA where every rank has it, else UDP, and collective. */
 lossynet_status lossynet_link_choose(const struct lossynet_world *world, lossynet_link_kind kind,
                                      lossynet_link_open *out);
 

@@ -2,7 +2,8 @@
  *
  * A class is a DSCP, the upper six bits of IPv4's TOS and IPv6's traffic class (RFC 2474). Switches
  * that know it serve one class before another; `le` (RFC 8622) is for what may be starved and dropped
- * first. Control stays in the default class: it is little, and all ranks wait for it.
+ * first. Control stays in the default class: it is little, and all ranks wait for it (but for what must
+ * come behind DATA, see engine.h).
  */
 #include "lossynet/internal.h"
 

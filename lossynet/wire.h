@@ -31,8 +31,8 @@
  *             DONE     the sender has sent all of this phase to the receiver, `packet` DATA in all;
  *                      repeated until it is acknowledged. Payload: the sender's state (below).
  *             STATE    payload: the sender's state. Opens windows and phases. packet: that of the
- *                      last PROBE that it answers.
- *                      0 when it may have overtaken DATA, in a network with traffic classes.
+ *                      last PROBE, which it answers; 0 when it may have overtaken DATA, in a
+ *                      network with traffic classes.
  *             PROBE    the same; asks for a STATE. packet: a question's number, or 0. sequence: DATA
  *                      sent so far, or, when it may overtake them, as many as were acknowledged.
  *             MESSAGE  fragment `packet` of a small message that must arrive; bytes
@@ -47,9 +47,9 @@
  *             network apart
  *   sender, receiver   DATA: workers; receiver EVERYONE (multicast): all workers of other ranks.
  *             Others: ranks.
- *   bucket, packet     one number. DATA: bucket * 2^20 + packet, the packet counted within the shard of (bucket, owner);
- *             the owner is the receiver in phase GRADIENT and the sender in phase PARAMETER. Others:
- *             packet has all 32 bits, and there is no bucket.
+ *   bucket, packet     one number. DATA: bucket * 2^20 + packet, the packet counted within the shard
+ *             of (bucket, owner); the owner is the receiver in phase GRADIENT and the sender in
+ *             phase PARAMETER. Others: packet has all 32 bits, and there is no bucket.
  *   sequence  DATA: counts the datagrams from rank to rank, since the start; those to EVERYONE
  *             have a count of their own. Wraps around.
  *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload; with e = 2, of the

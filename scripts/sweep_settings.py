@@ -1,4 +1,4 @@
-"""Settings of a sweep: a small text file in, a list of runs out. scripts/sweep.py says how it looks.
+"""Settings of a sweep: a small text file in, a list of runs out. scripts/sweep says how it looks.
 
 A run is known by its *key*: the options that decide its result, normalised, so that a finished run
 is recognised whatever file asked for it. Not in the key: where things lie, how many threads compute,
