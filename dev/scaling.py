@@ -9,7 +9,7 @@ exchange, every worker sends and receives about twice the vector, which takes th
 top of W:
 
 lossy   each of the two phases costs PHASE (software, as measured) and, when something is missing,
-        the GRACE of lossynet/engine.h. Three rounds of small messages must arrive (ends of both
+        GRACE. Three rounds of small messages must arrive (ends of both
         phases, the gradient's norm), one from each worker to each other; they are repeated after
         1, 2, 4, ... up to 20 ms, and the slowest of all N (N-1) counts. A lost packet costs no
         time but progress: --tax 0.5 says that a run at 10% loss needs 5% more steps for the same
@@ -40,8 +40,11 @@ tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip wh
         runs into the 200 ms of a time-out, and CUBIC, which halves its rate, is not here: it is
         far slower. Its frames are of 1,500 bytes, which alone costs it 3%.
 
-Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (README, "Network"): PHASE from ours
-without loss, STALL from the TCP ring at 10%. scaling.md has model and measurement side by side.
+Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (bench_network.py): PHASE from ours
+without loss, STALL from the TCP ring at 10%. scaling.md has model and measurement side by side. It is
+of an earlier protocol than README's table ("Network"): a header of 52 bytes, and pauses of 1 ms where
+lossynet/engine.h now has 0.2 ms (GRACE) and 0.3 ms (RETRY, then 1.5 times as long each time, and longer
+where more than four peers do not answer, which is not modelled).
 """
 import argparse
 import math
@@ -51,7 +54,7 @@ import sys
 import numpy as np
 
 PHASE = 2.2e-3       # s; calibrated
-GRACE = 1e-3         # s; lossynet/engine.h
+GRACE = 1e-3         # s; as calibrated
 RETRY, RETRY_MOST = 1e-3, 20e-3
 STALL = 150e-6       # s; calibrated
 CONTROL_ROUNDS = 3
@@ -302,8 +305,8 @@ def report(args):
     text = ("# Scaling model\n\nWritten by scaling.py, which says what is modelled and how.\n\n"
             "## Against what was measured\n\n" + calibration() +
             f"\n## From which loss rate on lossy wins\n\n{args.gb:g} GB, {args.gbps:g} Gbit/s, "
-            f"round trip {args.rtt_us:g} us, {compute:g} s of computing in a step; against the better "
-            "of ring and tree. Of the loss rates " +
+            f"round trip {args.rtt_us:g} us, {compute:g} s of computing in a step; against the better\n"
+            "of ring and tree. Of the loss rates\n" +
             ", ".join(percent(loss) for loss in LOSSES) + ".\n\n" +
             markdown(["against", "tax"] + [f"{count:,}" for count in WORKERS], rows))
     rows = []

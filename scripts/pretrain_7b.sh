@@ -41,9 +41,10 @@
 #                         = 2171 ms     at 100 Gbit/s
 #   computing             = 9.5 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
 #                                       parameter, and attention), a third more to recompute
-#   copies over PCIe        2.2 s       per step: 54 GB at 25 GB/s, in float32
-#   2400 steps            = 8.2 h       at 400 Gbit/s, or
-#                         = 9.3 h       at 100 Gbit/s; one after the other: what overlaps is saved
+#   copies over PCIe        3.2 s       per step: 81 GB at 25 GB/s, in float32: gradients out, those
+#                                       of other ranks in, which the GPU averages, parameters in
+#   2400 steps            = 8.9 h       at 400 Gbit/s, or
+#                         = 9.9 h       at 100 Gbit/s; one after the other: what overlaps is saved
 #
 # The exchange runs at the speed that the pre-flight measures ("in", "out"), where that is less.
 set -u -o pipefail

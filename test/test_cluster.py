@@ -263,7 +263,7 @@ def test_the_arithmetic_of_its_comment():
     for gbps, answer in answers.items():
         link = number(r"([\d.]+) ms per step on the link", answer)
         assert said["on the link", gbps] == round(link)
-        hours = steps * (computing + 2.2 + link / 1e3) / 3600
+        hours = steps * (computing + 3.2 + link / 1e3) / 3600
         assert said[f"{steps:.0f} steps", gbps] == pytest.approx(hours, abs=0.06)
     assert len(said) == 10
 
