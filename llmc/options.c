@@ -99,7 +99,7 @@ static const struct entry table[] = {
            "owner to workers; default --loss-rate"),
     STRING("loss-model", loss_model, "bernoulli", "NAME",
            "bernoulli, burst:MEAN_LENGTH (Gilbert-Elliott, packets), outage:MEAN_STEPS (a link is "
-           "down for whole steps) or trace:FILE (0 and 1)"),
+           "down for whole steps) or trace:FILE (0 and 1; with any --loss-rate but 0)"),
     STRING("loss-at", loss_at, "none", "LIST",
            "links that lose another share, in both phases: 3=0.5 those from and to worker 3, 2-5=1 "
            "the one from 2 to 5, several with commas; the last that names a link counts"),
