@@ -126,7 +126,9 @@ void estimate_print(const struct llama_config *config, const struct estimate_set
         if (s->staged)
             line("copies that travel", e.parameter_bytes + e.gradient_bytes,
                  "parameters and gradients, pinned");
-        line("network", e.network_bytes, "gradients of its shards, from others");
+        line("network", e.network_bytes,
+             s->staged ? "gradients of its shards, from others, pinned"
+                       : "gradients of its shards, from others");
         line("evaluation, saving", e.fresh_bytes, "for the moment: the model put together");
         line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
         line("host's total", e.host_bytes, "");
