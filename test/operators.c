@@ -208,8 +208,8 @@ static void check_residual_rmsnorm(int N, int C, struct array *x, struct array *
 
 void test_rmsnorm(void **state) {
     (void)state;
-    int shapes[][2] = {{1, 1},    {1, 7},    {2, 64},    {65, 288}, {129, 97}, {63, 72},
-                       {390, 33}, {500, 16}, {300, 512}, {3, 4096}, {2, 12296}};
+    int shapes[][2] = {{1, 1},    {1, 7},    {2, 64},    {65, 288}, {129, 97},  {63, 72},
+                       {390, 33}, {500, 16}, {300, 512}, {3, 4096}, {2, 12288}, {2, 12296}};
     for (int s = 0; s < LENGTH(shapes); s++) {
         int N = shapes[s][0], C = shapes[s][1];
         size_t n = (size_t)N * C;
@@ -499,5 +499,6 @@ void test_classifier_large_logits(void **state) {
     check_classifier_softmax(4, 203, 8, false);
     check_classifier_softmax(41, 1000, 300, true);
     check_classifier_softmax(2, 20000, 312.5, true);
+    check_classifier_softmax(2, 24500, 8, false); /* 48 KiB with a block's static memory alone */
     check_classifier_softmax(3, 60001, 8, false); /* more than a block keeps */
 }

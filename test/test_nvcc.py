@@ -77,6 +77,13 @@ def kernels(tmp_path_factory):
     return usage
 
 
+def test_static_shared_memory_is_small(kernels):
+    """launch() (common.cuh) asks for more than 48 KiB of both from 32 KiB of dynamic memory on."""
+    large = [f"{name} on {sm}: {shared} bytes" for (name, sm), (_, shared, _) in kernels.items()
+             if shared > 16 << 10]
+    assert not large, "\n".join(large)
+
+
 def read_budget():
     budget = {}
     for line in BUDGET.read_text(encoding="utf-8").splitlines():
