@@ -98,10 +98,12 @@ const char *device_product_library(void) {
 
 void *device_allocate(size_t bytes) {
     void *memory = NULL;
-    if (cudaMalloc(&memory, bytes ? bytes : 1) != cudaSuccess) {
+    const cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* or the next launch would be blamed for it */
         return NULL;
     }
+    check(error, "cudaMalloc", __LINE__); /* or of work before it */
     device_clear(memory, bytes);
     return memory;
 }
