@@ -9,17 +9,19 @@
 # (for --encrypt; SECURE=0), oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas;
 # BLAS=none: plain loops), CUDA (nvcc; CUDA=0 builds without). BARE=1 takes no library but CUDA's
 # (dev/bare): no JSON, no tokenizer, for GPU machines that have nothing else.
-# SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
+# WERROR= lets a compiler warn that the project has not met. SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
 
 # make would try to build the .d files below from its own rules.
 MAKEFLAGS += --no-builtin-rules
+comma := ,
 
 BUILD ?= build
 ifeq ($(origin CC),default)
 CC := gcc
 endif
 JOBS := -j$(shell nproc)
-WARNINGS := -Wall -Wextra -Werror
+WERROR ?= -Werror
+WARNINGS := -Wall -Wextra $(WERROR)
 OPTIMISE ?= -O3 -fno-math-errno -fno-trapping-math
 CPPFLAGS += -I. -D_GNU_SOURCE
 # The distribution's Python, where its packages are.
@@ -66,6 +68,12 @@ TOKENIZER := llmc/tokenizer
 endif
 NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 CUDA ?= $(if $(NVCC),1)
+# The toolkit's folder; NVCC may be a link to it. Where it is without cuBLAS, as small images are, the
+# packages of a Python that has PyTorch are taken.
+TOOLKIT = $(abspath $(dir $(realpath $(NVCC)))/..)
+CUBLAS ?= $(if $(wildcard $(TOOLKIT)/include/cublasLt.h /usr/include/cublasLt.h),,$(patsubst \
+    %/include/cublasLt.h,%,$(firstword $(wildcard $(addsuffix /*/include/cublasLt.h,$(shell \
+    python3 -c 'import nvidia; print(*nvidia.__path__)' 2>/dev/null))))))
 
 REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
@@ -89,8 +97,9 @@ CUDA_SOURCES := llmc/backend_cuda.bf16 llmc/backend_cuda.float32 llmc/cuda/open 
 ifeq ($(CUDA),1)
 DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.cu.o,$(CUDA_SOURCES) llmc/cuda/device llmc/cuda/product)
 # The runtime is linked statically; cuBLASLt is opened when a device is.
-CUDA_LIBRARIES := $(abspath $(dir $(NVCC))/../lib64)
-LDLIBS += -L$(CUDA_LIBRARIES) -lcudart_static -ldl -lrt -lpthread -Wl,-rpath,$(CUDA_LIBRARIES)
+LDLIBS += -L$(TOOLKIT)/lib64 -lcudart_static -ldl -lrt -lpthread -Wl,-rpath,$(TOOLKIT)/lib64
+CUBLAS := $(CUBLAS)
+LDLIBS += $(if $(CUBLAS),-Wl$(comma)-rpath$(comma)$(CUBLAS)/lib)
 else
 DEVICE_OBJECTS := $(BUILD)/llmc/backend_cuda_none.o
 endif
@@ -101,8 +110,9 @@ OBJECTS := $(COMMON_OBJECTS) $(DEVICE_OBJECTS)
 
 # sm_80 runs on sm_86 and sm_89 too; the PTX of 90 is compiled by the driver for what comes later.
 ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
-NVCCFLAGS += -std=c++17 -O3 $(ARCHITECTURES) -Werror all-warnings \
-             -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-function -ccbin $(CXX)
+NVCCFLAGS += -std=c++17 -O3 $(ARCHITECTURES) $(if $(WERROR),-Werror all-warnings) \
+             $(if $(CUBLAS),-isystem $(CUBLAS)/include) \
+             -Xcompiler -Wall,-Wextra$(WERROR:%=$(comma)%),-Wno-unused-function -ccbin $(CXX)
 EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-unknown-pragmas \
                    -Wno-unused-function -fno-strict-aliasing \
                    $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)

@@ -123,6 +123,15 @@ def test_says_what_is_missing(measured):
         assert "* step 260K 1x24, PyTorch bf16: no PyTorch here" in missing
 
 
+def test_builds_with_the_options_of_gpu_check():
+    """They share a folder: objects of one that the other cannot link would cost a call on a GPU."""
+    check = (ROOT / "dev" / "gpu_check.sh").read_text(encoding="utf-8")
+    wanted = re.search(r"^options=\((.*?) NVCC=", check, re.MULTILINE).group(1).split()
+    assert len(wanted) > 4
+    ours = set(re.findall(r'"([A-Z]+=\w*)"', SCRIPT.read_text(encoding="utf-8")))
+    assert ours == set(wanted)
+
+
 def test_stands_beside_the_faster_pytorch(measured, tmp_path):
     """What PyTorch measured, put in by hand."""
     results, _ = measured
