@@ -4,20 +4,33 @@
 
 #include "llmc/cuda/common.cuh"
 
+enum { SENDERS_AHEAD = 4 };
+
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* W elements of each sender, added up in order of the senders. A weight of 0, the same for the whole
- * block, reads nothing. */
+/* W elements of each sender, added up in order of the senders; SENDERS_AHEAD of them are under way at
+ * a time. A weight of 0, the same for the whole block, reads nothing. */
 template <int W, typename T>
 __device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *__restrict__ sender,
                                             const float *__restrict__ weight, int N, size_t j) {
-#pragma unroll 4
-    for (int i = 0; i < N; i++) {
-        float x[W], w = weight[i];
-        if (w == 0) continue;
-        load(x, sender[i] + j);
+    for (int i = 0; i < N; i += SENDERS_AHEAD) {
+        const T *from[SENDERS_AHEAD];
+        bool there[SENDERS_AHEAD];
+        float w[SENDERS_AHEAD], x[SENDERS_AHEAD][W] = {};
 #pragma unroll
-        for (int k = 0; k < W; k++) total[k] = fmaf(w, x[k], total[k]);
+        for (int a = 0; a < SENDERS_AHEAD; a++) {
+            w[a] = i + a < N ? weight[i + a] : 0;
+            from[a] = i + a < N ? sender[i + a] : NULL;
+            there[a] = w[a] != 0;
+        }
+#pragma unroll
+        for (int a = 0; a < SENDERS_AHEAD; a++)
+            if (there[a]) load(x[a], from[a] + j);
+#pragma unroll
+        for (int a = 0; a < SENDERS_AHEAD; a++)
+#pragma unroll
+            for (int k = 0; k < W; k++)
+                if (there[a]) total[k] = fmaf(w[a], x[a][k], total[k]);
     }
 }
 
