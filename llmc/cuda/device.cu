@@ -99,7 +99,7 @@ const char *device_product_library(void) {
 void *device_allocate(size_t bytes) {
     void *memory = NULL;
     const cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
-    if (error == cudaErrorMemoryAllocation) {
+    if (error == cudaErrorMemoryAllocation || error == cudaErrorInvalidValue /* beyond reason */) {
         cudaGetLastError(); /* or the next launch would be blamed for it */
         return NULL;
     }

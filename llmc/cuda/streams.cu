@@ -78,7 +78,7 @@ void *device_allocate_pinned(size_t bytes) {
 }
 
 void device_release_pinned(void *memory) {
-    CHECK(cudaFreeHost(memory));
+    if (memory) CHECK(cudaFreeHost(memory));
 }
 
 /* A stream that waits for an event waits for its last recording at the time of the call. */
