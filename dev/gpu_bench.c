@@ -125,7 +125,8 @@ static int step(const char *preset, int layers, int B, int T, int steps) {
            "\"flops_6n\": %.9g, \"flops\": %.9g, \"parameters\": %.0f, \"used_bytes\": %.0f, "
            "\"estimated_bytes\": %.0f, \"first_loss\": %.6g, \"last_loss\": %.6g}\n",
            preset, x.layers, x.of_layers, B, T, recompute_names[x.recompute], x.seconds, x.flops_6n,
-           x.flops, x.parameters, x.used_bytes, x.estimated_bytes, x.first_loss, x.last_loss);
+           x.flops, x.parameters, x.used_bytes, x.estimated_bytes - ESTIMATE_OPENED_BYTES,
+           x.first_loss, x.last_loss);
     return isfinite(x.last_loss) ? 0 : report("the loss is %g", x.last_loss);
 }
 

@@ -24,7 +24,7 @@ struct estimate_settings estimate_of_options(const struct options *o, int worker
 }
 
 /* What operations keep for themselves (backend_cuda.cu): logits of a chunk, sums of attention's and
- * the norms' backward passes, cuBLASLt's workspace; and the context of the driver with its code. */
+ * the norms' backward passes; and what opening the device takes. */
 static double working_bytes(const struct llama_config *c, const struct estimate_settings *s) {
     const size_t element = s->dtype == DTYPE_BF16 ? 2 : 4;
     const double N = (double)s->batch * s->seq;
@@ -32,7 +32,7 @@ static double working_bytes(const struct llama_config *c, const struct estimate_
         (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
         (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    return logits + (attention > norm ? attention : norm) + (64 << 20) + 600e6;
+    return logits + (attention > norm ? attention : norm) + ESTIMATE_OPENED_BYTES;
 }
 
 bool estimate_choose_recompute(const struct llama_config *c, struct estimate_settings *s,

@@ -48,9 +48,10 @@ struct estimate {
     double phase_seconds; /* on the link, headers counted */
 };
 
-enum {
-    ESTIMATE_FRAME_BYTES = 66
-}; /* Ethernet 38 with preamble, checksum and gap; IPv4 20; UDP 8 */
+/* Ethernet 38 with preamble, checksum and gap; IPv4 20; UDP 8 */
+enum { ESTIMATE_FRAME_BYTES = 66 };
+/* Opening a device: cuBLASLt's workspace; the driver's context with its code (assumed). */
+enum { ESTIMATE_OPENED_BYTES = (64 << 20) + 600000000 };
 
 /* What the options say of a run with one worker per rank, in float32 on the CPU; the network's
  * fields (network_bytes, header_bytes) are left 0. */
