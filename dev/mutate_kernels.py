@@ -57,7 +57,7 @@ FAULTS = [
     ("swiglu", "derivative of silu without its second term", "(1.0f + gate[k] * (1.0f - s))", "1.0f"),
     ("swiglu", "up read one row too early", "gate_up + row * 2 * F + F + i", "gate_up + row * F + F + i"),
     ("classifier", "missing mask: what is past the vocabulary counts as 0", ": -INFINITY;", ": 0.0f;"),
-    ("classifier", "sum not rescaled to the new maximum", "*total *= expf(before - *high);", ""),
+    ("classifier", "sum not rescaled to the new maximum", "*total *= exp_of(before - *high);", ""),
     ("classifier", "off by one: the copy is read past its end", "if (v < kept)\n            load",
      "if (v <= kept)\n            load"),
     ("classifier", "target not subtracted", "v + k == target ? scale : 0.0f", "0.0f"),

@@ -38,8 +38,6 @@ enum { L2_BYTES = 64 << 10 };
 enum { L2_BYTES = 16 << 20 };
 #endif
 
-#define LOG2_E 1.4426950408889634f
-
 template <int HD> struct tile_layout {
     enum { LD = HD + 8 }; /* elements from one row to the next */
 };

@@ -72,6 +72,8 @@ __host__ __device__ static inline size_t ceil_div(size_t a, size_t b) {
     return (a + b - 1) / b;
 }
 
+#define LOG2_E 1.4426950408889634f
+
 /* ---- numbers in memory --------------------------------------------------------------------- */
 
 __device__ __forceinline__ float to_float(float x) {
@@ -147,6 +149,13 @@ __device__ __forceinline__ void load_packed(struct packed<T, N> *to, const T *p)
     for (int i = 0; i < packed<T, N>::words; i++) to->raw[i] = ((const access *)p)[i];
 }
 
+template <int N, typename T>
+__device__ __forceinline__ void store_packed(T *p, const struct packed<T, N> &from) {
+    typedef typename word<packed<T, N>::bytes>::type access;
+#pragma unroll
+    for (int i = 0; i < packed<T, N>::words; i++) ((access *)p)[i] = from.raw[i];
+}
+
 template <int N, typename T> __device__ __forceinline__ void load(float (&x)[N], const T *p) {
     struct packed<T, N> raw;
     load_packed(&raw, p);
@@ -154,11 +163,9 @@ template <int N, typename T> __device__ __forceinline__ void load(float (&x)[N],
 }
 
 template <int N, typename T> __device__ __forceinline__ void store(T *p, const float (&x)[N]) {
-    typedef typename word<packed<T, N>::bytes>::type access;
     struct packed<T, N> from;
     pack(&from, x);
-#pragma unroll
-    for (int i = 0; i < packed<T, N>::words; i++) ((access *)p)[i] = from.raw[i];
+    store_packed(p, from);
 }
 
 /* ---- reductions, always in the same order ---------------------------------------------------- */
