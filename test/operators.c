@@ -497,7 +497,8 @@ void test_classifier(void **state) {
 
 void test_classifier_large_logits(void **state) {
     (void)state;
-    check_classifier(30, 64, 3000, 5, 1e-5, ROUNDED, false);
+    /* Logits of some 100, whose own rounding decides: another order of their sums is another draw. */
+    check_classifier(30, 64, 3000, 5, 3e-5, 3 * ROUNDED, false);
     check_classifier_softmax(4, 203, 8, false);
     check_classifier_softmax(41, 1000, 300, true);
     check_classifier_softmax(2, 20000, 312.5, true);
