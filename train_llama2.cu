@@ -974,14 +974,9 @@ int main(int argc, char **argv) {
     struct lossynet_world world;
     threads_wait_briefly(argv);
     if (lossynet_bootstrap(&argc, &argv, &world)) return 1;
-    /* Every rank finds the same mistake in the command line; one tells. */
-    report_muted = world.rank > 0;
-    int status = options_parse(argc, argv, &options);
-    if (options.help || options.version) {
-        if (world.rank == 0) options.help ? options_help() : usage_version(GIT_REVISION);
-    } else if (!status) {
-        status = resume_choose(&options);
-        if (!status) status = usage_check(&options, world.ranks);
+    int status = usage_read(argc, argv, &world, GIT_REVISION, &options);
+    if (!status && world.rank == 0 && (options.help || options.version)) {
+        options.help ? options_help() : usage_version(GIT_REVISION);
     }
     if (status || options.help || options.version) {
         lossynet_shutdown(0); /* not MPI_Abort: all ranks leave here */

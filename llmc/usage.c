@@ -2,6 +2,8 @@
 #include "llmc/usage.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "llmc/backend.h"
 #include "llmc/backend_cuda.h"
@@ -9,6 +11,7 @@
 #include "llmc/file.h"
 #include "llmc/network.h"
 #include "llmc/report.h"
+#include "llmc/resume.h"
 
 int usage_sequence_length(const struct options *o, int positions) {
     return o->seq ? o->seq : positions < 1024 ? positions : 1024;
@@ -60,4 +63,76 @@ int usage_check(const struct options *o, int ranks) {
     if (check_modes(o, ranks) || network_check(o, o->workers ? o->workers : ranks)) return 2;
     if (config_of_model(o->model, &c)) return file_is_directory(o->model) ? 1 : 2;
     return check_model(o, &c) ? 2 : 0;
+}
+
+/* ---- what ranks agree on ---------------------------------------------------------------- */
+
+struct started { /* how a rank was */
+    int32_t status;
+    char revision[60];
+};
+
+static int read_line(int argc, char **argv, int ranks, struct options *o) {
+    int status = options_parse(argc, argv, o);
+    if (!status && !o->help && !o->version) status = resume_choose(o);
+    if (!status && !o->help && !o->version) status = usage_check(o, ranks);
+    return status;
+}
+
+/* The first rank that is wrong, or of another build; -1 on memory and network errors. */
+static int check_started(const struct lossynet_world *world, const struct started *mine,
+                         int *wrong) {
+    struct started *all = (struct started *)calloc((size_t)world->ranks, sizeof *all);
+    if (!all) return report_out_of_memory("the list of ranks", 0);
+    all[world->rank] = *mine;
+    int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
+    *wrong = -1;
+    for (int r = 0; r < world->ranks && !status && *wrong < 0; r++)
+        if (all[r].status) *wrong = r;
+    if (!status && *wrong >= 0) status = all[*wrong].status;
+    for (int r = 1; r < world->ranks && !status; r++) {
+        if (!strcmp(all[r].revision, all[0].revision)) continue;
+        status = 1;
+        report("rank %d runs build %s of this program, rank 0 build %s: expected one build, copied "
+               "to every node",
+               r, all[r].revision, all[0].revision);
+    }
+    free(all);
+    return status;
+}
+
+static int check_same(const struct lossynet_world *world, const struct options *o) {
+    uint64_t(*all)[OPTIONS_MOST] =
+        (uint64_t(*)[OPTIONS_MOST])calloc((size_t)world->ranks, sizeof *all);
+    if (!all) return report_out_of_memory("the list of ranks", 0);
+    options_digest(o, all[world->rank]);
+    int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
+    for (int r = 1; r < world->ranks && !status; r++) {
+        for (int i = 0; i < OPTIONS_MOST && !status; i++) {
+            if (all[r][i] == all[0][i]) continue;
+            status = 2;
+            report("rank %d was started with another --%s than rank 0: expected the same on all "
+                   "ranks",
+                   r, options_name(i));
+        }
+    }
+    free(all);
+    return status;
+}
+
+int usage_read(int argc, char **argv, const struct lossynet_world *world, const char *revision,
+               struct options *o) {
+    struct started mine = {0};
+    int wrong = -1;
+    report_muted = world->rank > 0; /* every rank finds the same mistake; one tells */
+    mine.status = read_line(argc, argv, world->ranks, o);
+    snprintf(mine.revision, sizeof mine.revision, "%s", revision);
+    int status = check_started(world, &mine, &wrong);
+    if (wrong > 0 && wrong == world->rank) {
+        report_muted = false;
+        report_rank = wrong;
+        read_line(argc, argv, world->ranks, o); /* once more, aloud */
+    }
+    if (!status) status = check_same(world, o);
+    return status < 0 ? 1 : status;
 }

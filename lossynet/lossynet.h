@@ -55,6 +55,11 @@ struct lossynet_world {
  * launcher started several ranks, which would overwrite each other's files. Call once, first. */
 lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world);
 
+/* What every rank tells all, before a net is open. all: one part of `bytes` bytes per rank, this
+ * rank's filled in. Every rank calls it, with the same `bytes`. */
+lossynet_status lossynet_bootstrap_gather(const struct lossynet_world *world, void *all,
+                                          size_t bytes);
+
 /* Leaves the job. exit_code other than 0 ends the other ranks too (MPI_Abort), since they would
  * otherwise wait for this one for ever. */
 void lossynet_shutdown(int exit_code);

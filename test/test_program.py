@@ -620,3 +620,21 @@ def test_nvcc_accepts_the_main_file(tmp_path):
                           capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("odd, code, said", [
+    ("--nonsense", 2, "rank 1: --nonsense: unknown"),
+    ("--steps=4", 2, "rank 1 was started with another --steps than rank 0"),
+    ("--lr=1e-2", 2, "rank 1 was started with another --lr than rank 0"),
+    ("--dry-run", 2, "rank 1 was started with another --dry-run than rank 0"),
+    ("--help", 2, "rank 1 was started with another --help than rank 0"),
+    ("--resume=/nothing", 1, "rank 1: '/nothing' is no directory"),
+    ("--threads=1", 0, ""),
+])
+def test_ranks_started_differently_end_at_once(data, tmp_path, odd, code, said):
+    """One line and the exit code, where the others would wait for ever, or train something else."""
+    line = settings(data, tmp_path / "out", workers=2, steps=2, link="mpi")
+    done = run(*line, ":", "-np", 1, PROGRAM, *line, odd, ranks=1)
+    lines = [text for text in done.stderr.splitlines() if text.startswith("train_llama2")]
+    assert done.returncode == code, done.stderr
+    assert len(lines) == (code != 0) and said in "".join(lines)
