@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "llmc/dataloader.h"
@@ -64,6 +65,13 @@ static uint64_t room(const struct token_writer *w) {
     return most - w->shard_count;
 }
 
+/* The new file takes the place of what has its name: not of a device, a folder or a pipe. */
+static int refuse_special(const struct token_writer *w) {
+    struct stat there;
+    if (stat(w->path, &there) || S_ISREG(there.st_mode)) return 0;
+    return report("'%s' is no regular file: expected the name of a token file to write", w->path);
+}
+
 /* ---- the whole ------------------------------------------------------------------------------ */
 
 int token_writer_open(struct token_writer *w, const char *path, uint64_t shard_tokens,
@@ -71,6 +79,7 @@ int token_writer_open(struct token_writer *w, const char *path, uint64_t shard_t
     *w = (struct token_writer){
         .path = path, .shard_tokens = shard_tokens, .descriptor = -1, .vocabulary = vocabulary};
     if (!path) return 0;
+    if (refuse_special(w)) return -1;
     if (shard_tokens && refuse_earlier_shards(w)) return -1;
     return begin_shard(w);
 }

@@ -274,6 +274,18 @@ static int finish(struct job *job) {
     return 0;
 }
 
+/* An output would take the place of what it was made from. */
+static int refuse_input(const struct job *job, const char *output) {
+    struct stat out, in;
+    if (!output || stat(output, &out)) return 0;
+    for (size_t i = 0; i < job->inputs.count; i++) {
+        const char *input = job->inputs.list[i].path;
+        if (stat(input, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
+            return report("'%s' is read as input: expected another name for the token file", input);
+    }
+    return 0;
+}
+
 /* Where the input's bytes are split, and both outputs. */
 static int open_outputs(struct job *job) {
     const struct settings *s = job->settings;
@@ -281,6 +293,7 @@ static int open_outputs(struct job *job) {
     double fraction = s->val_fraction < 0 ? 0.05 : s->val_fraction;
     job->split = s->val ? (uint64_t)((1 - fraction) * (double)job->inputs.bytes) : UINT64_MAX;
     const uint64_t shard = (uint64_t)s->shard_tokens;
+    if (refuse_input(job, s->train) || refuse_input(job, s->val)) return -1;
     if (token_writer_open(&job->outputs[0], s->train, shard, vocabulary)) return -1;
     return token_writer_open(&job->outputs[1], s->val, shard, vocabulary);
 }

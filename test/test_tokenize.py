@@ -203,6 +203,23 @@ def test_inputs_that_are_refused(model, tmp_path, folder, said):
     assert not (tmp_path / "x.bin").exists() and not (tmp_path / "x.bin.partial").exists()
 
 
+@pytest.mark.parametrize("names, said", [
+    (["--train", "text"], "'text' is read as input: expected another name"),
+    (["--train", "x.bin", "--val", "link"], "'text' is read as input: expected another name"),
+    (["--train", "pipe"], "'pipe' is no regular file"),
+    (["--train", "x.bin", "--val", "/dev/null"], "'/dev/null' is no regular file"),
+])
+def test_outputs_take_no_other_things_place(model, tmp_path, names, said):
+    text = random_document(1, 2000)
+    write(tmp_path / "text", text)
+    (tmp_path / "link").symlink_to("text")
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir())
+    assert said in tokenize(model, *names, "text", cwd=tmp_path, expect=1)
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "text").read_bytes() == text.encode()
+
+
 def test_a_full_disk_leaves_nothing(model, tmp_path):
     write(tmp_path / "text", random_document(1, 20000))
     limited = ["bash", "-c", f"trap '' XFSZ; ulimit -f 8; exec {TOKENIZE} --tokenizer {model} "
