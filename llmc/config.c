@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "llmc/file.h"
 #include "llmc/report.h"
@@ -41,7 +42,8 @@ int config_preset(const char *name, struct llama_config *config) {
         *config = presets[i].config;
         return 0;
     }
-    return report("no preset is called '%s'; there are %s", name, config_preset_names());
+    return report("--model: '%s' is no directory and no preset; presets are %s", name,
+                  config_preset_names());
 }
 
 /* ---- checks ----------------------------------------------------------------------------- */
@@ -243,7 +245,12 @@ static int read_fields(struct reader *r, struct llama_config *c) {
 int config_read(const char *directory, struct llama_config *config) {
     char path[FILE_PATH_BYTES];
     struct file_map map;
-    if (file_join(path, directory, "config.json") || file_map(path, &map)) return -1;
+    if (file_join(path, directory, "config.json")) return -1;
+    if (access(path, F_OK))
+        return report("'%s' has no config.json: expected a Hugging Face Llama directory, or "
+                      "checkpoint-N of a run's --out",
+                      directory);
+    if (file_map(path, &map)) return -1;
     json_error_t error;
     json_t *root = json_loadb(map.data ? (const char *)map.data : "", map.bytes,
                               JSON_REJECT_DUPLICATES, &error);

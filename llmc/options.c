@@ -268,6 +268,23 @@ static void be_robust(struct options *out) {
     out->repair_budget = 0.2;
 }
 
+/* A word that getopt did not take. */
+static int refuse_option(const char *word) {
+    const char *name = word + strspn(word, "-");
+    const size_t bytes = strcspn(name, "=");
+    char like[512] = "";
+    for (int i = 0; i < ENTRIES && !strncmp(word, "--", 2) && bytes > 0; i++) {
+        const struct entry *e = &table[i];
+        const size_t used = strlen(like);
+        if (e->kind == GROUP || strncmp(e->name, name, bytes)) continue;
+        if (e->kind == FLAG && strlen(e->name) == bytes)
+            return report("--%s: expected no value, got '%s'", e->name, name + bytes + 1);
+        snprintf(like + used, sizeof like - used, " --%s", e->name);
+    }
+    if (*like) return report("%s: several options begin so:%s", word, like);
+    return report("%s: unknown option (see --help)", word);
+}
+
 int options_parse(int argc, char **argv, struct options *out) {
     struct option longs[ENTRIES + 1];
     int count = 0;
@@ -289,7 +306,7 @@ int options_parse(int argc, char **argv, struct options *out) {
             return 2;
         }
         if (c < 256) {
-            report("%s: unknown or ambiguous option (see --help)", argv[optind - 1]);
+            refuse_option(argv[optind - 1]);
             return 2;
         }
         if (set(out, &table[c - 256], optarg, true)) return 2;

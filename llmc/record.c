@@ -98,10 +98,16 @@ void record_show_step(struct progress *progress, const struct step_record *r, bo
     progress_step(progress, r->step + 1, line);
 }
 
+/* A perplexity; that of a run gone wrong can have hundreds of digits. */
+static const char *perplexity_text(char text[32], double loss) {
+    snprintf(text, 32, exp(loss) < 1e9 ? "%.3f" : "%.3e", exp(loss));
+    return text;
+}
+
 void record_show_eval(struct progress *progress, const struct eval_record *r) {
-    char line[128];
-    snprintf(line, sizeof line, "%6d  validation perplexity %.3f, of a replica %.3f", r->step,
-             exp(r->val_loss), exp(r->replica_val_loss));
+    char line[128], model[32], replica[32];
+    snprintf(line, sizeof line, "%6d  validation perplexity %s, of a replica %s", r->step,
+             perplexity_text(model, r->val_loss), perplexity_text(replica, r->replica_val_loss));
     progress_message(progress, line);
 }
 

@@ -142,8 +142,9 @@ static int read_trainer(const char *directory, json_t **out) {
     if (!file_is_directory(directory))
         return report("'%s' is no directory, expected a checkpoint to resume from", directory);
     if (access(path, F_OK) != 0)
-        return report("'%s' is no checkpoint of a training run: it has no trainer.json; to train "
-                      "its model anew, give it as --model",
+        return report("'%s' is no checkpoint of a training run: it has no trainer.json; expected "
+                      "a folder checkpoint-N of a run's --out (to train its model anew, give it as "
+                      "--model)",
                       directory);
     if (file_map(path, &map)) return -1;
     json_t *trainer = json_loadb(map.data ? (const char *)map.data : "", map.bytes,

@@ -35,12 +35,23 @@ static int check_modes(const struct options *o, int ranks) {
     if (!o->eval && !o->generate && !o->dry_run && !o->preflight && !o->train)
         return report("expected --train GLOB, or one of --eval, --generate, --dry-run, --preflight "
                       "(see --help)");
+    if (o->train && o->save_every && !o->out && !o->dry_run && !o->preflight)
+        return report("--save-every: expected --out DIR, where checkpoints go");
     if (!o->dry_run && workers % ranks)
         return report("--workers: expected a multiple of the %d ranks, got %d", ranks, workers);
     if (o->device == DEVICE_CUDA && !o->dry_run && !backend_cuda_built)
         return report("--device cuda: this binary has no CUDA backend; expected auto or cpu");
     if (o->device == DEVICE_CPU && o->dtype == OPTION_DTYPE_BF16)
         return report("--dtype bf16: expected a GPU; the CPU computes in float32");
+    return 0;
+}
+
+/* It is copied beside the first checkpoint: too late to find that there is none. */
+static int check_tokenizer(const struct options *o) {
+    struct file_map map;
+    if (!o->tokenizer || o->dry_run) return 0;
+    if (file_map(o->tokenizer, &map)) return -1;
+    file_unmap(&map);
     return 0;
 }
 
@@ -61,6 +72,7 @@ static int check_model(const struct options *o, const struct llama_config *c) {
 int usage_check(const struct options *o, int ranks) {
     struct llama_config c;
     if (check_modes(o, ranks) || network_check(o, o->workers ? o->workers : ranks)) return 2;
+    if (check_tokenizer(o)) return 1;
     if (config_of_model(o->model, &c)) return file_is_directory(o->model) ? 1 : 2;
     return check_model(o, &c) ? 2 : 0;
 }

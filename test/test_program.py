@@ -459,7 +459,11 @@ def one_line(done, code):
     (["--loss-at", "1=2", "--workers", "8"], "--loss-at: '1=2': loss rate 2: expected a number"),
     (["--data-split", "random"], "--data-split: expected one of shared contiguous, got 'random'"),
     (["--link", "pigeon"], "--link: expected auto, mpi, udp or verbs"),
-    (["--model", "8B"], "15M"),
+    (["--model", "8B"], "--model: '8B' is no directory and no preset; presets are 260K"),
+    (["--loss"], "--loss: several options begin so: --loss-rate --loss-model --loss-at"),
+    (["--robust=1"], "--robust: expected no value, got '1'"),
+    (["--learning-rate", "1"], "--learning-rate: unknown option"),
+    (["--save-every", "5"], "--save-every: expected --out DIR"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),
     (["--model", "7B", "--vocab-size", "100"], "insists on 32000"),
     (["--packet-bytes", "1001"], "multiple of 4"),
@@ -638,3 +642,21 @@ def test_ranks_started_differently_end_at_once(data, tmp_path, odd, code, said):
     lines = [text for text in done.stderr.splitlines() if text.startswith("train_llama2")]
     assert done.returncode == code, done.stderr
     assert len(lines) == (code != 0) and said in "".join(lines)
+
+
+def test_a_tokenizer_that_is_not_there_is_told_before_training(data, tmp_path):
+    done = run(*settings(data, tmp_path / "out", tokenizer=tmp_path / "none.model"))
+    assert "none.model': No such file" in one_line(done, 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_model(data, tmp_path):
+    """People give a run's folder instead of its checkpoint's."""
+    done = run(*settings(data, tmp_path / "out", model=tmp_path))
+    assert "has no config.json: expected a Hugging Face Llama directory, or checkpoint-N" in \
+        one_line(done, 1)
+
+
+def test_the_terminal_shows_enormous_perplexities_short(data, tmp_path):
+    done = succeed(*settings(data, tmp_path, lr=3, steps=3, clip=0, drift_samples=0))
+    assert "perplexity" in done.stdout and max(map(len, done.stdout.splitlines())) <= 100
