@@ -19,7 +19,7 @@ def read(paths):
     """{(phase, sender, receiver): "0010..."}, links in order, each from its first step to its last."""
     links, link = {}, None
     for path in paths:
-        with open(path, encoding="ascii") as file:
+        with open(path, encoding="ascii", errors="replace") as file:
             for number, line in enumerate(file, 1):
                 title = TITLE.match(line)
                 if title:
@@ -46,7 +46,10 @@ def describe(links):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", help="what --record-loss wrote, one per rank")
-    links = read(parser.parse_args().files)
+    try:
+        links = read(parser.parse_args().files)
+    except OSError as error:
+        sys.exit(f"{error.filename}: {error.strerror}; expected what --record-loss wrote")
     for (phase, sender, receiver), digits in links.items():
         print(f"# {phase}, worker {sender} to {receiver}\n{digits}")
     print(json.dumps(describe(links)), file=sys.stderr)

@@ -2,6 +2,8 @@
 import os
 import subprocess
 
+import pytest
+
 from program import BUILD, MPI, ROOT, read_log
 
 
@@ -44,3 +46,14 @@ def test_report_refuses_a_run_that_did_not_end(tmp_path):
 def test_dependencies_has_nothing_to_say_when_all_is_there():
     assert call("scripts/dependencies.sh", "test").stdout == ""
     assert call("scripts/dependencies.sh", "nonsense").returncode == 2
+
+
+@pytest.mark.parametrize("name, said", [
+    ("none", "none: No such file or directory; expected what --record-loss wrote"),
+    ("text", "text, line 1: expected what --record-loss writes"),
+])
+def test_loss_trace_refuses_in_one_line(tmp_path, name, said):
+    (tmp_path / "text").write_bytes(b"\xffno trace\n")
+    done = subprocess.run([ROOT / "scripts" / "loss_trace.py", name], cwd=tmp_path, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 1 and done.stderr == said + "\n"
