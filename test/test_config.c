@@ -56,7 +56,7 @@ static void test_presets(void **state) {
     }
     assert_int_equal(*names, 0);
     struct llama_config config;
-    assert_reports(config_preset("8B", &config), "'8B'; there are 260K 1M 15M");
+    assert_reports(config_preset("8B", &config), "'8B' is no directory and no preset; presets are 260K 1M 15M");
 }
 
 static void test_config_round_trip(void **state) {
@@ -189,7 +189,7 @@ static void test_config_refusals(void **state) {
     };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         assert_reports(read_config(whole[i][0], &config), whole[i][1]);
-    assert_reports(config_read(in_scratch("absent"), &config), "No such file");
+    assert_reports(config_read(in_scratch("absent"), &config), "has no config.json");
     char deep[5001];
     memset(deep, '[', 5000); /* nested beyond any stack */
     deep[5000] = '\0';
