@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -60,6 +61,17 @@ static void on_signal(int number) {
     signal_seen = number;
 }
 
+/* Ctrl-C: the first saves, a later one ends at once (`timeout -s INT` sends two in one moment). */
+static void on_interrupt(int number) {
+    static volatile time_t first;
+    if (!signal_seen) first = time(NULL);
+    if (time(NULL) > first + 1) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    signal_seen = number;
+}
+
 static void handle_signals(bool on) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
@@ -67,6 +79,10 @@ static void handle_signals(bool on) {
     action.sa_flags = SA_RESTART;
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    struct sigaction before; /* where it is ignored (nohup, a sweep), it stays so */
+    if (on) action.sa_handler = on_interrupt;
+    if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
+        sigaction(SIGINT, &action, NULL);
 }
 
 /* ---- the thread ------------------------------------------------------------------------- */

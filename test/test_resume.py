@@ -288,7 +288,7 @@ def children(pid):
 
 
 @pytest.mark.parametrize("ranks, number", [(0, signal.SIGTERM), (0, signal.SIGUSR1),
-                                           (2, signal.SIGUSR1), (4, signal.SIGUSR1)])
+                                           (0, signal.SIGINT), (2, signal.SIGUSR1), (4, signal.SIGUSR1)])
 def test_signal_saves_and_stops(data, tmp_path, ranks, number):
     whole, out = tmp_path / "whole", tmp_path / "out"
     common = dict(steps=40, save_every=4, keep=1, val=None)
