@@ -42,8 +42,8 @@ struct staging {
     bool overlap;    /* phases go on while workers compute */
     bool arriving;   /* parameters of the last broadcast are still to be received */
     bool gpu_direct; /* wanted: gradients leave from the device's memory */
-    const char
-        *sends; /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
+    /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
+    const char *sends;
     tensor *weights;               /* parameters in use, where they are not float32, else NULL */
     struct staging_notice *notice; /* [local] */
 };
