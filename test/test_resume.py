@@ -293,7 +293,9 @@ def test_signal_saves_and_stops(data, tmp_path, ranks, number):
     whole, out = tmp_path / "whole", tmp_path / "out"
     common = dict(steps=40, save_every=4, keep=1, val=None)
     succeed(*settings(data, whole, **{**common, "save_every": 0}))
+    before = signal.signal(number, lambda *_: None)  # what is ignored here would be there, too
     process = start(*settings(data, out, **common), ranks=ranks, pause=100)  # 8 steps a second
+    signal.signal(number, before)
     wait_for(lambda: steps_done(out) >= 5, process, "step 5")
     # mpirun passes it on to all; with 2 ranks only one hears it
     target = children(process.pid)[-1] if ranks == 2 else process.pid
@@ -443,7 +445,9 @@ def test_vanished_directory(data, tmp_path, ranks):
     wait_for(lambda: 5 in checkpoints(out), process, "checkpoint")
     out.rename(tmp_path / "elsewhere")
     errors = process.communicate(timeout=TIMEOUT)[1]
-    assert process.returncode == 1 and len(events(log, "step")) == 60
+    # After MPI_Abort Open MPI's mpirun crashes now and then as it ends, when all has been said.
+    crashed = process.returncode == -signal.SIGSEGV and "PMIx_server_finalize" in errors
+    assert (process.returncode == 1 or crashed) and len(events(log, "step")) == 60
     assert "No such file or directory" in errors
     assert f"no checkpoint could be written to '{out}'" in errors
     assert not out.exists()  # what was mounted there may come back
