@@ -332,44 +332,8 @@ int options_parse(int argc, char **argv, struct options *out) {
     return 0;
 }
 
-/* What ranks may each have their own of: where a node keeps what is read, its devices, what one of
- * them shows or notes. */
-static bool may_differ(const char *name) {
-    static const char *const names[] = {"model",     "device",    "recompute", "threads",
-                                        "train",     "val",       "tokenizer", "quiet",
-                                        "interface", "pace-gbps", "log",       "record-loss"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return true;
-    return false;
-}
-
-static size_t value_bytes(enum kind kind) {
-    return kind == FLAG ? sizeof(bool) : kind == WHOLE || kind == CHOICE ? sizeof(int) : 8;
-}
-
-void options_digest(const struct options *options, uint64_t digest[OPTIONS_MOST]) {
-    _Static_assert((int)ENTRIES <= (int)OPTIONS_MOST, "room for all options");
-    memset(digest, 0, OPTIONS_MOST * sizeof *digest);
-    for (int i = 0; i < ENTRIES; i++) {
-        const struct entry *e = &table[i];
-        if (e->kind == GROUP || may_differ(e->name)) continue;
-        const char *value = (const char *)options + e->offset;
-        size_t bytes = value_bytes(e->kind);
-        if (e->kind == TEXT) {
-            value = *(const char *const *)value;
-            bytes = value ? strlen(value) : 0;
-        }
-        uint64_t hash = 14695981039346656037u; /* FNV-1a */
-        for (size_t b = 0; b < bytes; b++) hash = (hash ^ (unsigned char)value[b]) * 1099511628211u;
-        digest[i] = hash;
-    }
-}
-
-const char *options_name(int i) {
-    return table[i].name;
-}
-
 json_t *options_json(const struct options *options) {
+    _Static_assert((int)ENTRIES <= (int)OPTIONS_MOST, "room for all options");
     json_t *all = json_object();
     for (int i = 0; i < ENTRIES; i++) {
         const struct entry *e = &table[i];

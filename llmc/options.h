@@ -74,12 +74,7 @@ struct options {
  * 0 on success; 2 after reporting a usage error (the exit code for it). */
 int options_parse(int argc, char **argv, struct options *out);
 
-/* A digest of every option's value that must be the same on all ranks; of others (paths of what is
- * read, devices, the terminal's) 0. Entry i is of option i, which options_name names. */
-enum { OPTIONS_MOST = 128 };
-void options_digest(const struct options *options, uint64_t digest[OPTIONS_MOST]);
-const char *options_name(int i);
-
+enum { OPTIONS_MOST = 128 };                         /* there are no more */
 json_t *options_json(const struct options *options); /* all of them, for the log; NULL: no memory */
 
 void options_help(void); /* to stdout, grouped, with defaults */

@@ -7,6 +7,7 @@
 
 #include "llmc/backend.h"
 #include "llmc/backend_cuda.h"
+#include "llmc/checksum.h"
 #include "llmc/config.h"
 #include "llmc/file.h"
 #include "llmc/network.h"
@@ -82,7 +83,46 @@ int usage_check(const struct options *o, int ranks) {
 struct started { /* how a rank was */
     int32_t status;
     char revision[60];
+    char option[OPTIONS_MOST][CHECKSUM_TEXT_BYTES]; /* of values, in the order of options_json */
 };
+
+/* What ranks may each have their own of: where a node keeps what is read, its devices, what one of
+ * them shows or notes. */
+static bool may_differ(const char *name) {
+    static const char *const names[] = {"model",     "device",    "recompute", "threads",
+                                        "train",     "val",       "tokenizer", "quiet",
+                                        "interface", "pace-gbps", "log",       "record-loss"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+static void note_options(const struct options *o, struct started *mine) {
+    json_t *all = options_json(o), *value;
+    const char *name;
+    int i = 0;
+    json_object_foreach(all, name, value) {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+        if (text && !may_differ(name)) checksum_bytes(text, strlen(text), mine->option[i]);
+        free(text);
+        i++;
+    }
+    json_decref(all);
+}
+
+/* The first option of which two ranks have other values. */
+static void find_other(const struct options *o, const struct started *a, const struct started *b,
+                       char name[64]) {
+    json_t *all = options_json(o), *value;
+    const char *key;
+    int i = 0;
+    name[0] = 0;
+    json_object_foreach(all, key, value) {
+        if (!name[0] && strcmp(a->option[i], b->option[i]) != 0) snprintf(name, 64, "%s", key);
+        i++;
+    }
+    json_decref(all);
+}
 
 static int read_line(int argc, char **argv, int ranks, struct options *o) {
     int status = options_parse(argc, argv, o);
@@ -91,9 +131,10 @@ static int read_line(int argc, char **argv, int ranks, struct options *o) {
     return status;
 }
 
-/* The first rank that is wrong, or of another build; -1 on memory and network errors. */
-static int check_started(const struct lossynet_world *world, const struct started *mine,
-                         int *wrong) {
+/* *wrong: the first rank whose command line is, -1 if none; else all are compared with rank 0.
+ * -1 on memory and network errors. */
+static int compare(const struct lossynet_world *world, const struct options *o,
+                   const struct started *mine, int *wrong) {
     struct started *all = (struct started *)calloc((size_t)world->ranks, sizeof *all);
     if (!all) return report_out_of_memory("the list of ranks", 0);
     all[world->rank] = *mine;
@@ -109,24 +150,14 @@ static int check_started(const struct lossynet_world *world, const struct starte
                "to every node",
                r, all[r].revision, all[0].revision);
     }
-    free(all);
-    return status;
-}
-
-static int check_same(const struct lossynet_world *world, const struct options *o) {
-    uint64_t(*all)[OPTIONS_MOST] =
-        (uint64_t(*)[OPTIONS_MOST])calloc((size_t)world->ranks, sizeof *all);
-    if (!all) return report_out_of_memory("the list of ranks", 0);
-    options_digest(o, all[world->rank]);
-    int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
     for (int r = 1; r < world->ranks && !status; r++) {
-        for (int i = 0; i < OPTIONS_MOST && !status; i++) {
-            if (all[r][i] == all[0][i]) continue;
-            status = 2;
-            report("rank %d was started with another --%s than rank 0: expected the same on all "
-                   "ranks",
-                   r, options_name(i));
-        }
+        char name[64];
+        if (!memcmp(all[r].option, all[0].option, sizeof all[0].option)) continue;
+        find_other(o, &all[r], &all[0], name);
+        status = 2;
+        report("rank %d was started with another --%s than rank 0: expected the same on all "
+               "ranks",
+               r, name);
     }
     free(all);
     return status;
@@ -139,12 +170,12 @@ int usage_read(int argc, char **argv, const struct lossynet_world *world, const 
     report_muted = world->rank > 0; /* every rank finds the same mistake; one tells */
     mine.status = read_line(argc, argv, world->ranks, o);
     snprintf(mine.revision, sizeof mine.revision, "%s", revision);
-    int status = check_started(world, &mine, &wrong);
+    if (!mine.status && world->ranks > 1) note_options(o, &mine);
+    int status = compare(world, o, &mine, &wrong);
     if (wrong > 0 && wrong == world->rank) {
         report_muted = false;
         report_rank = wrong;
         read_line(argc, argv, world->ranks, o); /* once more, aloud */
     }
-    if (!status) status = check_same(world, o);
     return status < 0 ? 1 : status;
 }
