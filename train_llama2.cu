@@ -3,45 +3,49 @@
  * Read top to bottom:
  *
  *     model        forward and backward
- *     trainer      workers, their replicas, and the memory they need
- *     step         the four algorithms: lossy, reliable, rps, naive
+ *     trainer      what a run needs: backend, workers and network, data
+ *     step         four verbs (forward and backward, average, update, broadcast), and the
+ *                  algorithms that are made of them: lossy and reliable, rps, naive
  *     evaluation   perplexity of the model and of the replicas
  *     writing      text that the model makes up
  *     training     the loop, its log and its checkpoints
- *     other modes  --eval, --generate, --dry-run (--preflight: llmc/preflight.h)
+ *     other modes  --eval, --generate, --dry-run (--preflight: llmc/cli/preflight.h)
  *     main
  *
- * Arithmetic is behind llmc/backend.h, the network behind lossynet/lossynet.h; this file knows how
- * neither works. Errors: the function that sees one reports it (one line) and returns -1; callers
- * pass it up; main turns it into the exit code.
+ * Arithmetic is behind llmc/backend/backend.h; the workers' memory and the network are behind
+ * llmc/comm/data_parallel.h. This file knows how neither works. Errors: the function that sees one
+ * reports it (one line) and returns -1; callers pass it up; main turns it into the exit code.
  *
- * This is C11 in the subset that nvcc accepts as C++ too.
+ * This is C11 in the subset that is C++20 too.
  */
-#include "llmc/activations.h"
-#include "llmc/backend.h"
-#include "llmc/backend_choose.h"
-#include "llmc/backend_cuda.h"
-#include "llmc/checkpoint.h"
-#include "llmc/config.h"
-#include "llmc/dataloader.h"
-#include "llmc/estimate.h"
-#include "llmc/file.h"
-#include "llmc/generate.h"
-#include "llmc/host_vector.h"
-#include "llmc/layout.h"
-#include "llmc/network.h"
-#include "llmc/options.h"
-#include "llmc/preflight.h"
-#include "llmc/record.h"
-#include "llmc/report.h"
-#include "llmc/resume.h"
-#include "llmc/runlog.h"
-#include "llmc/saver.h"
-#include "llmc/schedule.h"
-#include "llmc/staging.h"
-#include "llmc/threads.h"
-#include "llmc/usage.h"
-#include "llmc/worker.h"
+#include "llmc/model/activations.h"
+#include "llmc/backend/backend.h"
+#include "llmc/backend/select.h"
+#include "llmc/backend/cuda/backend_cuda.h"
+#include "llmc/checkpoint/hf_model.h"
+#include "llmc/model/config.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/cli/dry_run.h"
+#include "llmc/cli/memory_check.h"
+#include "llmc/cli/memory_plan.h"
+#include "llmc/util/file.h"
+#include "llmc/model/generate.h"
+#include "llmc/util/host_vector.h"
+#include "llmc/model/param_layout.h"
+#include "llmc/comm/settings.h"
+#include "llmc/cli/options.h"
+#include "llmc/cli/preflight.h"
+#include "llmc/log/metrics.h"
+#include "llmc/log/error.h"
+#include "llmc/checkpoint/resume.h"
+#include "llmc/log/jsonl.h"
+#include "llmc/log/terminal.h"
+#include "llmc/checkpoint/async_writer.h"
+#include "llmc/model/schedule.h"
+#include "llmc/comm/data_parallel.h"
+#include "llmc/util/threads.h"
+#include "llmc/cli/validate.h"
+#include "llmc/comm/worker.h"
 #include "lossynet/lossynet.h"
 
 #include <math.h>
@@ -56,12 +60,16 @@
 
 /* ---- model ------------------------------------------------------------------------------ */
 
-/* llmc/layout.h says where a parameter lies in the flat vector that the network averages,
- * llmc/activations.h what is kept between forward and backward. */
+/* llmc/model/param_layout.h says where a parameter lies in the flat vector that the network averages,
+ * llmc/model/activations.h what is kept between forward and backward. */
 
-/* Element `offset` of a vector of parameters. */
+/* Element `offset` of a tensor, and of a vector of parameters in use. */
 static tensor *at(const struct backend *be, const tensor *vector, size_t offset) {
     return (char *)vector + offset * be->element_bytes;
+}
+
+static const weight *weight_at(const struct backend *be, const weight *vector, size_t offset) {
+    return (const char *)vector + offset * be->weight_bytes;
 }
 
 /* How the model meets the network while it computes. Either may be NULL. */
@@ -80,17 +88,18 @@ static void bucket_done(const struct bucket_hooks *hooks, int bucket) {
 }
 
 /* From a->tokens (B, T) to a->last_norm (B, T, C), what the classifier reads. hooks: may be NULL. */
-static void model_forward(const struct backend *be, const struct layout *l, const tensor *params,
-                          struct activations *a, int B, int T, const struct bucket_hooks *hooks) {
+static void model_forward(const struct backend *be, const struct param_layout *l,
+                          const weight *params, struct activations *a, int B, int T,
+                          const struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
     const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
     const int D = c->head_size, QKV = (H + 2 * K) * D;
-#define W(where) at(be, params, where)
+#define W(where) weight_at(be, params, where)
     for (int i = 0; i < c->layers; i++) {
         const struct layer_offsets *o = &l->layer[i];
         const struct layer_activations *x = &a->layer[i];
         if (i == 0) bucket_needed(hooks, l->buckets - 1);
-        bucket_needed(hooks, layout_bucket_of_layer(l, i));
+        bucket_needed(hooks, param_layout_bucket_of_layer(l, i));
         if (i == 0) {
             be->embedding_forward(x->residual, a->tokens, W(l->embedding), N, C);
             be->rmsnorm_forward(x->attention_norm, x->attention_rstd, x->residual,
@@ -120,8 +129,8 @@ static void model_forward(const struct backend *be, const struct layout *l, cons
 }
 
 /* What forward left out of layer i's activations (activations.h, --recompute), again. */
-static void recompute_layer(const struct backend *be, const struct layout *l, const tensor *params,
-                            struct activations *a, int i, int B, int T) {
+static void recompute_layer(const struct backend *be, const struct param_layout *l,
+                            const weight *params, struct activations *a, int i, int B, int T) {
     const struct llama_config *c = &l->config;
     const struct layer_offsets *o = &l->layer[i];
     const struct layer_activations *x = &a->layer[i];
@@ -142,8 +151,8 @@ static void recompute_layer(const struct backend *be, const struct layout *l, co
 
 /* Forward, classifier and backward of B x T tokens. Gradients of scale * sum of the losses go to
  * `grads` (added to what is there with `accumulate`); a->losses (B*T) keeps the losses. */
-static void model_forward_backward(const struct backend *be, const struct layout *l,
-                                   const tensor *params, float *grads, struct activations *a, int B,
+static void model_forward_backward(const struct backend *be, const struct param_layout *l,
+                                   const weight *params, float *grads, struct activations *a, int B,
                                    int T, float scale, bool accumulate,
                                    const struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
@@ -182,7 +191,7 @@ static void model_forward_backward(const struct backend *be, const struct layout
         be->matmul_backward_input(a->dnorm, a->dqkv, W(o->qkv), N, C, QKV, false);
         be->rmsnorm_backward(a->dresidual, G(o->attention_norm), a->dnorm, x->residual,
                              W(o->attention_norm), x->attention_rstd, N, C, accumulate);
-        bucket_done(hooks, layout_bucket_of_layer(l, i));
+        bucket_done(hooks, param_layout_bucket_of_layer(l, i));
     }
     /* A tied table already holds the classifier's share. */
     be->embedding_backward(G(l->embedding), a->tokens, a->dresidual, N, C, c->vocabulary,
@@ -200,175 +209,109 @@ static double mean_loss(const float *losses, int n) {
 }
 
 /* ---- trainer ---------------------------------------------------------------------------- *
- * A rank hosts `local` of the N workers. Each worker has a replica of the parameters, a gradient,
- * and the optimizer state of what it owns (ZeRO-1): P/N elements of each moment. Only `rps` and
- * `naive`, whose workers step on their own, keep moments for all P.
+ * llmc/comm/data_parallel.h has the workers of this rank, their memory, and the network.
  *
  * CPU threads: with at least as many local workers as threads, each thread computes whole workers;
  * with fewer, workers take turns and each operation uses all threads. Activations exist once per
- * thread that computes whole workers.
- *
- * On a GPU workers take turns, and all vectors lie in its memory. They are float32: the owner's
- * shard of `params` is the master weights. In bf16 the engine has a copy of the parameters in use,
- * made anew for every pass; gradients, and their sums over micro-batches, are float32.         */
+ * thread that computes whole workers. On a GPU workers take turns. */
+
+struct worker_result { /* of a worker's forward and backward passes */
+    double loss;       /* mean over its tokens */
+    double waited;     /* seconds, for parameters */
+    lossynet_status status;
+};
 
 struct trainer {
     const struct options *options;
     const struct backend *be;
-    struct lossynet_world world;
-    struct lossynet *net;
-    struct layout layout;
-    int workers, local, B, T;
-    struct worker *worker;   /* [local] */
-    float **params, **grads; /* [local], the workers' vectors, as lossynet takes them */
-    struct staging stage;    /* how these meet the network, and the parameters in use */
+    struct param_layout layout;
+    struct data_parallel dp; /* the workers and the network */
+    int B, T;
     int engines;
     struct activations *engine; /* [engines] */
     enum recompute recompute;
-    float *fresh; /* P: the owners' values put together; staged: in the gradient's place */
+    bool faster_in_bf16; /* backend/select.h */
     struct dataloader *train, *val;
-    double *mine, *gathered; /* [3 * local], [3 * N]: small numbers on their way */
-    bool unfinished;         /* the last step's PARAMETER phase is open, `record` incomplete */
-    struct step_record record;
-    double finished;      /* when the last step was */
-    double communicating; /* seconds since then that were spent waiting for the two phases */
+    struct worker_result *result; /* [local] */
+    bool unfinished;              /* the last step's PARAMETER phase is open, `record` incomplete */
+    struct step_metrics record;
+    double finished; /* when the last step was */
     const char *tokenizer;
     struct resume_point at; /* where the run stands */
     struct resume_run run;  /* what of it is saved */
-    struct saver *saver;
-    struct runlog *log;
+    struct async_writer *saver;
+    struct jsonl *log;
     struct progress progress;
 };
 
-static bool is_lossless(const struct trainer *t) {
-    return t->options->algorithm == ALGORITHM_RELIABLE;
-}
-
-/* Every replica is the model: what is sent arrives, and as it was. */
-static bool replicas_are_exact(const struct trainer *t) {
-    return t->workers == 1 || (is_lossless(t) && t->options->wire_dtype == OPTION_WIRE_FLOAT32);
-}
-
 static void trainer_release(struct trainer *t) {
-    saver_close(t->saver);
+    async_writer_close(t->saver);
     free(t->run.worker);
-    if (t->worker && t->fresh == t->worker[0].grads) t->fresh = NULL;
-    lossynet_close(t->net); /* before what it was given */
-    for (int w = 0; t->worker && w < t->local; w++) worker_release(&t->worker[w], t->be);
+    data_parallel_close(&t->dp);
     for (int e = 0; t->engine && e < t->engines; e++) activations_release(&t->engine[e], t->be);
-    if (t->be) t->be->release(t->fresh);
-    if (t->be) t->be->release(t->stage.weights);
-    staging_close(&t->stage);
-    free(t->worker);
-    free(t->params);
-    free(t->grads);
     free(t->engine);
-    free(t->mine);
-    free(t->gathered);
+    free(t->result);
     dataloader_close(t->train);
     dataloader_close(t->val);
-    layout_release(&t->layout);
-    runlog_close(t->log);
+    param_layout_release(&t->layout);
+    jsonl_close(t->log);
 }
 
+/* Chooses the backend, and sees whether there is memory enough. Needs layout, workers, B and T. */
 static int trainer_choose(struct trainer *t, bool training) {
     struct backend_choice choice;
-    struct estimate_settings run = estimate_of_options(t->options, t->workers, t->T);
+    struct memory_plan_settings run = memory_plan_of_options(t->options, t->dp.workers, t->T);
+    run.leads = comm_leads(t->options, t->dp.workers);
     run.batch = t->B;
-    run.local = t->workers / t->world.ranks;
     run.evaluating = !training;
-    run.staged = t->world.ranks > 1;
-    bool tell = t->world.rank == 0 && !t->options->quiet && !t->options->generate;
-    if (backend_choose(t->options, &t->layout.config, &run, t->world.local_rank, tell, &choice))
+    run.remembers = t->options->generate != NULL;
+    memory_plan_place(&run, t->dp.world.ranks, t->dp.world.rank);
+    bool tell = t->dp.world.rank == 0 && !t->options->quiet && !t->options->generate;
+    if (backend_select(t->options, &t->layout.config, &run, t->dp.world.local_rank, tell, &choice))
         return -1;
     t->be = choice.backend;
     t->recompute = choice.recompute;
-    return 0;
+    t->faster_in_bf16 = choice.faster_in_bf16;
+    const struct lossynet_settings network = comm_settings(t->options, &t->layout, t->dp.workers);
+    run.network_bytes = (double)lossynet_memory_needed(&t->dp.world, &network);
+    return memory_check(t->options, &t->dp.world, &t->layout.config, &run);
 }
 
-/* Chooses the backend, opens the net, allocates all. Needs layout, workers, B and T. */
+/* Opens the comm, allocates all. */
 static int trainer_allocate(struct trainer *t, bool training) {
-    const struct options *o = t->options;
-    if (trainer_choose(t, training)) return -1;
-    const struct lossynet_memory memory = {t->be->masked_copy, t->be->masked_round, t->be->copy,
-                                           t->be->gather};
-    struct lossynet_settings s = network_settings(o, &t->layout, t->workers);
-    const bool staged = t->be->on_device && (t->world.ranks > 1 || s.carry);
-    s.weighted_sum = staged ? t->be->weighted_sum_pinned : t->be->weighted_sum;
-    if (staged) s.allocate = t->be->allocate_pinned, s.release = t->be->release_pinned;
-    s.memory = t->be->on_device && !staged ? &memory : NULL;
-    if (!training) s.drift_samples = 0;
-    if (lossynet_open(&t->world, &s, &t->net)) return -1;
-    const bool overlap =
-        training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap && lossynet_overlaps(t->net);
-
-    const size_t P = t->layout.count;
     const int threads = omp_get_max_threads();
-    int failed = 0;
-    t->local = t->workers / t->world.ranks;
-    t->engines = t->local >= threads && !t->be->on_device ? threads : 1;
-    t->worker = (struct worker *)calloc((size_t)t->local, sizeof *t->worker);
-    t->params = (float **)calloc((size_t)t->local, sizeof *t->params);
-    t->grads = (float **)calloc((size_t)t->local, sizeof *t->grads);
+    t->dp.be = t->be;
+    t->dp.layout = &t->layout;
+    if (data_parallel_open(&t->dp, training)) return -1;
+    t->engines = t->dp.local >= threads && !t->be->on_device ? threads : 1;
     t->engine = (struct activations *)calloc((size_t)t->engines, sizeof *t->engine);
-    t->mine = (double *)calloc(3 * (size_t)t->local, sizeof *t->mine);
-    t->gathered = (double *)calloc(3 * (size_t)t->workers, sizeof *t->gathered);
-    if (!t->worker || !t->params || !t->grads || !t->engine || !t->mine || !t->gathered) {
-        return report_out_of_memory("the list of workers", 0);
-    }
-    for (int w = 0; w < t->local && !failed; w++) {
-        struct worker *k = &t->worker[w];
-        k->id = t->world.rank * t->local + w;
-        size_t owned = worker_steps_alone(o) ? P : lossynet_owned_elements(t->net, k->id);
-        failed = worker_allocate(k, t->be, P, owned, training, staged);
-        t->params[w] = k->net_params;
-        t->grads[w] = k->net_grads;
-    }
-    if (t->workers > 1 && !failed) {
-        if (staged && training) t->fresh = t->worker[0].grads;
-        if (!t->fresh) t->fresh = (float *)t->be->allocate(P * sizeof(float));
-        if (!t->fresh) failed = report_out_of_memory("the model put together", 4.0 * (double)P);
-    }
-    const struct staging stage = {t->be,   &t->layout, t->net,        t->worker, t->local, staged,
-                                  overlap, false,      o->gpu_direct, NULL,      NULL,     NULL};
-    t->stage = stage;
-    failed = failed || staging_open(&t->stage);
-    if (t->be->element_bytes != sizeof(float) && !failed) {
-        t->stage.weights = t->be->allocate(P * t->be->element_bytes);
-        if (!t->stage.weights) failed = report_out_of_memory("weights in use", 2.0 * (double)P);
-    }
-    for (int e = 0; e < t->engines && !failed; e++) {
-        failed = activations_allocate(&t->engine[e], &t->layout.config, t->be, t->B, t->T, training,
-                                      t->recompute);
-    }
-    return failed;
+    t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);
+    if (!t->engine || !t->result) return log_out_of_memory("the list of workers", 0);
+    for (int e = 0; e < t->engines; e++)
+        if (activations_allocate(&t->engine[e], &t->layout.config, t->be, t->B, t->T, training,
+                                 t->recompute))
+            return -1;
+    return 0;
 }
 
 /* The same initial parameters for every worker: from a checkpoint, or from the seed. */
 static int trainer_initialise(struct trainer *t, bool from_checkpoint) {
     int failed = 0;
-    float *first = host_vector(t->be, t->worker[0].params, t->layout.count, false);
+    float *first = host_vector(t->be, t->dp.worker[0].params, t->layout.count, false);
     if (!first) return -1;
     if (from_checkpoint) {
         size_t count;
-        struct named_tensor *tensors = layout_tensor_list(&t->layout, first, &count);
-        failed = !tensors || checkpoint_read(t->options->model, &t->layout.config, tensors, count);
+        struct named_tensor *tensors = param_layout_tensor_list(&t->layout, first, &count);
+        failed = !tensors || hf_model_read(t->options->model, &t->layout.config, tensors, count);
         free(tensors);
     } else {
-        layout_initialise(&t->layout, (uint64_t)t->options->seed, first);
+        param_layout_initialise(&t->layout, (uint64_t)t->options->seed, first);
     }
-    for (int w = t->be->on_device ? 0 : 1; w < t->local && !failed; w++) {
-        worker_initialise(&t->worker[w], t->be, first, t->layout.count);
+    for (int w = t->be->on_device ? 0 : 1; w < t->dp.local && !failed; w++) {
+        worker_initialise(&t->dp.worker[w], t->be, first, t->layout.count);
     }
     host_vector_end(t->be, first);
     return failed ? -1 : 0;
-}
-
-/* Parameters as operations take them. */
-static const tensor *in_use(const struct trainer *t, const float *params) {
-    if (!t->stage.weights) return params;
-    t->be->convert(t->stage.weights, params, t->layout.count);
-    return t->stage.weights;
 }
 
 /* Calls work(t, worker, engine, context) for every local worker, see the note on threads above. */
@@ -377,243 +320,179 @@ typedef void (*worker_function)(struct trainer *t, struct worker *w, struct acti
 
 static void for_each_worker(struct trainer *t, worker_function work, void *context) {
     if (t->engines == 1) {
-        for (int w = 0; w < t->local; w++) work(t, &t->worker[w], &t->engine[0], context);
+        for (int w = 0; w < t->dp.local; w++) work(t, &t->dp.worker[w], &t->engine[0], context);
         return;
     }
 #pragma omp parallel for schedule(dynamic) num_threads(t->engines)
-    for (int w = 0; w < t->local; w++) {
-        work(t, &t->worker[w], &t->engine[omp_get_thread_num()], context);
+    for (int w = 0; w < t->dp.local; w++) {
+        work(t, &t->dp.worker[w], &t->engine[omp_get_thread_num()], context);
     }
 }
 
 /* ---- step ------------------------------------------------------------------------------- */
 
-struct meeting { /* of one worker with the network */
+/* What the hooks of one worker's pass know (struct bucket_hooks), and what came of them. */
+struct bucket_context {
     struct trainer *t;
     struct worker *w;
-    double waited;
+    double waited; /* seconds, for parameters */
     lossynet_status status;
 };
 
 static void parameters_needed(void *context, int bucket) {
-    struct meeting *m = (struct meeting *)context;
-    lossynet_status status = staging_parameters_needed(&m->t->stage, m->w, bucket, &m->waited);
-    if (status) m->status = status;
+    struct bucket_context *c = (struct bucket_context *)context;
+    lossynet_status status =
+        pipeline_parameters_needed(&c->t->dp.pipeline, c->w, bucket, &c->waited);
+    if (status) c->status = status;
 }
 
 static void gradient_done(void *context, int bucket) {
-    const struct meeting *m = (const struct meeting *)context;
-    staging_gradient_done(&m->t->stage, m->w, bucket);
+    const struct bucket_context *c = (const struct bucket_context *)context;
+    pipeline_gradient_done(&c->t->dp.pipeline, c->w, bucket);
 }
 
 /* Forward and backward of one worker on its replica and its share of the data. Unless it has a part
  * of its own, worker w takes sequences w*B ... w*B+B-1 of each N*B: the global batch is the same
- * however it is spread.
- * Leaves in t->mine: mean loss, seconds waited for parameters, whether the network failed. */
+ * however it is spread. Leaves what came of it in t->result. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *engine,
                             void *context) {
     const int B = t->B, T = t->T, M = t->options->micro_batches;
-    double *mine = t->mine + 3 * (w - t->worker);
-    struct meeting meeting = {t, w, 0, LOSSYNET_OK};
-    const tensor *params = t->stage.weights ? t->stage.weights : w->params;
+    struct bucket_context buckets = {.t = t, .w = w, .waited = 0, .status = LOSSYNET_OK};
+    const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     double loss = 0;
     (void)context;
     for (int m = 0; m < M; m++) {
-        const struct bucket_hooks hooks = {m == 0 ? parameters_needed : NULL,
-                                           m == M - 1 ? gradient_done : NULL, &meeting};
-        dataloader_batch(t->train, t->at.sequence, m, w->id, t->workers, B, engine->host_tokens,
+        const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
+                                           .done = m == M - 1 ? gradient_done : NULL,
+                                           .context = &buckets};
+        dataloader_batch(t->train, t->at.sequence, m, w->id, t->dp.workers, B, engine->host_tokens,
                          engine->host_targets);
         activations_send(engine, t->be, B * T);
         model_forward_backward(t->be, &t->layout, params, w->grads, engine, B, T,
                                1.0f / ((float)B * T * M), m > 0, &hooks);
         loss += mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
     }
-    mine[0] = loss;
-    mine[1] = meeting.waited;
-    mine[2] = meeting.status;
+    struct worker_result *result = &t->result[w - t->dp.worker];
+    result->loss = loss;
+    result->waited = buckets.waited;
+    result->status = buckets.status;
 }
 
-/* Sum over all workers, in their order, of the one number each local worker left in t->mine. */
-static int sum_over_workers(struct trainer *t, double *sum) {
-    if (lossynet_all_gather(t->net, t->mine, t->gathered, sizeof(double))) return -1;
-    *sum = 0;
-    for (int w = 0; w < t->workers; w++) *sum += t->gathered[w];
+/* What a verb of a step returns: 0, FAILED after reporting, or NOT_FINITE when the loss or the norm
+ * in t->record is none; then the parameters are still good, and the caller stops. */
+enum { FAILED = -1, NOT_FINITE = 1 };
+
+/* Ends the last step where that is still to do: closes its PARAMETER phase and records it. */
+static int finish_step(struct trainer *t) {
+    struct step_metrics *r = &t->record;
+    if (!t->unfinished) return 0;
+    t->unfinished = false;
+    if (data_parallel_finish(&t->dp, r)) return -1;
+    const double now = log_seconds();
+    r->seconds = now - t->finished;
+    t->finished = now;
+    metrics_add(&t->at.record, r);
+    metrics_show_step(&t->progress, r, t->dp.workers > 1);
+    metrics_log_step(t->log, r);
     return 0;
 }
 
-/* Norm of the averaged gradient, of which each owner holds its part. */
-static int averaged_norm(struct trainer *t, double *norm) {
-    for (int w = 0; w < t->local; w++) {
-        t->mine[w] = 0;
-        for (int b = 0; b < t->layout.buckets; b++) {
-            size_t offset, count;
-            lossynet_shard(t->net, t->worker[w].id, b, &offset, &count);
-            t->mine[w] += t->be->sum_of_squares(t->worker[w].grads + offset, count);
-        }
+/* ---- the four verbs: forward and backward, average, update, broadcast ---- */
+
+/* Forward and backward of all workers. With overlap gradients leave during backward, and the
+ * parameters of the step before, which is finished only now, come during forward. */
+static int forward_backward(struct trainer *t, int step) {
+    const struct options *o = t->options;
+    struct step_metrics *r = &t->record;
+    double waited = 0, loss = 0;
+    if (!t->unfinished) t->finished = log_seconds();
+    if (data_parallel_begin(&t->dp, step)) return FAILED;
+    for_each_worker(t, worker_gradient, NULL);
+    t->dp.pipeline.arriving = false; /* forward has received each bucket */
+    for (int w = 0; w < t->dp.local; w++) {
+        if (t->result[w].status) return FAILED;
+        waited = fmax(waited, t->result[w].waited);
+        t->dp.mine[w] = t->result[w].loss;
     }
-    if (sum_over_workers(t, norm)) return -1;
-    *norm = sqrt(*norm);
-    return 0;
+    t->dp.communicating += waited;
+    if (data_parallel_sum(&t->dp, &loss) || finish_step(t)) return FAILED;
+    memset(r, 0, sizeof *r);
+    r->step = step;
+    r->tokens = (double)t->dp.workers * t->B * t->T * o->micro_batches;
+    r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
+    r->loss = loss / t->dp.workers;
+    return isfinite(r->loss) ? 0 : NOT_FINITE;
 }
 
-/* The two phases, timed. */
-static int reduce(struct trainer *t, float *const *vectors) {
-    double start = runlog_seconds();
-    if (vectors == t->params)
-        staging_send(&t->stage, vectors, false);
-    else
-        staging_gradients_sent(&t->stage); /* they left during backward */
-    lossynet_status status = lossynet_reduce(t->net, vectors, is_lossless(t));
-    staging_receive(&t->stage, vectors, true);
-    t->communicating += runlog_seconds() - start;
-    return status ? -1 : 0;
+/* Owners average the gradients that they receive. */
+static int average_gradients(struct trainer *t) {
+    if (data_parallel_average_gradients(&t->dp, &t->record.grad_norm)) return FAILED;
+    return isfinite(t->record.grad_norm) ? 0 : NOT_FINITE;
 }
 
-static int broadcast(struct trainer *t, float *const *vectors) {
-    double start = runlog_seconds();
-    staging_send(&t->stage, vectors, true);
-    if (t->stage.overlap) staging_broadcast(&t->stage);
-    lossynet_status status = lossynet_broadcast_begin(t->net, vectors, is_lossless(t));
-    if (!status && !t->stage.overlap) {
-        status = lossynet_broadcast_end(t->net);
-        staging_receive(&t->stage, vectors, false);
-    }
-    t->communicating += runlog_seconds() - start;
-    return status ? -1 : 0;
-}
-
-/* lossy, reliable: gradients are averaged by the owners, who step and broadcast parameters. */
-static int exchange_gradients(struct trainer *t, int step, struct step_record *r) {
-    if (reduce(t, t->grads)) return -1;
-    if (averaged_norm(t, &r->grad_norm)) return -1;
-    if (!isfinite(r->grad_norm)) return 0; /* the caller stops; the parameters are still good */
-    const struct worker_step s = {step, r->learning_rate, worker_clip(t->options, r->grad_norm)};
-    for (int w = 0; w < t->local; w++) {
-        struct worker *k = &t->worker[w];
-        size_t state = 0;
-        for (int b = 0; b < t->layout.buckets; b++) {
-            size_t offset, count;
-            lossynet_shard(t->net, k->id, b, &offset, &count);
-            worker_update(k, t->be, &t->layout, t->options, &s, state, offset, count);
-            state += count;
-        }
-    }
-    return broadcast(t, t->params);
+static struct worker_step step_of(const struct trainer *t) {
+    const struct worker_step s = {.step = t->record.step,
+                                  .learning_rate = t->record.learning_rate,
+                                  .gradient_scale = 1,
+                                  .lead = 0};
+    return s;
 }
 
 static void worker_steps(struct trainer *t, struct worker *w, struct activations *engine,
                          void *context) {
-    (void)engine;
-    struct worker_step s = *(const struct worker_step *)context;
+    (void)engine, (void)context;
     double norm = sqrt(t->be->sum_of_squares(w->grads, t->layout.count));
-    t->mine[w - t->worker] = norm / t->workers;
+    t->dp.mine[w - t->dp.worker] = norm / t->dp.workers;
     if (!isfinite(norm)) return;
+    struct worker_step s = step_of(t);
     s.gradient_scale = worker_clip(t->options, norm);
     worker_update(w, t->be, &t->layout, t->options, &s, 0, 0, t->layout.count);
 }
 
-/* rps: every worker steps on its own gradient; owners average the models and broadcast them. */
-static int exchange_models(struct trainer *t, int step, struct step_record *r) {
-    struct worker_step s = {step, r->learning_rate, 1};
-    for_each_worker(t, worker_steps, &s);
-    if (sum_over_workers(t, &r->grad_norm)) return -1;
-    if (!isfinite(r->grad_norm)) return 0;
-    return reduce(t, t->params) || broadcast(t, t->params) ? -1 : 0;
+/* Every worker steps on its own gradient. */
+static int update_replicas(struct trainer *t) {
+    for_each_worker(t, worker_steps, NULL);
+    if (data_parallel_sum(&t->dp, &t->record.grad_norm)) return FAILED;
+    return isfinite(t->record.grad_norm) ? 0 : NOT_FINITE;
 }
 
-/* naive: owners average gradients and broadcast the average; every worker steps where it received
- * one, and stands still elsewhere. */
-static int exchange_averages(struct trainer *t, int step, struct step_record *r) {
-    if (reduce(t, t->grads)) return -1;
-    if (averaged_norm(t, &r->grad_norm)) return -1;
-    if (!isfinite(r->grad_norm)) return 0;
-    if (broadcast(t, t->grads)) return -1;
-    const struct worker_step s = {step, r->learning_rate, worker_clip(t->options, r->grad_norm)};
-    for (int w = 0; w < t->local; w++) {
-        struct worker *k = &t->worker[w];
-        size_t cursor = 0, offset, count;
-        while (lossynet_next_fresh(t->net, k->id, &cursor, &offset, &count)) {
-            worker_update(k, t->be, &t->layout, t->options, &s, offset, offset, count);
-        }
-    }
-    staging_send(&t->stage, t->params, false); /* for drift and evaluation */
-    return 0;
+/* ---- the algorithms ---- */
+
+/* lossy, reliable: owners average gradients, step, and broadcast parameters. */
+static int step_lossy(struct trainer *t, int step) {
+    int status = forward_backward(t, step);
+    if (!status) status = average_gradients(t);
+    if (!status) data_parallel_update_shards(&t->dp, step_of(t), t->record.grad_norm);
+    return status ? status : data_parallel_broadcast(&t->dp, t->dp.params);
 }
 
-static double tokens_per_step(const struct trainer *t) {
-    return (double)t->workers * t->B * t->T * t->options->micro_batches;
+/* rps: every worker steps on its own; owners average the models and broadcast them. */
+static int step_rps(struct trainer *t, int step) {
+    int status = forward_backward(t, step);
+    if (!status) status = update_replicas(t);
+    if (!status) status = data_parallel_average_models(&t->dp);
+    return status ? status : data_parallel_broadcast(&t->dp, t->dp.params);
 }
 
-/* Packets, ages and drift of a step. */
-static int account(struct trainer *t, struct step_record *r) {
-    struct lossynet_counters counters;
-    struct lossynet_drift drift;
-    if (lossynet_drift_measure(t->net, t->params, &drift)) return -1;
-    if (lossynet_step_counters(t->net, (uint64_t)r->step, &counters)) return -1;
-    network_record(&counters, r);
-    /* The formulas hold for `lossy`, where a packet that arrives heals a replica. */
-    const bool lossy = t->options->algorithm == ALGORITHM_LOSSY;
-    r->drift = drift.pair;
-    r->drift_expected = lossy ? drift.expected_pair : NAN;
-    r->drift_paper = lossy ? drift.paper_pair : NAN;
-    r->mean_age = drift.mean_age;
-    r->max_age = drift.max_age;
-    memcpy(r->age_share, drift.age_share, sizeof r->age_share);
-    return 0;
+/* naive: owners average gradients and broadcast the average; every worker steps on its own. */
+static int step_naive(struct trainer *t, int step) {
+    int status = forward_backward(t, step);
+    if (!status) status = average_gradients(t);
+    if (!status) status = data_parallel_broadcast(&t->dp, t->dp.grads);
+    if (!status) data_parallel_update_received(&t->dp, step_of(t), t->record.grad_norm);
+    return status;
 }
 
-/* Ends the last step where that is still to do: closes its PARAMETER phase and records it. */
-static int finish_step(struct trainer *t) {
-    struct step_record *r = &t->record;
-    double start = runlog_seconds();
-    if (!t->unfinished) return 0;
-    t->unfinished = false;
-    if (lossynet_broadcast_end(t->net)) return -1;
-    staging_finish(&t->stage, t->params);
-    t->communicating += runlog_seconds() - start;
-    if (account(t, r)) return -1;
-    double now = runlog_seconds();
-    r->communication_seconds = t->communicating;
-    r->seconds = now - t->finished;
-    t->communicating = 0;
-    t->finished = now;
-    record_add(&t->at.record, r);
-    record_show_step(&t->progress, r, t->workers > 1);
-    record_log_step(t->log, r);
-    return 0;
-}
-
-/* One step of all workers. With overlap its gradients leave during backward, and its parameters
- * come during the next step's forward; it is finished only then. A loss or a norm that is not
- * finite is the caller's to look for, in t->record. */
+/* One step of all workers. Whether loss and norm are finite is the caller's to look for, in
+ * t->record. Returns 0, or -1 after reporting. */
 static int training_step(struct trainer *t, int step) {
-    const struct options *o = t->options;
-    struct step_record *r = &t->record;
-    if (!t->unfinished) t->finished = runlog_seconds();
-    if (network_step_begin(t->net, o, step)) return -1;
-    if (t->stage.overlap && lossynet_reduce_begin(t->net, t->grads, is_lossless(t))) return -1;
-    for_each_worker(t, worker_gradient, NULL);
-    t->stage.arriving = false; /* forward has received each bucket */
-    double waited = 0, loss = 0;
-    for (int w = 0; w < t->local; w++) {
-        if (t->mine[3 * w + 2] > 0) return -1;
-        waited = fmax(waited, t->mine[3 * w + 1]);
-        t->mine[w] = t->mine[3 * w];
-    }
-    t->communicating += waited;
-    if (sum_over_workers(t, &loss) || finish_step(t)) return -1;
-    memset(r, 0, sizeof *r);
-    r->step = step;
-    r->tokens = tokens_per_step(t);
-    r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
-    r->loss = loss / t->workers;
-    if (!isfinite(r->loss)) return 0;
-    int failed = o->algorithm == ALGORITHM_RPS     ? exchange_models(t, step, r)
-                 : o->algorithm == ALGORITHM_NAIVE ? exchange_averages(t, step, r)
-                                                   : exchange_gradients(t, step, r);
-    if (failed) return -1;
+    const int algorithm = t->options->algorithm;
+    const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)
+                       : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
+                                                      : step_lossy(t, step);
+    if (status) return status == NOT_FINITE ? 0 : -1;
     t->unfinished = true;
-    return t->stage.overlap ? 0 : finish_step(t);
+    return t->dp.pipeline.overlap ? 0 : finish_step(t);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- *
@@ -631,11 +510,12 @@ struct evaluation_work {
 static double evaluate_batch(struct trainer *t, const float *params, struct activations *e, int B,
                              int T, int skip) {
     const struct llama_config *c = &t->layout.config;
-    const tensor *weights = in_use(t, params);
+    const weight *weights = data_parallel_weights(&t->dp, params);
     activations_send(e, t->be, B * T);
     model_forward(t->be, &t->layout, weights, e, B, T, NULL);
-    t->be->classifier(e->losses, NULL, NULL, e->last_norm, at(t->be, weights, t->layout.classifier),
-                      e->targets, B * T, c->width, c->vocabulary, 1, false);
+    t->be->classifier(e->losses, NULL, NULL, e->last_norm,
+                      weight_at(t->be, weights, t->layout.classifier), e->targets, B * T, c->width,
+                      c->vocabulary, 1, false);
     const float *losses = activations_losses(e, t->be, B * T);
     double sum = 0;
     for (int b = 0; b < B; b++) sum += mean_loss(losses + b * T + skip, T - skip) * (T - skip);
@@ -645,7 +525,7 @@ static double evaluate_batch(struct trainer *t, const float *params, struct acti
 static void worker_evaluates(struct trainer *t, struct worker *w, struct activations *e,
                              void *context) {
     struct evaluation_work *work = (struct evaluation_work *)context;
-    double *sums = t->mine + 3 * (w - t->worker); /* losses: model's, replica's; tokens */
+    double *sums = t->dp.mine + 3 * (w - t->dp.worker); /* losses: model's, replica's; tokens */
     memset(sums, 0, 3 * sizeof *sums);
     for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
         int B = 0, T = 0, skip = 0; /* windows of one shape go together */
@@ -657,7 +537,7 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
             T = length;
             skip = context;
             B++;
-            i += (uint64_t)t->workers;
+            i += (uint64_t)t->dp.workers;
         }
         sums[0] += evaluate_batch(t, work->fresh, e, B, T, skip);
         if (work->replicas) sums[1] += evaluate_batch(t, w->params, e, B, T, skip);
@@ -665,30 +545,18 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
     }
 }
 
-/* The model: every replica, where these are exact; else the owners' shards. */
-static int fresh_model(void *context, const float **model) {
-    struct trainer *t = (struct trainer *)context;
-    *model = t->worker[0].params;
-    if (replicas_are_exact(t)) return 0;
-    *model = t->fresh;
-    const size_t P = t->layout.count;
-    float *fresh = t->stage.staged ? host_vector(t->be, t->fresh, P, false) : t->fresh;
-    int failed = !fresh || lossynet_gather_fresh(t->net, t->params, fresh) ? -1 : 0;
-    if (t->stage.staged && !failed) t->be->upload(t->fresh, fresh, P * sizeof(float));
-    if (t->stage.staged) host_vector_end(t->be, fresh);
-    return failed;
-}
-
-static int evaluate(struct trainer *t, int steps_done, struct eval_record *out) {
-    struct evaluation_work work = {NULL, !replicas_are_exact(t), dataloader_windows(t->val)};
+static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out) {
+    struct evaluation_work work = {.fresh = NULL,
+                                   .replicas = !data_parallel_replicas_are_exact(&t->dp),
+                                   .windows = dataloader_windows(t->val)};
     uint64_t limit = (uint64_t)t->options->eval_sequences;
     double total[3] = {0, 0, 0};
     memset(out, 0, sizeof *out);
     if (limit && work.windows > limit) work.windows = limit;
-    if (fresh_model(t, &work.fresh)) return -1;
+    if (data_parallel_model(&t->dp, &work.fresh)) return -1;
     for_each_worker(t, worker_evaluates, &work);
-    if (lossynet_all_gather(t->net, t->mine, t->gathered, 3 * sizeof(double))) return -1;
-    for (int i = 0; i < 3 * t->workers; i++) total[i % 3] += t->gathered[i];
+    if (lossynet_all_gather(t->dp.comm, t->dp.mine, t->dp.gathered, 3 * sizeof(double))) return -1;
+    for (int i = 0; i < 3 * t->dp.workers; i++) total[i % 3] += t->dp.gathered[i];
     out->step = steps_done;
     out->tokens = (int64_t)total[2];
     out->val_loss = total[0] / total[2];
@@ -701,13 +569,13 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_record *out) 
 
 struct writer {
     struct trainer *t;
-    const tensor *weights; /* in_use */
+    const weight *weights; /* of the model, as operations take them */
 };
 
 /* Feeds tokens behind the `first` that the engine's layers hold; logits (V) of what follows. */
 static int feed_model(void *context, const int32_t *tokens, int first, int count, float *logits) {
     const struct writer *w = (const struct writer *)context;
-    const struct layout *l = &w->t->layout;
+    const struct param_layout *l = &w->t->layout;
     const struct backend *be = w->t->be;
     struct activations *e = &w->t->engine[0];
     memcpy(e->host_tokens, tokens, (size_t)count * sizeof *tokens);
@@ -716,14 +584,18 @@ static int feed_model(void *context, const int32_t *tokens, int first, int count
     model_forward(be, l, w->weights, e, 1, count, NULL);
     e->past = 0;
     return generate_logits(be, logits, at(be, e->last_norm, (size_t)(count - 1) * l->config.width),
-                           at(be, w->weights, l->classifier), l->config.width,
+                           weight_at(be, w->weights, l->classifier), l->config.width,
                            l->config.vocabulary);
 }
 
 static struct generate_model writing_model(struct writer *w) {
     const struct llama_config *c = &w->t->layout.config;
     const bool remembers = activations_remember(&w->t->engine[0], c, w->t->be);
-    const struct generate_model model = {c->vocabulary, w->t->T, remembers, feed_model, w};
+    const struct generate_model model = {.vocabulary = c->vocabulary,
+                                         .positions = w->t->T,
+                                         .remembers = remembers,
+                                         .feed = feed_model,
+                                         .context = w};
     return model;
 }
 
@@ -731,103 +603,84 @@ static struct generate_model writing_model(struct writer *w) {
 static int write_sample(struct trainer *t, int steps_done) {
     const float *model_parameters;
     struct generate_line line;
-    if (fresh_model(t, &model_parameters)) return -1;
-    if (t->world.rank > 0) return 0;
-    struct writer w = {t, in_use(t, model_parameters)};
+    if (data_parallel_model(&t->dp, &model_parameters)) return -1;
+    if (t->dp.world.rank > 0) return 0;
+    struct writer w = {.t = t, .weights = data_parallel_weights(&t->dp, model_parameters)};
     const struct generate_model model = writing_model(&w);
     if (generate_sample(&model, t->tokenizer, t->options, &line)) return -1;
-    return record_sample(&t->progress, t->log, steps_done, line.text);
+    return metrics_sample(&t->progress, t->log, steps_done, line.text);
 }
 
 /* ---- training --------------------------------------------------------------------------- */
 
-static struct run_facts run_facts(const struct trainer *t) {
-    size_t moments = worker_steps_alone(t->options) ? t->layout.count : 0;
-    for (int w = 0; w < t->workers; w++) {
-        size_t owned = lossynet_owned_elements(t->net, w);
-        if (owned > moments) moments = owned;
-    }
-    const struct run_facts facts = {t->options,
-                                    &t->layout,
-                                    GIT_REVISION,
-                                    t->be->details,
-                                    lossynet_link_name(t->net),
-                                    t->stage.sends,
-                                    t->world.rank,
-                                    t->world.ranks,
-                                    t->workers,
-                                    t->local,
-                                    omp_get_max_threads(),
-                                    t->B,
-                                    t->T,
-                                    t->train ? dataloader_tokens(t->train) : 0,
-                                    lossynet_packet_bytes(t->net),
-                                    lossynet_packets(t->net),
-                                    moments};
+static struct run_info run_info(const struct trainer *t) {
+    const struct run_info facts = {.options = t->options,
+                                   .layout = &t->layout,
+                                   .revision = GIT_REVISION,
+                                   .backend = t->be->details,
+                                   .link = lossynet_link_name(t->dp.comm),
+                                   .faster_in_bf16 = t->faster_in_bf16,
+                                   .sends = t->dp.pipeline.sends,
+                                   .rank = t->dp.world.rank,
+                                   .ranks = t->dp.world.ranks,
+                                   .workers = t->dp.workers,
+                                   .local = t->dp.local,
+                                   .threads = omp_get_max_threads(),
+                                   .batch = t->B,
+                                   .seq = t->T,
+                                   .train_tokens = t->train ? dataloader_tokens(t->train) : 0,
+                                   .packet_bytes = lossynet_packet_bytes(t->dp.comm),
+                                   .packets = lossynet_packets(t->dp.comm),
+                                   .moments = data_parallel_moments(&t->dp)};
     return facts;
 }
 
-static int gather_notes(void *net, const void *mine, void *all, size_t bytes) {
-    return lossynet_all_gather((struct lossynet *)net, mine, all, bytes) ? -1 : 0;
+static int checkpoint_model(void *dp, const float **model) {
+    return data_parallel_model((struct data_parallel *)dp, model);
 }
 
 /* What a checkpoint holds of this run, and who writes it. */
 static int open_saver(struct trainer *t) {
-    const struct saver_settings settings = {&t->run, t->tokenizer, gather_notes,
-                                            t->net,  fresh_model,  t};
-    struct resume_net *net = &t->run.net;
-    net->net = t->net;
-    net->shard = lossynet_shard;
-    net->next_fresh = lossynet_next_fresh;
-    net->state_bytes = lossynet_state_bytes;
-    net->state_save = lossynet_state_save;
-    net->state_load = lossynet_state_load;
-    net->all_workers = LOSSYNET_ALL_WORKERS;
-    t->run.whole_moments = worker_steps_alone(t->options);
-    t->run.own_replicas = t->options->algorithm == ALGORITHM_NAIVE;
-    t->run.on_device = t->be->on_device;
-    t->run.upload = t->be->upload;
-    t->run.download = t->be->download;
-    t->run.worker = (struct resume_worker *)calloc((size_t)t->local, sizeof *t->run.worker);
-    if (!t->run.worker) return report_out_of_memory("the list of workers", 0);
-    for (int w = 0; w < t->local; w++) {
-        const struct worker *k = &t->worker[w];
-        const struct resume_worker saved = {k->id, k->params, k->m, k->v};
-        t->run.worker[w] = saved;
-    }
-    return t->options->out ? saver_open(&settings, t->at.step, &t->saver) : 0;
+    const struct async_writer_settings settings = {.run = &t->run,
+                                                   .tokenizer = t->tokenizer,
+                                                   .gather = data_parallel_gather,
+                                                   .gather_context = &t->dp,
+                                                   .model = checkpoint_model,
+                                                   .model_context = &t->dp};
+    if (data_parallel_describe(&t->dp, &t->run)) return -1;
+    return t->options->out ? async_writer_open(&settings, t->at.step, &t->saver) : 0;
 }
 
-static void record_evaluation(struct trainer *t, const struct eval_record *e) {
-    record_show_eval(&t->progress, e);
-    record_log_eval(t->log, e);
+static void record_evaluation(struct trainer *t, const struct eval_metrics *e) {
+    metrics_show_eval(&t->progress, e);
+    metrics_log_eval(t->log, e);
 }
 
 /* Loss or gradient norm is NaN or infinite: nothing good can follow. */
-static int stop_not_finite(struct trainer *t, const struct step_record *r) {
-    if (saver_finish(t->saver)) return -1;
-    const char *checkpoint = saver_last(t->saver);
+static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
+    if (async_writer_finish(t->saver)) return -1;
+    const char *checkpoint = async_writer_last(t->saver);
     progress_end(&t->progress);
-    record_log_step(t->log, r);
-    record_log_end(t->log, &t->at.record, "not finite", NULL, checkpoint);
-    if (t->world.rank > 0) return -1;
-    return report("stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
-                  "longer --warmup may help",
-                  r->step, isfinite(r->loss) ? "gradient norm" : "loss",
-                  isfinite(r->loss) ? r->grad_norm : r->loss,
-                  *checkpoint ? checkpoint : "none was written");
+    metrics_log_step(t->log, r);
+    metrics_log_end(t->log, &t->at.record, "not finite", NULL, checkpoint);
+    if (t->dp.world.rank > 0) return -1;
+    return log_error(
+        "stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
+        "longer --warmup may help",
+        r->step, isfinite(r->loss) ? "gradient norm" : "loss",
+        isfinite(r->loss) ? r->grad_norm : r->loss, *checkpoint ? checkpoint : "none was written");
 }
 
 /* Waits for the last checkpoint and closes the account. */
-static int finish(struct trainer *t, bool stopped, const struct eval_record *eval) {
-    if (saver_finish(t->saver)) return -1;
-    const char *checkpoint = saver_last(t->saver);
+static int finish(struct trainer *t, bool stopped, const struct eval_metrics *eval) {
+    if (async_writer_finish(t->saver)) return -1;
+    const char *checkpoint = async_writer_last(t->saver);
     progress_end(&t->progress);
     if (t->progress.on && stopped) printf("stopped by a signal after %d steps\n", t->at.step);
     if (t->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
-    record_log_end(t->log, &t->at.record, stopped ? "stopped" : "complete", eval, checkpoint);
-    if (t->world.rank > 0 || !saver_has_failed(t->saver)) return 0;
-    return report("no checkpoint could be written to '%s', see above", t->options->out);
+    metrics_log_end(t->log, &t->at.record, stopped ? "stopped" : "complete", eval, checkpoint);
+    if (t->dp.world.rank > 0 || !async_writer_has_failed(t->saver)) return 0;
+    return log_error("no checkpoint could be written to '%s', see above", t->options->out);
 }
 
 /* Whether something is due `every` so many steps, or at the end. */
@@ -835,13 +688,22 @@ static bool is_due(const struct options *o, int done, int every) {
     return done == o->steps || (every && done % every == 0);
 }
 
+/* Whether this rank shows how far things are in a line that is drawn anew. */
+static bool draws_progress(const struct trainer *t) {
+    const struct options *o = t->options;
+    if (t->dp.world.rank > 0 || o->quiet) return false;
+    return o->progress == OPTION_PROGRESS_AUTO ? terminal_behind_stdout()
+                                               : o->progress == OPTION_PROGRESS_ON;
+}
+
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
-    struct eval_record eval;
-    const struct eval_record *last_eval = NULL;
+    struct eval_metrics eval;
+    const struct eval_metrics *last_eval = NULL;
     bool stop = false, due;
-    run_announce(&t->run.facts);
-    progress_begin(&t->progress, t->at.step, o->steps, t->world.rank == 0 && !o->quiet);
+    run_info_announce(&t->run.facts);
+    progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
+                   draws_progress(t));
     while (t->at.step < o->steps && !stop) {
         const int done = t->at.step + 1;
         const bool evaluates = t->val && is_due(o, done, o->eval_every);
@@ -851,8 +713,8 @@ static int train_loop(struct trainer *t) {
             return stop_not_finite(t, &t->record);
         }
         t->at.step = done;
-        t->at.sequence += (uint64_t)o->micro_batches * t->workers * t->B;
-        if (saver_poll(t->saver, done, &due, &stop)) return -1;
+        t->at.sequence += (uint64_t)o->micro_batches * t->dp.workers * t->B;
+        if (async_writer_poll(t->saver, done, &due, &stop)) return -1;
         const bool pauses = evaluates || writes || due || stop || done == o->steps;
         if (pauses && finish_step(t)) return -1;
         if (evaluates) {
@@ -861,20 +723,9 @@ static int train_loop(struct trainer *t) {
             last_eval = &eval;
         }
         if (writes && write_sample(t, done)) return -1;
-        if (due && saver_save(t->saver, &t->at)) return -1;
+        if (due && async_writer_save(t->saver, &t->at)) return -1;
     }
     return finish(t, stop && t->at.step < o->steps, last_eval);
-}
-
-/* Opens the log, if one is wanted; only rank 0 writes. */
-static int open_log(struct trainer *t) {
-    const struct options *o = t->options;
-    char path[FILE_PATH_BYTES];
-    if (t->world.rank > 0) return 0;
-    if (o->out && file_make_directory(o->out)) return -1;
-    if (!o->log && !o->out) return 0;
-    if (!o->log && file_join(path, o->out, "log.jsonl")) return -1;
-    return runlog_open(o->log ? o->log : path, t->at.step, &t->log);
 }
 
 /* Everything that training or evaluation needs, in the order in which mistakes are cheapest to
@@ -884,10 +735,10 @@ static int prepare(struct trainer *t, bool training) {
     struct llama_config c;
     if (config_of_model(o->model, &c)) return -1;
     t->B = o->batch;
-    t->T = usage_sequence_length(o, c.positions);
+    t->T = validate_sequence_length(o, c.positions);
     if (training && dataloader_open(o->train, DATALOADER_TRAIN, t->T, (uint64_t)o->seed, &t->train))
         return -1;
-    if (training && o->data_split == DATA_CONTIGUOUS && dataloader_split(t->train, t->workers))
+    if (training && o->data_split == DATA_CONTIGUOUS && dataloader_split(t->train, t->dp.workers))
         return -1;
     if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
     if (o->val && o->stride) dataloader_set_stride(t->val, o->stride);
@@ -897,11 +748,14 @@ static int prepare(struct trainer *t, bool training) {
     if (t->val && dataloader_check_vocabulary(t->val, c.vocabulary)) return -1;
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(data);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
-    if (open_log(t) || layout_build(&c, &t->layout) || trainer_allocate(t, training)) return -1;
-    checkpoint_shows_progress = t->world.rank == 0 && !o->quiet;
+    if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
+        jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log) ||
+        trainer_allocate(t, training))
+        return -1;
+    hf_model_shows_progress = draws_progress(t);
     if (trainer_initialise(t, file_is_directory(o->model))) return -1;
-    t->run.facts = run_facts(t);
-    runlog_write(t->log, run_event(&t->run.facts));
+    t->run.facts = run_info(t);
+    jsonl_write(t->log, run_info_event(&t->run.facts));
     return 0;
 }
 
@@ -911,7 +765,7 @@ static int train(struct trainer *t) {
     int failed = from ? resume_open(from, &saved, &t->at) : 0;
     failed = failed || prepare(t, true) || open_saver(t) ||
              (from && resume_load(&t->run, from, saved, t->log));
-    if (!failed) staging_start(&t->stage, t->params);
+    if (!failed) pipeline_start(&t->dp.pipeline, t->dp.params);
     json_decref(saved);
     return failed || train_loop(t) ? -1 : 0;
 }
@@ -920,14 +774,11 @@ static int train(struct trainer *t) {
 
 /* --eval: perplexity of a checkpoint. */
 static int eval_mode(struct trainer *t) {
-    struct eval_record e;
+    struct eval_metrics e;
     if (prepare(t, false) || evaluate(t, 0, &e)) return -1;
     record_evaluation(t, &e);
-    if (t->world.rank == 0 && !t->options->quiet) {
-        printf("loss %.6f  perplexity %.4f  tokens %lld", e.val_loss, exp(e.val_loss),
-               (long long)e.tokens);
-        if (e.tokens_per_word > 0) printf("  word perplexity %.4f", record_word_perplexity(&e));
-        printf("\n");
+    if (t->dp.world.rank == 0 && !t->options->quiet) {
+        metrics_print_eval(&e);
     }
     return 0;
 }
@@ -941,10 +792,12 @@ static int generate_mode(struct trainer *t) {
     if (generate_open_tokenizer(o->tokenizer, o->model, c.vocabulary, &tokenizer)) return -1;
     t->B = 1;
     t->T = c.positions;
-    int failed = layout_build(&c, &t->layout) || trainer_allocate(t, false) ||
-                 activations_add_cache(&t->engine[0], &c, t->be) || trainer_initialise(t, true);
+    int failed = param_layout_build(&c, &t->layout) || trainer_choose(t, false) ||
+                 trainer_allocate(t, false) || activations_add_cache(&t->engine[0], &c, t->be) ||
+                 trainer_initialise(t, true);
     if (!failed) {
-        struct writer w = {t, in_use(t, t->worker[0].params)};
+        struct writer w = {.t = t,
+                           .weights = data_parallel_weights(&t->dp, t->dp.worker[0].params)};
         const struct generate_model model = writing_model(&w);
         failed = generate_to_terminal(&model, tokenizer, o);
     }
@@ -958,9 +811,10 @@ static int run(const struct options *o, const struct lossynet_world *world) {
     struct trainer t;
     memset(&t, 0, sizeof t);
     t.options = o;
-    t.world = *world;
-    t.workers = o->generate ? 1 : o->workers ? o->workers : world->ranks;
-    if (o->dry_run) return world->rank == 0 && network_dry_run(o, t.workers) ? 1 : 0;
+    t.dp.options = o;
+    t.dp.world = *world;
+    t.dp.workers = o->generate ? 1 : o->workers ? o->workers : world->ranks;
+    if (o->dry_run) return dry_run(o, world) ? 1 : 0;
     if (o->preflight) return preflight(o, world) ? 1 : 0;
     threads_choose(o->threads, world->local_ranks);
     int failed = o->eval ? eval_mode(&t) : o->generate ? generate_mode(&t) : train(&t);
@@ -974,16 +828,16 @@ int main(int argc, char **argv) {
     struct lossynet_world world;
     threads_wait_briefly(argv);
     if (lossynet_bootstrap(&argc, &argv, &world)) return 1;
-    int status = usage_read(argc, argv, &world, GIT_REVISION, &options);
+    int status = validate_command_line(argc, argv, &world, GIT_REVISION, &options);
     if (!status && world.rank == 0 && (options.help || options.version)) {
-        options.help ? options_help() : usage_version(GIT_REVISION);
+        options.help ? options_help() : validate_print_version(GIT_REVISION);
     }
     if (status || options.help || options.version) {
-        lossynet_shutdown(0); /* not MPI_Abort: all ranks leave here */
+        lossynet_shutdown(status);
         return status;
     }
-    report_muted = false;
-    if (world.ranks > 1) report_rank = world.rank;
+    log_muted = false;
+    if (world.ranks > 1) log_rank = world.rank;
     status = run(&options, &world);
     lossynet_shutdown(status);
     return status;

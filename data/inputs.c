@@ -11,19 +11,19 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "llmc/file.h"
-#include "llmc/report.h"
+#include "llmc/util/file.h"
+#include "llmc/log/error.h"
 
 static int add(struct inputs *inputs, const char *path, uint64_t bytes) {
     if (inputs->count == inputs->capacity) {
         size_t more = inputs->capacity ? 2 * inputs->capacity : 64;
         struct input *list = (struct input *)realloc(inputs->list, more * sizeof *list);
-        if (!list) return report("out of memory for the list of inputs");
+        if (!list) return log_error("out of memory for the list of inputs");
         inputs->list = list;
         inputs->capacity = more;
     }
     char *copy = strdup(path);
-    if (!copy) return report("out of memory for the list of inputs");
+    if (!copy) return log_error("out of memory for the list of inputs");
     inputs->list[inputs->count++] = (struct input){copy, bytes};
     inputs->bytes += bytes;
     return 0;
@@ -39,25 +39,25 @@ static int open_spool(const char *directory) {
     if (file_join(path, directory, "tokenize-stdin-XXXXXX")) return -1;
     spool = mkostemp(path, O_CLOEXEC);
     if (spool < 0)
-        return report("cannot create a file in '%s' to keep standard input in: %s", directory,
-                      strerror(errno));
+        return log_error("cannot create a file in '%s' to keep standard input in: %s", directory,
+                         strerror(errno));
     unlink(path);
     return spool;
 }
 
 static int add_standard_input(struct inputs *inputs, const char *directory) {
-    if (inputs->spool >= 0) return report("'-' is named twice; standard input can be read once");
+    if (inputs->spool >= 0) return log_error("'-' is named twice; standard input can be read once");
     inputs->spool = open_spool(directory);
     if (inputs->spool < 0) return -1;
     const size_t room = 1 << 20;
     char *block = (char *)malloc(room), path[64];
-    if (!block) return report("out of memory for standard input");
+    if (!block) return log_error("out of memory for standard input");
     uint64_t bytes = 0;
     int status = 0;
     while (status == 0) {
         ssize_t got = read(STDIN_FILENO, block, room);
         if (got < 0 && errno == EINTR) continue;
-        if (got < 0) status = report("cannot read standard input: %s", strerror(errno));
+        if (got < 0) status = log_error("cannot read standard input: %s", strerror(errno));
         if (got <= 0) break;
         status = file_write(inputs->spool, block, (size_t)got, "the copy of standard input");
         bytes += (uint64_t)got;
@@ -77,7 +77,7 @@ static int is_binary(const char *path) {
     ssize_t got = descriptor < 0 ? -1 : read(descriptor, start, sizeof start);
     int error = errno;
     if (descriptor >= 0) close(descriptor);
-    if (got < 0) return report("cannot read '%s': %s", path, strerror(error));
+    if (got < 0) return log_error("cannot read '%s': %s", path, strerror(error));
     return memchr(start, '\0', (size_t)got) != NULL;
 }
 
@@ -102,9 +102,9 @@ static int add_entry(struct inputs *inputs, FTS *tree, FTSENT *entry) {
     case FTS_DNR:
     case FTS_ERR:
     case FTS_NS:
-        return report("cannot read '%s': %s", entry->fts_path, strerror(entry->fts_errno));
+        return log_error("cannot read '%s': %s", entry->fts_path, strerror(entry->fts_errno));
     case FTS_DC:
-        return report("'%s' is a link to a folder around it", entry->fts_path);
+        return log_error("'%s' is a link to a folder around it", entry->fts_path);
     case FTS_DP:
         return 0;
     default: /* a device, a pipe, a link to nowhere */
@@ -117,15 +117,16 @@ static int add_folder(struct inputs *inputs, const char *path) {
     char *roots[] = {(char *)path, NULL};
     size_t before = inputs->count;
     FTS *tree = fts_open(roots, FTS_LOGICAL | FTS_NOCHDIR, by_name);
-    if (!tree) return report("cannot read '%s': %s", path, strerror(errno));
+    if (!tree) return log_error("cannot read '%s': %s", path, strerror(errno));
     int status = 0;
     errno = 0;
     for (FTSENT *entry; status == 0 && (entry = fts_read(tree)) != NULL; errno = 0)
         status = add_entry(inputs, tree, entry);
-    if (status == 0 && errno != 0) status = report("cannot read '%s': %s", path, strerror(errno));
+    if (status == 0 && errno != 0)
+        status = log_error("cannot read '%s': %s", path, strerror(errno));
     fts_close(tree);
     if (status == 0 && inputs->count == before)
-        status = report("the folder '%s' has no text file", path);
+        status = log_error("the folder '%s' has no text file", path);
     return status;
 }
 
@@ -134,10 +135,10 @@ static int add_folder(struct inputs *inputs, const char *path) {
 static int add_name(struct inputs *inputs, const char *name, const char *spool_directory) {
     struct stat status;
     if (strcmp(name, "-") == 0) return add_standard_input(inputs, spool_directory);
-    if (stat(name, &status) != 0) return report("cannot open '%s': %s", name, strerror(errno));
+    if (stat(name, &status) != 0) return log_error("cannot open '%s': %s", name, strerror(errno));
     if (S_ISDIR(status.st_mode)) return add_folder(inputs, name);
     if (!S_ISREG(status.st_mode))
-        return report("'%s' is neither a file nor a folder; pipe it in and name it '-'", name);
+        return log_error("'%s' is neither a file nor a folder; pipe it in and name it '-'", name);
     return add(inputs, name, (uint64_t)status.st_size);
 }
 
@@ -147,8 +148,8 @@ int inputs_collect(struct inputs *inputs, const char *const *names, size_t count
     for (size_t i = 0; i < count; i++)
         if (add_name(inputs, names[i], spool_directory) != 0) return -1;
     if (inputs->bytes == 0)
-        return report("the input is empty ('%s'%s), expected text", names[0],
-                      inputs->count > 1 ? " and the other files" : "");
+        return log_error("the input is empty ('%s'%s), expected text", names[0],
+                         inputs->count > 1 ? " and the other files" : "");
     return 0;
 }
 

@@ -9,8 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "llmc/dataloader.h"
-#include "llmc/report.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/log/error.h"
 
 /* ---- names ---------------------------------------------------------------------------------- */
 
@@ -23,16 +23,17 @@ static int shard_name(const struct token_writer *w, int shard, const char *suffi
                                             (int)(end - w->path), w->path, shard, end, suffix)
                                  : snprintf(path, FILE_PATH_BYTES, "%s%s", w->path, suffix);
     if (length >= 0 && length < FILE_PATH_BYTES) return 0;
-    return report("the path '%.100s...' is too long", w->path);
+    return log_error("the path '%.100s...' is too long", w->path);
 }
 
 static int refuse_earlier_shards(const struct token_writer *w) {
     char path[FILE_PATH_BYTES];
     if (shard_name(w, 0, "", path)) return -1;
     if (access(path, F_OK) != 0) return 0;
-    return report("'%s' is there already: remove the shards of an earlier run, which would be read "
-                  "together with the new ones",
-                  path);
+    return log_error(
+        "'%s' is there already: remove the shards of an earlier run, which would be read "
+        "together with the new ones",
+        path);
 }
 
 /* ---- one shard ------------------------------------------------------------------------------ */
@@ -55,7 +56,7 @@ static int end_shard(struct token_writer *w) {
     int descriptor = w->descriptor, status = 0;
     w->descriptor = -1;
     if (pwrite(descriptor, header, sizeof header, 0) != (ssize_t)sizeof header)
-        status = report("cannot write '%s': %s", w->partial, strerror(errno));
+        status = log_error("cannot write '%s': %s", w->partial, strerror(errno));
     if (file_finish(descriptor, w->partial) != 0) status = -1;
     return status;
 }
@@ -69,7 +70,8 @@ static uint64_t room(const struct token_writer *w) {
 static int refuse_special(const struct token_writer *w) {
     struct stat there;
     if (stat(w->path, &there) || S_ISREG(there.st_mode)) return 0;
-    return report("'%s' is no regular file: expected the name of a token file to write", w->path);
+    return log_error("'%s' is no regular file: expected the name of a token file to write",
+                     w->path);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------ */
@@ -101,11 +103,11 @@ static int write_tokens(struct token_writer *w, const uint16_t *tokens, size_t n
 int token_writer_write(struct token_writer *w, int first, const int32_t *ids, size_t count,
                        uint64_t words, uint64_t text_bytes) {
     if (!w->shard_tokens && count + 1 > room(w))
-        return report("'%s' would have more than %d tokens, the most a token file holds: give "
-                      "--shard-tokens, and several files are written",
-                      w->path, INT32_MAX);
+        return log_error("'%s' would have more than %d tokens, the most a token file holds: give "
+                         "--shard-tokens, and several files are written",
+                         w->path, INT32_MAX);
     uint16_t *tokens = (uint16_t *)malloc((count + 1) * sizeof *tokens);
-    if (!tokens) return report("out of memory for tokens");
+    if (!tokens) return log_error("out of memory for tokens");
     size_t n = 0;
     if (first >= 0) tokens[n++] = (uint16_t)first;
     for (size_t i = 0; i < count; i++) tokens[n++] = (uint16_t)ids[i];
@@ -122,9 +124,10 @@ int token_writer_write(struct token_writer *w, int first, const int32_t *ids, si
 int token_writer_finish(struct token_writer *w, const char *hint) {
     if (!w->path) return 0;
     if (w->tokens < 2)
-        return report("'%s' would have %llu tokens, expected at least 2: there is too little text "
-                      "%s",
-                      w->path, (unsigned long long)w->tokens, hint);
+        return log_error(
+            "'%s' would have %llu tokens, expected at least 2: there is too little text "
+            "%s",
+            w->path, (unsigned long long)w->tokens, hint);
     return end_shard(w);
 }
 
@@ -133,7 +136,7 @@ int token_writer_publish(struct token_writer *w) {
     for (int i = 0; w->path && i < w->shards; i++) {
         if (shard_name(w, i, ".partial", from) || shard_name(w, i, "", to)) return -1;
         if (rename(from, to) != 0)
-            return report("cannot rename '%s' to '%s': %s", from, to, strerror(errno));
+            return log_error("cannot rename '%s' to '%s': %s", from, to, strerror(errno));
     }
     return 0;
 }

@@ -1,4 +1,4 @@
-/* token_writer.h — writes token files (the format stands in llmc/dataloader.h), in one piece or in
+/* token_writer.h — writes token files (the format stands in llmc/data/dataloader.h), in one piece or in
  * shards of a bounded number of tokens.
  *
  * A file is written as NAME.partial and renamed when everything is complete: what carries a final
@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/file.h"
+#include "llmc/util/file.h"
 
 struct token_writer {
     const char *path;       /* NULL: there is no such output */

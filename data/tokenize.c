@@ -1,4 +1,4 @@
-/* tokenize.c — text files in, llm.c token files out (the format stands in llmc/dataloader.h).
+/* tokenize.c — text files in, llm.c token files out (the format stands in llmc/data/dataloader.h).
  *
  *     build/tokenize --tokenizer tokenizer.model --input text.txt --train train.bin --val val.bin
  *
@@ -25,10 +25,10 @@
 
 #include "data/inputs.h"
 #include "data/token_writer.h"
-#include "llmc/dataloader.h"
-#include "llmc/file.h"
-#include "llmc/report.h"
-#include "llmc/tokenizer.h"
+#include "llmc/data/dataloader.h"
+#include "llmc/util/file.h"
+#include "llmc/log/error.h"
+#include "llmc/data/tokenizer.h"
 
 enum { EXIT_USAGE = 2, PIECE_BYTES = 1 << 13, BATCH_PIECES = 256, OPEN_INPUTS = 256 };
 
@@ -45,7 +45,7 @@ struct settings {
 
 static int move_into_place(const char *partial, const char *path) {
     if (rename(partial, path) == 0) return 0;
-    return report("cannot rename '%s' to '%s': %s", partial, path, strerror(errno));
+    return log_error("cannot rename '%s' to '%s': %s", partial, path, strerror(errno));
 }
 
 /* Copies the tokenizer beside an output, unless it lies there already. */
@@ -55,7 +55,7 @@ static int copy_tokenizer(const char *tokenizer, const char *output) {
     int length = slash ? (int)(slash - output) : 1;
     if (snprintf(path, sizeof path, "%.*s/tokenizer.model", length, slash ? output : ".") >=
         FILE_PATH_BYTES - 16)
-        return report("the path '%.100s...' is too long", path);
+        return log_error("the path '%.100s...' is too long", path);
     struct stat from, to;
     if (stat(tokenizer, &from) == 0 && stat(path, &to) == 0 && from.st_dev == to.st_dev &&
         from.st_ino == to.st_ino)
@@ -235,10 +235,10 @@ static int add_input(struct job *job, const char *path) {
 static int check_tokenizer(const struct tokenizer *tokenizer, const char *path) {
     int vocabulary = tokenizer_vocabulary(tokenizer);
     if (vocabulary > TOKENS_VOCABULARY_MAX)
-        return report("'%s' has a vocabulary of %d, token files of 16-bit ids allow at most %d",
-                      path, vocabulary, TOKENS_VOCABULARY_MAX);
+        return log_error("'%s' has a vocabulary of %d, token files of 16-bit ids allow at most %d",
+                         path, vocabulary, TOKENS_VOCABULARY_MAX);
     if (tokenizer_bos(tokenizer) < 0)
-        return report("'%s' has no <s>, with which documents begin; train it with one", path);
+        return log_error("'%s' has no <s>, with which documents begin; train it with one", path);
     return 0;
 }
 
@@ -281,7 +281,8 @@ static int refuse_input(const struct job *job, const char *output) {
     for (size_t i = 0; i < job->inputs.count; i++) {
         const char *input = job->inputs.list[i].path;
         if (stat(input, &in) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
-            return report("'%s' is read as input: expected another name for the token file", input);
+            return log_error("'%s' is read as input: expected another name for the token file",
+                             input);
     }
     return 0;
 }
@@ -304,13 +305,13 @@ static int directory_of(const char *path, char directory[FILE_PATH_BYTES]) {
     int length = slash ? (int)(slash - path) + 1 : 2;
     if (snprintf(directory, FILE_PATH_BYTES, "%.*s", length, slash ? path : "./") < FILE_PATH_BYTES)
         return 0;
-    return report("the path '%.100s...' is too long", path);
+    return log_error("the path '%.100s...' is too long", path);
 }
 
 static int tokenize(const struct settings *s) {
     char directory[FILE_PATH_BYTES];
     struct job *job = (struct job *)calloc(1, sizeof *job);
-    if (!job) return report("out of memory");
+    if (!job) return log_error("out of memory");
     job->settings = s;
     job->inputs.spool = job->outputs[0].descriptor = job->outputs[1].descriptor = -1;
     if (s->threads) omp_set_num_threads(s->threads);
@@ -356,7 +357,7 @@ static const char help[] =
     "Exit codes: 0 success, 1 failure, 2 wrong usage.\n";
 
 static int usage(const char *what, const char *value) {
-    report("%s%s; see tokenize --help", what, value);
+    log_error("%s%s; see tokenize --help", what, value);
     return EXIT_USAGE;
 }
 
@@ -447,7 +448,7 @@ static int parse(int argc, char **argv, struct settings *s) {
 }
 
 int main(int argc, char **argv) {
-    report_program = "tokenize";
+    log_program = "tokenize";
     struct settings settings = {.val_fraction = -1};
     settings.inputs = (const char **)calloc((size_t)argc + 1, sizeof *settings.inputs);
     if (!settings.inputs) return EXIT_FAILURE;

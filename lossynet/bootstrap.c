@@ -3,10 +3,13 @@
  * MPI is asked only when a launcher is seen in the environment: a rank alone starts faster, needs
  * no working MPI installation, and can be debugged and profiled plainly.
  */
-#include "lossynet/internal.h"
+#include "lossynet/comm.h"
 
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #ifdef LOSSYNET_MPI
 #define OMPI_SKIP_MPICXX 1
@@ -24,6 +27,11 @@ static bool launcher_seen(void) {
 }
 
 #ifdef LOSSYNET_MPI
+
+/* How long a rank that ends with an error waits for the others before it ends them. */
+static const double MEET_SECONDS = 3;
+/* For meet alone, so that no other collective call of MPI can be taken for it. */
+static MPI_Comm leaving = MPI_COMM_NULL;
 
 static lossynet_status join(int *argc, char ***argv, struct lossynet_world *world) {
     int provided, code = MPI_Init_thread(argc, argv, MPI_THREAD_FUNNELED, &provided);
@@ -45,7 +53,8 @@ static lossynet_status join(int *argc, char ***argv, struct lossynet_world *worl
         MPI_Comm_size(MPI_COMM_WORLD, &world->ranks) ||
         MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host))
         goto failed;
-    int wrong = MPI_Comm_rank(host, &world->local_rank) || MPI_Comm_size(host, &world->local_ranks);
+    int wrong = MPI_Comm_rank(host, &world->local_rank) ||
+                MPI_Comm_size(host, &world->local_ranks) || MPI_Comm_dup(MPI_COMM_WORLD, &leaving);
     MPI_Comm_free(&host);
     if (!wrong) return LOSSYNET_OK;
 failed:
@@ -58,9 +67,7 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
     return launcher_seen() ? join(argc, argv, world) : LOSSYNET_OK;
 }
 
-lossynet_status lossynet_share_mpi(void *context, const struct lossynet_world *world, void *all,
-                                   size_t bytes) {
-    (void)context;
+static lossynet_status share_by_mpi(const struct lossynet_world *world, void *all, size_t bytes) {
     int started = 0;
     MPI_Initialized(&started);
     if (started && !MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, all, (int)bytes, MPI_BYTE,
@@ -72,12 +79,26 @@ lossynet_status lossynet_share_mpi(void *context, const struct lossynet_world *w
     return LOSSYNET_LINK;
 }
 
+/* Waits until every rank is here. Returns false when one has not come after `seconds`. */
+static bool meet(double seconds) {
+    const struct timespec pause = {0, 1000000};
+    const double end = MPI_Wtime() + seconds;
+    MPI_Request request;
+    int together = 0;
+    if (leaving == MPI_COMM_NULL || MPI_Ibarrier(leaving, &request)) return false;
+    while (!MPI_Test(&request, &together, MPI_STATUS_IGNORE) && !together && MPI_Wtime() < end)
+        nanosleep(&pause, NULL);
+    return together;
+}
+
+/* MPI_Abort is the last resort: Open MPI prints a page then, and its mpirun sometimes crashes. */
 void lossynet_shutdown(int exit_code) {
     int started = 0, finished = 0;
     MPI_Initialized(&started);
     MPI_Finalized(&finished);
     if (!started || finished) return;
-    if (exit_code)
+    fflush(NULL); /* mpirun ends all ranks as soon as one has exited with an error */
+    if (!meet(exit_code ? MEET_SECONDS : INFINITY) && exit_code)
         MPI_Abort(MPI_COMM_WORLD, exit_code);
     else
         MPI_Finalize();
@@ -102,9 +123,8 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
     return LOSSYNET_OK;
 }
 
-lossynet_status lossynet_share_mpi(void *context, const struct lossynet_world *world, void *all,
-                                   size_t bytes) {
-    (void)context, (void)all, (void)bytes;
+static lossynet_status share_by_mpi(const struct lossynet_world *world, void *all, size_t bytes) {
+    (void)all, (void)bytes;
     lossynet_log("%d ranks, but this program was built without MPI: install Open MPI (mpicc) and "
                  "build again",
                  world->ranks);
@@ -117,7 +137,18 @@ void lossynet_shutdown(int exit_code) {
 
 #endif
 
+lossynet_status lossynet_bootstrap_share(void *context, const struct lossynet_world *world,
+                                         void *all, size_t bytes) {
+    (void)context;
+    return world->share ? world->share(world->share_context, world, all, bytes)
+                        : share_by_mpi(world, all, bytes);
+}
+
 lossynet_status lossynet_bootstrap_gather(const struct lossynet_world *world, void *all,
                                           size_t bytes) {
-    return world->ranks > 1 ? lossynet_share_mpi(NULL, world, all, bytes) : LOSSYNET_OK;
+    return world->ranks > 1 ? lossynet_bootstrap_share(NULL, world, all, bytes) : LOSSYNET_OK;
+}
+
+const char *lossynet_version(void) {
+    return LOSSYNET_VERSION;
 }

@@ -18,50 +18,57 @@
  * Workers of one rank exchange in memory, ranks through a link (link.h); injected loss treats both
  * alike, so the result is the same, bit for bit, however the workers are spread.
  *
- * Errors: functions return a status; the first function to see an error logs one line to stderr.
+ * Errors: functions return a status; the first function to see an error logs one line (settings.log).
  * The library never exits. Threads: one thread calls at a time, unless stated.
  */
 #ifndef LOSSYNET_H
 #define LOSSYNET_H
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include "lossynet/base/types.h" /* status, world, loss settings, events */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef enum {
-    LOSSYNET_OK = 0,
-    LOSSYNET_INVALID, /* an argument or setting makes no sense */
-    LOSSYNET_NO_MEMORY,
-    LOSSYNET_LINK,     /* the link failed: a peer died, MPI reported an error */
-    LOSSYNET_PROTOCOL, /* a datagram that no version of this program sends */
-    LOSSYNET_FILE,     /* a trace file could not be read */
-} lossynet_status;
+#pragma GCC visibility push(default) /* what a shared library exports */
+
+/* MAJOR.MINOR.PATCH. MINOR changes whenever this header does, since programs fill in its structs. */
+#define LOSSYNET_VERSION "0.1.0"
+
+/* LOSSYNET_VERSION of the library that the program runs with. */
+const char *lossynet_version(void);
 
 const char *lossynet_status_string(lossynet_status status); /* static text, never NULL */
 
 /* ---- bootstrap: who takes part ---------------------------------------------------------- */
-
-struct lossynet_world {
-    int rank, ranks;
-    int local_rank, local_ranks; /* among the ranks on this host */
-};
 
 /* Joins the MPI job that mpirun or srun started; alone (rank 0 of 1, no MPI call at all) when no
  * launcher is seen in the environment. Built without MPI: alone as well, but LOSSYNET_LINK when a
  * launcher started several ranks, which would overwrite each other's files. Call once, first. */
 lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world);
 
-/* What every rank tells all, before a net is open. all: one part of `bytes` bytes per rank, this
+/* Joins the other ranks without a launcher: rank 0 listens at TCP `address`, "HOST:PORT" of its own
+ * host, the others connect to it; every process names its rank, 0 ... ranks - 1. Waits at most
+ * `seconds` for the others, here and whenever ranks exchange something through it. It carries what
+ * ranks need to find each other; packets go over the link, which is udp or verbs. Whoever can reach
+ * the address can take a rank's place, so it belongs into a trusted network.
+ * LOSSYNET_INVALID: rank, ranks or seconds make no sense, or a rank came twice. LOSSYNET_LINK: the
+ * ranks did not meet. Nothing is to be closed then. */
+lossynet_status lossynet_rendezvous_open(const char *address, int rank, int ranks, double seconds,
+                                         struct lossynet_world *world);
+
+/* Closes the connections, after the comm is closed. Does nothing for a world that joined
+ * otherwise. */
+void lossynet_rendezvous_close(struct lossynet_world *world);
+
+/* What every rank tells all, before a comm is open. all: one part of `bytes` bytes per rank, this
  * rank's filled in. Every rank calls it, with the same `bytes`. */
 lossynet_status lossynet_bootstrap_gather(const struct lossynet_world *world, void *all,
                                           size_t bytes);
 
-/* Leaves the job. exit_code other than 0 ends the other ranks too (MPI_Abort), since they would
- * otherwise wait for this one for ever. */
+/* Leaves the job. Every rank calls it last, with the code that it will exit with. It waits for the
+ * other ranks; where exit_code is not 0, for 3 seconds only, after which it ends them (MPI_Abort),
+ * since they would otherwise wait for this rank for ever. */
 void lossynet_shutdown(int exit_code);
 
 /* ---- settings --------------------------------------------------------------------------- */
@@ -81,40 +88,11 @@ typedef enum {
 /* All four give every sender exactly float(1.0/N) where everything arrived (ht: has always arrived),
  * and in a `lossless` phase. */
 
-typedef enum {
-    LOSSYNET_LINK_AUTO,  /* verbs where every rank has an active RDMA port, else udp */
-    LOSSYNET_LINK_MPI,   /* reliable */
-    LOSSYNET_LINK_UDP,   /* datagrams of the operating system */
-    LOSSYNET_LINK_VERBS, /* datagrams of RDMA hardware: unreliable-datagram queue pairs */
-} lossynet_link_kind;
-
-typedef enum { LOSSYNET_GRADIENT, LOSSYNET_PARAMETER } lossynet_phase;
-
 /* Elements of a packet. Vectors are float32 in any case. */
 typedef enum {
     LOSSYNET_FLOAT32,
     LOSSYNET_BF16, /* rounded to nearest on their way (elements.c): half the bytes */
 } lossynet_wire_dtype;
-
-/* Loss that is injected at the sender, in memory and on every link. */
-struct lossynet_loss_settings {
-    double rate[2];    /* by phase, in [0, 1] */
-    const char *model; /* "bernoulli": independent packets.
-                          "burst:MEAN": Gilbert-Elliott, a chain per directed link that goes on from
-                              step to step; lost packets come in runs of mean length MEAN >= 1, for
-                              rates up to MEAN / (MEAN + 1), and 1.
-                          "outage:MEAN": a directed link is down for whole steps, in both phases, for
-                              MEAN >= 1 steps on average; rates as for bursts.
-                          "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost), white space
-                              and lines from # ignored; each directed link reads it in a circle from
-                              a place of its own; `rate` is ignored, except that a phase with rate 0
-                              loses nothing. */
-    uint64_t seed;
-    const char *at; /* links with another rate, in both phases: "3=0.5" those from and to worker 3,
-                       "2-5=1" the one from 2 to 5, several with commas, of which the last that
-                       names a link counts. Not with "trace". NULL or "none": none */
-    int workers;    /* for `at`; lossynet_open knows them */
-};
 
 /* The masked average, computed where the vectors live. For j < n:
  * out[j] = sum over i < senders of weight[(j / packet) * senders + i] * sender[i][j], in order of i;
@@ -151,15 +129,16 @@ struct lossynet_settings {
     /* For what other ranks sent, which weighted_sum reads beside vectors: returns NULL where there is
      * no memory, and need not clear it. Both or neither; neither: malloc's. */
     void *(*allocate)(size_t bytes);
-    void (*release)(void *memory); /* of `allocate`, when the net closes; NULL is fine */
+    void (*release)(void *memory); /* of `allocate`, when the comm closes; NULL is fine */
     /* copied; NULL: the vectors are in the host's memory. Else: one rank only */
     const struct lossynet_memory *memory;
     int drift_samples; /* parameters watched for drift; 0: none */
+    bool lead; /* lossynet_lead will be asked: ages are gathered without drift_samples, too */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
-    /* What was lost of a gradient is added to its sender's next one (carry.c). For estimators mean
+    /* What was lost of a gradient is added to its sender's next one (error_feedback.c). For estimators mean
      * and zero; the vectors given to lossynet_reduce then change where they are not owned, too. */
     bool carry;
-    /* By phase: so many times what was lost is sent again, and may be lost again (repair.c). */
+    /* By phase: so many times what was lost is sent again, and may be lost again (retransmit.c). */
     int repair[2];
     double repair_budget; /* of a phase's packets to a worker, at most so many are sent again, what
                              has been missing longest first; 0: all that was lost */
@@ -170,13 +149,17 @@ struct lossynet_settings {
     double pace_gbps;      /* a rank sends at most so many 10^9 bit/s; 0: no limit */
     double loss_budget;    /* it sends slower where the network loses more than this share, < 1;
                               needs pace_gbps. 0: however much is lost */
-    const char
-        *record_loss; /* FILE, of rank r FILE.r: what arrived, for the loss model trace (record.c);
+    const char *
+        record_loss; /* FILE, of rank r FILE.r: what arrived, for the loss model trace (loss_trace.c);
                               NULL: not written */
     double peer_timeout; /* seconds of silence after which a rank is dead; 0: 10 */
     bool multicast;      /* parameters are sent once for all ranks, where the network can */
-    bool encrypt;        /* datagrams are encrypted and authenticated (secure.h) */
+    bool encrypt;        /* datagrams are encrypted and authenticated (crypto.h) */
     int dscp; /* traffic class of DATA, 0 ... 63 (RFC 2474); 0: the default, as control */
+    /* Where messages go, from lossynet_open or lossynet_probe on and for the whole process. NULL: as
+     * before; at first to stderr, as "lossynet: ..." */
+    lossynet_log_function log;
+    void *log_context;
 };
 
 /* Names as on the command line ("mean", ...). Return false when there is no such name. */
@@ -186,127 +169,123 @@ bool lossynet_link_parse(const char *name, lossynet_link_kind *out);
 bool lossynet_traffic_class_parse(const char *name, int *dscp);
 const char *lossynet_estimator_name(lossynet_estimator estimator);
 
-/* Checks a loss model without opening a net: rates in [0,1], a known model, a readable trace.
+/* Checks a loss model without opening a comm: rates in [0,1], a known model, a readable trace.
  * On failure writes one line of what was expected to `why`. For usage errors. */
 lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, char *why,
                                     size_t why_size);
 
-enum {
-    LOSSYNET_HEADER_BYTES = 28, /* before every packet's payload; drawn in wire.h */
-    LOSSYNET_SECURE_BYTES = 24, /* behind it, with settings.encrypt; drawn in secure.h */
-};
+/* ---- the comm ---------------------------------------------------------------------------- */
 
-/* ---- the net ---------------------------------------------------------------------------- */
+struct lossynet_comm; /* opaque */
 
-struct lossynet; /* opaque */
-
-/* Collective. Everything the net will ever need is allocated here. */
+/* Collective. Everything the comm will ever need is allocated here. */
 lossynet_status lossynet_open(const struct lossynet_world *world,
-                              const struct lossynet_settings *settings, struct lossynet **out);
-void lossynet_close(struct lossynet *net); /* NULL is fine */
+                              const struct lossynet_settings *settings, struct lossynet_comm **out);
+void lossynet_close(struct lossynet_comm *comm); /* NULL is fine */
 
 /* The part of a bucket that `worker` owns: `count` elements from `offset` (from the start of the
  * whole vector). count may be 0 when a bucket is smaller than N cache lines. */
-void lossynet_shard(const struct lossynet *net, int worker, int bucket, size_t *offset,
+void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
                     size_t *count);
-size_t lossynet_owned_elements(const struct lossynet *net, int worker); /* over all buckets */
-size_t lossynet_packets(const struct lossynet *net); /* in one vector, all owners */
-size_t lossynet_packet_bytes(const struct lossynet *net);
-const char *lossynet_link_name(const struct lossynet *net); /* "memory" when the rank is alone */
-bool lossynet_overlaps(const struct lossynet *net); /* packets move while the caller computes */
+size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker); /* over all buckets */
+size_t lossynet_packets(const struct lossynet_comm *comm); /* in one vector, all owners */
+size_t lossynet_packet_bytes(const struct lossynet_comm *comm);
+/* "memory" when the rank is alone */
+const char *lossynet_link_name(const struct lossynet_comm *comm);
+/* Whether packets move while the caller computes. */
+bool lossynet_overlaps(const struct lossynet_comm *comm);
 
-/* A vector (P elements, the host's memory) that phases will be given: network hardware that can (link
+/* A vector (`count` elements, the host's memory) that phases will be given: network hardware that can (link
  * verbs) sends from it in place, where elements travel as they are: float32, not encrypted. It must
  * then stay until lossynet_close. False: what is sent from it is copied first, as from any other. */
-bool lossynet_register(struct lossynet *net, const float *vector);
-
-struct lossynet_device_memory { /* where network hardware finds it */
-    int dmabuf;    /* a file descriptor of dma-buf that contains it, closed by the caller
-                                   when registered; -1: the memory's address is all there is */
-    size_t offset; /* in dmabuf */
-};
+bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count);
 
 /* Gradients of local worker `worker`, given to phases as `vector`, leave from `there` (P elements of a
  * GPU's memory), which network hardware reads. Of `vector` itself only what workers of this rank own
  * is then read. Their checksum covers the header alone (wire.h), so this needs a link that checks
  * payloads (verbs), elements that travel as they are, and no `carry`. Both stay until lossynet_close.
  * False, after one line where link or hardware refused: all of `vector` is read. */
-bool lossynet_register_device(struct lossynet *net, int worker, const float *vector,
+bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
                               const float *there, const struct lossynet_device_memory *device);
 
 /* vectors[V], of local workers, who all start with the same values, or go on with those that
  * owners had: makes them what a broadcast that loses nothing would have left. With wire_dtype bf16
  * that rounds what a worker does not own; else it changes nothing. */
-void lossynet_start(struct lossynet *net, float *const *vectors);
+void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
 
 /* Starts step `step` (0, 1, ...; the same on every rank). */
-lossynet_status lossynet_step_begin(struct lossynet *net, uint64_t step);
+lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step);
 
 /* GRADIENT phase. vectors[V]: the local workers' vectors of P elements. On return each owner's
  * shard of its own vector holds the estimate of the average; the rest is unchanged, or with
  * wire_dtype bf16 rounded. Collective.
  * lossless: nothing is injected (algorithm `reliable`). N = 1: nothing happens, nothing counts.
  * May be called again in a step: the same packets are lost, and count again. */
-lossynet_status lossynet_reduce(struct lossynet *net, float *const *vectors, bool lossless);
+lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless);
 
 /* The same in two parts, so that a vector leaves while it is still being computed (not over link
  * mpi, where all leaves in lossynet_reduce): after reduce_begin, bucket_ready says that a local
  * worker's vector is final in this bucket; each worker's buckets must become ready in ascending
  * order, from any thread. lossynet_reduce with the same arguments ends the phase, all buckets being
  * ready then. Call reduce_begin after step_begin. */
-lossynet_status lossynet_reduce_begin(struct lossynet *net, float *const *vectors, bool lossless);
-void lossynet_bucket_ready(struct lossynet *net, int worker, int bucket);
+lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
+                                      bool lossless);
+void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 
 /* With settings.carry: how much of what was lost before is added in the next reduce, 0 ... 1 (the
  * default). The same on every rank; before lossynet_reduce_begin. */
-void lossynet_carry_share(struct lossynet *net, double share);
+void lossynet_carry_share(struct lossynet_comm *comm, double share);
 
 /* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites, with
  * wire_dtype bf16 rounded. The owner's own stay as they are. Collective. */
-lossynet_status lossynet_broadcast(struct lossynet *net, float *const *vectors, bool lossless);
+lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vectors,
+                                   bool lossless);
 
 /* The same in parts, so that computing may go on where a bucket's parameters are there, in the
  * order in which a forward pass needs them, the last bucket first. Between begin and end a rank
  * reads only buckets it has waited for, and writes nothing that it owns until the next
  * lossynet_reduce has returned. bucket_wait may be called from several threads, repeatedly, also
  * when no phase is open; *waited, where given, gets the seconds it slept. */
-lossynet_status lossynet_broadcast_begin(struct lossynet *net, float *const *vectors,
+lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
                                          bool lossless);
-lossynet_status lossynet_bucket_wait(struct lossynet *net, int bucket, double *waited);
-lossynet_status lossynet_broadcast_end(struct lossynet *net); /* fine when none is open */
+lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited);
+lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm); /* fine when none is open */
+
+/* The broadcasts from now on send ahead[v] in place of what local worker v owns: as many elements, in
+ * order of buckets. They are values of the model plus `lead` times its last change. NULL: the
+ * vectors' own are sent again. The memory must keep its contents until the broadcast has ended and the
+ * next lossynet_reduce has returned; it lies where the vectors lie. Between steps only. */
+void lossynet_broadcast_ahead(struct lossynet_comm *comm, const float *const *ahead, double lead);
+
+/* The lead, in steps, with which the mean of the replicas is the model, by what earlier steps have
+ * measured: how far replicas were behind along the model's path, plus how late carried gradients were
+ * (lead.c derives it). 0 before anything was lost. The same on every rank. Needs settings.lead and
+ * lossynet_drift_measure after every step. */
+double lossynet_lead(const struct lossynet_comm *comm);
 
 /* Walks over what the last broadcast left fresh at a local worker (its own shards included), as
  * maximal runs of elements in ascending order. Start with *cursor = 0; false at the end. Before the
  * first broadcast everything is fresh: workers start from the same values. */
-bool lossynet_next_fresh(const struct lossynet *net, int worker, size_t *cursor, size_t *offset,
-                         size_t *count);
+bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
+                         size_t *offset, size_t *count);
 
 /* Assembles the owners' shards into `fresh` (P elements, none of the vectors) on every rank; nothing
  * is lost, rounded or counted. Collective. */
-lossynet_status lossynet_gather_fresh(struct lossynet *net, float *const *vectors, float *fresh);
+lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
+                                      float *fresh);
 
 /* Small, reliable all-gather: each rank gives V items of `bytes`, `all` gets N, in worker order.
  * Collective. */
-lossynet_status lossynet_all_gather(struct lossynet *net, const void *mine, void *all,
+lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                     size_t bytes);
 
 /* With settings.return_masks: which packets of a local worker's vector arrived at their owners in
  * the last lossynet_reduce. Bit k % 8 of byte k / 8 stands for packet k; packets are numbered in
  * order of their elements, their number is lossynet_packets. A worker's own always arrive. Valid
  * until the next lossynet_reduce; NULL without return_masks. */
-const uint8_t *lossynet_delivered(const struct lossynet *net, int worker);
+const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker);
 
 /* ---- accounting ------------------------------------------------------------------------- */
-
-enum lossynet_event {                     /* datagrams that count as not arrived, and phases */
-                      LOSSYNET_LATE,      /* DATA that came after the phase had ended */
-                      LOSSYNET_DUPLICATE, /* came again */
-                      LOSSYNET_REJECTED,  /* of strangers, damaged, or not finite */
-                      LOSSYNET_OVERRUN,   /* dropped because a rank's receive queue was full */
-                      LOSSYNET_STRAGGLER, /* phases of a peer that were ended by the deadline */
-                      LOSSYNET_PACE, /* no event: kbit/s that all ranks may send; 0: no limit */
-                      LOSSYNET_EVENTS
-};
 
 struct lossynet_counters { /* packets that travel between workers; one to itself never counts */
     uint64_t expected[2];  /* by phase */
@@ -318,13 +297,13 @@ struct lossynet_counters { /* packets that travel between workers; one to itself
 
 /* Of `step`, the present one or the one before, after its broadcast has ended; summed over all
  * workers of all ranks. Collective. */
-lossynet_status lossynet_step_counters(struct lossynet *net, uint64_t step,
+lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
                                        struct lossynet_counters *out);
 
-/* Bytes this rank's net holds. */
-size_t lossynet_memory_bytes(const struct lossynet *net);
+/* Bytes this rank's comm holds. */
+size_t lossynet_memory_bytes(const struct lossynet_comm *comm);
 
-/* The same without opening a net, for any world (--dry-run); 0 after logging when the settings make
+/* The same without opening a comm, for any world; 0 after logging when the settings make
  * no sense. The threads and files of this machine count. */
 size_t lossynet_memory_needed(const struct lossynet_world *world,
                               const struct lossynet_settings *settings);
@@ -333,14 +312,14 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
 
 enum { LOSSYNET_ALL_WORKERS = -1 }; /* what they have in common: the drift sample's history */
 
-/* What a net remembers from step to step, of one local worker or of all: so many bytes, which do
+/* What a comm remembers from step to step, of one local worker or of all: so many bytes, which do
  * not depend on how workers are spread over ranks. Between steps only. */
-size_t lossynet_state_bytes(const struct lossynet *net, int worker);
-void lossynet_state_save(const struct lossynet *net, int worker, void *out);
+size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker);
+void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out);
 
-/* Into a net that has made no step yet. False, with nothing changed, for the bytes of another
- * worker or of a net with other workers, buckets or packets (of all: other samples or seed). */
-bool lossynet_state_load(struct lossynet *net, int worker, const void *bytes, size_t count);
+/* Into a comm that has made no step yet. False, with nothing changed, for the bytes of another
+ * worker or of a comm with other workers, buckets or packets (of all: other samples or seed). */
+bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count);
 
 /* ---- drift (drift.c derives the formulas) ----------------------------------------------- */
 
@@ -354,7 +333,10 @@ struct lossynet_drift {
     double expected_pair;      /* formula with this sigma2, rho and the measured loss rate */
     double expected_owner;
     double paper_pair; /* the paper's 2p/(1+p) sigma2, for comparison */
-    double mean_age;   /* over (worker, packet), owners excluded; steps */
+    double lead;       /* of the last broadcast, in steps */
+    double lag;      /* how far the mean replica is behind the model along the model's last change,
+                          in units of that change (steps); negative: ahead */
+    double mean_age; /* over (worker, packet), owners excluded; steps */
     uint32_t max_age;
     double age_share[LOSSYNET_AGES]; /* of those packets, aged 0, 1, ...; the last: that or more */
 };
@@ -364,24 +346,20 @@ struct lossynet_drift {
  * Needs drift_samples > 0 and N > 1; otherwise all fields are 0. The first call has seen no change
  * yet: sigma2 and what is expected are 0. Where nothing has ever arrived (p = 1), what is expected
  * is infinite; JSON has no such number. */
-lossynet_status lossynet_drift_measure(struct lossynet *net, float *const *vectors,
+lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
                                        struct lossynet_drift *out);
 
-/* The formulas alone. N workers, loss rate p in [0, 1), correlations rho[lags]:
- *   owner to worker   p/(1-p) sigma2 C(p)
- *   worker to worker  sigma2 [(1-2/N) 2p/(1-p^2) + (2/N) p/(1-p)] C(p)
- *   C(p) = 1 + 2 sum_k rho_k p^k
+/* The formulas alone. N workers, loss rate p in [0, 1), correlations rho[lags], lead l in steps:
+ *   owner to worker   O = sigma2 [p/(1-p) C(p) + l^2 - 2 l R],  R = sum_k rho_k p^k
+ *   worker to worker  (1-2/N) sigma2 [2p/(1-p^2) C(p) + 4 l (l+1) (p - (1-p) R)/(1+p)] + (2/N) O
+ *   C(p) = 1 + 2 R
  * p = 1 gives infinity. */
-double lossynet_drift_owner(double p, double sigma2, const double *rho, int lags);
-double lossynet_drift_pair(int workers, double p, double sigma2, const double *rho, int lags);
+double lossynet_drift_owner(double p, double lead, double sigma2, const double *rho, int lags);
+double lossynet_drift_pair(int workers, double p, double lead, double sigma2, const double *rho,
+                           int lags);
 double lossynet_drift_paper(double p, double sigma2); /* 2p/(1+p) sigma2 */
 
 /* ---- the network before a run (probe.c) ------------------------------------------------- */
-
-struct lossynet_path {      /* from one rank to another */
-    uint64_t sent, arrived; /* datagrams of full size */
-    double gbps;            /* 10^9 bit/s that arrived, our header counted */
-};
 
 /* Sends test datagrams from every rank to every other, over the link, with the packet size and at
  * the pace that `settings` name (nothing else of them matters), in ranks - 1 rounds of `seconds`.
@@ -391,6 +369,8 @@ struct lossynet_path {      /* from one rank to another */
 lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,
                                double seconds, struct lossynet_path *out, const char **link_name);
+
+#pragma GCC visibility pop
 
 #ifdef __cplusplus
 }

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Installs the packages that a target of the Makefile needs, on Debian and Ubuntu, and nothing else.
 #
-#   scripts/dependencies.sh build|quickstart|test|bench|simulate
+#   scripts/dependencies.sh build|quickstart|sweep|test|lint|bench|simulate
 #
 # Says what is missing and why before it installs; quick and silent when nothing is missing.
 # Elsewhere it names what to install by hand and goes on.
 set -eu
-purpose=${1:?usage: scripts/dependencies.sh build|quickstart|test|bench|simulate}
+purpose=${1:?usage: scripts/dependencies.sh build|quickstart|sweep|test|lint|bench|simulate}
 
 # package, and what it is for
 build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config:finds_libraries
@@ -17,7 +17,10 @@ libssl-dev:encrypts_packets(OpenSSL)"
 case $(uname -m) in x86_64) ;; *) build=$(echo "$build" | sed 's/libdnnl-dev:[^ ]*/libopenblas-dev:matrix_products_on_the_CPU/') ;; esac
 quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:trains_a_tokenizer
 python3:reads_logs python3-matplotlib:plots"
-test="$quickstart libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests python3-numpy:references
+sweep="$quickstart python3-scipy:intervals_(Student's_t)"
+lint="$build libcmocka-dev:C_unit_tests clang-tidy:finds_faults_in_C clang-format:formats_C"
+test="$sweep libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests
+python3-pytest-xdist:runs_several_at_once python3-numpy:references
 python3-sentencepiece:the_tokenizer_to_compare_with
 xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_environment
 iproute2:network_namespaces nginx-light:a_web_service_beside_training nftables:loses_packets
@@ -31,9 +34,10 @@ python3-matplotlib:plots"
 bench="$test libopenblas0:another_BLAS_to_compare_with"
 
 case $purpose in
-build) wanted=$build ;; quickstart) wanted=$quickstart ;; test) wanted=$test ;; bench) wanted=$bench ;;
+build) wanted=$build ;; quickstart) wanted=$quickstart ;; sweep) wanted=$sweep ;; test) wanted=$test ;;
+lint) wanted=$lint ;; bench) wanted=$bench ;;
 simulate) wanted=$simulate ;;
-*) echo "scripts/dependencies.sh: expected build, quickstart, test, bench or simulate, got '$purpose'" >&2; exit 2 ;;
+*) echo "scripts/dependencies.sh: expected build, quickstart, sweep, test, lint, bench or simulate, got '$purpose'" >&2; exit 2 ;;
 esac
 
 if ! command -v apt-get >/dev/null 2>&1; then

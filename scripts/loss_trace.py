@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Loss traces of --record-loss, put in order for replay, and how bursty they are.
+"""Puts the loss traces of --record-loss in order for replay, and reports how bursty they are.
 
     scripts/loss_trace.py trace.0 trace.1 trace.2 trace.3 > trace      # in terms of links
     build/train_llama2 --loss-model trace:trace --loss-rate 1 ...
 
-Ranks write step after step; here the steps of a link (sender, receiver, phase) follow one another, so
-that a burst that outlasts a step is one burst. What it tells of them goes to stderr.
+Ranks write one step after another. The output has all steps of a link (sender, receiver, phase) one
+after another, so that a burst longer than a step is one burst. The report goes to stderr.
 """
 import argparse
 import json
@@ -32,8 +32,8 @@ def read(paths):
 
 
 def describe(links):
-    """Numbers of it: packets, share lost, mean run of lost packets, and that of independent losses
-    of the same share."""
+    """Statistics: packets, share lost, mean run of lost packets, and the mean run that independent
+    losses of the same share would have."""
     packets = sum(map(len, links.values()))
     lost = sum(digits.count("1") for digits in links.values())
     runs = sum(len(re.findall("1+", digits)) for digits in links.values())

@@ -4,12 +4,17 @@
 * test_*.c are cmocka programs, built by the Makefile. Each of their cases (of another test program
   they include, too) is one test here, which passes when it passes in every group of the program;
   they run twice, as built for users and with the address and undefined-behaviour sanitizers.
+* test/run.py runs groups of tests at once (pytest-xdist): a C program is a group, a Python file is
+  one, and so is each test of the files in SPREAD. What needs the machine to itself is marked `alone`
+  and runs afterwards; what `make check` runs is marked `quick`.
 * The last line printed is "N passed, N failed[, N skipped]".
 """
+import json
 import os
 import pathlib
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -18,6 +23,51 @@ BUILD = pathlib.Path(os.environ.get("BUILD", "build"))
 BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 SANITIZED = BUILD / "sanitize"
 C_TIMEOUT = 600  # seconds, for one C program; a hang is a failure
+
+# Files whose tests share no fixture that takes long to make.
+SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program.py",
+          "test_resume.py", "test_udp.py"}
+# Alone: tests that make hosts of network namespaces or a virtual machine, that measure time or memory,
+# or start more ranks than a machine has cores and compare what arrived.
+ALONE_FIXTURES = {"namespaces", "hosts", "guest"}
+ALONE_FILES = {"test_bench.py", "test_cluster.py", "test_coexistence.py", "test_memory.py",
+               "test_progress.py", "test_shutdown.py", "test_verbs.py"}
+ALONE_TESTS = {"test_a_rank_that_stops_for_a_while", "test_a_rank_that_dies", "test_signal_saves_and_stops",
+               "test_text_comes_while_it_is_made", "test_training_does_not_wait_for_the_disk"}
+# Quick: Python files that start neither MPI nor hosts, and C programs except those that take more than
+# about ten seconds of a core, without sanitizers.
+QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
+               "test_scaling.py", "test_tokenize.py"}
+NOT_QUICK = {"test_cuda_attention", "test_cuda_kernels", "test_drift", "test_lead", "test_lossynet_ranks",
+             "test_lossynet_udp", "test_model_emulated", "test_operators", "test_operators_emulated"}
+
+# Tests share what is in support/, and fixtures of system/.
+sys.path[:0] = [str(ROOT / "test" / folder) for folder in ("support", "system", "cuda")]
+
+
+def pytest_configure(config):
+    for line in ("alone: needs the machine to itself", "quick: part of make check",
+                 "xdist_group: tests of one process (pytest-xdist)"):
+        config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        name, path = getattr(item, "originalname", item.name), item.path
+        if (path.name in ALONE_FILES or name in ALONE_TESTS
+                or ALONE_FIXTURES & set(getattr(item, "fixturenames", ()))):
+            item.add_marker(pytest.mark.alone)
+        if isinstance(item, CCase):
+            group = str(item.run.program.relative_to(BUILD))
+            quick = path.stem not in NOT_QUICK and not item.name.startswith("sanitized-")
+        else:
+            group = path.name if path.name not in SPREAD else ""
+            quick = path.name in QUICK_FILES
+        if group:
+            item.add_marker(pytest.mark.xdist_group(group))
+        if quick:
+            item.add_marker(pytest.mark.quick)
 
 
 def pytest_collect_file(parent, file_path):
@@ -31,11 +81,11 @@ class CFile(pytest.File):
 
     def collect(self):
         source = self.path.read_text(encoding="utf-8")
-        for included in re.findall(r'#include "(test/test_\w+\.c)"', source):
+        for included in re.findall(r'#include "(test/\w+/test_\w+\.c)"', source):
             source += (ROOT / included).read_text(encoding="utf-8")
         cases = re.findall(r"\bcmocka_unit_test\w*\((\w+)", source)
         for build, label in ((BUILD, ""), (SANITIZED, "sanitized-")):
-            run = CRun(build / "test" / self.path.stem)
+            run = CRun(build / self.path.relative_to(ROOT).with_suffix(""))
             for case in list(dict.fromkeys(cases)) + ["exit_status"]:
                 yield CCase.from_parent(self, name=label + case, case=case, run=run)
 
@@ -50,7 +100,7 @@ class CRun:
         if not self.done:
             environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP",
                                ASAN_OPTIONS="detect_leaks=1", OMP_NUM_THREADS="2",
-                               GOMP_SPINCOUNT="1000")  # as llmc/threads.h says
+                               GOMP_SPINCOUNT="1000")  # as llmc/util/threads.h says
             try:
                 run = subprocess.run([str(self.program)], cwd=ROOT, env=environment, text=True,
                                      capture_output=True, timeout=C_TIMEOUT, check=False)
@@ -91,6 +141,10 @@ def pytest_terminal_summary(terminalreporter):
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr
         terminalreporter.write_line(f"skipped: {report.nodeid}: {reason}")
     skipped = count("skipped")
+    if os.environ.get("TEST_COUNTS"):  # test/run.py adds up and prints the last line
+        counts = {"passed": count("passed"), "failed": count("failed", "error"), "skipped": skipped}
+        pathlib.Path(os.environ["TEST_COUNTS"]).write_text(json.dumps(counts), encoding="utf-8")
+        return
     terminalreporter.write_line("")
     terminalreporter.write_line(f"{count('passed')} passed, {count('failed', 'error')} failed"
                                 + (f", {skipped} skipped" if skipped else ""))

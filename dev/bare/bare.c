@@ -1,7 +1,7 @@
 /* bare.c — for `make BARE=1`: what stands in for SentencePiece (there is no tokenizer) and
  * cmocka. */
-#include "llmc/report.h"
-#include "llmc/tokenizer.h"
+#include "llmc/log/error.h"
+#include "llmc/data/tokenizer.h"
 
 #include <setjmp.h>
 
@@ -9,7 +9,7 @@ extern jmp_buf bare_cmocka_jump;
 jmp_buf bare_cmocka_jump;
 
 static int none(void) {
-    return report("this program was built without SentencePiece (BARE=1): it has no tokenizer");
+    return log_error("this program was built without SentencePiece (BARE=1): it has no tokenizer");
 }
 
 int tokenizer_open(const char *path, struct tokenizer **tokenizer) {

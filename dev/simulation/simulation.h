@@ -20,7 +20,27 @@
 #include <sys/types.h>
 #include <time.h>
 
-#include "lossynet/link.h"
+/* ---- in the place of pthreads and the clock ---- */
+
+ssize_t simulated_getrandom(void *bytes, size_t count, unsigned flags);
+int simulated_clock_gettime(clockid_t clock, struct timespec *t);
+int simulated_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                     void *argument);
+int simulated_join(pthread_t thread, void **result);
+int simulated_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
+int simulated_mutex_lock(pthread_mutex_t *mutex);
+int simulated_mutex_trylock(pthread_mutex_t *mutex);
+int simulated_mutex_unlock(pthread_mutex_t *mutex);
+int simulated_mutex_destroy(pthread_mutex_t *mutex);
+int simulated_cond_init(pthread_cond_t *condition, const pthread_condattr_t *attributes);
+int simulated_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
+int simulated_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                             const struct timespec *until);
+int simulated_cond_signal(pthread_cond_t *condition); /* wakes all, as it may */
+int simulated_cond_destroy(pthread_cond_t *condition);
+
+/* After these: headers of lossynet have functions that read the clock. */
+#include "lossynet/link/link.h"
 
 /* ---- the run ---- */
 
@@ -58,24 +78,5 @@ lossynet_status simulation_share(void *context, const struct lossynet_world *wor
                                  size_t bytes);
 lossynet_status simulation_link_open(const struct lossynet_link_settings *settings,
                                      struct lossynet_link **out);
-
-/* ---- in the place of pthreads and the clock ---- */
-
-ssize_t simulated_getrandom(void *bytes, size_t count, unsigned flags);
-int simulated_clock_gettime(clockid_t clock, struct timespec *t);
-int simulated_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                     void *argument);
-int simulated_join(pthread_t thread, void **result);
-int simulated_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes);
-int simulated_mutex_lock(pthread_mutex_t *mutex);
-int simulated_mutex_trylock(pthread_mutex_t *mutex);
-int simulated_mutex_unlock(pthread_mutex_t *mutex);
-int simulated_mutex_destroy(pthread_mutex_t *mutex);
-int simulated_cond_init(pthread_cond_t *condition, const pthread_condattr_t *attributes);
-int simulated_cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex);
-int simulated_cond_timedwait(pthread_cond_t *condition, pthread_mutex_t *mutex,
-                             const struct timespec *until);
-int simulated_cond_signal(pthread_cond_t *condition); /* wakes all, as it may */
-int simulated_cond_destroy(pthread_cond_t *condition);
 
 #endif

@@ -2,7 +2,9 @@
 #ifndef SIMULATION_THREADS_H
 #define SIMULATION_THREADS_H
 
-#include "dev/simulation/simulation.h"
+#include <pthread.h>
+#include <sys/random.h>
+#include <time.h>
 
 #define getrandom simulated_getrandom
 #define clock_gettime simulated_clock_gettime
@@ -19,5 +21,8 @@
 #define pthread_cond_signal simulated_cond_signal
 #define pthread_cond_broadcast simulated_cond_signal
 #define pthread_cond_destroy simulated_cond_destroy
+
+/* Last, so that functions in the headers that it includes are simulated, too. */
+#include "dev/simulation/simulation.h"
 
 #endif

@@ -1,0 +1,450 @@
+#!/usr/bin/env python3
+"""The CPU part of `make bench`: train_llama2 beside PyTorch, bare GEMM, and with many workers.
+
+    dev/bench/cpu/bench_cpu.py            5 rounds, about a quarter of an hour
+    dev/bench/cpu/bench_cpu.py --quick    1 round, to see that everything runs; its numbers mean little
+
+Three questions, each with a bar; a missed bar makes the exit code 1.
+
+    pytorch   How many times faster is a training step than the better of eager and torch.compile?
+    gemm      What share of the best GEMM rate this machine reaches does a whole step keep?
+    workers   What do 64 workers cost against 1 that trains on the same number of sequences?
+
+Everything runs on the same two cores, with two threads, in float32 and, where the processor has
+instructions for it (AMX, AVX512_BF16), in bf16: PyTorch then runs under torch.autocast. What is compared is measured in
+turns (one block of each per round) and by medians, because speed drifts by more than the
+differences we look for; a block during which other programs used our cores is measured again.
+PyTorch comes from dev/bench/cpu/requirements-bench.txt, into build/venv-bench.
+"""
+
+import argparse
+import array
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / "build" / "train_llama2"
+VENV = ROOT / "build" / "venv-bench"
+PYTHON = VENV / "bin" / "python"
+REQUIREMENTS = ROOT / "dev" / "bench" / "cpu" / "requirements-bench.txt"
+
+BAR_PYTORCH = {"float32": 1.5, "bf16": 2.0}  # times the better PyTorch
+BAR_BF16 = 3.5  # times our float32
+BAR_GEMM, BAR_GEMM_AVX512 = 0.75, 0.93  # of the best GEMM rate
+BAR_WORKERS = 1.2  # times the step of one worker
+
+# PyTorch allocates its activations anew in every step, and glibc gives large blocks back to the
+# kernel, which has to clear them again. --tuned-pytorch also measures PyTorch without that cost,
+# and then it counts.
+KEEP_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "100000000000",
+    "MALLOC_TOP_PAD_": "1000000000",
+}
+
+THREADS, BATCH, SEQ, VOCABULARY = 2, 8, 256, 32000
+MANY = 64  # workers
+# Steps per block: a block takes some ten seconds, long enough to average out short disturbances.
+MODELS = {
+    "15M": dict(dim=288, layers=6, hidden=768, steps=5),
+    "42M": dict(dim=512, layers=8, hidden=1376, steps=3),
+}
+# Library and core type; a core type that this CPU lacks would crash (OpenBLAS obeys blindly).
+GEMMS = [
+    ("openblas", {"OPENBLAS_CORETYPE": "Haswell"}, "avx2"),
+    ("openblas", {"OPENBLAS_CORETYPE": "Zen"}, "avx2"),
+    ("openblas", {"OPENBLAS_CORETYPE": "SkylakeX"}, "avx512dq"),
+    ("openblas", {}, ""),
+    ("onednn", {}, ""),
+    ("torch", {}, ""),
+]
+
+
+def program_command(model, dtype, train, workers, batch, steps, log):
+    """train_llama2's options, in one place."""
+    return [
+        str(PROGRAM), "--model", model, "--vocab-size", str(VOCABULARY), "--train", str(train),
+        "--workers", str(workers), "--batch", str(batch), "--seq", str(SEQ),
+        "--steps", str(steps), "--lr", "1e-4", "--device", "cpu", "--dtype", dtype, "--threads", str(THREADS),
+        "--log", str(log), "--quiet",
+    ]  # fmt: skip
+
+
+# ---- what a step computes -------------------------------------------------------------------
+
+
+def gemm_shapes(model):
+    """{"M,N,K,OP": how often} of the GEMMs of one step, as train_llama2 calls them.
+
+    Each matrix (out, in) is used three times: forward, gradient of the input, gradient of the
+    weight. q, k, v are one matrix, gate and up another.
+    """
+    dim, hidden, layers = model["dim"], model["hidden"], model["layers"]
+    matrices = [(3 * dim, dim), (dim, dim), (2 * hidden, dim), (dim, hidden)]
+    rows, shapes = BATCH * SEQ, {}
+    for out, width, count in [(*m, layers) for m in matrices] + [(VOCABULARY, dim, 1)]:
+        shapes[f"{rows},{out},{width},NT"] = count
+        shapes[f"{rows},{width},{out},NN"] = count
+        shapes[f"{out},{width},{rows},TN"] = count
+    return shapes
+
+
+def gemm_flops(shapes):
+    total = 0
+    for shape, count in shapes.items():
+        M, N, K = map(int, shape.split(",")[:3])
+        total += 2 * M * N * K * count
+    return total
+
+
+def step_flops(model, tokens):
+    """6 M per token, M the elements of all matrices that are multiplied: L (4 C^2 + 3 C F) + V C.
+
+    (2 forward, 4 backward; the tied table counts once, as classifier: looking up is no arithmetic.)
+    Plus attention, 6 L T C per token: scores and weighted values are 2 * 2 T C forward, half of it
+    is masked and never needed, backward costs twice the forward. Nothing that is computed again
+    counts twice; norms, softmax, AdamW and so on count as nothing.
+    """
+    dim, hidden, layers = model["dim"], model["hidden"], model["layers"]
+    matrices = layers * (4 * dim * dim + 3 * dim * hidden) + VOCABULARY * dim
+    return tokens * (6 * matrices + 6 * layers * SEQ * dim)
+
+
+# ---- running things -------------------------------------------------------------------------
+
+
+class Cores:
+    """Our cores, and who else uses them."""
+
+    TOLERATED, TRIES = 0.05, 4
+
+    def __init__(self):
+        self.cpus = two_cores()
+        self.blocks = self.disturbed = 0
+        os.sched_setaffinity(0, self.cpus)  # children inherit it
+
+    def busy_seconds(self):
+        total = 0
+        for line in Path("/proc/stat").read_text().splitlines():
+            name, *jiffies = line.split()
+            if name in {f"cpu{cpu}" for cpu in self.cpus}:
+                user, nice, system, _, _, irq, softirq, steal = map(int, jiffies[:8])
+                total += user + nice + system + irq + softirq + steal
+        return total / os.sysconf("SC_CLK_TCK")
+
+    def measure(self, block):
+        """The least disturbed result of block(), which tells what CPU time it took itself."""
+        results = []
+        while len(results) < self.TRIES:
+            busy, start = self.busy_seconds(), time.monotonic()
+            result = block()
+            others = self.busy_seconds() - busy - result["cpu_seconds"]
+            share = others / (len(self.cpus) * (time.monotonic() - start))
+            results.append((share, len(results), result))
+            if share <= self.TOLERATED:
+                break
+        self.blocks += 1
+        self.disturbed += share > self.TOLERATED
+        return min(results)[2]
+
+
+class Worker:
+    """A process that does one timed block per line on its stdin and answers with a line of JSON."""
+
+    def __init__(self, name, script, arguments, environment=None):
+        self.name = name
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [PYTHON, ROOT / "dev" / "bench" / "cpu" / script, "--wait", *arguments], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+            env={**os.environ, **(environment or {})},
+        )  # fmt: skip
+
+    def block(self):
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it ended; readline says so
+        line = self.process.stdout.readline()
+        if not line:
+            self.errors.seek(0)
+            raise RuntimeError(f"{self.name}: {self.errors.read().strip()[-2000:] or 'ended'}")
+        return json.loads(line)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def run_program(model, dtype, train, workers, batch, steps):
+    """Log events of `steps` steps after one that warms up, and peak memory in bytes."""
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory) / "log.jsonl"
+        command = program_command(model, dtype, train, workers, batch, steps + 1, log)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            sys.exit(f"bench_cpu: exit code {process.returncode} from: {' '.join(command)}")
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+    timed = [e for e in events if e["event"] == "step"][1:]
+    return {
+        "backend": events[0].get("backend", "?"),
+        "seconds_per_step": statistics.mean(e["step_ms"] for e in timed) / 1e3,
+        "communication_seconds": statistics.mean(e["communication_ms"] for e in timed) / 1e3,
+        "peak_bytes": usage.ru_maxrss * 1024,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+    }
+
+
+def write_tokens(path, count):
+    """llm.c's format: 256 int32 (magic, version, tokens, vocabulary), then uint16 tokens."""
+    generator = random.Random(0)
+    header = array.array("i", [20240520, 1, count, VOCABULARY] + [0] * 252)
+    tokens = array.array("H", (generator.randrange(VOCABULARY) for _ in range(count)))
+    path.write_bytes(header.tobytes() + tokens.tobytes())
+
+
+def set_up_pytorch():
+    wanted = REQUIREMENTS.read_text()
+    stamp = VENV / "requirements.txt"
+    if stamp.exists() and stamp.read_text() == wanted:
+        return
+    print(
+        f"PyTorch, which we compare with, is not in {VENV.relative_to(ROOT)} yet (or in another\n"
+        f"version). Installing {REQUIREMENTS.relative_to(ROOT)} there from PyPI: 2.6 GB to\n"
+        "download, 4.4 GB on disk; `make clean` removes it."
+    )  # fmt: skip
+    shutil.rmtree(VENV, ignore_errors=True)
+    try:
+        venv.create(VENV, with_pip=True)
+        subprocess.run(
+            [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+             "--no-deps", "-r", REQUIREMENTS], check=True,
+        )  # fmt: skip
+    except subprocess.CalledProcessError as error:
+        sys.exit(
+            f"bench_cpu: cannot install PyTorch: {error}\n"
+            "---> HINT: it needs a network, 7 GB of disk, and Python 3.11 or newer"
+        )
+    stamp.write_text(wanted)
+
+
+def two_cores():
+    """Two CPUs that we may use and that are not two hyperthreads of one core, if there are."""
+    allowed = sorted(os.sched_getaffinity(0))
+    for other in allowed[1:]:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{allowed[0]}/topology/thread_siblings_list")
+        if not siblings.exists() or str(other) not in re.findall(r"\d+", siblings.read_text()):
+            return {allowed[0], other}
+    return set(allowed[:2])
+
+
+def cpu_model_and_flags():
+    text = Path("/proc/cpuinfo").read_text()
+    fields = dict(re.findall(r"^(model name|flags)\s*: (.*)$", text, re.M))
+    return fields.get("model name", platform.machine()), fields.get("flags", "").split()
+
+
+# ---- the three questions ----------------------------------------------------------------------
+
+
+class Bars:
+    def __init__(self):
+        self.missed = []
+
+    def check(self, what, value, bar, at_least):
+        ok = value >= bar if at_least else value <= bar
+        print(f"  {what}: {value:.2f}, bar {'at least' if at_least else 'at most'} {bar:.2f}: "
+              f"{'met' if ok else 'MISSED'}")  # fmt: skip
+        if not ok:
+            self.missed.append(what)
+
+
+def start_gemms(shapes, flags):
+    """The GEMM workers that run here; says which do not."""
+    workers = []
+    for library, environment, needs in GEMMS:
+        label = " ".join([library, *environment.values()])
+        if needs and needs not in flags:
+            continue
+        worker = Worker(label, "bench_gemm.py", ["--library", library, *shapes], environment)
+        try:
+            worker.block()
+        except RuntimeError as error:
+            print(f"  not measured: {error}")
+            continue
+        workers.append(worker)
+    return workers
+
+
+def start_pytorch(name, dtype, tuned):
+    """Eager and compiled, warm; with `tuned` both once more."""
+    variants = [("", {})] + [(", keeps memory", KEEP_MEMORY)] * tuned
+    workers = [
+        Worker(f"pytorch {mode} {dtype}{label}", "bench_pytorch.py",
+               ["--model", name, "--mode", mode, "--dtype", dtype, "--steps", str(MODELS[name]["steps"]),
+                "--batch", str(BATCH), "--seq", str(SEQ), "--vocab-size", str(VOCABULARY),
+                "--threads", str(THREADS)], environment)
+        for label, environment in variants
+        for mode in ("eager", "compile")
+    ]  # fmt: skip
+    for worker in workers:
+        version = worker.block()["version"]
+    return workers, version
+
+
+def bf16_instructions(flags):
+    """The best that this processor multiplies bfloat16 with; empty if it has none."""
+    names = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}
+    return next((name for flag, name in names.items() if flag in flags), "")
+
+
+def compare_speed(name, train, rounds, tuned, flags, cores, bars):
+    """Questions 1 and 2 for one preset, in the same rounds, in every type that is fast here."""
+    model, tokens = MODELS[name], BATCH * SEQ
+    shapes = gemm_shapes(model)
+    print(f"\n{name}, {BATCH} x {SEQ} tokens per step, {model['steps']} steps per block, "
+          f"{rounds} round(s)")  # fmt: skip
+    dtypes = ["float32", "bf16"] if bf16_instructions(flags) else ["float32"]
+    torches, gemms = [], start_gemms(shapes, flags)
+    for dtype in dtypes:
+        some, version = start_pytorch(name, dtype, tuned)
+        torches += some
+
+    seconds, rates, detail = {}, {}, {w.name: f"torch {version}" for w in torches}
+    for _ in range(rounds):
+        for dtype in dtypes:
+            ours = cores.measure(lambda: run_program(name, dtype, train, 1, BATCH, model["steps"]))  # pylint: disable=cell-var-from-loop
+            seconds.setdefault(f"train_llama2 {dtype}", []).append(ours["seconds_per_step"])
+            detail[f"train_llama2 {dtype}"] = ours["backend"]
+        for worker in torches:
+            answer = cores.measure(worker.block)
+            seconds.setdefault(worker.name, []).append(answer["seconds_per_step"])
+        for worker in gemms:
+            answer = cores.measure(worker.block)
+            total = sum(count * answer["seconds"][shape] for shape, count in shapes.items())
+            rates.setdefault(worker.name, []).append(gemm_flops(shapes) / total / 1e9)
+            detail[worker.name] = f"{answer['version']} {answer['kernel']}".strip()
+    for worker in torches + gemms:
+        worker.close()
+
+    median = {key: statistics.median(values) for key, values in seconds.items()}
+    print(f"  {'':30} {'tokens/s':>9} {'ms/step':>8} {'spread':>7} {'times':>6}")
+    for key, value in median.items():
+        spread = (max(seconds[key]) - min(seconds[key])) / value
+        ours = median["train_llama2 bf16" if " bf16" in key else "train_llama2 float32"]
+        print(f"  {key:30} {tokens / value:9.0f} {1e3 * value:8.0f} {spread:6.0%} "
+              f"{value / ours:6.2f}  {detail[key]}")  # fmt: skip
+
+    flops = step_flops(model, tokens)
+    print(
+        f"  model FLOPs {flops / 1e9:.1f} G per step, GEMM {gemm_flops(shapes) / 1e9:.1f} G of it"
+    )
+    print(f"  {'':30} {'GFLOP/s':>9}")
+    for dtype in dtypes:
+        print(f"  {f'train_llama2 {dtype}, step':30} "
+              f"{flops / median[f'train_llama2 {dtype}'] / 1e9:9.1f}")  # fmt: skip
+    for key, values in rates.items():
+        print(f"  {'GEMM float32 ' + key:30} {statistics.median(values):9.1f}  {detail[key]}")
+
+    for dtype in dtypes:
+        theirs = min(v for k, v in median.items() if k.startswith("pytorch") and f" {dtype}" in k)
+        bars.check(f"{name} {dtype} against the better PyTorch",
+                   theirs / median[f"train_llama2 {dtype}"], BAR_PYTORCH[dtype],
+                   at_least=True)  # fmt: skip
+    if "bf16" in dtypes:
+        bars.check(f"{name} bf16 against float32",
+                   median["train_llama2 float32"] / median["train_llama2 bf16"], BAR_BF16,
+                   at_least=True)  # fmt: skip
+    best = max(statistics.median(values) for values in rates.values())
+    bars.check(f"{name} float32 share of the best GEMM rate",
+               flops / median["train_llama2 float32"] / 1e9 / best,
+               BAR_GEMM_AVX512 if "avx512f" in flags else BAR_GEMM, at_least=True)  # fmt: skip
+
+
+def compare_workers(dtype, train, rounds, cores, bars):
+    """Question 3."""
+    many, one = [], []
+    for _ in range(rounds):
+        many.append(cores.measure(lambda: run_program("15M", dtype, train, MANY, 1, 1)))
+        one.append(cores.measure(lambda: run_program("15M", dtype, train, 1, MANY, 1)))
+
+    def median(runs, key):
+        return statistics.median(run[key] for run in runs)
+
+    print(f"\n15M, {dtype}, {MANY} sequences of {SEQ} tokens per step, 1 step per block, "
+          f"{rounds} round(s)")  # fmt: skip
+    for name, runs in (f"{MANY} workers, batch 1", many), (f"1 worker, batch {MANY}", one):
+        print(f"  {name:30} {median(runs, 'seconds_per_step'):8.2f} s/step, of which phases "
+              f"{median(runs, 'communication_seconds'):.2f} s; "
+              f"peak memory {median(runs, 'peak_bytes') / 1e9:.2f} GB")  # fmt: skip
+
+    model = MODELS["15M"]
+    matrices = model["layers"] * (4 * model["dim"] ** 2 + 3 * model["dim"] * model["hidden"])
+    norms = (2 * model["layers"] + 1) * model["dim"]
+    vector = 4 * (matrices + VOCABULARY * model["dim"] + norms) / 1e9
+    print(f"  where the bytes go: {MANY} replicas and {MANY} gradients of {vector:.3f} GB are "
+          f"{2 * MANY * vector:.1f} GB of memory,\n"
+          f"  optimizer state is held once ({2 * vector:.2f} GB); per step each gradient is "
+          "written and, for the average, read once,\n"
+          f"  and each replica read and overwritten once: {4 * MANY * vector:.1f} GB, against "
+          f"{4 * vector:.2f} GB for one worker")  # fmt: skip
+    ratio = median(many, "seconds_per_step") / median(one, "seconds_per_step")
+    bars.check(f"{dtype}: time of {MANY} workers against one", ratio, BAR_WORKERS, at_least=False)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="one round, to see that it runs")
+    parser.add_argument(
+        "--tuned-pytorch", action="store_true", help="also PyTorch that keeps memory"
+    )
+    parser.add_argument("--only", choices=[*MODELS, "workers"], help="one part")
+    arguments = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)
+    rounds = 1 if arguments.quick else 5
+    if not PROGRAM.exists():
+        sys.exit(f"bench_cpu: {PROGRAM} is missing\n---> HINT: make")
+    set_up_pytorch()
+
+    cores = Cores()
+    os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(THREADS)
+    cpu, flags = cpu_model_and_flags()
+    print(f"{cpu}, cores {sorted(cores.cpus)} of {os.cpu_count()}, {platform.system()} "
+          f"{platform.release()}, Python {platform.python_version()}")  # fmt: skip
+    print(f"bf16: {bf16_instructions(flags) or 'not measured: no AMX and no AVX512_BF16 here'}")
+
+    bars = Bars()
+    with tempfile.TemporaryDirectory() as directory:
+        train = Path(directory) / "train.bin"
+        write_tokens(train, 4 * MANY * SEQ)
+        for name in MODELS:
+            if arguments.only in (None, name):
+                compare_speed(name, train, rounds, arguments.tuned_pytorch, flags, cores, bars)
+        if arguments.only in (None, "workers"):
+            for dtype in ["float32", "bf16"] if bf16_instructions(flags) else ["float32"]:
+                compare_workers(dtype, train, rounds, cores, bars)
+    print(f"\n{cores.disturbed} of {cores.blocks} blocks were disturbed by other programs")
+    if bars.missed:
+        print("bars missed: " + "; ".join(bars.missed))
+    return 1 if bars.missed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except RuntimeError as error:
+        sys.exit(f"bench_cpu: {error}")

@@ -1,0 +1,176 @@
+/* gpu_model.h — a whole model on a backend, for programs that look at what a GPU does with it
+ * (gpu_check.c, gpu_bench.c). Takes in train_llama2.cu without its main. */
+#ifndef GPU_MODEL_H
+#define GPU_MODEL_H
+
+#define TESTING
+#pragma GCC diagnostic ignored "-Wunused-function"
+#include "train_llama2.cu"
+
+#include "llmc/util/random.h"
+
+#include <time.h>
+
+struct bench {
+    const struct backend *be;
+    struct param_layout layout;
+    struct activations a;
+    float *params, *grads, *m, *v;
+    weight *weights;
+    int B, T;
+};
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int bench_open(struct bench *x, const struct backend *be, const struct llama_config *c,
+                      int B, int T, enum recompute recompute, bool optimizer) {
+    memset(x, 0, sizeof *x);
+    x->be = be;
+    x->B = B;
+    x->T = T;
+    if (param_layout_build(c, &x->layout)) return -1;
+    if (activations_allocate(&x->a, c, be, B, T, true, recompute)) return -1;
+    const size_t P = x->layout.count;
+    x->params = (float *)be->allocate(P * sizeof(float));
+    x->grads = (float *)be->allocate(P * sizeof(float));
+    if (optimizer) {
+        x->m = (float *)be->allocate(P * sizeof(float));
+        x->v = (float *)be->allocate(P * sizeof(float));
+    }
+    x->weights = be->weight_bytes < 4 ? be->allocate(P * be->weight_bytes) : x->params;
+    if (!x->params || !x->grads || !x->weights || (optimizer && (!x->m || !x->v)))
+        return log_out_of_memory("parameters, gradients and optimizer state", 16.0 * (double)P);
+    /* Span by span, so that a large model needs little memory of the host's. */
+    size_t largest = 0;
+    for (int s = 0; s < x->layout.spans; s++)
+        if (x->layout.span[s].count > largest) largest = x->layout.span[s].count;
+    float *host = (float *)malloc(largest * sizeof *host);
+    if (!host) return log_out_of_memory("initial values", 4.0 * (double)largest);
+    for (int s = 0; s < x->layout.spans; s++) {
+        const struct span span = x->layout.span[s];
+#pragma omp parallel for
+        for (size_t e = 0; e < span.count; e++)
+            host[e] = span.decay ? (float)(0.02 * random_normal(7, span.offset + e)) : 1;
+        be->upload(x->params + span.offset, host, span.count * sizeof *host);
+    }
+    free(host);
+    for (int n = 0; n < B * T; n++) {
+        x->a.host_tokens[n] = (int32_t)(random_bits(1, (uint64_t)n) % (uint64_t)c->vocabulary);
+        x->a.host_targets[n] = (int32_t)(random_bits(2, (uint64_t)n) % (uint64_t)c->vocabulary);
+    }
+    activations_send(&x->a, be, B * T);
+    return 0;
+}
+
+static void bench_close(struct bench *x) {
+    activations_release(&x->a, x->be);
+    if ((void *)x->weights != (void *)x->params) x->be->release(x->weights);
+    x->be->release(x->params);
+    x->be->release(x->grads);
+    x->be->release(x->m);
+    x->be->release(x->v);
+    param_layout_release(&x->layout);
+}
+
+static double bench_forward_backward(struct bench *x) {
+    const int N = x->B * x->T;
+    if ((void *)x->weights != (void *)x->params)
+        x->be->convert(x->weights, x->params, x->layout.count);
+    model_forward_backward(x->be, &x->layout, x->weights, x->grads, &x->a, x->B, x->T,
+                           1.0f / (float)N, false, NULL);
+    return mean_loss(activations_losses(&x->a, x->be, N), N);
+}
+
+/* ---- arithmetic --------------------------------------------------------------------------- */
+
+/* Multiplications and additions of causal attention in a step: forward 2 products of T x T x D per
+ * head, of which the mask leaves half, 2 operations each; backward counts twice. */
+static double attention_flops(const struct llama_config *c, int B, int T) {
+    return 6.0 * c->layers * c->heads * c->head_size * (double)B * T * T;
+}
+
+/* Of a step: 6 per parameter and token in matrix products (the table of the embedding is looked up,
+ * not multiplied; tied, it is multiplied as the classifier), and attention. What is computed again
+ * does not count. */
+static double step_flops(const struct llama_config *c, int B, int T) {
+    const double P =
+        (double)config_parameters(c) - (c->tied ? 0 : (double)c->vocabulary * c->width);
+    return 6 * P * B * T + attention_flops(c, B, T);
+}
+
+static struct memory_plan_settings settings_of(int B, int T) {
+    struct memory_plan_settings s;
+    memset(&s, 0, sizeof s);
+    s.workers = s.local = 1;
+    s.batch = B;
+    s.seq = T;
+    s.micro_batches = 1;
+    s.sharded_optimizer = s.device = true;
+    s.dtype = DTYPE_BF16;
+    s.packet_bytes = 4096;
+    s.link_gbps = 100;
+    return s;
+}
+
+/* A training step: forward, backward, clipping, AdamW. Returns the loss. */
+static double training_step_of(struct bench *x, int step) {
+    const struct adamw_settings adamw = {0.9f, 0.95f, 1e-8f, 0};
+    const double loss = bench_forward_backward(x);
+    const double norm = sqrt(x->be->sum_of_squares(x->grads, x->layout.count));
+    x->be->adamw(x->params, x->params, x->m, x->v, NULL, x->grads, x->layout.count, &adamw,
+                 step + 1, 1e-4f, 0.1f, (float)(norm > 1 ? 1 / norm : 1));
+    return loss;
+}
+
+struct trained { /* of a run of steps */
+    int layers, of_layers;
+    enum recompute recompute;
+    double seconds;         /* a step */
+    double flops_6n, flops; /* of a step: without and with attention */
+    double used_bytes, estimated_bytes, parameters;
+    double first_loss, last_loss;
+};
+
+/* `steps` steps of a preset of `layers` layers (0: as many as the memory holds) in bf16, after one
+ * that is not timed. 0, or -1 after reporting. */
+static int train_a_while(const char *preset, int layers, int B, int T, int steps,
+                         struct trained *out) {
+    struct llama_config c;
+    struct bench x;
+    char why[256];
+    memset(out, 0, sizeof *out);
+    const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
+    if (!be) return log_error("%s", why);
+    if (config_preset(preset, &c)) return -1;
+    c.vocabulary = strcmp(preset, "260K") ? 32000 : 500;
+    struct memory_plan_settings s = settings_of(B, T);
+    const double available = (double)be->memory_free();
+    out->of_layers = c.layers;
+    if (layers) c.layers = layers;
+    while (!memory_plan_choose_recompute(&c, &s, available, &out->estimated_bytes) && !layers &&
+           c.layers > 1)
+        c.layers--;
+    if (bench_open(&x, be, &c, B, T, s.recompute, true)) return -1;
+    double start = 0;
+    for (int step = 0; step <= steps; step++) {
+        out->last_loss = training_step_of(&x, step);
+        if (step == 0) out->first_loss = out->last_loss;
+        if (step == 0 || step == steps) be->sum_of_squares(x.grads, 1); /* waits */
+        if (step == 0) start = seconds();
+    }
+    out->seconds = (seconds() - start) / steps;
+    out->used_bytes = available - (double)be->memory_free();
+    out->layers = c.layers;
+    out->recompute = s.recompute;
+    out->parameters = (double)x.layout.count;
+    out->flops = step_flops(&c, B, T);
+    out->flops_6n = out->flops - attention_flops(&c, B, T);
+    bench_close(&x);
+    return 0;
+}
+
+#endif

@@ -1,0 +1,52 @@
+/* bench_collectives.c — what we are compared with: MPI_Reduce_scatter and MPI_Allgather.
+ *
+ *     mpirun -np 4 bench_collectives MIB ROUNDS SECONDS
+ *
+ * Each round averages MIB of float32 and hands the result to all ranks. Prints {"ms": T} for each
+ * of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
+ */
+#include "dev/bench/network/bench_time.h"
+
+#include <stdlib.h>
+
+int main(int argc, char **argv) {
+    int rank, ranks, failed = 0;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (argc != 4) {
+        fprintf(stderr, "usage: bench_collectives MIB ROUNDS SECONDS\n");
+        MPI_Abort(MPI_COMM_WORLD, 2);
+    }
+    const int rounds = atoi(argv[2]), share = (atoi(argv[1]) << 18) / ranks, count = share * ranks;
+    const double seconds = atof(argv[3]), opened = bench_now();
+    float *gradient = malloc((size_t)count * sizeof *gradient);
+    float *average = malloc((size_t)share * sizeof *average);
+    float *params = malloc((size_t)count * sizeof *params);
+    int *shares = malloc((size_t)ranks * sizeof *shares);
+    if (!gradient || !average || !params || !shares) MPI_Abort(MPI_COMM_WORLD, 1);
+    for (int i = 0; i < count; i++) gradient[i] = (float)(rank + i % 7);
+    for (int i = 0; i < ranks; i++) shares[i] = share;
+
+    for (int round = -1; round < rounds; round++) {
+        const double begun = bench_start();
+        MPI_Reduce_scatter(gradient, average, shares, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        MPI_Allgather(average, share, MPI_FLOAT, params, share, MPI_FLOAT, MPI_COMM_WORLD);
+        if (round < 0) {
+            MPI_Barrier(MPI_COMM_WORLD);
+            continue;
+        }
+        if (!bench_stop(begun, opened, seconds)) break;
+    }
+
+    for (int i = 0; i < count; i++) {
+        failed |= params[i] != (float)(ranks * (ranks - 1) / 2 + ranks * (i % 7));
+    }
+    if (failed) fprintf(stderr, "bench_collectives: rank %d: wrong sums\n", rank);
+    free(shares);
+    free(params);
+    free(average);
+    free(gradient);
+    MPI_Finalize();
+    return failed;
+}

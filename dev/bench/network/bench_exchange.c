@@ -1,0 +1,148 @@
+/* bench_exchange.c — reduce and broadcast of a vector, as a training step does them, and no model.
+ *
+ *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16] [encrypt]
+ *
+ * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks, one
+ * worker per rank, link udp, paced to GBPS (0: not at all); bf16: rounded on the way, so that half as
+ * much is sent; encrypt: every datagram is sealed. Prints {"ms": T} for each of at most ROUNDS rounds
+ * after one that warms up, stops after SECONDS, and ends with a line of counters over
+ * all rounds and ranks: packets expected and arrived, what the network did to others, CPU seconds
+ * and payload bytes of the timed rounds.
+ */
+#include "dev/bench/network/bench_time.h"
+#include "lossynet/lossynet.h"
+
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKET_ELEMENTS = 1 << 20 };
+
+struct bench {
+    struct lossynet_world world;
+    struct lossynet_comm *comm;
+    size_t elements;
+    float *vector;
+    struct lossynet_counters sum;
+};
+
+static void fill(struct bench *b) {
+    for (size_t i = 0; i < b->elements; i++) b->vector[i] = (float)b->world.rank + (float)(i % 7);
+}
+
+/* Where everything arrived, every element is the average; elsewhere it lies between the extremes. */
+static bool averages_are_right(const struct bench *b, bool everything) {
+    const float most = (float)(b->world.ranks - 1);
+    for (size_t i = 0; i < b->elements; i++) {
+        const float rest = b->vector[i] - (float)(i % 7);
+        if (everything ? rest != most / 2 : !(rest >= 0 && rest <= most)) return false;
+    }
+    return true;
+}
+
+static void add_counters(struct lossynet_counters *sum, const struct lossynet_counters *c) {
+    for (int phase = 0; phase < 2; phase++) {
+        sum->expected[phase] += c->expected[phase];
+        sum->arrived[phase] += c->arrived[phase];
+        sum->bytes[phase] += c->bytes[phase];
+    }
+    for (int event = 0; event < LOSSYNET_EVENTS; event++) sum->network[event] += c->network[event];
+}
+
+/* Adds the CPU seconds that it took, user and system, to `cpu`. */
+static lossynet_status one_round(struct bench *b, int round, double *begun, double cpu[2]) {
+    double before[2], after[2];
+    fill(b);
+    bench_cpu(&before[0], &before[1]);
+    *begun = bench_start();
+    lossynet_status status = lossynet_step_begin(b->comm, (uint64_t)(round + 1));
+    if (!status) status = lossynet_reduce(b->comm, &b->vector, false);
+    if (!status) status = lossynet_broadcast(b->comm, &b->vector, false);
+    bench_cpu(&after[0], &after[1]);
+    for (int i = 0; i < 2; i++) cpu[i] += round >= 0 ? after[i] - before[i] : 0;
+    return status;
+}
+
+static lossynet_status measure(struct bench *b, int rounds, double seconds) {
+    const double opened = bench_now();
+    double begun, cpu[2] = {0}, all[2], bytes = 0;
+    bool more = true;
+    for (int round = -1; round < rounds && more; round++) {
+        struct lossynet_counters c;
+        lossynet_status status = one_round(b, round, &begun, cpu);
+        if (status) return status;
+        if (round >= 0) more = bench_stop(begun, opened, seconds);
+        status = lossynet_step_counters(b->comm, (uint64_t)(round + 1), &c);
+        if (status) return status;
+        add_counters(&b->sum, &c);
+        if (round >= 0) bytes += (double)(c.bytes[0] + c.bytes[1]);
+        const bool everything = c.arrived[0] == c.expected[0] && c.arrived[1] == c.expected[1];
+        if (!averages_are_right(b, everything)) {
+            fprintf(stderr, "bench_exchange: rank %d: wrong averages\n", b->world.rank);
+            return LOSSYNET_PROTOCOL;
+        }
+    }
+    MPI_Allreduce(cpu, all, 2, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    if (b->world.rank > 0) return LOSSYNET_OK;
+    const struct lossynet_counters *s = &b->sum;
+    printf("{\"expected\": %" PRIu64 ", \"arrived\": %" PRIu64 ", \"late\": %" PRIu64
+           ", \"overruns\": %" PRIu64 ", \"stragglers\": %" PRIu64 ", \"packet_bytes\": %zu"
+           ", \"user\": %.3f, \"system\": %.3f, \"bytes\": %.0f}\n",
+           s->expected[0] + s->expected[1], s->arrived[0] + s->arrived[1],
+           s->network[LOSSYNET_LATE], s->network[LOSSYNET_OVERRUN], s->network[LOSSYNET_STRAGGLER],
+           lossynet_packet_bytes(b->comm), all[0], all[1], bytes);
+    return LOSSYNET_OK;
+}
+
+static lossynet_status open_net(struct bench *b, int mib, const char *interface, double gbps,
+                                lossynet_wire_dtype wire_dtype, bool encrypt) {
+    const int buckets = (mib + 3) / 4;
+    size_t *bucket_elements = malloc((size_t)buckets * sizeof *bucket_elements);
+    b->elements = (size_t)mib << 18;
+    b->vector = malloc(b->elements * sizeof *b->vector);
+    if (!bucket_elements || !b->vector) {
+        free(bucket_elements);
+        return LOSSYNET_NO_MEMORY;
+    }
+    for (int i = 0; i < buckets; i++) {
+        const size_t left = b->elements - (size_t)i * BUCKET_ELEMENTS;
+        bucket_elements[i] = left < BUCKET_ELEMENTS ? left : BUCKET_ELEMENTS;
+    }
+    const struct lossynet_settings settings = {.workers = b->world.ranks,
+                                               .buckets = buckets,
+                                               .bucket_elements = bucket_elements,
+                                               .loss = {.model = "bernoulli"},
+                                               .link = LOSSYNET_LINK_UDP,
+                                               .wire_dtype = wire_dtype,
+                                               .interface = interface,
+                                               .pace_gbps = gbps,
+                                               .encrypt = encrypt};
+    const lossynet_status status = lossynet_open(&b->world, &settings, &b->comm);
+    free(bucket_elements);
+    return status;
+}
+
+int main(int argc, char **argv) {
+    struct bench b = {0};
+    if (lossynet_bootstrap(&argc, &argv, &b.world)) return 1;
+    bool half = false, encrypt = false, known = argc >= 6;
+    for (int i = 6; i < argc; i++) {
+        half |= strcmp(argv[i], "bf16") == 0;
+        encrypt |= strcmp(argv[i], "encrypt") == 0;
+        known &= strcmp(argv[i], "bf16") == 0 || strcmp(argv[i], "encrypt") == 0;
+    }
+    if (!known || atoi(argv[1]) < 1 || b.world.ranks < 2) {
+        fprintf(stderr, "usage: mpirun -np RANKS bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS "
+                        "[bf16] [encrypt]\n");
+        lossynet_shutdown(2);
+        return 2;
+    }
+    lossynet_status status = open_net(&b, atoi(argv[1]), argv[4], atof(argv[5]),
+                                      half ? LOSSYNET_BF16 : LOSSYNET_FLOAT32, encrypt);
+    if (!status) status = measure(&b, atoi(argv[2]), atof(argv[3]));
+    lossynet_close(b.comm);
+    free(b.vector);
+    lossynet_shutdown(status ? 1 : 0);
+    return status ? 1 : 0;
+}

@@ -1,0 +1,204 @@
+/* device_emulated.cpp — llmc/backend/cuda/device.h without a GPU: for test programs, in place of device.cu
+ * and product.cu.
+ *
+ * "Device memory" is host memory that cannot be touched outside an operation: pages are opened when
+ * a device_scope begins and closed when it ends, so that a program that reads a GPU's array from
+ * the host dies here too. Each block ends (but for alignment) at a page that is never opened.
+ * Products are plain loops that add in float32, by 64s. What is called runs later (streams_emu.h):
+ * the streams are those of llmc/backend/cuda/streams.cu. */
+#include "dev/emulation/device_emulated.h"
+#include "llmc/backend/cuda/device.h"
+#include "llmc/backend/cuda/streams.h"
+#include "llmc/log/error.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <map>
+
+enum { ALIGNMENT = 256 };
+
+struct block {
+    char *pages;
+    size_t bytes; /* whole pages, the closed one behind them not counted */
+};
+
+static std::map<void *, block> blocks; /* by the address given out */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static bool opened;
+static size_t limit; /* EMULATED_MEMORY: bytes of the device; 0: no limit */
+static void *scratch[SCRATCHES];
+static size_t scratch_bytes[SCRATCHES];
+
+static void protect(int protection) {
+    for (const auto &entry : blocks) {
+        if (mprotect(entry.second.pages, entry.second.bytes, protection)) abort();
+    }
+}
+
+device_scope::device_scope() {
+    pthread_mutex_lock(&turn);
+    protect(PROT_READ | PROT_WRITE);
+}
+
+device_scope::~device_scope() {
+    protect(PROT_NONE);
+    pthread_mutex_unlock(&turn);
+}
+
+void emulated_order(enum emulated_order order, uint64_t seed) {
+    cuda_emu_order(order == EMULATED_FORWARD   ? CUDA_EMU_FORWARD
+                   : order == EMULATED_REVERSE ? CUDA_EMU_REVERSE
+                                               : CUDA_EMU_RANDOM,
+                   seed);
+}
+
+/* EMULATED_STREAMS: late, others or soon */
+static void choose_streams(void) {
+    const char *wanted = getenv("EMULATED_STREAMS");
+    if (!wanted || !strcmp(wanted, "late")) return cuda_emu_streams(CUDA_EMU_LATE);
+    if (!strcmp(wanted, "others")) return cuda_emu_streams(CUDA_EMU_OTHERS);
+    if (!strcmp(wanted, "soon")) return cuda_emu_streams(CUDA_EMU_SOON);
+    fprintf(stderr, "EMULATED_STREAMS: expected late, others or soon, got '%s'\n", wanted);
+    exit(2);
+}
+
+bool device_open(int local_rank, char *why, size_t why_size) {
+    (void)local_rank;
+    const char *wanted = getenv("EMULATED_DEVICE"), *memory = getenv("EMULATED_MEMORY");
+    if (wanted && !strcmp(wanted, "none")) {
+        snprintf(why, why_size, "no NVIDIA driver on this machine (emulated)");
+        return false;
+    }
+    if (memory) limit = strtoull(memory, NULL, 10);
+    if (!opened && streams_open() != cudaSuccess) return false;
+    choose_streams();
+    opened = true;
+    return true;
+}
+
+const char *device_name(void) {
+    return "emulated";
+}
+
+const char *device_product_library(void) {
+    return "plain loops";
+}
+
+/* ---- memory ---- */
+
+static size_t used_bytes(void) {
+    size_t sum = 0;
+    for (const auto &entry : blocks) sum += entry.second.bytes;
+    return sum;
+}
+
+size_t device_memory_free(void) {
+    if (limit) return limit > used_bytes() ? limit - used_bytes() : 0;
+    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+void *device_allocate(size_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!opened || bytes > (size_t)1 << 40) return NULL;
+    if (bytes == 0) bytes = 1;
+    const size_t whole = (bytes + page - 1) / page * page;
+    if (limit && whole > device_memory_free()) return NULL;
+    char *pages = (char *)mmap(NULL, whole + page, PROT_NONE,
+                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) return NULL;
+    if (mprotect(pages, whole, PROT_READ | PROT_WRITE)) abort();
+    char *memory = pages + (whole - bytes) / ALIGNMENT * ALIGNMENT;
+    blocks[memory] = {pages, whole};
+    return memory;
+}
+
+int device_export(const void *, size_t, size_t *) {
+    return -1;
+}
+
+void device_release(void *memory) {
+    if (!memory) return;
+    cudaDeviceSynchronize(); /* as cudaFree does */
+    auto found = blocks.find(memory);
+    if (found == blocks.end()) abort(); /* not a block, or released twice */
+    munmap(found->second.pages, found->second.bytes + (size_t)sysconf(_SC_PAGESIZE));
+    blocks.erase(found);
+}
+
+/* Freshly NaN for every operation: what an operation does not write it must not read. */
+void *device_scratch_memory(enum device_scratch which, size_t bytes) {
+    if (bytes > scratch_bytes[which]) {
+        device_release(scratch[which]);
+        scratch[which] = device_allocate(bytes);
+        if (!scratch[which]) {
+            log_error(
+                "CUDA: out of memory: an operation needs %.3f GB to work with, %.3f GB are free "
+                "(a smaller --batch or --seq needs less)",
+                (double)bytes / 1e9, (double)device_memory_free() / 1e9);
+            exit(1);
+        }
+        scratch_bytes[which] = bytes;
+    }
+    cudaMemsetAsync(scratch[which], 0xff, bytes, device_stream());
+    return scratch[which];
+}
+
+/* ---- products ---- */
+
+static float load(const void *p, size_t i, enum dtype dtype) {
+    return dtype == DTYPE_BF16 ? __bfloat162float(((const __nv_bfloat16 *)p)[i])
+                               : ((const float *)p)[i];
+}
+
+/* A row-major (rows, columns) float copy of op(x). */
+static float *unpacked(const void *x, bool transpose, int rows, int columns, size_t row,
+                       enum dtype dtype) {
+    float *to = (float *)malloc(sizeof(float) * ((size_t)rows * columns + 1));
+    if (!to) abort();
+    for (int i = 0; i < rows; i++) {
+        for (int j = 0; j < columns; j++) {
+            size_t at = transpose ? (size_t)j * row + i : (size_t)i * row + j;
+            to[(size_t)i * columns + j] = load(x, at, dtype);
+        }
+    }
+    return to;
+}
+
+static void multiply(void *out, const void *a_, const void *b_, const struct product *p) {
+    const int M = p->M, N = p->N, K = p->K;
+    float *a = unpacked(a_, p->transpose_a, M, K, p->row_a, p->in);
+    float *b = unpacked(b_, p->transpose_b, K, N, p->row_b, p->in);
+#pragma omp parallel for if ((double)M * N * K > 1e6)
+    for (int i = 0; i < M; i++) {
+        float *sum = (float *)calloc(2 * (size_t)N, sizeof *sum), *part = sum + N;
+        if (!sum) abort();
+        for (int k = 0; k < K; k++) {
+            const float x = a[(size_t)i * K + k], *y = b + (size_t)k * N;
+            for (int j = 0; j < N; j++) part[j] += x * y[j];
+            if (k % 64 < 63 && k < K - 1) continue;
+            for (int j = 0; j < N; j++) sum[j] += part[j], part[j] = 0;
+        }
+        for (int j = 0; j < N; j++) {
+            const size_t at = (size_t)i * p->row_out + j;
+            float value = sum[j] + (p->accumulate ? load(out, at, p->out_type) : 0);
+            if (p->out_type == DTYPE_BF16) {
+                ((__nv_bfloat16 *)out)[at] = __float2bfloat16(value);
+            } else {
+                ((float *)out)[at] = value;
+            }
+        }
+        free(sum);
+    }
+    free(a);
+    free(b);
+}
+
+void device_product(void *out, const void *a, const void *b, const struct product *p) {
+    const struct product kept = *p;
+    cuda_emu::enqueue(device_stream(), [out, a, b, kept] { multiply(out, a, b, &kept); });
+}

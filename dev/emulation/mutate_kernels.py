@@ -1,0 +1,273 @@
+#!/usr/bin/env python3
+"""Puts a fault into a CUDA kernel, one at a time, and sees whether the tests of the emulated kernels
+catch it.
+
+    make emulated_tests
+    make emulated_tests BUILD=build/emulated_thread SANITIZE=thread OPTIMISE=-O1
+    dev/emulation/mutate_kernels.py [-j JOBS] [WORDS ...]      only faults whose file or name has all words
+
+A fault is a piece of a source and what replaces it (FAULTS below; a piece must be there once, or the
+first is taken). The sources are not touched: the changed one lies in a folder that comes first in
+the compiler's search. Each fault is compiled into test_cuda_kernels and test_cuda_attention, which run
+until the first failure; a fault that does not show in any number is given to the thread sanitizer.
+Prints a table; exit code 1 when a fault was caught by none.
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT = 400  # seconds of CPU time for one program, whatever else the machine does
+
+# file in llmc/backend/cuda, what is wrong, the piece, what it becomes
+FAULTS = [
+    ("common", "first barrier of a block's sum dropped",
+     "    __syncthreads();\n    x = part[0];", "    x = part[0];"),
+    ("common", "second barrier of a block's sum dropped",
+     "    __syncthreads(); /* `part` is the next call's */\n", ""),
+    ("common", "wrong lane: a warp's sum begins with 8 lanes", "int lanes = 16;", "int lanes = 8;"),
+    ("common", "a block's sum leaves out the last warp", "i < warps; i++", "i < warps - 1; i++"),
+    ("common", "wide loads read the first access twice",
+     "to->raw[i] = ((const access *)p)[i]", "to->raw[i] = ((const access *)p)[0]"),
+    ("embedding", "tokens of one kind counted in the wrong order", "m < n)", "m <= n)"),
+    ("embedding", "runs begin after the token", "sorted[middle] < v", "sorted[middle] <= v"),
+    ("embedding", "a run's last rows left out", "at + a < end)", "at + a < end - 1)"),
+    ("embedding", "what was there is not added to", "if (accumulate) load(total, to + i);", ""),
+    ("embedding", "rows without a token are not cleared",
+     "if (accumulate && begin == end)", "if (begin == end)"),
+    ("rmsnorm", "eps left out", "/ C + eps)", "/ C)"),
+    ("rmsnorm", "the sum is normalised before it is rounded",
+     "v[k] = to_float(from_float<T>(v[k] + u[k]))", "v[k] = v[k] + u[k]"),
+    ("rmsnorm", "wrong scale: r once instead of twice", "(dot) * r * r / C", "(dot) * r / C"),
+    ("rmsnorm", "parts of dw not cleared", "part[k * vectors + i] = 0", "(void)part"),
+    ("rmsnorm", "barrier between parts dropped",
+     "    partial[summand][lane] = total;\n    __syncthreads();",
+     "    partial[summand][lane] = total;"),
+    ("rmsnorm", "the last part left out", "p < count; p +=", "p < count - 1; p +="),
+    ("rmsnorm", "dx overwritten instead of added to", "o[k] += r *", "o[k] = r *"),
+    ("rope", "keys are not turned", "H + K, H + 2 * K, D, items", "H, H + 2 * K, D, items"),
+    ("rope", "angles of the wrong row", "(row % length) * (D / 2)", "(head % length) * (D / 2)"),
+    ("rope", "turned the wrong way", "x * c[k] - b[k] * turn", "x * c[k] + b[k] * turn"),
+    ("swiglu", "derivative of silu without its second term", "(1.0f + gate[k] * (1.0f - s))", "1.0f"),
+    ("swiglu", "up read one row too early", "gate_up + row * 2 * F + F + i", "gate_up + row * F + F + i"),
+    ("classifier", "missing mask: what is past the vocabulary counts as 0", ": -INFINITY;", ": 0.0f;"),
+    ("classifier", "sum not rescaled to the new maximum", "*total *= exp_of(before - *high);", ""),
+    ("classifier", "off by one: the copy is read past its end", "if (v < kept)\n            load",
+     "if (v <= kept)\n            load"),
+    ("classifier", "target not subtracted", "v + k == target ? scale : 0.0f", "0.0f"),
+    ("classifier", "wrong scale", "float factor = scale / total;", "float factor = 1.0f / total;"),
+    ("classifier", "the row's end written beyond V", "if (v + W <= V) {\n        store(",
+     "if (v < V) {\n        store("),
+    ("adamw", "off by one: the last elements left out", "for (; i < n; i++)", "for (; i + 1 < n; i++)"),
+    ("adamw", "clipping left out", "gradient[k] * c.gradient_scale", "gradient[k]"),
+    ("adamw", "weight decay left out", "fmaf(p[k], c.decay,", "fmaf(p[k], 1.0f,"),
+    ("adamw", "the parameter is the weight before the step",
+     "store(param + i, p)", "store(param + i, first)"),
+    ("norm", "off by one: tail left out", "i + k < n ? to_float", "i + k + 1 < n ? to_float"),
+    ("norm", "float32 sums", "total += (double)v[k] * v[k]", "total = (float)total + v[k] * v[k]"),
+    ("norm", "alignment changes the order", "if (vectors && i + NORM_RUN <= n)",
+     "if (vectors && (total += 1e-9) > 0 && i + NORM_RUN <= n)"),
+    ("weighted_sum", "what did not arrive is read", "there[a] = w[a] != 0",
+     "there[a] = i + a < N"),
+    ("weighted_sum", "weights of the first packet for all", "weight += p * N;", ""),
+    ("weighted_sum", "the next packet written over", "begin + packet < n ? begin + packet : n", "n"),
+    ("weighted_sum", "the last few elements left out", "for (; j < end; j++)",
+     "for (; j + 1 < end; j++)"),
+    ("weighted_sum", "the first sender's elements for all", "? sender[i + a]",
+     "? sender[0]"),
+    ("exchange", "what did not arrive is copied", "if (!arrived[k]) continue;", ""),
+    ("exchange", "the last packet runs on past the end",
+     "(k + 1) * packet < n ? (k + 1) * packet : n", "(k + 1) * packet"),
+    ("exchange", "off by one: a packet's last element left out", "for (; i < end; i++) to[i]",
+     "for (; i + 1 < end; i++) to[i]"),
+    ("exchange", "packets beyond the grid left out", "k < packets; k += gridDim.x",
+     "k < gridDim.x; k += gridDim.x"),
+    ("exchange", "a packet goes by the mark of another", "if (!arrived[k])", "if (!arrived[k / 2])"),
+    ("exchange", "cut off, not rounded", "bits + 0x7fff + (bits >> 16 & 1)", "bits"),
+    ("exchange", "off by one: the last element is not gathered", "if (i < n) out",
+     "if (i + 1 < n) out"),
+    ("exchange", "the neighbour is gathered", "vector[element[i]]", "vector[element[i] - 1]"),
+    ("util", "off by one: tail left out", "for (; i < n; i++) to", "for (; i + 1 < n; i++) to"),
+
+    ("attention_tile", "missing mask at the sequence's end: rows beyond it are read",
+     "r < rows - row && c < D - column", "c < D - column"),
+    ("attention_tile", "wrong fragment: halves of the right operand swapped",
+     "mma_m16n8k16(acc[m][n + 1], a[m], b + 2,", "mma_m16n8k16(acc[m][n + 1], a[m], b,"),
+    ("attention_tile", "wrong lane reads the left operand",
+     "lane % 16 * tile_layout<HD>::LD + lane / 16 * 8",
+     "lane % 8 * tile_layout<HD>::LD + lane / 16 * 8"),
+    ("attention_tile", "off by one: a query does not see its own key", "step > ahead", "step >= ahead"),
+    ("attention_tile", "barrier of a warp's stores dropped",
+     "        }\n    __syncwarp();".replace("        }\n", "            }\n"), "            }\n"),
+    ("attention_tile", "rows stored beyond the sequence", "if (first + row < T && column < D)",
+     "if (column < D)"),
+    ("attention_forward", "dropped wait for the keys",
+     "cp_async_wait<0>();\n        __syncthreads(); /* everybody's", "__syncthreads(); /* everybody's"),
+    ("attention_forward", "dropped barrier: values arrive over those in use",
+     "        cp_async_wait<0>();\n        __syncthreads(); /* everybody's part of the keys is here, "
+     "everybody is done with `values` */\n", "        cp_async_wait<0>();\n"),
+    ("attention_forward", "output not rescaled", "out[m][n][half * 2] *= shrink;", ""),
+    ("attention_forward", "missing mask on the diagonal",
+     "key + FORWARD_KEYS > warp_first + 1", "key + FORWARD_KEYS > warp_first + 33"),
+    ("attention_forward", "wrong lane: maximum over two lanes of four",
+     "largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));", ""),
+    ("attention_forward", "wrong group's keys", "(call.H + h / call.group)", "(call.H + h % call.K)"),
+    ("attention_backward", "delta not subtracted",
+     "dp[m][n][i] = -per_query<ROWS>(own_delta, met_delta, m, n, i)", "dp[m][n][i] = 0"),
+    ("attention_backward", "dropped barrier: the next rows arrive over those in use",
+     "__syncthreads(); /* x is here; everybody is done with the last y */", ""),
+    ("attention_backward", "dropped wait for the rows met",
+     "cp_async_wait<0>();\n        __syncthreads(); /* y is here", "__syncthreads(); /* y is here"),
+    ("attention_backward", "wrong stage", "(i + 1) % 2", "i % 2"),
+    ("attention_backward", "wrong scale of dq and dk",
+     "{{call.scale, call.scale}, {call.scale, call.scale}}",
+     "{{call.factor, call.factor}, {call.factor, call.factor}}"),
+    ("attention_plain", "a query does not see its own key", "if (j + lane <= last) logit",
+     "if (j + lane < last) logit"),
+    ("attention_tile", "right operand not transposed", "ldmatrix_x4_trans(b", "ldmatrix_x4(b"),
+    ("attention_tile", "wrong fragment: rows and columns of the weights swapped",
+     "[n % 2 * 2 + half]", "[half * 2 + n % 2]"),
+    ("attention_tile", "columns beyond the head size not cleared", "&& c < D - column",
+     "&& c < 65536"),
+    ("attention_tile", "wrong scale", "1 / sqrtf((float)D)", "1 / sqrtf((float)(D + 1))"),
+    ("attention_tile", "later sections work on the heads of the first",
+     "*head = first + rest % width", "*head = rest % width"),
+    ("attention_forward", "dropped barrier: keys arrive over those in use",
+     "__syncthreads(); /* the values are here, everybody is done with `keys` */", ""),
+    ("attention_forward", "the tile on the diagonal left out",
+     "key < warp_first + WARP_ROWS;", "key < warp_first;"),
+    ("attention_forward", "sum over two lanes of four",
+     "sum += __shfl_xor_sync(0xffffffffu, sum, 2);", ""),
+    ("attention_forward", "log_sum_exp in another base", "* scale + logf(sum)",
+     "* scale + log2f(sum)"),
+    ("attention_forward", "the next keys one row too early", "k += FORWARD_KEYS * call.row;",
+     "k += (FORWARD_KEYS - 1) * call.row;"),
+    ("attention_backward", "dropped barrier: y of this step arrives late",
+     "__syncthreads(); /* y is here; everybody is done with the x before this one */", ""),
+    ("attention_backward", "log_sum_exp of the other stage",
+     "met_base2 + i % 2 * MET_ROWS, call", "met_base2 + (i + 1) % 2 * MET_ROWS, call"),
+    ("attention_backward", "rows of delta swapped",
+     "tile_row(i / 2, i % 2 * 2)", "tile_row(i % 2, i / 2 * 2)"),
+    ("attention_backward", "missing mask on the diagonal", "if (diagonal) tile_mask",
+     "if (false) tile_mask"),
+    ("attention_backward", "keys do not meet the queries on the diagonal",
+     ": at + MET_ROWS > warp_first;", ": at > warp_first;"),
+    ("attention_backward", "a group's first query head for all", "next_x += D - (at",
+     "next_x += 0 - (at"),
+    ("attention_backward", "delta of a group's first query head for all",
+     "next_delta += call.padded - (at", "next_delta += 0 - (at"),
+    ("attention_backward", "P left out of dS", "dp[m][n][i] *= p[m][n][i];", ""),
+    ("attention_plain", "the warps' parts have each its own maximum",
+     "factor[w] = expf(largest[w] - most)", "factor[w] = 1"),
+    ("attention_plain", "the last warp's keys left out",
+     "for (int w = 0; w < PLAIN_WARPS; w++) o =", "for (int w = 0; w < PLAIN_WARPS - 1; w++) o ="),
+    ("attention_plain", "barrier before the warps' parts dropped",
+     "part.sum;\n    __syncthreads();", "part.sum;"),
+    ("attention_plain", "the query of another token", "t = first + blockIdx.x / H",
+     "t = blockIdx.x / H"),
+    ("attention_plain", "statistics of another head",
+     "statistics = (size_t)(b * H + h) * length", "statistics = (size_t)(b * H + kv) * length"),
+    ("attention_plain", "gradient of the keys from the first query head of a group only",
+     "h < (kv + 1) * (H / K)", "h < kv * (H / K) + 1"),
+]
+
+EMULATION = ["-std=c++17", "-DCUDA_EMULATION", "-D_GNU_SOURCE", "-g0", "-w", "-fno-strict-aliasing"]
+EMULATOR = [f"emulated/dev/emulation/{name}.o" for name in ("cuda_emu", "streams_emu")]
+OPERATORS = [f"test/operators{part}.o" for part in ("", "_arrays", "_bits", "_device", "_vectors")]
+
+
+def programs(file):
+    """Those that may notice, the likelier first."""
+    return {"common": ["test_cuda_kernels", "test_cuda_attention"]}.get(
+        file, ["test_cuda_attention", "test_cuda_kernels"] if "attention" in file
+        else ["test_cuda_kernels"])
+
+
+def flags_for(file, flags):
+    return flags if "attention" in file or file == "common" else [*flags, "-DWITHOUT_ATTENTION"]
+
+
+def build(folder, build_dir, flags, program):
+    backend, binary = folder / "kernels_backend.o", folder / program
+    if not backend.exists():
+        command = ["g++", f"-I{folder}", "-I.", *EMULATION, *flags, "-x", "c++", "-c",
+                   "test/cuda/kernels_backend.cu", "-o", str(backend)]
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+        if done.returncode:
+            sys.exit(f"{folder.name} does not compile:\n{done.stderr[:2000]}")
+    objects = [str(build_dir / name) for name in (f"test/{program}.o", *OPERATORS, *EMULATOR)]
+    subprocess.run(["g++", *flags, "-fopenmp", *objects, str(backend), "-lcmocka", "-lm", "-o",
+                    str(binary)], cwd=ROOT, check=True)
+    return binary
+
+
+def run_until_failure(binary):
+    """What failed first: a test's name or a sanitizer's or the emulation's words; None if nothing did."""
+    environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
+    process = subprocess.Popen(
+        [str(binary)], cwd=ROOT, text=True, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 5)))
+    reason = None
+    for line in process.stdout:
+        for mark in ("[  FAILED  ]", "cuda_emu:", "WARNING: ThreadSanitizer:"):
+            if reason is None and mark in line:
+                reason = line.replace("[  FAILED  ]", "").replace("WARNING: ", "").strip()
+                process.terminate()
+    status = process.wait()
+    if reason is None and status:
+        reason = ("runs for ever" if status == -signal.SIGXCPU else f"ends with status {status}")
+    return reason
+
+
+def try_fault(fault, build_dir):
+    file, what, piece, replacement = fault
+    name = f"llmc/backend/cuda/{file}.cuh"
+    source = (ROOT / name).read_text(encoding="utf-8")
+    if piece not in source:
+        return fault, None, f"NOT FOUND in {name}: {piece!r}"
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind, folder, flags in (("numbers", build_dir, ["-O1"]),
+                                    ("thread sanitizer", build_dir / "emulated_thread",
+                                     ["-O1", "-fsanitize=thread"])):
+            overlay = pathlib.Path(temporary) / folder.name
+            (overlay / "llmc/backend/cuda").mkdir(parents=True)
+            (overlay / name).write_text(source.replace(piece, replacement, 1), encoding="utf-8")
+            for program in programs(file):
+                binary = build(overlay, folder, flags_for(file, flags), program)
+                reason = run_until_failure(binary)
+                if reason:
+                    return fault, kind, reason.split("(pid")[0]
+    return fault, None, "NOT CAUGHT"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
+    parser.add_argument("-j", "--jobs", type=int, default=2)
+    parser.add_argument("words", nargs="*")
+    options = parser.parse_args()
+    build_dir = (ROOT / os.environ.get("BUILD", "build")).resolve()
+    chosen = [f for f in FAULTS if all(word in f"{f[0]} {f[1]}" for word in options.words)]
+    for program in sorted({program for fault in chosen for program in programs(fault[0])}):
+        for folder in (build_dir, build_dir / "emulated_thread"):
+            reason = run_until_failure(folder / "test" / "cuda" / program)
+            if reason:
+                sys.exit(f"{folder / 'test' / program} fails without any fault: {reason}")
+    missed = 0
+    print(f"{'file':20}{'fault':70}{'caught by':18}first seen as")
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for fault, kind, reason in pool.map(lambda f: try_fault(f, build_dir), chosen):
+            print(f"{fault[0]:20}{fault[1]:70}{kind or '-':18}{reason}", flush=True)
+            missed += kind is None
+    print(f"{len(chosen) - missed} of {len(chosen)} faults caught")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

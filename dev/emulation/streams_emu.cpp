@@ -1,0 +1,126 @@
+/* streams_emu.cpp — see streams_emu.h. One thread at a time calls (the backend's operations take
+ * turns). */
+#include "dev/emulation/cuda_emu.h"
+
+#include <deque>
+#include <map>
+#include <vector>
+
+using std::function;
+
+struct work {
+    function<void()> run;
+    cudaStream_t awaited; /* run empty: wait until it has finished `count` pieces */
+    size_t count;
+};
+
+struct cuda_emu_stream {
+    std::deque<work> queue;
+    size_t added, finished; /* pieces, ever */
+};
+
+struct cuda_emu_event {
+    cudaStream_t stream; /* NULL: never recorded */
+    size_t count;
+};
+
+static enum cuda_emu_streams mode;
+static std::vector<cudaStream_t> streams;
+static std::map<const char *, size_t> pinned;
+static bool running;
+
+void cuda_emu_streams(enum cuda_emu_streams mode_) {
+    mode = mode_;
+}
+
+namespace cuda_emu {
+
+static bool can_run(cudaStream_t s) {
+    if (s->queue.empty()) return false;
+    const work &first = s->queue.front();
+    return first.run || first.awaited->finished >= first.count;
+}
+
+static void run_first(cudaStream_t s) {
+    work first = std::move(s->queue.front());
+    s->queue.pop_front();
+    if (running) fail("a host function called CUDA");
+    running = true;
+    if (first.run) first.run();
+    running = false;
+    s->finished++;
+}
+
+static void run_others(cudaStream_t but) {
+    for (bool more = true; more;) {
+        more = false;
+        for (cudaStream_t s : streams)
+            if (s != but && can_run(s)) run_first(s), more = true;
+    }
+}
+
+static void run_until(cudaStream_t s, size_t count) {
+    while (s->finished < count) {
+        if (mode != CUDA_EMU_LATE) run_others(s);
+        if (can_run(s))
+            run_first(s);
+        else
+            run_until(s->queue.front().awaited, s->queue.front().count);
+    }
+}
+
+cudaStream_t stream_new(void) {
+    streams.push_back(new cuda_emu_stream());
+    return streams.back();
+}
+
+static void add(cudaStream_t s, work w) {
+    s->queue.push_back(std::move(w));
+    s->added++;
+    if (mode == CUDA_EMU_SOON) run_others(NULL);
+}
+
+void wait_for(cudaStream_t stream) {
+    if (running) fail("a host function called CUDA");
+    for (cudaStream_t s : streams)
+        if (!stream || s == stream) run_until(s, s->added);
+}
+
+void enqueue(cudaStream_t s, function<void()> run) {
+    if (s) {
+        add(s, work{std::move(run), NULL, 0});
+    } else {
+        wait_for(NULL);
+        run();
+    }
+}
+
+cudaEvent_t event_new(void) {
+    return new cuda_emu_event();
+}
+
+void event_record(cudaEvent_t event, cudaStream_t s) {
+    event->stream = s;
+    event->count = s->added;
+}
+
+void event_wait(cudaStream_t s, cudaEvent_t event) {
+    if (event->stream) add(s, work{nullptr, event->stream, event->count});
+}
+
+void pinned_add(void *memory, size_t bytes) {
+    pinned[(const char *)memory] = bytes;
+}
+
+void pinned_remove(void *memory) {
+    pinned.erase((const char *)memory);
+}
+
+bool is_pinned(const void *memory) {
+    auto after = pinned.upper_bound((const char *)memory);
+    if (after == pinned.begin()) return false;
+    --after;
+    return (const char *)memory < after->first + after->second;
+}
+
+} // namespace cuda_emu

@@ -1,0 +1,354 @@
+#!/usr/bin/python3
+"""From where on lossy datagrams win: step time against workers, loss rate, round trip, link.
+
+    dev/scaling/scaling.py                                       # scaling.md, scaling.png beside this file
+    dev/scaling/scaling.py --at 1024 1e-4 --gbps 400 --rtt-us 20 # one point, every exchange
+
+A model, not a measurement. A vector of --gb is averaged and handed out again; whatever the
+exchange, every worker sends and receives about twice the vector, which takes the wire time W. On
+top of W:
+
+lossy   each of the two phases costs PHASE (software, as measured) and, when something is missing,
+        GRACE. Three rounds of small messages must arrive (ends of both
+        phases, the gradient's norm), one from each worker to each other; they are repeated after
+        1, 2, 4, ... up to 20 ms, and the slowest of all N (N-1) counts. A lost packet costs no
+        time but progress: --tax 0.5 says that a run at 10% loss needs 5% more steps for the same
+        perplexity (README, "What loss costs"). The tax is on the whole step, computing included.
+ring    2 (N-1) rounds, in each of which every worker sends 1/N of the vector to the next; worker
+        i starts round k when worker i-1 has ended round k-1 (Patarasuk, Yuan 2009), so a worker
+        that waits makes others wait. Drawn round by round; a ring of 1,024 stands for longer
+        ones.
+tree    two trees that each take half of the vector up and down, pipelined, as NCCL has them
+        (Sanders, Speck, Traeff 2009). It ends with the slowest of 4 (N-1) flows; delays along a
+        path are taken to overlap. Both this and the ring's 1,024 are in favour of what is
+        reliable.
+
+A flow of n packets, each lost with probability p, on its own; what a loss costs depends on who
+repeats:
+
+roce    go-back-N, as RDMA NICs do over Ethernet without priority flow control: a first loss costs
+        a round trip, in which what is sent is thrown away. When the packet repeated is lost
+        again, or the last of a message, nothing follows that could tell, and the ACK time-out
+        must pass, 4.096 us x 2^14 here (InfiniBand Architecture Specification 1, 9.7.6;
+        NCCL_IB_TIMEOUT's default of 2^20, 4.3 s, is far worse). Mittal et al. 2018, "Revisiting
+        network support for RDMA".
+select  selective repeat, as good as it can be (their IRN): packet i of n, sent k times, arrives
+        at (i + (k-1) RTT / spacing), everything else goes on meanwhile; a lost last packet costs
+        320 us.
+tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip where that is
+        longer; a lost last packet costs a probe, 2 RTT, at least 10 ms (RFC 8985, 7.2). No flow
+        runs into the 200 ms of a time-out, and CUBIC, which halves its rate, is not here: it is
+        far slower. Its frames are of 1,500 bytes, which alone costs it 3%.
+
+Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (bench_network.py): PHASE from ours
+without loss, STALL from the TCP ring at 10%. scaling.md has model and measurement side by side. It is
+of an earlier protocol than dev/bench/network/README.md's table: a header of 52 bytes, and pauses of 1 ms where
+lossynet/transport/engine.h now has 0.2 ms (GRACE) and 0.3 ms (RETRY, then 1.5 times as long each time, and longer
+where more than four peers do not answer, which is not modelled).
+"""
+import argparse
+import math
+import pathlib
+import sys
+
+import numpy as np
+
+PHASE = 2.2e-3       # s; calibrated
+GRACE = 1e-3         # s; as calibrated
+RETRY, RETRY_MOST = 1e-3, 20e-3
+STALL = 150e-6       # s; calibrated
+CONTROL_ROUNDS = 3
+RING_MOST = 1024     # workers drawn in a ring
+WORKERS = (8, 16, 64, 256, 1024, 4096, 16384)
+LOSSES = tuple(10.0 ** (e / 2) for e in range(-12, -1))  # 1e-6 ... 10%
+TRANSPORTS = ("roce", "select", "tcp")
+TAXES = (0.0, 0.5, 2.0)
+# Payload and everything a packet takes on the wire, bytes; ours over RDMA and, as measured, UDP.
+PACKET = {"lossy": (4096 - 28, 4096 + 90), "udp": (1420, 1514), "roce": (4096, 4096 + 82),
+          "select": (4096, 4096 + 82), "tcp": (1448, 1514)}
+
+
+class Network:
+    """Links of gbps, round trip of rtt seconds; everybody loses the share loss of his packets."""
+
+    def __init__(self, gbps, rtt, loss, ack_timeout=4.096e-6 * 2 ** 14):
+        self.gbps, self.rtt, self.loss, self.ack_timeout = gbps, rtt, loss, ack_timeout
+
+    def spacing(self, transport):
+        return PACKET[transport][1] * 8 / (self.gbps * 1e9)
+
+
+def packets(transport, size):
+    return max(1, math.ceil(size / PACKET[transport][0]))
+
+
+def repeated(loss, flows, uniform):
+    """How often the unluckiest of so many messages is lost in a row; uniform in (0, 1)."""
+    if loss == 0:
+        return np.zeros(np.shape(uniform), int)
+    # P(all are lost at most k times) = (1 - p^(k+1))^flows = uniform
+    tail = -np.expm1(np.log(uniform) / flows)
+    return np.maximum(0, np.ceil(np.log(tail) / math.log(loss) - 1)).astype(int)
+
+
+def control_delay(rng, loss, flows, draws):
+    """Seconds that the slowest of so many small messages takes for its repetitions."""
+    waits = np.cumsum([0] + [min(RETRY * 2 ** k, RETRY_MOST) for k in range(64)])
+    return waits[np.minimum(repeated(loss, flows, rng.random(draws)), 64)]
+
+
+def selective_quantiles(n, net, levels):
+    """Extra seconds of selective repeat at the given levels of its distribution, from the exact
+    P(extra <= u) = prod over packets of P(it is not lost more often than there is time for)."""
+    p, rtt, spacing = net.loss, net.rtt, net.spacing("select")
+    tail = 320e-6
+    most = 1 + int(math.log(1e-13 / n) / math.log(p))  # losses in a row that matter
+    steps = np.unique(np.concatenate([np.arange(most + 1) * rtt, tail + np.arange(most + 1) * rtt,
+                                      np.linspace(0, tail + most * rtt, 300)]))
+    # Packet j from the end, j = 1 ... n-1, has extra + j spacing left when it is first due; in that
+    # it may be lost k times, k = floor(left / rtt). Packets begin[k] ... begin[k+1]-1 may k times.
+    k = np.arange(most + 1)
+    begin = np.ceil((np.arange(most + 2) * rtt - steps[:, None]) / spacing - 1e-9)
+    count = np.diff(np.clip(begin, 1, n), axis=1)
+    cdf = count @ np.log1p(-p ** (k + 1))
+    late = np.floor((steps - tail) / rtt + 1e-9) + 1
+    cdf += np.log1p(-p ** (np.where(steps < tail - 1e-12, 0, late) + 1))
+    where = np.searchsorted(np.exp(cdf), levels)
+    return steps[np.minimum(where, len(steps) - 1)]
+
+
+def flow_extra(rng, transport, n, net, draws):
+    """Extra seconds that flows of n packets take for what is lost, beyond sending n packets."""
+    p = net.loss
+    if p == 0:
+        return np.zeros(draws)
+    spacing = net.spacing(transport)
+    if transport == "select":
+        resent = rng.negative_binomial(n, 1 - p, draws) * spacing
+        return resent + selective_quantiles(n, net, rng.random(draws))
+    stall = net.rtt if transport == "roce" else max(STALL, net.rtt)
+    firsts = rng.binomial(n - 1, p, draws)              # packets lost, all but the last
+    last = rng.geometric(1 - p, draws) - 1              # times the last one is lost
+    again = np.zeros(draws)
+    some = firsts > 0
+    again[some] = rng.negative_binomial(firsts[some], 1 - p)  # times a repetition is lost
+    if transport == "roce":
+        return firsts * stall + (again + last) * net.ack_timeout
+    return (firsts + again) * (stall + spacing) + last * max(2 * net.rtt, 10e-3)
+
+
+def lossy(rng, net, workers, size, over="lossy", draws=64):
+    """Mean seconds of an exchange of lossy datagrams."""
+    count = packets(over, size / workers)  # from each to each
+    wire = 2 * (workers - 1) * count * net.spacing(over)
+    flows = workers * (workers - 1)
+    missing = -math.expm1(flows * count * math.log1p(-net.loss))
+    control = sum(control_delay(rng, net.loss, flows, draws).mean() for _ in range(CONTROL_ROUNDS))
+    control += CONTROL_ROUNDS * (workers - 1) * 120 * 8 / (net.gbps * 1e9)  # their bytes
+    return wire + 2 * (PHASE + net.rtt / 2 + missing * GRACE) + control
+
+
+def ring(rng, transport, net, workers, size, draws=1):
+    """Mean seconds of a ring's reduce-scatter and all-gather."""
+    n = packets(transport, size / workers)
+    send = n * net.spacing(transport)
+    drawn = min(workers, RING_MOST)
+    total = 0.0
+    for _ in range(draws):
+        rounds = 2 * (workers - 1)
+        few = rounds * drawn <= 1 << 17  # else every flow is drawn from a table of so many
+        table = flow_extra(rng, transport, n, net, rounds * drawn if few else 1 << 17)
+        done = np.zeros(drawn)
+        for turn in range(rounds):
+            # what the previous worker had at the end of the last round, on a link that is free
+            done = np.maximum(np.roll(done, 1) + net.rtt / 2, done) + send
+            done += table[turn * drawn:][:drawn] if few \
+                else table[rng.integers(len(table), size=drawn)]
+        total += done.max()
+    return total / draws
+
+
+def tree(rng, transport, net, workers, size, draws=8):
+    """Mean seconds of an all-reduce over two pipelined trees."""
+    n = packets(transport, size / 2)
+    flows = 4 * (workers - 1)
+    wire = 4 * n * net.spacing(transport)
+    latency = 2 * math.ceil(math.log2(workers)) * net.rtt / 2
+    extra = np.mean([flow_extra(rng, transport, n, net, flows).max() for _ in range(draws)])
+    return wire + latency + extra
+
+
+def exchange(name, net, workers, size, seed=1):
+    """Seconds of an exchange: "lossy" (over RDMA), "udp" (lossy too), "ring roce", "tree tcp"..."""
+    rng = np.random.default_rng(seed)
+    if name in ("lossy", "udp"):
+        return lossy(rng, net, workers, size, name)
+    algorithm, transport = name.split()
+    return {"ring": ring, "tree": tree}[algorithm](rng, transport, net, workers, size)
+
+
+def reliable(transport, net, workers, size):
+    """The better of ring and tree."""
+    return min(exchange(f"{way} {transport}", net, workers, size) for way in ("ring", "tree"))
+
+
+def step(seconds, compute, tax=0.0, loss=0.0):
+    """Seconds per step, or, with a tax, per step's worth of progress."""
+    return (compute + seconds) * (1 + tax * loss)
+
+
+def crossing(ours, theirs):
+    """The least loss rate from which on lossy is faster at every greater one; None: nowhere."""
+    wins = [our <= their for our, their in zip(ours, theirs)]
+    found = None
+    for loss, win in reversed(list(zip(LOSSES, wins))):
+        if not win:
+            break
+        found = loss
+    return found
+
+
+def markdown(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "| --- |" + " ---: |" * (len(header) - 1)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
+
+
+# What was measured, ms: 16 MiB among 4 hosts (Gbit/s, exchange, {loss: ms}).
+MEASURED = (
+    (1, "udp", {0: 219, 0.1: 226}),
+    (1, "ring tcp", {0: 211, 0.1: 573}),
+    (0.2, "udp", {0: 1083, 0.01: 1080, 0.05: 1095, 0.1: 1097}),
+    (0.2, "ring tcp", {0: 1058, 0.01: 1076, 0.05: 1155, 0.1: 1416}),
+)
+
+
+def calibration():
+    rows = []
+    for gbps, name, times in MEASURED:
+        for loss, measured in times.items():
+            net = Network(gbps, 100e-6, loss)
+            model = 1e3 * exchange(name, net, 4, 16 * 2 ** 20)
+            rows.append(["lossy, UDP" if name == "udp" else name, f"{gbps:g}", f"{loss:.0%}",
+                         f"{measured}", f"{model:.0f}", f"{model / measured - 1:+.0%}"])
+    return markdown(["exchange", "Gbit/s", "lost", "measured, ms", "model, ms", "off"], rows)
+
+
+def percent(loss):
+    return "nowhere" if loss is None else f"{100 * loss:.2g}%"
+
+
+class Grid:
+    """Step times over WORKERS and LOSSES for one link."""
+
+    def __init__(self, gbps, rtt, size, workers):
+        self.wire = 2 * size * 8 / (gbps * 1e9)
+        self.times = {}
+        for count in workers:
+            for name in ("lossy",) + TRANSPORTS:
+                self.times[count, name] = [
+                    exchange(name, Network(gbps, rtt, loss), count, size) if name == "lossy"
+                    else reliable(name, Network(gbps, rtt, loss), count, size) for loss in LOSSES]
+
+    def wins_from(self, count, transport, tax, compute):
+        ours = [step(time, compute, tax, loss)
+                for time, loss in zip(self.times[count, "lossy"], LOSSES)]
+        return crossing(ours, [step(time, compute) for time in self.times[count, transport]])
+
+
+TITLES = {"lossy": "lossy datagrams", "roce": "RoCE, go-back-N", "select": "selective repeat",
+          "tcp": "TCP, BBR"}
+
+
+def plot(grid, compute, path):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(1, 3, figsize=(15, 4.6))
+    workers = sorted({count for count, _ in grid.times})
+    colors = dict(zip(("lossy",) + TRANSPORTS, ("tab:blue", "tab:red", "tab:green", "tab:orange")))
+    for name, color in colors.items():
+        axes[0].plot([100 * loss for loss in LOSSES],
+                     [step(time, compute) / (compute + grid.wire)
+                      for time in grid.times[1024, name]],
+                     "o-", color=color, markersize=3, label=TITLES[name])
+        for loss, style in ((LOSSES[4], "o-"), (LOSSES[8], "s--")):
+            axes[1].plot(workers, [step(grid.times[count, name][LOSSES.index(loss)], compute) /
+                                   (compute + grid.wire) for count in workers], style, color=color,
+                         markersize=3, label=f"{TITLES[name]}, {100 * loss:.2g}%")
+    axes[0].plot([100 * loss for loss in LOSSES],
+                 [step(time, compute, 0.5, loss) / (compute + grid.wire)
+                  for time, loss in zip(grid.times[1024, "lossy"], LOSSES)],
+                 ":", color=colors["lossy"], label="lossy, progress taxed 0.5")
+    axes[0].set(xscale="log", yscale="log", xlabel="packets lost, %", title="1,024 workers",
+                ylabel="step time over step time without loss")
+    axes[1].set(xscale="log", yscale="log", xlabel="workers", title="two loss rates")
+    for name in TRANSPORTS:
+        for tax, style in zip(TAXES, ("o-", "s--", "^:")):
+            where = [grid.wins_from(count, name, tax, compute) for count in workers]
+            axes[2].plot(workers, [100 * loss if loss else np.nan for loss in where], style,
+                         color=colors[name], markersize=4, label=f"{TITLES[name]}, tax {tax:g}")
+    axes[2].set(xscale="log", yscale="log", xlabel="workers", ylabel="packets lost, %",
+                title="lossy wins at and above", ylim=(5e-5, 20))
+    for axis in axes:
+        axis.legend(fontsize=6.5)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def report(args):
+    size, compute = args.gb * 1e9, args.compute_s
+    grid = Grid(args.gbps, args.rtt_us * 1e-6, size, WORKERS)
+    rows = [[TITLES[name], f"{tax:g}"] +
+            [percent(grid.wins_from(count, name, tax, compute)) for count in WORKERS]
+            for name in TRANSPORTS for tax in TAXES]
+    text = ("# Scaling model\n\nWritten by scaling.py, which says what is modelled and how.\n\n"
+            "## Against what was measured\n\n" + calibration() +
+            f"\n## From which loss rate on lossy wins\n\n{args.gb:g} GB, {args.gbps:g} Gbit/s, "
+            f"round trip {args.rtt_us:g} us, {compute:g} s of computing in a step; against the better\n"
+            "of ring and tree. Of the loss rates\n" +
+            ", ".join(percent(loss) for loss in LOSSES) + ".\n\n" +
+            markdown(["against", "tax"] + [f"{count:,}" for count in WORKERS], rows))
+    rows = []
+    for gbps in (25, 100, 400):
+        for rtt in (10, 100, 10000):
+            other = Grid(gbps, rtt * 1e-6, size, (1024,))
+            # as much computing for each wire time
+            scaled = compute * args.gbps / gbps
+            rows.append([f"{gbps}", f"{rtt:,}"] + [
+                percent(other.wins_from(1024, name, 0.5, scaled)) for name in TRANSPORTS])
+    text += ("\n## The same at 1,024 workers, tax 0.5, over links\n\nComputing takes as long in "
+             "proportion to the wire time.\n\n" +
+             markdown(["Gbit/s", "round trip, us"] + [TITLES[name] for name in TRANSPORTS], rows))
+    (args.out / "scaling.md").write_text(text, encoding="utf-8")
+    plot(grid, compute, args.out / "scaling.png")
+    print(text)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--gb", type=float, default=27, help="GB exchanged; 7B in float32")
+    parser.add_argument("--gbps", type=float, default=100)
+    parser.add_argument("--rtt-us", type=float, default=10)
+    parser.add_argument("--compute-s", type=float, default=4.3, help="of a step; as the wire")
+    parser.add_argument("--tax", type=float, default=0.5)
+    parser.add_argument("--at", nargs=2, metavar=("WORKERS", "LOSS"), type=float)
+    parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path(__file__).parent)
+    args = parser.parse_args()
+    if not args.at:
+        return report(args)
+    workers, loss = int(args.at[0]), args.at[1]
+    if workers < 2 or not 0 <= loss < 1:
+        sys.exit("scaling.py: --at expects at least 2 workers and a loss rate in [0, 1)")
+    net = Network(args.gbps, args.rtt_us * 1e-6, loss)
+    for name in ["lossy"] + [f"{way} {transport}" for transport in TRANSPORTS
+                             for way in ("ring", "tree")]:
+        seconds = exchange(name, net, workers, args.gb * 1e9)
+        tax = args.tax if name == "lossy" else 0
+        print(f"{name:12s} exchange {seconds:9.3f} s, step "
+              f"{step(seconds, args.compute_s, tax, loss):9.3f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,414 @@
+"""Hosts on one machine: network namespaces behind switches, whose links one can spoil.
+
+      host 0  eth0 ---- p0  br0     the network under test: rate limit, loss, reordering,
+      host 1  eth0 ---- p1  |       duplicates, cuts; 10.77.0.x, fd77::x
+              ...           |
+      host 0  eth1 ---- q0  br1     starts programs and carries what is not under test; nothing
+              ...           |       happens to it; 10.78.0.x, fd78::x
+
+Both switches are bridges in one more namespace, and nothing leaves the namespaces. What is lost is
+lost where a datagram enters the switch, by nftables, which counts it. There each packet is at most
+one MTU long: hosts segment before their link, as a network card does, so that a loss is one packet.
+
+    with Hosts(4, rate="1gbit") as hosts:
+        hosts.lose(10)                              # percent
+        done = hosts.mpirun("build/train_llama2", "--link=udp", ...)
+        hosts.counted()                             # {"data": 52210, "lost": 5198, ...}
+
+Needs root and the tools in TOOLS; unavailable() says what is missing. Everything is taken down when
+the block is left; what a killed process left behind, the next one takes down.
+"""
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TOOLS = ("ip", "tc", "nft", "ethtool", "unshare", "mpirun")
+PREFIX = "lossynet"
+MTU = 1500
+BURST = "256kb"  # of the rate limit; under 128 KiB the limiter loses rate by its own timers
+HOST_QUEUE, SWITCH_QUEUE = "4mb", "512kb"  # what waits for a slow link before it is dropped
+
+# Open MPI as root, more ranks than cores, and no busy waiting.
+ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
+               "GOMP_SPINCOUNT": "1000"}  # as llmc/util/threads.h says
+
+# Open MPI starts its daemons with this: a host is a namespace, and gets a name of its own.
+AGENT = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift; done
+host=$1; shift
+exec ip netns exec "$host" unshare --uts sh -c "hostname $host; mkdir -p FOLDER/$host; \
+export TMPDIR=FOLDER/$host; exec $*"
+"""
+
+# Our datagrams begin with "LN"; half of their fourth byte is the type, 1 = DATA (lossynet/base/wire.h).
+OURS = "meta l4proto udp @th,64,16 0x4c4e"
+DATA = "@th,92,4 1"
+MARKS = """
+table netdev marks {{
+  counter data {{ }}
+  counter data_marked {{ }}
+  counter control {{ }}
+  counter control_marked {{ }}
+  chain in {{
+    type filter hook ingress devices = {{ {ports} }} priority 1; policy accept;
+    {ours} {data} goto data
+    {ours} goto control
+  }}
+  chain data {{
+    counter name data
+    {marked} counter name data_marked
+  }}
+  chain control {{
+    counter name control
+    {marked} counter name control_marked
+  }}
+}}
+"""
+SPOIL = """
+table netdev spoil {{
+  counter data {{ }}
+  counter lost {{ }}
+  counter control {{ }}
+  counter control_lost {{ }}
+  counter other {{ }}
+  counter other_lost {{ }}
+  counter duplicated {{ }}
+  counter reordered {{ }}
+  chain in {{
+    type filter hook ingress devices = {{ {ports} }} priority 0; policy accept;
+    {ours} {data} goto data
+    {ours} goto control
+    meta l4proto {{ tcp, udp }} goto other
+  }}
+  chain data {{
+    counter name data
+    {chance_lost} counter name lost drop
+    {chance_duplicated} counter name duplicated dup to ether daddr map {{ {port_of} }}
+    {chance_reordered} counter name reordered meta priority set 1:20
+  }}
+  chain control {{
+    counter name control
+    {chance_lost} counter name control_lost drop
+  }}
+  chain other {{
+    counter name other
+    {chance_lost} counter name other_lost drop
+  }}
+}}
+"""
+
+
+def unavailable():
+    """Why hosts cannot be made here, in one line; None when they can."""
+    if os.geteuid():
+        return "not root, so no network namespaces"
+    missing = [tool for tool in TOOLS if not shutil.which(tool)]
+    if missing:
+        return f"not installed: {', '.join(missing)}"
+    try:
+        with Hosts(1, rate="1gbit") as hosts:
+            hosts.spoil(lost=1, duplicated=1, reordered=1)
+    except subprocess.CalledProcessError as error:
+        return f"namespaces are refused here: {' '.join(map(str, error.cmd))}: {error.stderr.strip()}"
+    return None
+
+
+def sh(*command, text=None):
+    return subprocess.run([str(word) for word in command], input=text, check=True,
+                          capture_output=True, text=True).stdout
+
+
+def chance(percent):
+    return f"numgen random mod 100000 < {round(percent * 1000)}"
+
+
+class Hosts:
+    """rate: of every link in both directions, as tc writes it; None: as fast as the machine.
+    congestion: TCP's congestion control; None: the system's. ipv: 4 or 6, the only one there is.
+    switch_queue: of each of the switch's ports, before it drops. mtu: of all devices."""
+
+    def __init__(self, count, rate=None, congestion=None, ipv=4, switch_queue=SWITCH_QUEUE,
+                 mtu=MTU):
+        self.rate, self.congestion, self.ipv = rate, congestion, ipv
+        self.switch_queue, self.mtu = switch_queue, mtu
+        self.switch = f"{PREFIX}{os.getpid()}s"
+        self.names = [f"{PREFIX}{os.getpid()}h{i}" for i in range(count)]
+        self.folder = None
+        self.running = []
+
+    # ---- up and down ----
+
+    def __enter__(self):
+        remove_leftovers()
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix=f"{PREFIX}-hosts-"))
+        try:
+            self.up()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def __exit__(self, *_):
+        self.down()
+
+    def up(self):
+        sh("ip", "netns", "add", self.switch)
+        # Firewalls of bridges, where the kernel has them, cost time and have nothing to do here.
+        subprocess.run(["ip", "netns", "exec", self.switch, "sysctl", "-qw",
+                        "net.bridge.bridge-nf-call-iptables=0",
+                        "net.bridge.bridge-nf-call-ip6tables=0"], check=False, capture_output=True)
+        for bridge in ("br0", "br1"):
+            sh("ip", "-n", self.switch, "link", "add", bridge, "type", "bridge", "forward_delay", "0",
+               "mcast_snooping", "0")
+            sh("ip", "-n", self.switch, "link", "set", bridge, "up")
+        for i, name in enumerate(self.names):
+            sh("ip", "netns", "add", name)
+            sh("ip", "-n", name, "link", "set", "lo", "up")
+            self.connect(i, "eth0", f"p{i}", "br0", 77)
+            self.connect(i, "eth1", f"q{i}", "br1", 78)
+            # What crosses the link are single packets, not what segmentation will make of one. The
+            # host puts together what has come, as a network card's driver does.
+            for space, device, gro in ((name, "eth0", "on"), (self.switch, f"p{i}", "off")):
+                self.execute(space, "ethtool", "-K", device, "tso", "off", "gso", "off",
+                             "tx-udp-segmentation", "off", "gro", gro)
+            self.limit(i)
+        self.control_congestion(self.congestion)
+        agent = self.folder / "agent"
+        agent.write_text(AGENT.replace("FOLDER", str(self.folder)))
+        agent.chmod(0o755)
+
+    def connect(self, i, device, port, bridge, network):
+        name = self.names[i]
+        sh("ip", "-n", name, "link", "add", device, "mtu", self.mtu, "address", self.hardware(i, network),
+           "type", "veth", "peer", "name", port, "mtu", self.mtu, "netns", self.switch)
+        sh("ip", "-n", self.switch, "link", "set", port, "master", bridge, "up")
+        sh("ip", "-n", name, "link", "set", device, "up")
+        bits, more = (24, ()) if self.ipv == 4 else (64, ("nodad",))
+        sh("ip", "-n", name, "address", "add", f"{self.address(i, network)}/{bits}", "dev", device,
+           *more)
+
+    def limit(self, i):
+        """The rate of host i's link; what spoils packets needs a queue that knows them apart."""
+        if self.rate:
+            sh("tc", "-n", self.names[i], "qdisc", "replace", "dev", "eth0", "root", "tbf",
+               "rate", self.rate, "burst", BURST, "limit", HOST_QUEUE)
+            sh("tc", "-n", self.switch, "qdisc", "replace", "dev", f"p{i}", "root", "tbf",
+               "rate", self.rate, "burst", BURST, "limit", self.switch_queue)
+
+    def control_congestion(self, name):
+        """Of TCP over the network under test, from now on; set per route, since the system's
+        setting belongs to the first namespace."""
+        self.congestion = name
+        for i, host in enumerate(self.names) if name else ():
+            network = "10.77.0.0/24" if self.ipv == 4 else "fd77::/64"
+            source = ("src", self.address(i)) if self.ipv == 4 else ("metric", "100")
+            sh("ip", "-n", host, "route", "replace", network, "dev", "eth0", *source, "congctl",
+               name)
+
+    def down(self):
+        self.stop()
+        for name in [*self.names, self.switch]:
+            remove_namespace(name)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def stop(self):
+        """Ends what mpirun left running."""
+        for running in self.running:
+            if running.poll() is None:
+                running.kill()
+        for name in self.names:
+            end_processes(name)
+        for running in self.running:
+            running.wait()
+        self.running = []
+
+    # ---- addresses ----
+
+    def address(self, i, network=77):
+        return f"10.{network}.0.{10 + i}" if self.ipv == 4 else f"fd{network}::{10 + i}"
+
+    def hardware(self, i, network=77):
+        return f"02:00:00:00:{network}:{10 + i}"
+
+    # ---- what happens to packets ----
+
+    def spoil(self, lost=0, duplicated=0, reordered=0):
+        """Percentages: of all TCP and UDP lost, of DATA duplicated and of DATA sent through a
+        queue slow enough for others to overtake. Counters start from 0."""
+        ports = ", ".join(f"p{i}" for i in range(len(self.names)))
+        port_of = ", ".join(f'{self.hardware(i)} : "p{i}"' for i in range(len(self.names)))
+        for i in range(len(self.names)) if reordered else ():
+            self.slow_lane(f"p{i}")
+        self.keep()
+        self.execute(self.switch, "nft", "-f", "-", text=SPOIL.format(
+            ports=ports, ours=OURS, data=DATA, port_of=port_of, chance_lost=chance(lost),
+            chance_duplicated=chance(duplicated), chance_reordered=chance(reordered)))
+
+    def lose(self, percent):
+        self.spoil(lost=percent)
+
+    def keep(self):
+        """Nothing is spoiled any longer."""
+        subprocess.run(["ip", "netns", "exec", self.switch, "nft", "delete", "table", "netdev",
+                        "spoil"], check=False, capture_output=True)
+
+    # ---- traffic classes ----
+
+    def watch_marks(self, dscp):
+        """Counts what enters the switch, by what it is and whether it bears this DSCP."""
+        ports = ", ".join(f"p{i}" for i in range(len(self.names)))
+        marked = f"{'ip' if self.ipv == 4 else 'ip6'} dscp {dscp:#04x}"
+        self.execute(self.switch, "nft", "-f", "-", text=MARKS.format(
+            ports=ports, ours=OURS, data=DATA, marked=marked))
+
+    def yield_to_others(self, dscp, queue, rate=None, host_queue=HOST_QUEUE):
+        """What bears this DSCP leaves switch and hosts only when nothing else waits; at the switch
+        from a queue of so many bytes. rate: and no faster than this. Needs self.rate."""
+        for i, name in enumerate(self.names):
+            for space, device, limits in (
+                    (name, "eth0", (HOST_QUEUE, host_queue)),
+                    (self.switch, f"p{i}", (self.switch_queue, queue))):
+                self.two_classes(space, device, dscp, limits, rate or self.rate)
+
+    def two_classes(self, space, device, dscp, limits, rate):
+        """Strict priority by HTB: the lower class has next to no rate of its own, and borrows what
+        the upper leaves. (sch_prio does the same, where the kernel has it.)"""
+        tc = ("tc", "-n", space)
+        sh(*tc, "qdisc", "replace", "dev", device, "root", "handle", "1:", "htb", "default", "10")
+        classes = (("1:", "1:1", self.rate, self.rate, 0), ("1:1", "1:10", self.rate, self.rate, 0),
+                   ("1:1", "1:20", "8kbit", rate, 7))
+        for parent, name, least, most, priority in classes:
+            sh(*tc, "class", "add", "dev", device, "parent", parent, "classid", name, "htb", "rate",
+               least, "ceil", most, "prio", priority, "burst", "16kb", "cburst", "16kb", "quantum",
+               self.mtu + 14)
+        for name, limit in zip(("10", "20"), limits):
+            sh(*tc, "qdisc", "add", "dev", device, "parent", f"1:{name}", "handle", f"{name}:",
+               "bfifo", "limit", limit)
+        for protocol, word in (("ip", ("ip", "dsfield")), ("ipv6", ("ip6", "priority"))):
+            sh(*tc, "filter", "add", "dev", device, "parent", "1:", "protocol", protocol, "u32",
+               "match", *word, f"{dscp << 2:#04x}", "0xfc", "flowid", "1:20")
+
+    def slow_lane(self, port):
+        tc = ("tc", "-n", self.switch)
+        rate = self.rate or "10gbit"
+        sh(*tc, "qdisc", "replace", "dev", port, "root", "handle", "1:", "htb", "default", "10")
+        for lane, speed in (("1:10", rate), ("1:20", "500mbit")):
+            sh(*tc, "class", "add", "dev", port, "parent", "1:", "classid", lane, "htb",
+               "rate", speed, "burst", 2 * self.mtu if lane == "1:20" else BURST, "quantum", self.mtu + 14)
+
+    def netem(self, *arguments):
+        """Puts netem on the way to every host: "delay", "1ms", "reorder", "25%". Raises
+        CalledProcessError where the kernel has no netem."""
+        for i in range(len(self.names)):
+            sh("tc", "-n", self.switch, "qdisc", "replace", "dev", f"p{i}", "root", "netem",
+               *arguments)
+
+    def counted(self):
+        """Packets since spoil(): data, control (both ours) and other entered the switch; lost,
+        control_lost and other_lost of them were dropped; duplicated, reordered of data."""
+        text = self.execute(self.switch, "nft", "list", "counters")
+        return {name: int(packets) for name, packets in
+                re.findall(r"counter (\w+) \{\s*packets (\d+)", text)}
+
+    def overflowed(self):
+        """Packets dropped by full queues of hosts and switch, since the start."""
+        text = "".join(sh("tc", "-n", self.names[i], "-s", "qdisc", "show", "dev", "eth0") +
+                       sh("tc", "-n", self.switch, "-s", "qdisc", "show", "dev", f"p{i}")
+                       for i in range(len(self.names)))
+        return sum(int(dropped) for dropped in re.findall(r"dropped (\d+)", text))
+
+    def dropped(self):
+        """Packets dropped for want of room, a count that only grows: by devices of hosts and switch,
+        and by the kernel's backlogs (of the whole machine). At a host 256 packets find room; when the
+        machine has no time for it, more may come before they are taken."""
+        devices = "".join(sh("ip", "-n", name, "-s", "-j", "link") for name in [*self.names, self.switch])
+        with open("/proc/net/softnet_stat", encoding="ascii") as file:
+            backlogs = sum(int(line.split()[1], 16) for line in file)
+        return self.overflowed() + backlogs + sum(map(int, re.findall(r'"dropped": ?(\d+)', devices)))
+
+    def cut(self, i):
+        """Pulls host i's plug at the switch."""
+        sh("ip", "-n", self.switch, "link", "set", f"p{i}", "down")
+
+    def mend(self, i):
+        sh("ip", "-n", self.switch, "link", "set", f"p{i}", "up")
+
+    # ---- programs ----
+
+    def execute(self, space, *command, text=None):
+        return sh("ip", "netns", "exec", space, *command, text=text)
+
+    def start(self, program, *arguments, ranks=0, mpi="eth1", flags=(), environment=None):
+        """Starts one rank of a program on each of the first `ranks` hosts (0: all), under mpirun,
+        whose own messages go over `mpi`. Returns the Popen, with pipes for its output."""
+        first = self.names[0]
+        hosts = self.names[:ranks] if ranks else self.names
+        command = ["mpirun", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.folder / "agent",
+                   "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "orte_keep_fqdn_hostnames", "1",
+                   "--mca", "oob_tcp_if_include", "eth1", "--mca", "btl_tcp_if_include", mpi,
+                   "--mca", f"oob_tcp_disable_ipv{10 - self.ipv}_family", "1",
+                   "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--bind-to", "none",
+                   "-x", "OMP_NUM_THREADS", "-x", "GOMP_SPINCOUNT", *flags,
+                   "--host", ",".join(f"{name}:1" for name in hosts), "-np", len(hosts), program,
+                   *arguments]
+        # The folder for Open MPI's sockets has to be a short path.
+        command = ["ip", "netns", "exec", first, "unshare", "--uts", "sh", "-c",
+                   f"hostname {first}; mkdir -p {self.folder}/{first}; "
+                   f"export TMPDIR={self.folder}/{first}; exec \"$@\"", "sh", *map(str, command)]
+        given = {key: value for key, value in os.environ.items() if not key.startswith("OMPI_")}
+        running = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE,
+                                   env={**given, **ENVIRONMENT, **(environment or {})})
+        self.running.append(running)
+        return running
+
+    def mpirun(self, program, *arguments, timeout=300, **keywords):
+        """The same to its end. Returns a CompletedProcess; after `timeout` seconds everything is
+        ended and returncode is None."""
+        running = self.start(program, *arguments, **keywords)
+        try:
+            stdout, stderr = running.communicate(timeout=timeout)
+            status = running.returncode
+        except subprocess.TimeoutExpired:
+            self.stop()
+            stdout, stderr = running.communicate()
+            status = None
+        return subprocess.CompletedProcess(running.args, status, stdout, stderr)
+
+
+def processes(namespace):
+    done = subprocess.run(["ip", "netns", "pids", namespace], check=False, capture_output=True,
+                          text=True)
+    return [int(pid) for pid in done.stdout.split()]
+
+
+def end_processes(namespace):
+    """Kills them and sees them gone, so that nothing writes to the folder any longer."""
+    end = time.monotonic() + 5
+    while (pids := processes(namespace)) and time.monotonic() < end:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        time.sleep(0.01)
+
+
+def remove_namespace(name):
+    end_processes(name)
+    subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def remove_leftovers():
+    """Takes down what processes made that are no more."""
+    for line in sh("ip", "netns", "list").splitlines():
+        made = re.match(PREFIX + r"(\d+)[hs]\d*\b", line)
+        if made and not pathlib.Path("/proc", made.group(1)).exists():
+            remove_namespace(made.group(0))

@@ -1,0 +1,78 @@
+#!/bin/sh
+# build.sh DIR: makes in DIR what run.sh boots: `vmlinux`, Debian's own kernel, and `initrd.gz`, which
+# loads the modules of Soft-RoCE and then uses this machine's root file system, read-only, as its own.
+#
+# Installs nothing; downloads one package, and nothing at all when DIR has the machine already.
+# Exit status 77, with the reason on the last line, where this cannot be.
+set -eu
+directory=${1:?usage: dev/testbed/rdma_vm/build.sh DIR}
+here=$(dirname "$(realpath "$0")")
+mkdir -p "$directory"
+cd "$directory"
+
+cannot() {
+    echo "no virtual machine: $1" >&2
+    exit 77
+}
+
+[ "$(uname -m)" = x86_64 ] || cannot "made for x86_64, this is $(uname -m)"
+for tool in apt-get apt-cache dpkg python3 qemu-system-x86_64; do
+    command -v "$tool" >/dev/null 2>&1 || cannot "$tool is missing (scripts/dependencies.sh test)"
+done
+busybox=$(command -v busybox) || cannot "busybox is missing (scripts/dependencies.sh test)"
+
+# What is there already is good if these very scripts made it.
+recipe=$(cat "$here/build.sh" "$here/init" | sha256sum | cut -d' ' -f1)
+if [ -f vmlinux ] && [ -f initrd.gz ] && [ "$(cat recipe 2>/dev/null)" = "$recipe" ]; then exit 0; fi
+rm -f recipe
+
+# ---- the kernel -----------------------------------------------------------------------------
+newest_kernel() {
+    apt-cache depends linux-image-amd64 2>/dev/null |
+        sed -n 's/.*Depends: \(linux-image-[0-9].*\)/\1/p' | head -n 1
+}
+update() { # where the package lists are missing, or name packages that are gone
+    [ "$(id -u)" = 0 ] && apt-get update -qq >>download.log 2>&1
+}
+package=$(newest_kernel)
+[ -n "$package" ] || { update && package=$(newest_kernel); }
+[ -n "$package" ] || cannot "no package linux-image-amd64 is known here (apt-get update)"
+version=${package#linux-image-}
+if ! ls "$package"_*.deb >/dev/null 2>&1; then
+    rm -f linux-image-*.deb
+    apt-get download -qq "$package" >>download.log 2>&1 ||
+        { update && apt-get download -qq "$package" >>download.log 2>&1; } ||
+        cannot "apt-get download $package failed: $(tail -n 1 download.log)"
+fi
+rm -rf kernel root
+dpkg -x "$package"_*.deb kernel || {
+    rm -f "$package"_*.deb
+    cannot "the package $package is damaged"
+}
+
+# qemu boots an unpacked kernel at once; to unpack itself takes one that is emulated seconds.
+python3 - "kernel/boot/vmlinuz-$version" vmlinux <<'PYTHON'
+import lzma
+import sys
+image = open(sys.argv[1], "rb").read()
+packed = image[image.index(b"\xfd7zXZ\0"):]
+open(sys.argv[2], "wb").write(lzma.LZMADecompressor().decompress(packed))
+PYTHON
+
+# ---- the initial RAM disk -------------------------------------------------------------------
+mkdir -p root/bin root/modules root/dev root/proc root/sys root/new root/over
+cp "$busybox" root/bin/busybox
+cp "$here/init" root/init
+chmod +x root/init
+# In the order in which they need each other.
+for module in crc32_generic virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev \
+    virtio_pci 9pnet 9pnet_virtio netfs fscache 9p overlay udp_tunnel ip6_udp_tunnel ib_core ib_uverbs \
+    rdma_rxe veth llc stp bridge sch_netem; do
+    file=$(find "kernel/lib/modules/$version/kernel" -name "$module.ko")
+    [ -n "$file" ] || continue # built in
+    cp "$file" root/modules/
+    echo "$module" >>root/modules/order
+done
+(cd root && find . | "$busybox" cpio -o -H newc 2>/dev/null | gzip -1) >initrd.gz
+rm -rf kernel root
+echo "$recipe" >recipe

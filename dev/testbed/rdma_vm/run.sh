@@ -1,0 +1,32 @@
+#!/bin/sh
+# run.sh DIR SHARE SCRIPT: boots the machine that build.sh made in DIR, runs `sh SCRIPT` in it as root
+# with folder SHARE as its working directory, and powers off.
+#
+# The guest sees this machine's files, and can write those in SHARE. There it leaves `output.txt`,
+# what the script printed, and `status`, its exit status, which run.sh takes for its own; SHARE's
+# `console.txt` is for finding out why there is none. No network leads out of it.
+#
+# The processor is emulated, because virtual machines seldom let another one in. It is an old one: AVX
+# would be slower than SSE. LIMIT is a bound in seconds (300).
+set -eu
+directory=$(realpath "${1:?usage: dev/testbed/rdma_vm/run.sh DIR SHARE SCRIPT}")
+share=$(realpath "${2:?usage: dev/testbed/rdma_vm/run.sh DIR SHARE SCRIPT}")
+script=$(realpath "${3:?usage: dev/testbed/rdma_vm/run.sh DIR SHARE SCRIPT}")
+
+processors=$(nproc)
+[ "$processors" -le 4 ] || processors=4
+rm -f "$share/status" "$share/output.txt"
+timeout "${LIMIT:-300}" qemu-system-x86_64 \
+    -nodefaults -no-user-config -no-reboot -display none -serial "file:$share/console.txt" \
+    -monitor none -M pc -accel tcg,thread=multi -cpu Nehalem -smp "$processors" -m 2048 \
+    -kernel "$directory/vmlinux" -initrd "$directory/initrd.gz" \
+    -append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr share=$share script=$script" \
+    -virtfs local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap \
+    -virtfs "local,path=$share,mount_tag=share,security_model=none,multidevs=remap" </dev/null ||
+    echo "qemu ended with status $?" >&2
+if [ ! -f "$share/status" ]; then
+    echo "the guest did not finish; the end of $share/console.txt:" >&2
+    tail -n 5 "$share/console.txt" >&2
+    exit 1
+fi
+exit "$(cat "$share/status")"

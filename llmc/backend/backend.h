@@ -1,0 +1,200 @@
+/* backend.h — the operations a Llama needs, as one struct of functions.
+ *
+ * train_llama2.cu uses this interface alone. A backend carries the operations out:
+ *
+ *     cpu    float32 or bfloat16 (cpu/)
+ *     cuda   bfloat16 or float32 on an NVIDIA GPU (cuda/)
+ *
+ * A C++ compiler also compiles the cuda backend's sources against an emulation of the device
+ * (dev/emulation), which takes cuda's place in test programs.
+ *
+ * Conventions, for every operation of every backend
+ *   N      rows (tokens), usually B*T; B sequences of T tokens, row index b*T + t
+ *   C      model width; V vocabulary; F width of the feed-forward layer
+ *   H, K   query heads, key/value heads (H % K == 0); D head size
+ *   All matrices are row-major and dense. Weights have Hugging Face's layout: (out, in).
+ *   `tensor` is an array in the backend's working type (float32 or bfloat16); `float` arrays are
+ *   float32 on every backend. Sums are accumulated in float32 or wider.
+ *   `weight` is an array of parameters in use. Where `weight_bytes` is that of the working type, they
+ *   were rounded by `convert` or `adamw`; where it is that of float32, they are the float32
+ *   parameters themselves, and operations round those that they multiply as they read them.
+ *   Gradients of weights are float32 and take `accumulate`: false overwrites, true adds
+ *   (micro-batches, tied embeddings), so that no sum over tokens is ever rounded to the working
+ *   type. Gradients of inputs overwrite unless said otherwise.
+ *   Arrays lie in the backend's memory, except where "host" is said. If `on_device` is true, this
+ *   is not host memory: only upload, download and the operations may access it. Operations run in
+ *   the order of their calls, and may still run when a call returns. Those that return or write
+ *   something for the host wait until it is there.
+ *   Output never overlaps input unless said otherwise.
+ *   Determinism: the same arguments give the same bits, whatever the number of threads.
+ *   Thread safety: several OpenMP threads may call operations at once. On the CPU, an operation
+ *   inside a parallel region runs on the calling thread, and one outside uses all threads. On a
+ *   device they take turns.
+ *   Errors: the caller is responsible for the arguments. Only `allocate` can fail; it returns NULL.
+ *   If an operation cannot allocate its working memory, or a device fails, the program ends after
+ *   one line.
+ */
+#ifndef LLMC_BACKEND_BACKEND_H
+#define LLMC_BACKEND_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef void tensor; /* array in the backend's working type, see above */
+typedef void weight; /* array of parameters in use, see above */
+
+enum dtype { DTYPE_FLOAT32, DTYPE_BF16 };
+
+struct adamw_settings {
+    float beta1, beta2, eps;
+    float lead; /* in steps, of `ahead` */
+};
+
+struct backend {
+    const char *name;     /* "cpu", "cuda" */
+    const char *details;  /* one line for the log: instruction set or device, GEMM library */
+    size_t element_bytes; /* of the working type */
+    size_t weight_bytes;  /* of parameters in use: of the working type, or of float32 */
+    bool on_device;       /* the host cannot access memory from `allocate` */
+
+    /* ---- memory ---- */
+    void *(*allocate)(size_t bytes); /* aligned to 64 bytes, zeroed; NULL if out of memory */
+    void (*release)(void *memory);   /* NULL is fine */
+    void (*copy)(void *to, const void *from, size_t bytes); /* both in the backend's memory */
+    void (*clear)(void *memory, size_t bytes);
+    void (*upload)(void *to, const void *host, size_t bytes); /* on return, host may be reused */
+    void (*download)(void *host, const void *from, size_t bytes);
+    size_t (*memory_free)(void); /* bytes that can be allocated now; 0: unknown */
+    /* to (n) = from (n), as parameters in use: rounded to nearest, if they are smaller */
+    void (*convert)(weight *to, const float *from, size_t n);
+
+    /* ---- copies while operations compute; NULL if not on_device ----
+     * They copy between the device and pinned memory, which is host memory that the device can
+     * access.
+     *
+     * d2h_async copies `from`, as the operations called so far leave it, to `host`. Until
+     * d2h_wait has returned, or d2h_on_complete has called back, the caller must not change `from`,
+     * and `host` is not complete. d2h_on_complete calls call(context) on a thread of its own, as
+     * soon as everything that was copied so far is there, in the order of these calls; `call` must
+     * not use the backend. d2h_wait also waits for the operations called before a d2h_async of 0
+     * bytes.
+     *
+     * h2d_async copies `host` to `to` before any operation that is called later. The copy may
+     * begin while earlier operations still run, so `to` must not be used by operations called
+     * since the host last waited (d2h_wait, download, sum_of_squares). The caller must not change
+     * `host` until it has waited for a later operation. */
+    void *(*allocate_pinned)(size_t bytes); /* NULL if out of memory; not zeroed */
+    void (*release_pinned)(void *memory);   /* NULL is fine */
+    void (*d2h_async)(void *host, const void *from, size_t bytes);
+    void (*d2h_on_complete)(void (*call)(void *context), void *context);
+    void (*d2h_wait)(void);
+    void (*h2d_async)(void *to, const void *host, size_t bytes);
+    /* A dma-buf file descriptor through which other devices access `memory`, at *offset. The
+     * caller closes it. -1: there is none. */
+    int (*export_memory)(const void *memory, size_t bytes, size_t *offset);
+
+    /* ---- embedding ---- */
+    /* out (N, C) = table (V, C)[tokens (N)] */
+    void (*embedding_forward)(tensor *out, const int32_t *tokens, const weight *table, int N,
+                              int C);
+    /* dtable (V, C) gets the rows of dout (N, C) added, in order of N */
+    void (*embedding_backward)(float *dtable, const int32_t *tokens, const tensor *dout, int N,
+                               int C, int V, bool accumulate);
+
+    /* ---- RMSNorm (Zhang & Sennrich 2019): out = x rstd w, rstd = 1/sqrt(mean(x^2) + eps) ---- */
+    void (*rmsnorm_forward)(tensor *out /* (N, C) */, float *rstd /* (N) */,
+                            const tensor *x /* (N, C) */, const weight *w /* (C) */, int N, int C,
+                            float eps);
+    /* sum (N, C) = x + y, out = rmsnorm(sum): the residual connection and the norm that follows it.
+     * sum may be x itself. */
+    void (*residual_rmsnorm_forward)(tensor *sum, tensor *out, float *rstd, const tensor *x,
+                                     const tensor *y, const weight *w, int N, int C, float eps);
+    /* dx (N, C) is ADDED to (it already holds the residual branch's gradient); dw (C). */
+    void (*rmsnorm_backward)(tensor *dx, float *dw, const tensor *dout, const tensor *x,
+                             const weight *w, const float *rstd, int N, int C, bool accumulate);
+
+    /* ---- matrix products: out (N, O) = x (N, I) w^T, w (O, I) ---- */
+    void (*matmul_forward)(tensor *out, const tensor *x, const weight *w, int N, int I, int O);
+    /* dx (N, I) = dout (N, O) w, or += with accumulate */
+    void (*matmul_backward_input)(tensor *dx, const tensor *dout, const weight *w, int N, int I,
+                                  int O, bool accumulate);
+    /* dw (O, I) = dout^T (O, N) x (N, I) */
+    void (*matmul_backward_weight)(float *dw, const tensor *dout, const tensor *x, int N, int I,
+                                   int O, bool accumulate);
+
+    /* ---- rotary embedding, Hugging Face's half-split layout, in place ----
+     * qkv (B*T, (H+2K)*D): per row H query heads, K key heads, K value heads (left alone).
+     * cosine, sine (T, D/2). Element i < D/2 pairs with i + D/2. `backward` turns the other way. */
+    void (*rope)(tensor *qkv, const float *cosine, const float *sine, int B, int T, int H, int K,
+                 int D, bool backward);
+
+    /* ---- causal grouped-query attention, scale 1/sqrt(D) ----
+     * out (B*T, H*D); log_sum_exp (B, H, T) is kept for backward: the T x T matrix is not. */
+    void (*attention_forward)(tensor *out, float *log_sum_exp, const tensor *qkv, int B, int T,
+                              int H, int K, int D);
+    void (*attention_backward)(tensor *dqkv, const tensor *dout, const tensor *out,
+                               const tensor *qkv, const float *log_sum_exp, int B, int T, int H,
+                               int K, int D);
+    /* Rows first ... first+T-1 of one sequence, whose rows 0 ... first-1 earlier calls computed.
+     * qkv (first+T, (H+2K)D) has all rows, out (T, H*D) the new ones. This is for generation,
+     * where T is mostly 1; nothing is kept for backward. NULL: generation computes all rows
+     * every time. */
+    void (*attention_continue)(tensor *out, const tensor *qkv, int first, int T, int H, int K,
+                               int D);
+
+    /* ---- SwiGLU (Shazeer 2020): out (N, F) = silu(gate) up, gate_up (N, 2F) = [gate | up] ---- */
+    void (*swiglu_forward)(tensor *out, const tensor *gate_up, int N, int F);
+    void (*swiglu_backward)(tensor *dgate_up, const tensor *dout, const tensor *gate_up, int N,
+                            int F);
+
+    /* ---- classifier: logits = x w^T, softmax, cross-entropy, and their gradients, fused ----
+     * Works on chunks of tokens: the N x V logits never exist at once.
+     * targets (N) in [0, V). losses (N) = -log softmax(logits)[target], natural logarithm.
+     * dx (N, C) and dw (V, C) are gradients of scale * sum(losses); both NULL: forward only. */
+    void (*classifier)(float *losses, tensor *dx, float *dw, const tensor *x, const weight *w,
+                       const int32_t *targets, int N, int C, int V, float scale, bool accumulate);
+
+    /* ---- optimiser ---- */
+    /* AdamW (Loshchilov & Hutter 2019), n elements; step counts from 1. The gradient is used times
+     * gradient_scale (clipping). param gets master's new values as parameters in use; it may be
+     * master itself, on every backend: then there is no second copy to write. */
+    /* ahead (n, float32), unless NULL, gets master + lead * (master - master before). */
+    void (*adamw)(weight *param, float *master, float *m, float *v, float *ahead,
+                  const float *gradient, size_t n, const struct adamw_settings *settings, int step,
+                  float learning_rate, float weight_decay, float gradient_scale);
+    /* the sum of squares in double, in an order that depends on n alone */
+    double (*sum_of_squares)(const float *x, size_t n);
+
+    /* ---- for lossynet; `weight`, `arrived`, `element` and the list of senders are the host's ----
+     * out[j] = sum over i of weight[j / packet][i] * sender[i][j], j < n, in order of i.
+     * weight (ceil(n / packet), N); weight 0 means "did not arrive": sender[i] is then not read.
+     * out may be one of the senders. */
+    void (*weighted_sum)(float *out, const float *const *sender, const float *weight, int N,
+                         size_t n, size_t packet);
+    /* the same, out and senders in pinned memory, and out is there on return; NULL where not
+     * on_device */
+    void (*weighted_sum_pinned)(float *out, const float *const *sender, const float *weight, int N,
+                                size_t n, size_t packet);
+    /* to[j] = from[j] for j < n where arrived[j / packet] is not 0; the rest stays */
+    void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet);
+    /* the same of from[j] rounded to bfloat16, to nearest even; to may be from */
+    void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet);
+    /* out[i] (host) = vector[element[i]], i < n */
+    void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
+};
+
+/* The CPU backend in this working type, built for the best instruction set this machine has. Never
+ * NULL. */
+const struct backend *backend_cpu(enum dtype dtype);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

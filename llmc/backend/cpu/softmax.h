@@ -1,0 +1,52 @@
+/* softmax.h — the loops of softmax and its gradient in attention and the classifier, whatever the
+ * working type: logits and probabilities of a tile are float32. Included by backend_cpu.c only. */
+#ifndef LLMC_BACKEND_CPU_SOFTMAX_H
+#define LLMC_BACKEND_CPU_SOFTMAX_H
+
+#include "llmc/backend/cpu/vector_math.h"
+
+#include "llmc/backend/cpu/working.h"
+
+/* logits (`keys` long, the first `visible` of them meant) become exp(logit - max), the rest 0.
+ * Returns the sum; *maximum gets the max. */
+static inline float attention_softmax(float *logits, int visible, int keys, float *maximum) {
+    float max = vector_max(logits, visible), sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int j = 0; j < visible; j++) {
+        logits[j] = fast_exp(logits[j] - max);
+        sum += logits[j];
+    }
+    for (int j = visible; j < keys; j++) logits[j] = 0;
+    *maximum = max;
+    return sum;
+}
+
+/* p: logits, becomes probabilities; dp: their gradients, becomes the logits' gradients:
+ * p = exp(logit - log_sum_exp), dlogit = p (dp - delta), delta = out . dout */
+static inline void attention_softmax_backward(float *p, float *dp, int visible, int keys,
+                                              float log_sum_exp, float delta) {
+#pragma omp simd
+    for (int j = 0; j < visible; j++) {
+        p[j] = fast_exp(p[j] - log_sum_exp);
+        dp[j] = p[j] * (dp[j] - delta);
+    }
+    for (int j = visible; j < keys; j++) p[j] = dp[j] = 0;
+}
+
+/* Replaces the logits e (words, ld) by exp(e - offset), and adds the column sums to `sum`. */
+static inline void classifier_exp(float *e, int words, int ld, int n, const float *offset,
+                                  float *sum) {
+    float tile_sum[CLASSIFIER_ROWS_MOST] = {0};
+    for (int i = 0; i < words; i++) {
+        float *row = e + (size_t)i * ld;
+#pragma omp simd
+        for (int j = 0; j < n; j++) {
+            float value = fast_exp(row[j] - offset[j]);
+            row[j] = value;
+            tile_sum[j] += value;
+        }
+    }
+    for (int j = 0; j < n; j++) sum[j] += tile_sum[j];
+}
+
+#endif

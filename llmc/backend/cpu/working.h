@@ -1,0 +1,50 @@
+/* working.h — how much working memory (scratch.h) the CPU operations take, for a run's memory plan,
+ * and the sizes of the blocks that decide it.
+ */
+#ifndef LLMC_BACKEND_CPU_WORKING_H
+#define LLMC_BACKEND_CPU_WORKING_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "llmc/backend/cpu/scratch.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    CLASSIFIER_CHUNK = 512, /* tokens whose logits exist at once: V * 2 KiB, for each caller */
+    CLASSIFIER_CHUNK_BF16 = 1024, /* which is as many bytes */
+    CLASSIFIER_TILE = 512,
+    CLASSIFIER_ROWS = 128,
+    CLASSIFIER_ROWS_MOST = 256, /* where w is copied (see gemm.h): more use of each copy */
+    CLASSIFIER_SEGMENTS = 16,
+    QUERY_ROWS = 64,      /* of attention: queries at a time */
+    GEMM_DEPTH = 256,     /* of the pieces in which A is copied: they stay in the L2 cache */
+    GEMM_ROWS_MOST = 512, /* of a tile */
+};
+
+/* Words of a tile in bf16. Half of the usual where rows are long: the L2 cache holds both orders. */
+static inline int cpu_working_tile_bf16(int C) {
+    return C < 384 ? CLASSIFIER_TILE : CLASSIFIER_TILE / 2;
+}
+
+/* Bytes of each slot, of one thread. Begins with zeros, but for `packed`; each function raises a
+ * slot to what an operation of these sizes (see backend.h) asks for. backward: with gradients. */
+struct cpu_working {
+    int packed; /* float32 backend: 0; bf16: bytes of an element of a packed operand (packed.h) */
+    size_t slot[SCRATCH_SLOTS];
+};
+
+void cpu_working_classifier(struct cpu_working *w, int N, int C, int V, bool backward);
+void cpu_working_attention(struct cpu_working *w, int T, int D, bool backward);
+void cpu_working_matmul(struct cpu_working *w, int N, int I, int O, bool backward);
+
+/* In all, when `callers` of `threads` threads call operations. */
+double cpu_working_bytes(const struct cpu_working *w, int callers, int threads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,424 @@
+/* backend_cuda.cu — the operations of backend.h on an NVIDIA GPU, in bfloat16 and in float32.
+ *
+ * Compiled once per working type, with -DBACKEND_DTYPE=bf16 or float32 (by nvcc, or by g++ against
+ * the emulation: dev/emulation). Here operations meet kernels; what is where:
+ *
+ *     cuda/<family>.cuh   kernels, with launchers cuda_<operation>()
+ *     cuda/device.h       memory, streams (who waits for whom is drawn there), matrix products
+ *     backend_cuda.h      how a program finds a device and gets this backend
+ *
+ * Every operation takes its turn (device_scope) and queues its work on the compute stream.
+ *
+ * Where numbers are rounded, in bfloat16 mode: every tensor an operation writes is rounded once,
+ * from a float32 sum. Gradients of weights are float32 from the start and micro-batches add up in
+ * float32; master weights and both moments are float32.
+ */
+#include "llmc/backend/cuda/backend_cuda.h"
+#include "llmc/backend/cuda/device.h"
+
+#include "llmc/backend/cuda/adamw.cuh"
+#include "llmc/backend/cuda/attention.cuh"
+#include "llmc/backend/cuda/classifier.cuh"
+#include "llmc/backend/cuda/embedding.cuh"
+#include "llmc/backend/cuda/exchange.cuh"
+#include "llmc/backend/cuda/norm.cuh"
+#include "llmc/backend/cuda/rmsnorm.cuh"
+#include "llmc/backend/cuda/rope.cuh"
+#include "llmc/backend/cuda/swiglu.cuh"
+#include "llmc/backend/cuda/util.cuh"
+#include "llmc/backend/cuda/weighted_sum.cuh"
+
+#include <stdio.h>
+#include <string.h>
+
+#define DTYPE_bf16 1
+#define DTYPE_float32 0
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+#if JOIN(DTYPE_, BACKEND_DTYPE)
+typedef __nv_bfloat16 element;
+static const enum dtype working_type = DTYPE_BF16;
+#else
+typedef float element;
+static const enum dtype working_type = DTYPE_FLOAT32;
+#endif
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+static void *allocate(size_t bytes) {
+    device_scope scope;
+    return device_allocate(bytes);
+}
+
+static void release(void *memory) {
+    device_scope scope;
+    device_release(memory);
+}
+
+static void copy(void *to, const void *from, size_t bytes) {
+    device_scope scope;
+    device_copy(to, from, bytes);
+}
+
+static void clear(void *memory, size_t bytes) {
+    device_scope scope;
+    device_clear(memory, bytes);
+}
+
+static void upload(void *to, const void *host, size_t bytes) {
+    device_scope scope;
+    device_upload(to, host, bytes);
+}
+
+static void download(void *host, const void *from, size_t bytes) {
+    device_scope scope;
+    device_download(host, from, bytes);
+}
+
+static size_t memory_free(void) {
+    device_scope scope;
+    return device_memory_free();
+}
+
+static void convert(tensor *to, const float *from, size_t n) {
+    device_scope scope;
+    cuda_convert<element>((element *)to, from, n, device_stream());
+}
+
+static void *allocate_pinned(size_t bytes) {
+    device_scope scope;
+    return device_allocate_pinned(bytes);
+}
+
+static void release_pinned(void *memory) {
+    device_scope scope;
+    device_release_pinned(memory);
+}
+
+static void d2h_async(void *host, const void *from, size_t bytes) {
+    device_scope scope;
+    device_d2h_async(host, from, bytes);
+}
+
+static void d2h_on_complete(void (*call)(void *context), void *context) {
+    device_scope scope;
+    device_d2h_on_complete(call, context);
+}
+
+static void d2h_wait(void) {
+    device_scope scope;
+    device_d2h_wait();
+}
+
+static void h2d_async(void *to, const void *host, size_t bytes) {
+    device_scope scope;
+    device_h2d_async(to, host, bytes);
+}
+
+static int export_memory(const void *memory, size_t bytes, size_t *offset) {
+    device_scope scope;
+    return device_export(memory, bytes, offset);
+}
+
+/* Arguments of an operation that the host holds, one after another in device memory. */
+struct arguments {
+    char *at;
+    explicit arguments(size_t bytes)
+        : at((char *)device_scratch_memory(SCRATCH_ARGUMENTS, bytes + 3 * 256)) {}
+    template <typename A> const A *add(const A *host, size_t count) {
+        A *place = (A *)at;
+        device_upload(place, host, count * sizeof(A));
+        at += (count * sizeof(A) + 255) / 256 * 256;
+        return place;
+    }
+};
+
+/* ---- embedding ---------------------------------------------------------------------------- */
+
+static void embedding_forward(tensor *out, const int32_t *tokens, const tensor *table, int N,
+                              int C) {
+    device_scope scope;
+    cuda_embedding_forward<element>((element *)out, tokens, (const element *)table, N, C,
+                                    device_stream());
+}
+
+static void embedding_backward(float *dtable, const int32_t *tokens, const tensor *dout, int N,
+                               int C, int V, bool accumulate) {
+    device_scope scope;
+    const size_t bytes = cuda_embedding_backward_workspace(N, V);
+    cuda_embedding_backward<element>(dtable, tokens, (const element *)dout, N, C, V, accumulate,
+                                     device_scratch_memory(SCRATCH_KERNEL, bytes), bytes,
+                                     device_stream());
+}
+
+/* ---- RMSNorm ------------------------------------------------------------------------------ */
+
+static void rmsnorm_forward(tensor *out, float *rstd, const tensor *x, const tensor *w, int N,
+                            int C, float eps) {
+    device_scope scope;
+    cuda_rmsnorm_forward<element>((element *)out, rstd, (const element *)x, (const element *)w, N,
+                                  C, eps, device_stream());
+}
+
+static void residual_rmsnorm_forward(tensor *sum, tensor *out, float *rstd, const tensor *x,
+                                     const tensor *y, const tensor *w, int N, int C, float eps) {
+    device_scope scope;
+    cuda_residual_rmsnorm_forward<element>((element *)sum, (element *)out, rstd, (const element *)x,
+                                           (const element *)y, (const element *)w, N, C, eps,
+                                           device_stream());
+}
+
+static void rmsnorm_backward(tensor *dx, float *dw, const tensor *dout, const tensor *x,
+                             const tensor *w, const float *rstd, int N, int C, bool accumulate) {
+    device_scope scope;
+    const size_t bytes = cuda_rmsnorm_backward_workspace(N, C);
+    cuda_rmsnorm_backward<element>(
+        (element *)dx, dw, (const element *)dout, (const element *)x, (const element *)w, rstd, N,
+        C, accumulate, device_scratch_memory(SCRATCH_KERNEL, bytes), bytes, device_stream());
+}
+
+/* ---- matrix products ---------------------------------------------------------------------- */
+
+/* out (N, O) = x (N, I) w (O, I)^T; rows of out are `row` elements apart */
+static void product_forward(element *out, size_t row, const element *x, const element *w, int N,
+                            int I, int O) {
+    const struct product p = {false,        true,         N,    O, I, (size_t)I, (size_t)I, row,
+                              working_type, working_type, false};
+    device_product(out, x, w, &p);
+}
+
+/* dx (N, I) = dout (N, O) w (O, I); rows of dout are `row` elements apart */
+static void product_backward_input(element *dx, const element *dout, size_t row, const element *w,
+                                   int N, int I, int O, bool accumulate) {
+    const struct product p = {
+        false, false, N, I, O, row, (size_t)I, (size_t)I, working_type, working_type, accumulate};
+    device_product(dx, dout, w, &p);
+}
+
+/* dw (O, I), float32 = dout (N, O)^T x (N, I); rows of dout are `row` elements apart */
+static void product_backward_weight(float *dw, const element *dout, size_t row, const element *x,
+                                    int N, int I, int O, bool accumulate) {
+    const struct product p = {
+        true, false, O, I, N, row, (size_t)I, (size_t)I, working_type, DTYPE_FLOAT32, accumulate};
+    device_product(dw, dout, x, &p);
+}
+
+static void matmul_forward(tensor *out, const tensor *x, const tensor *w, int N, int I, int O) {
+    device_scope scope;
+    product_forward((element *)out, (size_t)O, (const element *)x, (const element *)w, N, I, O);
+}
+
+static void matmul_backward_input(tensor *dx, const tensor *dout, const tensor *w, int N, int I,
+                                  int O, bool accumulate) {
+    device_scope scope;
+    product_backward_input((element *)dx, (const element *)dout, (size_t)O, (const element *)w, N,
+                           I, O, accumulate);
+}
+
+static void matmul_backward_weight(float *dw, const tensor *dout, const tensor *x, int N, int I,
+                                   int O, bool accumulate) {
+    device_scope scope;
+    product_backward_weight(dw, (const element *)dout, (size_t)O, (const element *)x, N, I, O,
+                            accumulate);
+}
+
+/* ---- rotary embedding, attention, SwiGLU -------------------------------------------------- */
+
+static void rope(tensor *qkv, const float *cosine, const float *sine, int B, int T, int H, int K,
+                 int D, bool backward) {
+    device_scope scope;
+    cuda_rope<element>((element *)qkv, cosine, sine, B, T, H, K, D, backward, device_stream());
+}
+
+static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv, int B, int T,
+                              int H, int K, int D) {
+    device_scope scope;
+    cuda_attention_forward<element>((element *)out, log_sum_exp, (const element *)qkv, B, T, H, K,
+                                    D, device_stream());
+}
+
+static void attention_backward(tensor *dqkv, const tensor *dout, const tensor *out,
+                               const tensor *qkv, const float *log_sum_exp, int B, int T, int H,
+                               int K, int D) {
+    device_scope scope;
+    const size_t bytes = cuda_attention_backward_workspace(B, T, H, K, D);
+    cuda_attention_backward<element>((element *)dqkv, (const element *)dout, (const element *)out,
+                                     (const element *)qkv, log_sum_exp, B, T, H, K, D,
+                                     device_scratch_memory(SCRATCH_KERNEL, bytes), bytes,
+                                     device_stream());
+}
+
+static void attention_continue(tensor *out, const tensor *qkv, int first, int T, int H, int K,
+                               int D) {
+    device_scope scope;
+    cuda_attention_continue<element>((element *)out, (const element *)qkv, first, T, H, K, D,
+                                     device_stream());
+}
+
+static void swiglu_forward(tensor *out, const tensor *gate_up, int N, int F) {
+    device_scope scope;
+    cuda_swiglu_forward<element>((element *)out, (const element *)gate_up, N, F, device_stream());
+}
+
+static void swiglu_backward(tensor *dgate_up, const tensor *dout, const tensor *gate_up, int N,
+                            int F) {
+    device_scope scope;
+    cuda_swiglu_backward<element>((element *)dgate_up, (const element *)dout,
+                                  (const element *)gate_up, N, F, device_stream());
+}
+
+/* ---- classifier --------------------------------------------------------------------------- */
+
+/* Logits of backend_cuda_logits_rows() tokens exist at once, and are turned into their own gradient
+ * in place. Their rows are padded to 16 bytes, so that products stay on their fast path for any
+ * vocabulary. */
+static void classifier(float *losses, tensor *dx_, float *dw, const tensor *x_, const tensor *w_,
+                       const int32_t *targets, int N, int C, int V, float scale, bool accumulate) {
+    device_scope scope;
+    element *dx = (element *)dx_;
+    const element *x = (const element *)x_, *w = (const element *)w_;
+    const size_t row = backend_cuda_logits_row(V);
+    const int chunk = backend_cuda_logits_rows(N, V, sizeof *x);
+    element *logits =
+        (element *)device_scratch_memory(SCRATCH_LOGITS, (size_t)chunk * row * sizeof *x);
+    for (int first = 0; first < N; first += chunk) {
+        const int n = N - first < chunk ? N - first : chunk;
+        const element *rows = x + (size_t)first * C;
+        product_forward(logits, row, rows, w, n, C, V);
+        cuda_classifier_chunk<element>(losses + first, logits, targets + first, n, V, (int)row,
+                                       scale, dx != NULL, device_stream());
+        if (!dx) continue;
+        product_backward_input(dx + (size_t)first * C, logits, row, w, n, C, V, false);
+        product_backward_weight(dw, logits, row, rows, n, C, V, accumulate || first > 0);
+    }
+}
+
+/* ---- optimiser ---------------------------------------------------------------------------- */
+
+static void adamw(tensor *param, float *master, float *m, float *v, float *ahead,
+                  const float *gradient, size_t n, const struct adamw_settings *settings, int step,
+                  float learning_rate, float weight_decay, float gradient_scale) {
+    device_scope scope;
+    if (param == (tensor *)master) {
+        cuda_adamw<float>(master, master, m, v, ahead, gradient, n, settings, step, learning_rate,
+                          weight_decay, gradient_scale, device_stream());
+    } else {
+        cuda_adamw<element>((element *)param, master, m, v, ahead, gradient, n, settings, step,
+                            learning_rate, weight_decay, gradient_scale, device_stream());
+    }
+}
+
+static double sum_of_squares(const float *x, size_t n) {
+    device_scope scope;
+    const size_t bytes = cuda_sum_of_squares_workspace(n);
+    double *result = (double *)device_scratch_memory(SCRATCH_KERNEL, sizeof(double) + bytes);
+    double on_host = 0;
+    cuda_sum_of_squares(result, x, n, result + 1, bytes, device_stream());
+    device_download(&on_host, result, sizeof on_host);
+    return on_host;
+}
+
+/* ---- for lossynet ------------------------------------------------------------------------- */
+
+static void weighted_sum(float *out, const float *const *sender, const float *weight, int N,
+                         size_t n, size_t packet) {
+    if (n == 0) return;
+    device_scope scope;
+    const size_t weights = (n + packet - 1) / packet * (size_t)N;
+    arguments list(weights * sizeof *weight + (size_t)N * sizeof *sender);
+    const float *const *senders = list.add(sender, (size_t)N);
+    cuda_weighted_sum(out, sender, senders, list.add(weight, weights), N, n, packet,
+                      device_stream());
+}
+
+/* The kernel reads each element once, where the network has put it. */
+static void weighted_sum_pinned(float *out, const float *const *sender, const float *weight, int N,
+                                size_t n, size_t packet) {
+    weighted_sum(out, sender, weight, N, n, packet);
+    device_scope scope;
+    device_synchronize();
+}
+
+/* What arrived, by cuda_masked_copy or cuda_masked_round. */
+static void copy_arrived(decltype(cuda_masked_copy) *how, float *to, const float *from,
+                         const uint8_t *arrived, size_t n, size_t packet) {
+    if (n == 0) return;
+    device_scope scope;
+    const size_t packets = (n + packet - 1) / packet;
+    arguments list(packets);
+    how(to, from, list.add(arrived, packets), n, packet, device_stream());
+}
+
+static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet) {
+    copy_arrived(cuda_masked_copy, to, from, arrived, n, packet);
+}
+
+static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet) {
+    copy_arrived(cuda_masked_round, to, from, arrived, n, packet);
+}
+
+static void gather(float *out, const float *vector, const size_t *element_, size_t n) {
+    if (n == 0) return;
+    device_scope scope;
+    arguments list(n * (sizeof *element_ + sizeof *out));
+    const size_t *elements = list.add(element_, n);
+    float *values = (float *)list.at;
+    cuda_gather(values, vector, elements, n, device_stream());
+    device_download(out, values, n * sizeof *out);
+}
+
+/* ---- the backend -------------------------------------------------------------------------- */
+
+/* Called by backend_cuda() once the device is open. */
+extern const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void);
+const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
+    static char details[512];
+    static struct backend b;
+    snprintf(details, sizeof details, "%s, %s, %s", device_name(),
+             working_type == DTYPE_BF16 ? "bf16 with float32 sums and master weights" : "float32",
+             device_product_library());
+    b.name = "cuda";
+    b.details = details;
+    b.element_bytes = b.weight_bytes = sizeof(element);
+    b.on_device = true;
+    b.allocate = allocate;
+    b.release = release;
+    b.copy = copy;
+    b.clear = clear;
+    b.upload = upload;
+    b.download = download;
+    b.memory_free = memory_free;
+    b.convert = convert;
+    b.allocate_pinned = allocate_pinned;
+    b.release_pinned = release_pinned;
+    b.d2h_async = d2h_async;
+    b.d2h_on_complete = d2h_on_complete;
+    b.d2h_wait = d2h_wait;
+    b.h2d_async = h2d_async;
+    b.export_memory = export_memory;
+    b.embedding_forward = embedding_forward;
+    b.embedding_backward = embedding_backward;
+    b.rmsnorm_forward = rmsnorm_forward;
+    b.residual_rmsnorm_forward = residual_rmsnorm_forward;
+    b.rmsnorm_backward = rmsnorm_backward;
+    b.matmul_forward = matmul_forward;
+    b.matmul_backward_input = matmul_backward_input;
+    b.matmul_backward_weight = matmul_backward_weight;
+    b.rope = rope;
+    b.attention_forward = attention_forward;
+    b.attention_backward = attention_backward;
+    b.attention_continue = attention_continue;
+    b.swiglu_forward = swiglu_forward;
+    b.swiglu_backward = swiglu_backward;
+    b.classifier = classifier;
+    b.adamw = adamw;
+    b.sum_of_squares = sum_of_squares;
+    b.weighted_sum = weighted_sum;
+    b.weighted_sum_pinned = weighted_sum_pinned;
+    b.masked_copy = masked_copy;
+    b.masked_round = masked_round;
+    b.gather = gather;
+    return &b;
+}

@@ -1,0 +1,41 @@
+/* backend_cuda.h — how a program finds an NVIDIA GPU and gets the backend for it.
+ *
+ * Built without CUDA (backend_none.c) there never is a device. In test programs the emulated
+ * device of dev/emulation stands behind the same functions.
+ */
+#ifndef LLMC_BACKEND_CUDA_BACKEND_CUDA_H
+#define LLMC_BACKEND_CUDA_BACKEND_CUDA_H
+
+#include <stddef.h>
+
+#include "llmc/backend/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+extern const bool backend_cuda_built; /* false: this program never finds a device */
+
+/* Returns the backend on the host's GPU number `local_rank`, modulo the number of GPUs. The
+ * first call opens it. Returns NULL if there is no usable device. `why` then says what is
+ * missing, in one line without a newline: driver, device, an architecture of sm_80 or newer, or
+ * memory. */
+const struct backend *backend_cuda(enum dtype dtype, int local_rank, char *why, size_t why_size);
+
+/* Elements from one row of the classifier's logits to the next. */
+static inline size_t backend_cuda_logits_row(int V) {
+    return ((size_t)V + 7) / 8 * 8;
+}
+
+/* Number of tokens, of N, whose logits exist at the same time: as many as fit into 256 MiB. */
+static inline int backend_cuda_logits_rows(int N, int V, size_t element_bytes) {
+    size_t rows = ((size_t)256 << 20) / (backend_cuda_logits_row(V) * element_bytes);
+    if (rows >= 128) rows = rows / 128 * 128;
+    if (rows == 0) rows = 1;
+    return rows < (size_t)N ? (int)rows : N;
+}
+
+#ifdef __cplusplus
+}
+#endif
+#endif

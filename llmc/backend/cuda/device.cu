@@ -1,0 +1,154 @@
+/* device.cu — device.h on an NVIDIA GPU: CUDA's runtime for memory; streams are in streams.cu,
+ * products in product.cu. The runtime is linked statically and finds the driver by itself when it is
+ * first called, so the program starts on machines that have neither. */
+#include "llmc/backend/cuda/device.h"
+#include "llmc/backend/cuda/product.h"
+#include "llmc/backend/cuda/streams.h"
+#include "llmc/log/error.h"
+
+#include <cuda.h>
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct {
+    bool open;
+    int id;
+    char name[384], products[64];
+    void *scratch[SCRATCHES];
+    size_t scratch_bytes[SCRATCHES];
+} device;
+
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+#define CHECK(call) check(call, #call, __LINE__)
+
+static void check(cudaError_t error, const char *call, int line) {
+    if (error == cudaSuccess) return;
+    log_error("CUDA: %s (device.cu:%d): %s", call, line, cudaGetErrorString(error));
+    exit(1);
+}
+
+device_scope::device_scope() {
+    pthread_mutex_lock(&turn);
+    if (device.open) CHECK(cudaSetDevice(device.id));
+}
+
+device_scope::~device_scope() {
+    pthread_mutex_unlock(&turn);
+}
+
+/* ---- opening ---- */
+
+static bool refuse(char *why, size_t size, cudaError_t error) {
+    int have = 0, need = 0;
+    cudaDriverGetVersion(&have);
+    cudaRuntimeGetVersion(&need);
+    if (error == cudaErrorInsufficientDriver && !have) {
+        snprintf(why, size, "no NVIDIA driver on this machine (built for CUDA %d.%d)", need / 1000,
+                 need % 1000 / 10);
+    } else if (error == cudaErrorInsufficientDriver) {
+        snprintf(why, size, "the NVIDIA driver knows CUDA %d.%d, this program needs %d.%d",
+                 have / 1000, have % 1000 / 10, need / 1000, need % 1000 / 10);
+    } else if (error == cudaErrorNoDevice) {
+        snprintf(why, size, "the NVIDIA driver shows no device (CUDA_VISIBLE_DEVICES?)");
+    } else {
+        snprintf(why, size, "CUDA: %s", cudaGetErrorString(error));
+    }
+    return false;
+}
+
+bool device_open(int local_rank, char *why, size_t why_size) {
+    int count = 0;
+    struct cudaDeviceProp properties;
+    if (device.open) return true;
+    cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
+    if (error != cudaSuccess) return refuse(why, why_size, error);
+    device.id = local_rank % count;
+    error = cudaGetDeviceProperties(&properties, device.id);
+    if (error != cudaSuccess) return refuse(why, why_size, error);
+    if (properties.major < 8) {
+        snprintf(why, why_size, "GPU %d, %s, is of sm_%d%d; expected sm_80 (Ampere) or newer",
+                 device.id, properties.name, properties.major, properties.minor);
+        return false;
+    }
+    error = cudaSetDevice(device.id);
+    if (error == cudaSuccess) error = streams_open();
+    if (error != cudaSuccess) return refuse(why, why_size, error);
+    if (!product_open(why, why_size)) return false;
+    snprintf(device.name, sizeof device.name, "%s (sm_%d%d, %.0f GB)", properties.name,
+             properties.major, properties.minor, (double)properties.totalGlobalMem / 1e9);
+    product_library(device.products, sizeof device.products);
+    device.open = true;
+    return true;
+}
+
+const char *device_name(void) {
+    return device.name;
+}
+
+const char *device_product_library(void) {
+    return device.products;
+}
+
+/* ---- memory ---- */
+
+void *device_allocate(size_t bytes) {
+    void *memory = NULL;
+    const cudaError_t error = cudaMalloc(&memory, bytes ? bytes : 1);
+    if (error == cudaErrorMemoryAllocation ||
+        error == cudaErrorInvalidValue /* an impossible size */) {
+        cudaGetLastError(); /* otherwise the next launch would report this error */
+        return NULL;
+    }
+    check(error, "cudaMalloc", __LINE__); /* or an error of earlier work */
+    device_clear(memory, bytes);
+    return memory;
+}
+
+/* Exports whole pages. It is no error if the driver, the chip or the memory does not support
+ * this. The runtime has no call for it, so it takes the driver that the runtime has loaded. */
+int device_export(const void *memory, size_t bytes, size_t *offset) {
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    void *call = driver ? dlsym(driver, "cuMemGetHandleForAddressRange") : NULL;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t start = (size_t)memory / page * page;
+    const size_t end = ((size_t)memory + bytes + page - 1) / page * page;
+    int dmabuf = -1;
+    *offset = (size_t)memory - start;
+    if (call && ((decltype(cuMemGetHandleForAddressRange) *)call)(
+                    &dmabuf, start, end - start, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0))
+        dmabuf = -1;
+    if (driver) dlclose(driver);
+    return dmabuf;
+}
+
+void device_release(void *memory) {
+    CHECK(cudaFree(memory)); /* waits for operations that may use it */
+}
+
+size_t device_memory_free(void) {
+    size_t available = 0, total = 0;
+    CHECK(cudaMemGetInfo(&available, &total));
+    return available;
+}
+
+void *device_scratch_memory(enum device_scratch which, size_t bytes) {
+    if (bytes > device.scratch_bytes[which]) {
+        CHECK(cudaFree(device.scratch[which]));
+        device.scratch[which] = device_allocate(bytes);
+        if (!device.scratch[which]) {
+            size_t available = device_memory_free();
+            log_error(
+                "CUDA: out of memory: an operation needs %.3f GB to work with, %.3f GB are free "
+                "(a smaller --batch or --seq needs less)",
+                (double)bytes / 1e9, (double)available / 1e9);
+            exit(1);
+        }
+        device.scratch_bytes[which] = bytes;
+    }
+    return device.scratch[which];
+}

@@ -1,0 +1,84 @@
+/* exchange.cuh — copies of packets between workers that share a device, as they are or rounded to
+ * bfloat16 as on a wire, and of single elements for the host. (The average of packets is in
+ * weighted_sum.cuh.) */
+#ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
+#define LLMC_BACKEND_CUDA_EXCHANGE_H
+
+#include "llmc/backend/cuda/common.cuh"
+
+enum { EXCHANGE_THREADS = 256 };
+
+/* Blocks of a launch, at most. Under emulation so few that small vectors need more than one round. */
+#ifdef CUDA_EMULATION
+static const size_t EXCHANGE_BLOCKS = 16;
+#else
+static const size_t EXCHANGE_BLOCKS = 1 << 16;
+#endif
+
+/* To bfloat16, to nearest even; NaN stays NaN. The bits of lossynet's CPU code (elements.c), for
+ * NaN too, of which the hardware's conversion has only one. */
+static __device__ inline float rounded(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const uint32_t even = bits + 0x7fff + (bits >> 16 & 1), quiet = bits | 0x400000;
+    bits = (x != x ? quiet : even) & 0xffff0000;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* A block for each packet, as far as the grid goes; W elements in one access. */
+template <int W, bool rounds>
+__global__ void __launch_bounds__(EXCHANGE_THREADS)
+    masked_copy_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
+                       size_t packet, size_t packets) {
+    for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
+        if (!arrived[k]) continue;
+        const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
+        size_t i = k * packet + threadIdx.x * W;
+        for (; i + W <= end; i += blockDim.x * W) {
+            float x[W];
+            load(x, from + i);
+            if (rounds)
+                for (int j = 0; j < W; j++) x[j] = rounded(x[j]);
+            store(to + i, x);
+        }
+        for (; i < end; i++) to[i] = rounds ? rounded(from[i]) : from[i]; /* the last few: one's */
+    }
+}
+
+static __global__ void gather_kernel(float *out, const float *vector, const size_t *element,
+                                     size_t n) {
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = vector[element[i]];
+}
+
+template <bool rounds>
+static inline void launch_masked_copy(float *to, const float *from, const uint8_t *arrived,
+                                      size_t n, size_t packet, cudaStream_t stream) {
+    const size_t packets = ceil_div(n, packet);
+    const bool vectors = packet % wide<float> == 0 && are_aligned(to, from);
+    launch(vectors ? masked_copy_kernel<wide<float>, rounds> : masked_copy_kernel<1, rounds>,
+           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
+           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
+}
+
+/* to[j] = from[j] for j < n where arrived[j / packet] is not 0 */
+static inline void cuda_masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                                    size_t packet, cudaStream_t stream) {
+    launch_masked_copy<false>(to, from, arrived, n, packet, stream);
+}
+
+/* The same of from[j] rounded to bfloat16; to may be from. */
+static inline void cuda_masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
+                                     size_t packet, cudaStream_t stream) {
+    launch_masked_copy<true>(to, from, arrived, n, packet, stream);
+}
+
+/* out[i] = vector[element[i]], i < n */
+static inline void cuda_gather(float *out, const float *vector, const size_t *element, size_t n,
+                               cudaStream_t stream) {
+    launch(gather_kernel, dim3((unsigned)ceil_div(n, EXCHANGE_THREADS)), dim3(EXCHANGE_THREADS), 0,
+           stream, out, vector, element, n);
+}
+
+#endif

@@ -1,0 +1,240 @@
+/* product.cu — matrix products on an NVIDIA GPU, by cuBLASLt.
+ *
+ * cuBLASLt thinks in columns. A row-major (R, S) array read by columns is (S, R), so that the
+ * row-major out = op(a) op(b) is, by columns, out^T = op(b)^T op(a)^T: b becomes the first factor,
+ * a the second, M and N change places, and the transposes stay as they are. The calls of the
+ * backend:
+ *
+ *     out (N, O) = x (N, I) w^T          first w, transposed;  second x;                k = I
+ *     dx  (N, I) = dout (N, O) w (O, I)  first w;              second dout;             k = O
+ *     dw  (O, I) = dout^T x (N, I)       first x;              second dout, transposed; k = N
+ *
+ * Of what cuBLASLt fuses with a product, adding to what is there (beta) is used: micro-batches, and
+ * the classifier's chunks. Its epilogues are bias, ReLU, GELU, their gradients, and auxiliary
+ * outputs of these; a Llama has no bias, and SwiGLU, RMSNorm and rotary embedding are not among
+ * them. A product could read the residual stream as its C and write the sum elsewhere, and so save
+ * one of the five passes over (N, C) that product and residual_rmsnorm make together; then the sum
+ * would be rounded once where every backend rounds the projection first. It is not done.
+ *
+ * Asking which algorithm suits a shape costs 10 to 100 us, so answers are kept. Of these only
+ * algorithms that sum in float32 in a fixed order are taken: no partial sums rounded to the
+ * output's type or added in the order of arrival.
+ *
+ * The library is 500 MB and takes 0.1 s to load: it is opened when a device is, not at start. */
+#include "llmc/backend/cuda/product.h"
+#include "llmc/backend/cuda/device.h"
+#include "llmc/log/error.h"
+
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ANSWERS = 512, WORKSPACE = 64 << 20 };
+
+struct key { /* compared as bytes: no padding */
+    int64_t row_a, row_b, row_out;
+    int32_t M, N, K;
+    uint8_t transpose_a, transpose_b, in, out_type;
+    uint16_t aligned_a, aligned_b, aligned_out; /* largest power of two, up to 256, in bytes */
+    uint16_t accumulate;
+};
+static_assert(sizeof(struct key) == 48, "struct key has padding");
+
+struct answer {
+    struct key key;
+    bool used;
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t first, second, out;
+    cublasLtMatmulAlgo_t algorithm;
+    size_t workspace;
+};
+
+static struct {
+    decltype(&cublasLtCreate) create;
+    decltype(&cublasLtGetVersion) version;
+    decltype(&cublasLtGetStatusString) text;
+    decltype(&cublasLtMatmul) matmul;
+    decltype(&cublasLtMatmulDescCreate) desc_create;
+    decltype(&cublasLtMatmulDescSetAttribute) desc_set;
+    decltype(&cublasLtMatmulDescDestroy) desc_destroy;
+    decltype(&cublasLtMatrixLayoutCreate) layout_create;
+    decltype(&cublasLtMatrixLayoutDestroy) layout_destroy;
+    decltype(&cublasLtMatmulPreferenceCreate) preference_create;
+    decltype(&cublasLtMatmulPreferenceSetAttribute) preference_set;
+    decltype(&cublasLtMatmulPreferenceDestroy) preference_destroy;
+    decltype(&cublasLtMatmulAlgoGetHeuristic) heuristic;
+    cublasLtHandle_t handle;
+    void *workspace;
+    struct answer answer[ANSWERS];
+    int next; /* of ANSWERS to forget when all are used */
+} lt;
+
+#define CHECK(call) check(call, #call, __LINE__)
+
+static void check(cublasStatus_t status, const char *call, int line) {
+    if (status == CUBLAS_STATUS_SUCCESS) return;
+    log_error("cuBLASLt: %s (product.cu:%d): %s", call, line, lt.text(status));
+    exit(1);
+}
+
+/* ---- opening ---- */
+
+template <typename F> static bool find(void *library, const char *name, F *function) {
+    *(void **)function = dlsym(library, name);
+    return *function != NULL;
+}
+
+static bool find_all(void *l) {
+    return find(l, "cublasLtCreate", &lt.create) && find(l, "cublasLtGetVersion", &lt.version) &&
+           find(l, "cublasLtGetStatusString", &lt.text) && find(l, "cublasLtMatmul", &lt.matmul) &&
+           find(l, "cublasLtMatmulDescCreate", &lt.desc_create) &&
+           find(l, "cublasLtMatmulDescSetAttribute", &lt.desc_set) &&
+           find(l, "cublasLtMatmulDescDestroy", &lt.desc_destroy) &&
+           find(l, "cublasLtMatrixLayoutCreate", &lt.layout_create) &&
+           find(l, "cublasLtMatrixLayoutDestroy", &lt.layout_destroy) &&
+           find(l, "cublasLtMatmulPreferenceCreate", &lt.preference_create) &&
+           find(l, "cublasLtMatmulPreferenceSetAttribute", &lt.preference_set) &&
+           find(l, "cublasLtMatmulPreferenceDestroy", &lt.preference_destroy) &&
+           find(l, "cublasLtMatmulAlgoGetHeuristic", &lt.heuristic);
+}
+
+bool product_open(char *why, size_t why_size) {
+    char name[64];
+    snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
+    void *library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!library || !find_all(library)) {
+        snprintf(why, why_size, "%s of CUDA was not found (LD_LIBRARY_PATH?): %s", name, dlerror());
+        return false;
+    }
+    cublasStatus_t status = lt.create(&lt.handle);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        snprintf(why, why_size, "cuBLASLt does not start: %s", lt.text(status));
+        return false;
+    }
+    lt.workspace = device_allocate(WORKSPACE);
+    if (!lt.workspace) {
+        snprintf(why, why_size, "the device has no %d MB of memory left (%.3f GB are free)",
+                 WORKSPACE / 1000000, (double)device_memory_free() / 1e9);
+        return false;
+    }
+    return true;
+}
+
+void product_library(char *text, size_t size) {
+    const size_t version = lt.version();
+    snprintf(text, size, "cuBLASLt %zu.%zu.%zu", version / 10000, version % 10000 / 100,
+             version % 100);
+}
+
+/* ---- which algorithm ---- */
+
+static uint32_t alignment(const void *p, size_t row_bytes) {
+    uintptr_t bits = (uintptr_t)p | row_bytes | 256;
+    return (uint32_t)(bits & -bits);
+}
+
+static cudaDataType type_of(enum dtype dtype) {
+    return dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+static size_t size_of(enum dtype dtype) {
+    return dtype == DTYPE_BF16 ? 2 : 4;
+}
+
+static void forget(struct answer *x) {
+    if (!x->used) return;
+    CHECK(lt.desc_destroy(x->operation));
+    CHECK(lt.layout_destroy(x->first));
+    CHECK(lt.layout_destroy(x->second));
+    CHECK(lt.layout_destroy(x->out));
+    x->used = false;
+}
+
+static void ask(struct answer *x, const struct key *key) {
+    const cudaDataType in = type_of((enum dtype)key->in), out = type_of((enum dtype)key->out_type);
+    const cublasOperation_t op_first = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t op_second = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint64_t M = (uint64_t)key->M, N = (uint64_t)key->N, K = (uint64_t)key->K;
+    forget(x);
+    CHECK(lt.desc_create(&x->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof op_first));
+    CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof op_second));
+    CHECK(lt.layout_create(&x->first, in, key->transpose_b ? K : N, key->transpose_b ? N : K,
+                           key->row_b));
+    CHECK(lt.layout_create(&x->second, in, key->transpose_a ? M : K, key->transpose_a ? K : M,
+                           key->row_a));
+    CHECK(lt.layout_create(&x->out, out, N, M, key->row_out));
+
+    const size_t workspace = WORKSPACE;
+    const uint32_t schemes =
+        CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const uint32_t first = key->aligned_b, second = key->aligned_a, third = key->aligned_out;
+    cublasLtMatmulPreference_t wanted;
+    CHECK(lt.preference_create(&wanted));
+#define WANT(attribute, value)                                                                     \
+    CHECK(lt.preference_set(wanted, CUBLASLT_MATMUL_PREF_##attribute, &(value), sizeof(value)))
+    WANT(MAX_WORKSPACE_BYTES, workspace);
+    WANT(REDUCTION_SCHEME_MASK, schemes);
+    WANT(MIN_ALIGNMENT_A_BYTES, first);
+    WANT(MIN_ALIGNMENT_B_BYTES, second);
+    WANT(MIN_ALIGNMENT_C_BYTES, third);
+    WANT(MIN_ALIGNMENT_D_BYTES, third);
+#undef WANT
+    cublasLtMatmulHeuristicResult_t result;
+    int found = 0;
+    cublasStatus_t status = lt.heuristic(lt.handle, x->operation, x->first, x->second, x->out,
+                                         x->out, wanted, 1, &result, &found);
+    if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
+        log_error("cuBLASLt has no algorithm for (%d, %d) x (%d, %d), %s: %s", key->M, key->K,
+                  key->K, key->N, key->in == DTYPE_BF16 ? "bf16" : "float32", lt.text(status));
+        exit(1);
+    }
+    CHECK(lt.preference_destroy(wanted));
+    x->algorithm = result.algo;
+    x->workspace = result.workspaceSize;
+    x->key = *key;
+    x->used = true;
+}
+
+static const struct answer *answer(const struct key *key) {
+    const unsigned char *bytes = (const unsigned char *)key;
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (size_t i = 0; i < sizeof *key; i++) hash = (hash ^ bytes[i]) * 16777619u;
+    for (int probe = 0; probe < 8; probe++) {
+        struct answer *x = &lt.answer[(hash + probe) % ANSWERS];
+        if (x->used && memcmp(&x->key, key, sizeof *key) == 0) return x;
+        if (x->used) continue;
+        ask(x, key);
+        return x;
+    }
+    struct answer *x = &lt.answer[(hash + lt.next++ % 8) % ANSWERS];
+    ask(x, key);
+    return x;
+}
+
+/* ---- the product ---- */
+
+void device_product(void *out, const void *a, const void *b, const struct product *p) {
+    const size_t in = size_of(p->in), result = size_of(p->out_type);
+    const struct key key = {(int64_t)p->row_a,
+                            (int64_t)p->row_b,
+                            (int64_t)p->row_out,
+                            p->M,
+                            p->N,
+                            p->K,
+                            p->transpose_a,
+                            p->transpose_b,
+                            (uint8_t)p->in,
+                            (uint8_t)p->out_type,
+                            (uint16_t)alignment(a, p->row_a * in),
+                            (uint16_t)alignment(b, p->row_b * in),
+                            (uint16_t)alignment(out, p->row_out * result),
+                            p->accumulate};
+    const float one = 1, beta = p->accumulate ? 1 : 0;
+    const struct answer *x = answer(&key);
+    CHECK(lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
+                    out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream()));
+}

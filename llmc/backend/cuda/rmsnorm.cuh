@@ -1,0 +1,162 @@
+/* rmsnorm.cuh — RMSNorm (Zhang & Sennrich 2019), alone and after the residual connection, and its
+ * gradients.
+ *
+ * Forward reads a row once: a block keeps it in shared memory until the row's norm is known. Backward
+ * is one pass over fixed sets of rows; each block sums its part of dw over its own rows, and a
+ * second kernel sums the parts in order.
+ */
+#ifndef LLMC_BACKEND_CUDA_RMSNORM_H
+#define LLMC_BACKEND_CUDA_RMSNORM_H
+
+#include "llmc/backend/cuda/common.cuh"
+
+enum { RMSNORM_PARTS = 384, RMSNORM_SUMMANDS = 8 };
+
+/* ---- kernels ------------------------------------------------------------------------------- */
+
+/* One block per row. residual: the row is x + y, rounded to T, and is also written to `sums`, which
+ * may be x. Shared memory: a row of T. */
+template <typename T, int W, bool residual>
+__global__ void __launch_bounds__(256)
+    rmsnorm_forward_kernel(T *sums, T *__restrict__ out, float *__restrict__ rstd, const T *x,
+                           const T *__restrict__ y, const T *__restrict__ w, int C, float eps) {
+    T *row = (T *)dynamic_shared();
+    size_t at = (size_t)blockIdx.x * C;
+    float squares = 0;
+    for (int i = threadIdx.x * W; i < C; i += blockDim.x * W) {
+        float v[W];
+        load(v, x + at + i);
+        if (residual) {
+            float u[W];
+            load(u, y + at + i);
+#pragma unroll
+            for (int k = 0; k < W; k++) v[k] = to_float(from_float<T>(v[k] + u[k]));
+            store(sums + at + i, v);
+        }
+        store(row + i, v); /* only this thread reads it */
+#pragma unroll
+        for (int k = 0; k < W; k++) squares += v[k] * v[k];
+    }
+    float r = rsqrtf(block_reduce<sum>(squares) / C + eps);
+    if (threadIdx.x == 0) rstd[blockIdx.x] = r;
+    for (int i = threadIdx.x * W; i < C; i += blockDim.x * W) {
+        float v[W], g[W];
+        load(v, row + i);
+        load(g, w + i);
+#pragma unroll
+        for (int k = 0; k < W; k++) v[k] *= r * g[k];
+        store(out + at + i, v);
+    }
+}
+
+/* dx += r dout w - r^3/C (dout w . x) x, and this block's rows' part (C) of
+ * dw = sum over rows of dout x r. Row n is block n % gridDim.x's. Shared memory: C floats, the
+ * part; number k of vector i is at k * vectors + i, so that a warp's accesses meet all banks. */
+template <typename T, int W>
+__global__ void __launch_bounds__(512)
+    rmsnorm_backward_kernel(T *__restrict__ dx, float *__restrict__ parts,
+                            const T *__restrict__ dout, const T *__restrict__ x,
+                            const T *__restrict__ w, const float *__restrict__ rstd, int N, int C) {
+    float *part = (float *)dynamic_shared();
+    int vectors = C / W;
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x)
+#pragma unroll
+        for (int k = 0; k < W; k++) part[k * vectors + i] = 0;
+    for (int n = blockIdx.x; n < N; n += gridDim.x) {
+        size_t at = (size_t)n * C;
+        float r = rstd[n], dot = 0;
+        for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
+            float d[W], v[W], g[W];
+            load(d, dout + at + i * W);
+            load(v, x + at + i * W);
+            load(g, w + i * W);
+#pragma unroll
+            for (int k = 0; k < W; k++) dot += d[k] * g[k] * v[k];
+        }
+        dot = block_reduce<sum>(dot) * r * r / C;
+        for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
+            float d[W], v[W], g[W], o[W];
+            load(d, dout + at + i * W); /* from L1 */
+            load(v, x + at + i * W);
+            load(g, w + i * W);
+            load(o, dx + at + i * W);
+#pragma unroll
+            for (int k = 0; k < W; k++) {
+                part[k * vectors + i] += d[k] * v[k] * r;
+                o[k] += r * (d[k] * g[k] - dot * v[k]);
+            }
+            store(dx + at + i * W, o);
+        }
+    }
+    for (int i = threadIdx.x; i < vectors; i += blockDim.x) {
+        float v[W];
+#pragma unroll
+        for (int k = 0; k < W; k++) v[k] = part[k * vectors + i];
+        store(parts + (size_t)blockIdx.x * C + i * W, v);
+    }
+}
+
+/* dw (C) = the sum of parts (count, C). A block has 32 columns and RMSNORM_SUMMANDS rows of threads,
+ * each of which sums every RMSNORM_SUMMANDS-th part. */
+template <typename G>
+__global__ void __launch_bounds__(32 * RMSNORM_SUMMANDS)
+    rmsnorm_backward_weight_kernel(G *__restrict__ dw, const float *__restrict__ parts, int count,
+                                   int C, bool accumulate) {
+    __shared__ float partial[RMSNORM_SUMMANDS][32];
+    int lane = threadIdx.x % 32, summand = threadIdx.x / 32, c = blockIdx.x * 32 + lane;
+    float total = 0;
+#pragma unroll 8
+    for (int p = summand; p < count; p += RMSNORM_SUMMANDS)
+        if (c < C) total += parts[(size_t)p * C + c];
+    partial[summand][lane] = total;
+    __syncthreads();
+    if (summand > 0 || c >= C) return;
+    for (int k = 1; k < RMSNORM_SUMMANDS; k++) total += partial[k][lane];
+    dw[c] = from_float<G>(accumulate ? to_float(dw[c]) + total : total);
+}
+
+/* ---- launchers ----------------------------------------------------------------------------- */
+
+template <typename T>
+void cuda_rmsnorm_forward(T *out, float *rstd, const T *x, const T *w, int N, int C, float eps,
+                          cudaStream_t stream) {
+    bool vectors = C % wide<T> == 0 && are_aligned(out, x, w);
+    launch(vectors ? rmsnorm_forward_kernel<T, wide<T>, false>
+                   : rmsnorm_forward_kernel<T, 1, false>,
+           N, row_threads(vectors ? C / wide<T> : C, 256), C * sizeof(T), stream, (T *)NULL, out,
+           rstd, x, (const T *)NULL, w, C, eps);
+}
+
+template <typename T>
+void cuda_residual_rmsnorm_forward(T *sum, T *out, float *rstd, const T *x, const T *y, const T *w,
+                                   int N, int C, float eps, cudaStream_t stream) {
+    bool vectors = C % wide<T> == 0 && are_aligned(sum, out, x, y, w);
+    launch(vectors ? rmsnorm_forward_kernel<T, wide<T>, true> : rmsnorm_forward_kernel<T, 1, true>,
+           N, row_threads(vectors ? C / wide<T> : C, 256), C * sizeof(T), stream, sum, out, rstd, x,
+           y, w, C, eps);
+}
+
+static inline int rmsnorm_parts(int N) {
+    return N < RMSNORM_PARTS ? N : RMSNORM_PARTS;
+}
+
+static inline size_t cuda_rmsnorm_backward_workspace(int N, int C) {
+    return (size_t)rmsnorm_parts(N) * C * sizeof(float);
+}
+
+/* The type G of dw may differ from T. The workspace is aligned to 16. */
+template <typename T, typename G>
+void cuda_rmsnorm_backward(T *dx, G *dw, const T *dout, const T *x, const T *w, const float *rstd,
+                           int N, int C, bool accumulate, void *workspace, size_t workspace_bytes,
+                           cudaStream_t stream) {
+    cuda_check_workspace(workspace_bytes, cuda_rmsnorm_backward_workspace(N, C));
+    float *parts = (float *)workspace;
+    bool vectors = C % wide<T> == 0 && are_aligned(dx, dout, x, w, workspace);
+    launch(vectors ? rmsnorm_backward_kernel<T, wide<T>> : rmsnorm_backward_kernel<T, 1>,
+           rmsnorm_parts(N), row_threads(vectors ? C / wide<T> : C, 512), C * sizeof(float), stream,
+           dx, parts, dout, x, w, rstd, N, C);
+    launch(rmsnorm_backward_weight_kernel<G>, ceil_div(C, 32), 32 * RMSNORM_SUMMANDS, 0, stream, dw,
+           (const float *)parts, rmsnorm_parts(N), C, accumulate);
+}
+
+#endif

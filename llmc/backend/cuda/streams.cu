@@ -1,0 +1,104 @@
+/* streams.cu — the compute stream and the copies beside it: who waits for whom is drawn in device.h.
+ * Compiled by nvcc, and for the emulated device, where each stream runs as late or as early as it
+ * may (dev/emulation/streams_emu.h): a wait that is missing here gives wrong numbers there. */
+#include "llmc/backend/cuda/streams.h"
+#include "llmc/backend/cuda/device.h"
+#include "llmc/log/error.h"
+
+#include <stdlib.h>
+
+static struct {
+    cudaStream_t compute, out, in;
+    cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
+} device;
+
+#define CHECK(call) check(call, #call, __LINE__)
+
+static void check(cudaError_t error, const char *call, int line) {
+    if (error == cudaSuccess) return;
+    log_error("CUDA: %s (streams.cu:%d): %s", call, line, cudaGetErrorString(error));
+    exit(1);
+}
+
+cudaError_t streams_open(void) {
+    cudaStream_t *const streams[] = {&device.compute, &device.out, &device.in};
+    cudaEvent_t *const events[] = {&device.done, &device.received};
+    cudaError_t error = cudaSuccess;
+    for (int i = 0; i < 3 && error == cudaSuccess; i++) {
+        error = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
+    }
+    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
+        error = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
+    }
+    return error;
+}
+
+/* ---- compute ---- */
+
+cudaStream_t device_stream(void) {
+    return device.compute;
+}
+
+void device_synchronize(void) {
+    CHECK(cudaStreamSynchronize(device.compute));
+}
+
+void device_copy(void *to, const void *from, size_t bytes) {
+    CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.compute));
+}
+
+void device_clear(void *memory, size_t bytes) {
+    CHECK(cudaMemsetAsync(memory, 0, bytes, device.compute));
+}
+
+/* From pageable memory the runtime copies to a buffer of its own before it returns; pinned memory
+ * is read later. */
+void device_upload(void *to, const void *host, size_t bytes) {
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.compute));
+    struct cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, host) == cudaSuccess &&
+        attributes.type != cudaMemoryTypeUnregistered) {
+        device_synchronize();
+    }
+}
+
+void device_download(void *host, const void *from, size_t bytes) {
+    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.compute));
+    device_synchronize();
+}
+
+/* ---- copies beside the computing ---- */
+
+void *device_allocate_pinned(size_t bytes) {
+    void *memory = NULL;
+    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault) == cudaSuccess)
+        return memory;
+    cudaGetLastError(); /* otherwise the next launch would report this error */
+    return NULL;
+}
+
+void device_release_pinned(void *memory) {
+    if (memory) CHECK(cudaFreeHost(memory));
+}
+
+/* A stream that waits for an event waits for its last recording at the time of the call. */
+void device_d2h_async(void *host, const void *from, size_t bytes) {
+    CHECK(cudaEventRecord(device.done, device.compute));
+    CHECK(cudaStreamWaitEvent(device.out, device.done, 0));
+    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.out));
+}
+
+void device_d2h_on_complete(void (*call)(void *context), void *context) {
+    CHECK(cudaLaunchHostFunc(device.out, call, context));
+}
+
+void device_d2h_wait(void) {
+    CHECK(cudaStreamSynchronize(device.out));
+}
+
+/* copy-in waits for no stream, see device.h */
+void device_h2d_async(void *to, const void *host, size_t bytes) {
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.in));
+    CHECK(cudaEventRecord(device.received, device.in));
+    CHECK(cudaStreamWaitEvent(device.compute, device.received, 0));
+}

@@ -1,0 +1,84 @@
+/* weighted_sum.cuh — the masked average over workers, packet by packet (lossynet's estimators). */
+#ifndef LLMC_BACKEND_CUDA_WEIGHTED_SUM_H
+#define LLMC_BACKEND_CUDA_WEIGHTED_SUM_H
+
+#include "llmc/backend/cuda/common.cuh"
+
+enum { SENDERS_AHEAD = 4 };
+
+/* ---- kernels ------------------------------------------------------------------------------- */
+
+/* W elements of each sender, added up in order of the senders; SENDERS_AHEAD of them are under way at
+ * a time. A weight of 0, the same for the whole block, reads nothing. */
+template <int W, typename T>
+__device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *__restrict__ sender,
+                                            const float *__restrict__ weight, int N, size_t j) {
+    for (int i = 0; i < N; i += SENDERS_AHEAD) {
+        const T *from[SENDERS_AHEAD];
+        bool there[SENDERS_AHEAD];
+        float w[SENDERS_AHEAD], x[SENDERS_AHEAD][W] = {};
+#pragma unroll
+        for (int a = 0; a < SENDERS_AHEAD; a++) {
+            w[a] = i + a < N ? weight[i + a] : 0;
+            from[a] = i + a < N ? sender[i + a] : NULL;
+            there[a] = w[a] != 0;
+        }
+#pragma unroll
+        for (int a = 0; a < SENDERS_AHEAD; a++)
+            if (there[a]) load(x[a], from[a] + j);
+#pragma unroll
+        for (int a = 0; a < SENDERS_AHEAD; a++)
+#pragma unroll
+            for (int k = 0; k < W; k++)
+                if (there[a]) total[k] = fmaf(w[a], x[a][k], total[k]);
+    }
+}
+
+/* `blocks` blocks per packet. out may be one of the senders. */
+template <typename T, int W>
+__global__ void __launch_bounds__(256)
+    weighted_sum_kernel(T *out, const T *const *__restrict__ sender,
+                        const float *__restrict__ weight, int N, size_t n, size_t packet,
+                        uint32_t blocks) {
+    size_t p = blockIdx.x / blocks, begin = p * packet;
+    size_t end = begin + packet < n ? begin + packet : n;
+    size_t j = begin + ((size_t)(blockIdx.x % blocks) * blockDim.x + threadIdx.x) * W;
+    weight += p * N;
+    if (j + W <= end) {
+        float total[W] = {};
+        sum_senders(total, sender, weight, N, j);
+        if constexpr (W * sizeof(T) == 16) { /* a plain store the compiler makes four of */
+            struct packed<T, W> whole;
+            pack(&whole, total);
+            __stcs((uint4 *)(out + j), whole.raw[0]);
+        } else {
+            store(out + j, total);
+        }
+        return;
+    }
+    for (; j < end; j++) { /* the last few */
+        float total[1] = {};
+        sum_senders(total, sender, weight, N, j);
+        out[j] = from_float<T>(total[0]);
+    }
+}
+
+/* ---- launchers ----------------------------------------------------------------------------- */
+
+/* `sender` (N) and `weight` (ceil(n / packet), N) are in device memory; `on_host` is what `sender`
+ * holds, addresses of device memory. */
+template <typename T>
+void cuda_weighted_sum(T *out, const T *const *on_host, const T *const *sender, const float *weight,
+                       int N, size_t n, size_t packet, cudaStream_t stream) {
+    if (n == 0) return;
+    bool vectors = packet % wide<T> == 0 && are_aligned(out);
+    for (int i = 0; i < N; i++) vectors = vectors && are_aligned(on_host[i]);
+    size_t items = ceil_div(packet < n ? packet : n, vectors ? wide<T> : 1);
+    unsigned threads = row_threads(items, 256);
+    uint32_t blocks = (uint32_t)ceil_div(items, threads);
+    launch(vectors ? weighted_sum_kernel<T, wide<T>> : weighted_sum_kernel<T, 1>,
+           (unsigned)(ceil_div(n, packet) * blocks), threads, 0, stream, out, sender, weight, N, n,
+           packet, blocks);
+}
+
+#endif

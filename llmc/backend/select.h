@@ -1,0 +1,34 @@
+/* select.h — selects the backend of a run from --device and --dtype, and how much of the forward
+ * pass is computed twice from --recompute and the free memory. */
+#ifndef LLMC_BACKEND_SELECT_H
+#define LLMC_BACKEND_SELECT_H
+
+#include <stdbool.h>
+
+#include "llmc/backend/backend.h"
+#include "llmc/cli/memory_plan.h"
+#include "llmc/cli/options.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct backend_choice {
+    const struct backend *backend;
+    enum recompute recompute; /* not auto */
+    bool faster_in_bf16;      /* several times, on this processor, and --dtype leaves it open */
+};
+
+/* `run` is the memory plan's input, as for --dry-run; its dtype, device and recompute are filled
+ * in. The rank takes the host's GPU number `local_rank`. `explain`: with --device auto, prints one
+ * line on stdout that says why the run does not use a GPU, unless the program was built without
+ * CUDA; and one line if the CPU has no instructions for bf16 and is to compute in it. Returns 0, or
+ * -1 after reporting that --device cuda finds no GPU, or too little memory on it. */
+int backend_select(const struct options *options, const struct llama_config *config,
+                   struct memory_plan_settings *run, int local_rank, bool explain,
+                   struct backend_choice *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,459 @@
+/* async_writer.c — see async_writer.h.
+ *
+ * A save passes through these states, on every rank:
+ *
+ *     IDLE --begin--> READY --write--> WRITING --thread--> WRITTEN --all are--> COMMITTING --> IDLE
+ *                                         '-----> FAILED --nobody is writing---- abandoned --> IDLE
+ *
+ * Only rank 0 is ever COMMITTING. The other ranks become idle when rank 0 has counted the save as
+ * finished. All decisions follow from one gather of all ranks' notes, so all ranks decide alike.
+ */
+#include "llmc/checkpoint/async_writer.h"
+
+#include <errno.h>
+#include <glob.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/checkpoint/hf_model.h"
+#include "llmc/checkpoint/checksum.h"
+#include "llmc/log/error.h"
+
+enum state { IDLE, READY, WRITING, WRITTEN, FAILED, COMMITTING };
+
+struct note { /* what a rank sends to the others */
+    int32_t state, stop;
+    uint32_t finished; /* rank 0: number of saves that have ended, with or without success */
+    char checksum[CHECKSUM_TEXT_BYTES + 3];
+    uint64_t bytes; /* of its file */
+};
+
+struct async_writer {
+    struct async_writer_settings settings;
+    const struct resume_run *run; /* settings.run */
+    struct note *mine,
+        *all; /* [local], [workers]: only the entry of a rank's first worker is used */
+    uint32_t started, succeeded;
+    char directory[FILE_PATH_BYTES];
+    struct snapshot snapshot;
+    float *model; /* [P], rank 0: the copy */
+    json_t *trainer;
+    char **kept; /* rank 0: complete checkpoints of this run, oldest first */
+    size_t kept_count;
+
+    pthread_t thread;
+    bool thread_runs; /* the thread must be joined */
+    pthread_mutex_t lock;
+    struct note note; /* guarded by the lock while the thread runs */
+};
+
+/* ---- signals ---------------------------------------------------------------------------- */
+
+static volatile sig_atomic_t signal_seen;
+
+static void on_signal(int number) {
+    signal_seen = number;
+}
+
+/* Ctrl-C: the first one saves, and a later one ends the program at once. (`timeout -s INT` sends
+ * two within a moment.) */
+static void on_interrupt(int number) {
+    static volatile time_t first;
+    if (!signal_seen) first = time(NULL);
+    if (time(NULL) > first + 1) {
+        signal(number, SIG_DFL);
+        raise(number);
+    }
+    signal_seen = number;
+}
+
+static void handle_signals(bool on) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = on ? on_signal : SIG_DFL;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    struct sigaction before; /* if the signal is ignored (nohup, a sweep), it stays ignored */
+    if (on) action.sa_handler = on_interrupt;
+    if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
+        sigaction(SIGINT, &action, NULL);
+}
+
+/* ---- the thread ------------------------------------------------------------------------- */
+
+/* Tests make a save slower, to test what happens during one. */
+static void pause_for_tests(void) {
+    const char *text = getenv("TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS");
+    if (text) usleep((useconds_t)atoi(text) * 1000);
+}
+
+static void set_state(struct async_writer *s, enum state state) {
+    pthread_mutex_lock(&s->lock);
+    s->note.state = state;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* The tokenizer to copy: the trainer's, or that of the model that the run started from, or, if
+ * that was one of our checkpoints and is removed by now, that of the newest checkpoint. NULL if
+ * there is none. */
+static const char *find_tokenizer(const struct async_writer *s, char path[FILE_PATH_BYTES]) {
+    static const char name[] = "tokenizer.model";
+    const char *last = async_writer_last(s);
+    if (s->settings.tokenizer) return s->settings.tokenizer;
+    if (!file_join(path, s->run->facts.options->model, name) && !access(path, R_OK)) return path;
+    return *last && !file_join(path, last, name) && !access(path, R_OK) ? path : NULL;
+}
+
+static int write_model(struct async_writer *s, const char *partial) {
+    char path[FILE_PATH_BYTES];
+    const struct param_layout *layout = s->run->facts.layout;
+    size_t count;
+    struct named_tensor *tensors = param_layout_tensor_list(layout, s->model, &count);
+    if (!tensors) return -1;
+    int status =
+        hf_model_write_files(partial, &layout->config, tensors, count, find_tokenizer(s, path));
+    free(tensors);
+    return status;
+}
+
+static int describe_model_files(struct async_writer *s, const char *partial) {
+    static const char *const names[] = {"model.safetensors", "tokenizer.model", "config.json"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[FILE_PATH_BYTES], checksum[CHECKSUM_TEXT_BYTES];
+        uint64_t bytes;
+        if (file_join(path, partial, names[i])) return -1;
+        if (!strcmp(names[i], "tokenizer.model") && access(path, F_OK)) continue;
+        if (checksum_file(path, checksum, &bytes)) return -1;
+        resume_add_file(s->trainer, names[i], bytes, checksum);
+    }
+    return 0;
+}
+
+/* Writes this rank's part. */
+static void *write_part(void *argument) {
+    struct async_writer *s = (struct async_writer *)argument;
+    char partial[FILE_PATH_BYTES], path[FILE_PATH_BYTES], name[64];
+    char checksum[CHECKSUM_TEXT_BYTES];
+    uint64_t bytes = 0;
+    resume_file_name(s->run->facts.rank, s->run->facts.ranks, name);
+    pause_for_tests();
+    int status = hf_model_partial(s->directory, partial) || file_join(path, partial, name) ||
+                 snapshot_write(&s->snapshot, path) || checksum_file(path, checksum, &bytes);
+    if (!status && s->run->facts.rank == 0) {
+        pause_for_tests();
+        status = write_model(s, partial) || describe_model_files(s, partial);
+    }
+    pthread_mutex_lock(&s->lock);
+    if (!status) memcpy(s->note.checksum, checksum, sizeof checksum);
+    s->note.bytes = bytes;
+    s->note.state = status ? FAILED : WRITTEN;
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static void remember(struct async_writer *s) {
+    char **more = (char **)realloc(s->kept, (s->kept_count + 1) * sizeof *more);
+    if (more) s->kept = more;
+    char *copy = more ? strdup(s->directory) : NULL;
+    if (!copy) return; /* the copy is never removed */
+    s->kept[s->kept_count++] = copy;
+}
+
+/* Removes a checkpoint. It is renamed first, since nobody must find half a checkpoint under the
+ * name of a whole one. */
+static void retire(const char *directory) {
+    char partial[FILE_PATH_BYTES];
+    if (hf_model_partial(directory, partial)) return;
+    hf_model_remove(partial);
+    if (rename(directory, partial) == 0) {
+        pause_for_tests();
+        hf_model_remove(partial);
+    } else if (errno != ENOENT) {
+        log_error("cannot remove the old checkpoint '%s': %s", directory, strerror(errno));
+    }
+}
+
+/* Removes all checkpoints except the newest `keep`. */
+static void prune(struct async_writer *s) {
+    const size_t keep = (size_t)s->run->facts.options->keep;
+    while (keep && s->kept_count > keep) {
+        retire(s->kept[0]);
+        free(s->kept[0]);
+        memmove(s->kept, s->kept + 1, --s->kept_count * sizeof *s->kept);
+    }
+}
+
+/* Rank 0, after all parts are written: writes the list of files, then gives the checkpoint its
+ * name. */
+static void *commit(void *argument) {
+    struct async_writer *s = (struct async_writer *)argument;
+    char partial[FILE_PATH_BYTES];
+    pause_for_tests();
+    int status = hf_model_partial(s->directory, partial) || resume_write(s->trainer, partial);
+    pause_for_tests();
+    if (!status) status = hf_model_commit(s->directory);
+    pause_for_tests();
+    if (status) {
+        hf_model_abandon(s->directory);
+    } else {
+        remember(s);
+        prune(s);
+    }
+    pthread_mutex_lock(&s->lock);
+    s->note.state = IDLE;
+    s->note.finished++;
+    s->succeeded += !status;
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static void join(struct async_writer *s) {
+    if (s->thread_runs) pthread_join(s->thread, NULL);
+    s->thread_runs = false;
+}
+
+/* Signals are handled by the main thread. */
+static void start(struct async_writer *s, enum state state, void *(*work)(void *)) {
+    sigset_t all, before;
+    join(s);
+    s->note.state = state;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    s->thread_runs = pthread_create(&s->thread, NULL, work, s) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!s->thread_runs) work(s); /* if no thread can be started, training waits for the write */
+}
+
+/* ---- ranks together --------------------------------------------------------------------- */
+
+static const struct note *note_of(const struct async_writer *s, int rank) {
+    return &s->all[rank * s->run->facts.local];
+}
+
+/* Gathers the notes of all ranks. */
+static int exchange_notes(struct async_writer *s) {
+    pthread_mutex_lock(&s->lock);
+    s->mine[0] = s->note;
+    pthread_mutex_unlock(&s->lock);
+    s->mine[0].stop = signal_seen;
+    if (s->run->facts.ranks > 1)
+        return s->settings.gather(s->settings.gather_context, s->mine, s->all, sizeof *s->mine);
+    s->all[0] = s->mine[0];
+    return 0;
+}
+
+static int count(const struct async_writer *s, enum state state) {
+    int ranks = 0;
+    for (int r = 0; r < s->run->facts.ranks; r++) ranks += note_of(s, r)->state == (int32_t)state;
+    return ranks;
+}
+
+static void abandon(struct async_writer *s) {
+    hf_model_abandon(s->directory);
+    s->note.state = IDLE;
+    s->note.finished++;
+}
+
+/* Acts on the notes that were just gathered. */
+static void act(struct async_writer *s) {
+    const struct resume_run *run = s->run;
+    if (note_of(s, 0)->finished == s->started) { /* also after a failure on another rank */
+        if (s->note.state != IDLE) join(s), s->note.state = IDLE;
+        return;
+    }
+    if (run->facts.rank > 0) return;
+    if (count(s, WRITTEN) == run->facts.ranks) {
+        for (int r = 0; r < run->facts.ranks; r++) {
+            char name[64];
+            resume_file_name(r, run->facts.ranks, name);
+            resume_add_file(s->trainer, name, note_of(s, r)->bytes, note_of(s, r)->checksum);
+        }
+        start(s, COMMITTING, commit);
+    } else if (count(s, FAILED) && !count(s, WRITING)) {
+        join(s);
+        abandon(s);
+    }
+}
+
+static int poll_ranks(struct async_writer *s, bool *stop) {
+    if (exchange_notes(s)) return -1;
+    *stop = false;
+    for (int r = 0; r < s->run->facts.ranks; r++) *stop |= note_of(s, r)->stop != 0;
+    act(s);
+    return 0;
+}
+
+/* Decides from the gathered notes, so that every rank polls equally often. */
+int async_writer_finish(struct async_writer *s) {
+    for (bool stop; s;) {
+        if (poll_ranks(s, &stop)) return -1;
+        if (note_of(s, 0)->finished == s->started) return 0;
+        usleep(1000);
+    }
+    return 0;
+}
+
+/* ---- a save ----------------------------------------------------------------------------- */
+
+/* *go: whether there is room for a checkpoint of this step; if not, that was reported. */
+static int begin(struct async_writer *s, int step, bool *go) {
+    const char *out = s->run->facts.options->out;
+    if (async_writer_finish(s)) return -1;
+    join(s);
+    s->started++;
+    s->note.state = READY;
+    if (snprintf(s->directory, sizeof s->directory, "%s/checkpoint-%08d", out, step) >=
+        (int)sizeof s->directory) {
+        log_error("%s: the path is too long", out);
+        s->note.state = FAILED;
+    } else if (s->run->facts.rank == 0 && hf_model_begin(s->directory)) {
+        s->note.state = FAILED;
+    }
+    if (exchange_notes(s)) return -1;
+    *go = count(s, FAILED) == 0;
+    if (!*go && s->run->facts.rank == 0) {
+        s->note.finished++;
+        s->note.state = IDLE;
+    }
+    return 0;
+}
+
+static int copy_model(struct async_writer *s, const float *model) {
+    const size_t bytes = s->run->facts.layout->count * sizeof *model;
+    if (!s->model) s->model = (float *)snapshot_block(bytes);
+    if (!s->model)
+        return log_out_of_memory("the copy of the model that a checkpoint is written from",
+                                 (double)bytes);
+    s->run->download(s->model, model, bytes);
+    return 0;
+}
+
+static void copy_and_write(struct async_writer *s, const struct resume_point *at,
+                           const float *model) {
+    json_decref(s->trainer);
+    s->trainer = resume_describe(s->run, at);
+    int failed = s->trainer ? resume_snapshot(s->run, &s->snapshot)
+                            : log_error("cannot save a checkpoint: out of memory");
+    if (!failed && s->run->facts.rank == 0) failed = copy_model(s, model);
+    if (failed)
+        set_state(s, FAILED);
+    else
+        start(s, WRITING, write_part);
+}
+
+int async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop) {
+    *due = false;
+    if (!s) return 0;
+    const struct options *o = s->run->facts.options;
+    if (poll_ranks(s, stop)) return -1;
+    *due = *stop || step == o->steps || (o->save_every && step % o->save_every == 0);
+    return 0;
+}
+
+int async_writer_save(struct async_writer *s, const struct resume_point *at) {
+    const float *model;
+    bool go;
+    if (begin(s, at->step, &go)) return -1;
+    if (!go) return 0;
+    if (s->settings.model(s->settings.model_context, &model)) return -1;
+    copy_and_write(s, at, model);
+    return 0;
+}
+
+/* ---- open and close --------------------------------------------------------------------- */
+
+/* Removes the incomplete checkpoints of killed runs. */
+static void remove_partial(const char *out) {
+    char pattern[FILE_PATH_BYTES];
+    glob_t found;
+    if (file_join(pattern, out, "checkpoint-[0-9]*.partial")) return;
+    if (glob(pattern, 0, NULL, &found) == 0)
+        for (size_t i = 0; i < found.gl_pathc; i++) hf_model_remove(found.gl_pathv[i]);
+    globfree(&found);
+}
+
+static bool is_same(const char *a, const char *b) {
+    struct stat x, y;
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+/* --overwrite: removes the checkpoints of the earlier run, except the one that this run starts
+ * from. */
+static void remove_earlier(const struct options *o) {
+    char **list;
+    size_t count = resume_list(o->out, INT_MAX, &list);
+    for (size_t i = 0; i < count; i++) {
+        if (!is_same(list[i], o->model)) retire(list[i]);
+        free(list[i]);
+    }
+    free(list);
+}
+
+/* Finds the run's earlier checkpoints, if the run resumes from one of them. A run that is
+ * resumed into another directory does not touch the checkpoints that are there. */
+static void recall(struct async_writer *s, int step) {
+    bool found = false;
+    s->kept_count = resume_list(s->run->facts.options->out, step, &s->kept);
+    for (size_t i = 0; i < s->kept_count; i++)
+        found |= is_same(s->kept[i], s->run->facts.options->resume);
+    for (size_t i = 0; !found && i < s->kept_count; i++) free(s->kept[i]);
+    if (!found) s->kept_count = 0;
+}
+
+int async_writer_open(const struct async_writer_settings *settings, int step,
+                      struct async_writer **out) {
+    const struct resume_run *run = settings->run;
+    *out = NULL;
+    struct async_writer *s = (struct async_writer *)calloc(1, sizeof *s);
+    if (!s) return log_out_of_memory("the writer of checkpoints", 0);
+    s->settings = *settings;
+    s->run = run;
+    pthread_mutex_init(&s->lock, NULL);
+    s->mine = (struct note *)calloc((size_t)run->facts.local, sizeof *s->mine);
+    s->all = (struct note *)calloc((size_t)run->facts.workers, sizeof *s->all);
+    if (!s->mine || !s->all) {
+        async_writer_close(s);
+        return log_out_of_memory("the writer of checkpoints", 0);
+    }
+    if (run->facts.rank == 0) remove_partial(run->facts.options->out);
+    if (run->facts.rank == 0 && run->facts.options->overwrite) remove_earlier(run->facts.options);
+    if (run->facts.rank == 0 && run->facts.options->resume) recall(s, step);
+    signal_seen = 0;
+    handle_signals(true);
+    *out = s;
+    return 0;
+}
+
+void async_writer_close(struct async_writer *s) {
+    if (!s) return;
+    handle_signals(false);
+    join(s);
+    if (s->run->facts.rank == 0 && s->note.state != IDLE) hf_model_abandon(s->directory);
+    for (size_t i = 0; i < s->kept_count; i++) free(s->kept[i]);
+    free(s->kept);
+    json_decref(s->trainer);
+    snapshot_release(&s->snapshot);
+    free(s->model);
+    free(s->mine);
+    free(s->all);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+const char *async_writer_last(const struct async_writer *s) {
+    return s && s->kept_count && file_is_directory(s->kept[s->kept_count - 1])
+               ? s->kept[s->kept_count - 1]
+               : "";
+}
+
+bool async_writer_has_failed(const struct async_writer *s) {
+    return s && s->started && (!s->succeeded || !*async_writer_last(s));
+}

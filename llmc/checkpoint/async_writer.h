@@ -1,0 +1,83 @@
+/* async_writer.h — when and how checkpoints are written: while training goes on, and whole or not
+ * at all.
+ *
+ * After every step the ranks exchange how far they are. When a save is due, they wait for the
+ * previous one, rank 0 creates OUT/checkpoint-STEP.partial, each rank copies its state (resume.h),
+ * and a thread of each rank writes its part of the copy. When all parts are written, rank 0's
+ * thread adds trainer.json with all checksums, syncs, renames the directory to its final name, and
+ * removes all checkpoints except the newest `keep`.
+ *
+ * Training waits for the copy. It waits for the disk only if a save is due before the previous one
+ * has ended. A save that fails (full disk, read-only or missing directory) is reported, and
+ * training goes on until the next. A killed run leaves whole checkpoints and perhaps a .partial
+ * directory, which nobody reads and the next run removes.
+ *
+ * SIGTERM and SIGUSR1 (Slurm's warning, `--signal=USR1@120`) ask for a checkpoint and an end. The
+ * ranks tell each other, so that all stop after the same step.
+ *
+ * Every rank calls the same functions in the same order, from one thread.
+ */
+#ifndef LLMC_CHECKPOINT_ASYNC_WRITER_H
+#define LLMC_CHECKPOINT_ASYNC_WRITER_H
+
+#include <stdbool.h>
+
+#include "llmc/checkpoint/resume.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct async_writer;
+
+/* A reliable all-gather of small items, like lossynet_all_gather: each rank gives `local` items
+ * of `bytes`, and all[workers] receives those of all ranks in order. Collective. Returns 0, or
+ * -1 after reporting. */
+typedef int (*async_writer_gather)(void *context, const void *mine, void *all, size_t bytes);
+
+/* Assembles the model on every rank: P parameters, valid until the next call. Collective.
+ * Returns 0, or -1 after reporting. */
+typedef int (*async_writer_model)(void *context, const float **model);
+
+struct async_writer_settings {
+    const struct resume_run *run; /* the caller keeps all of this until the writer is closed */
+    const char *tokenizer;        /* a file to copy; NULL: the model's tokenizer, if it has one */
+    async_writer_gather gather;
+    void *gather_context;
+    async_writer_model model;
+    void *model_context;
+};
+
+/* step: number of steps that are done when the run starts. Earlier checkpoints of a resumed run
+ * count towards options->keep. Installs the signal handlers. A NULL writer writes nothing.
+ * Returns 0, or -1 after reporting. */
+int async_writer_open(const struct async_writer_settings *settings, int step,
+                      struct async_writer **out);
+
+/* Releases everything. Waits for a write of this rank that has begun, which then leaves no
+ * checkpoint. */
+void async_writer_close(struct async_writer *s);
+
+/* Call after each step. The ranks exchange how far they are. *stop becomes true if one of them
+ * has received a signal. *due becomes true if a checkpoint must be written: at a stop, every
+ * options->save_every steps, and after the last step. Returns 0, or -1 if the exchange failed. */
+int async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop);
+
+/* Saves the run between two steps, when no phase is open. A checkpoint that cannot be written is
+ * reported, and the next save tries again. Returns 0, or -1 if the exchange between ranks
+ * failed. */
+int async_writer_save(struct async_writer *s, const struct resume_point *at);
+
+/* Waits until everything is written. Returns 0, or -1 if the exchange between ranks failed. */
+int async_writer_finish(struct async_writer *s);
+
+/* On rank 0: the newest checkpoint of this run that still exists; "" if there is none. */
+const char *async_writer_last(const struct async_writer *s);
+
+/* On rank 0: whether saves were requested and none of them is on disk. */
+bool async_writer_has_failed(const struct async_writer *s);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,313 @@
+/* hf_model.c — a model as a Hugging Face directory, replaced as a whole or not at all. */
+#include "llmc/checkpoint/hf_model.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fnmatch.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "llmc/util/file.h"
+#include "llmc/log/error.h"
+#include "llmc/checkpoint/safetensors.h"
+#include "llmc/checkpoint/sharded_model.h"
+
+/* All files that a checkpoint may contain. A directory with any other file is never replaced or
+ * removed. */
+static const char *const file_patterns[] = {"config.json", "model.safetensors", "tokenizer.model",
+                                            "trainer.json",
+                                            "optimizer-[0-9]*-of-[0-9]*.safetensors"};
+
+static bool is_known(const char *name) {
+    for (size_t i = 0; i < sizeof file_patterns / sizeof *file_patterns; i++)
+        if (fnmatch(file_patterns[i], name, 0) == 0) return true;
+    return false;
+}
+
+/* ---- the tensors of a config ------------------------------------------------------------- */
+
+enum { TENSORS_PER_LAYER = 9 };
+
+size_t hf_model_tensor_count(const struct llama_config *config) {
+    return (size_t)config->layers * TENSORS_PER_LAYER + 2 + (config->tied ? 0 : 1);
+}
+
+size_t hf_model_tensor_elements(const struct named_tensor *tensor) {
+    return (size_t)tensor->shape[0] * (size_t)tensor->shape[1];
+}
+
+static void set(struct named_tensor *tensor, int layer, const char *name, int rows, int columns) {
+    if (layer < 0)
+        snprintf(tensor->name, sizeof tensor->name, "%s.weight", name);
+    else
+        snprintf(tensor->name, sizeof tensor->name, "model.layers.%d.%s.weight", layer, name);
+    tensor->dims = columns ? 2 : 1;
+    tensor->shape[0] = rows;
+    tensor->shape[1] = columns ? columns : 1;
+    tensor->data = NULL;
+}
+
+void hf_model_tensors(const struct llama_config *c, struct named_tensor *t) {
+    int C = c->width, F = c->hidden, query = c->heads * c->head_size,
+        key = c->kv_heads * c->head_size;
+    set(t++, -1, "model.embed_tokens", c->vocabulary, C);
+    for (int l = 0; l < c->layers; l++) {
+        set(t++, l, "input_layernorm", C, 0);
+        set(t++, l, "self_attn.q_proj", query, C);
+        set(t++, l, "self_attn.k_proj", key, C);
+        set(t++, l, "self_attn.v_proj", key, C);
+        set(t++, l, "self_attn.o_proj", C, query);
+        set(t++, l, "post_attention_layernorm", C, 0);
+        set(t++, l, "mlp.gate_proj", F, C);
+        set(t++, l, "mlp.up_proj", F, C);
+        set(t++, l, "mlp.down_proj", C, F);
+    }
+    set(t++, -1, "model.norm", C, 0);
+    if (!c->tied) set(t++, -1, "lm_head", c->vocabulary, C);
+}
+
+/* ---- reading ---------------------------------------------------------------------------- */
+
+/* Tensors that some programs add and that contain no parameter. transformers ignores them as
+ * well. */
+static bool is_redundant(const char *name, const struct llama_config *config) {
+    static const char inverse_frequencies[] = ".rotary_emb.inv_freq"; /* computed from rope_theta */
+    size_t length = strlen(name), tail = sizeof inverse_frequencies - 1;
+    if (length > tail && strcmp(name + length - tail, inverse_frequencies) == 0) return true;
+    return config->tied && strcmp(name, "lm_head.weight") == 0;
+}
+
+static int compare_tensor_names(const void *a, const void *b) {
+    return strcmp((*(const struct named_tensor *const *)a)->name,
+                  (*(const struct named_tensor *const *)b)->name);
+}
+
+/* Reports the first tensor of the file that the model does not have. */
+static int check_unknown(const struct safetensors *file, const char *path,
+                         const struct llama_config *config, const struct named_tensor *tensors,
+                         size_t count) {
+    const struct named_tensor **sorted =
+        (const struct named_tensor **)malloc((count + 1) * sizeof *sorted);
+    if (!sorted) return log_error("cannot read '%s': out of memory", path);
+    for (size_t i = 0; i < count; i++) sorted[i] = &tensors[i];
+    qsort(sorted, count, sizeof *sorted, compare_tensor_names);
+
+    int status = 0;
+    for (size_t i = 0; i < safetensors_count(file) && status == 0; i++) {
+        const char *name = safetensors_at(file, i)->name;
+        struct named_tensor key, *pointer = &key;
+        int length = snprintf(key.name, sizeof key.name, "%s", name);
+        bool known = length < (int)sizeof key.name &&
+                     bsearch(&pointer, sorted, count, sizeof *sorted, compare_tensor_names);
+        if (!known && !is_redundant(name, config))
+            status =
+                log_error("'%s' has a tensor '%.100s' that the model in config.json (%d layers, "
+                          "%s) does not have",
+                          path, name, config->layers, config->tied ? "tied" : "untied");
+    }
+    free(sorted);
+    return status;
+}
+
+/* A progress line, which is drawn again while a large model is read. */
+enum { LARGE = 1000000000 };
+
+static void show(const char *directory, double done, double total) {
+    static const char back[] = "\r\033[K";
+    if (!hf_model_shows_progress || total < LARGE) return;
+    if (done < total)
+        printf("%sreading %s: %3.0f%% of %.1f GB", back, directory, 100 * done / total,
+               total / 1e9);
+    else
+        printf("%s", back);
+    fflush(stdout);
+}
+
+bool hf_model_shows_progress = false;
+
+int hf_model_read(const char *directory, const struct llama_config *config,
+                  const struct named_tensor *tensors, size_t count) {
+    struct sharded_model *shards;
+    double done = 0, total = 4.0 * (double)config_parameters(config);
+    if (sharded_model_open(directory, &shards)) return -1;
+    int status = 0;
+    for (size_t i = 0; i < sharded_model_count(shards) && status == 0; i++) {
+        status = check_unknown(sharded_model_file(shards, i), sharded_model_path(shards, i), config,
+                               tensors, count);
+    }
+    for (size_t i = 0; i < count && status == 0; i++) {
+        const struct named_tensor *t = &tensors[i];
+        const int64_t shape[2] = {t->shape[0], t->shape[1]};
+        const struct safetensors *file = sharded_model_of(shards, t->name);
+        show(directory, done, total);
+        status = file ? safetensors_copy_float(file, t->name, shape, t->dims, t->data) : -1;
+        done += 4.0 * (double)hf_model_tensor_elements(t);
+    }
+    show(directory, total, total);
+    sharded_model_close(shards);
+    return status;
+}
+
+/* ---- writing ---------------------------------------------------------------------------- */
+
+/* Reports a directory at `path` that contains other files than a checkpoint. It is no error if
+ * there is none. */
+static int check_replaceable(const char *path) {
+    DIR *directory = opendir(path);
+    if (!directory && errno == ENOENT) return 0;
+    if (!directory)
+        return log_error("cannot write a checkpoint to '%s': %s", path, strerror(errno));
+    int status = 0;
+    for (struct dirent *entry; status == 0 && (entry = readdir(directory));) {
+        bool known = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0 ||
+                     is_known(entry->d_name);
+        if (!known)
+            status =
+                log_error("cannot replace '%s' by a checkpoint: it holds '%s', which is no part "
+                          "of one; choose another directory or remove it",
+                          path, entry->d_name);
+    }
+    closedir(directory);
+    return status;
+}
+
+int hf_model_remove(const char *path) {
+    char file[FILE_PATH_BYTES];
+    DIR *directory = opendir(path);
+    if (!directory && errno == ENOENT) return 0;
+    if (!directory) return log_error("cannot remove '%s': %s", path, strerror(errno));
+    int status = 0;
+    for (struct dirent *entry; status == 0 && (entry = readdir(directory));) {
+        if (!is_known(entry->d_name)) continue;
+        status = file_join(file, path, entry->d_name);
+        if (status == 0) unlink(file); /* if this fails, rmdir fails and is reported */
+    }
+    closedir(directory);
+    if (status == 0 && rmdir(path) != 0 && errno != ENOENT)
+        status = log_error("cannot remove '%s': %s", path, strerror(errno));
+    return status;
+}
+
+static int write_model(const char *path, const struct named_tensor *tensors, size_t count) {
+    struct safetensors_tensor *list = (struct safetensors_tensor *)calloc(count + 1, sizeof *list);
+    if (!list) return log_error("cannot write '%s': out of memory", path);
+    for (size_t i = 0; i < count; i++) {
+        list[i].name = tensors[i].name;
+        list[i].dims = tensors[i].dims;
+        list[i].shape[0] = tensors[i].shape[0];
+        list[i].shape[1] = tensors[i].shape[1];
+        list[i].data = tensors[i].data;
+    }
+    static const char *const metadata[] = {"format", "pt", NULL}; /* transformers requires it */
+    int status = safetensors_write(path, list, count, metadata);
+    free(list);
+    return status;
+}
+
+/* config.json comes last: without it nothing takes the directory for a model. */
+int hf_model_write_files(const char *directory, const struct llama_config *config,
+                         const struct named_tensor *tensors, size_t count,
+                         const char *tokenizer_path) {
+    char path[FILE_PATH_BYTES];
+    if (file_join(path, directory, "model.safetensors") || write_model(path, tensors, count))
+        return -1;
+    if (tokenizer_path &&
+        (file_join(path, directory, "tokenizer.model") || file_copy(tokenizer_path, path)))
+        return -1;
+    return config_write(directory, config);
+}
+
+/* Renames `partial` to `directory`, in one system call where the file system supports it, and
+ * removes the directory that it replaces. */
+static int move_into_place(const char *partial, const char *directory) {
+    if (renameat2(AT_FDCWD, partial, AT_FDCWD, directory, RENAME_NOREPLACE) == 0) return 0;
+    if (renameat2(AT_FDCWD, partial, AT_FDCWD, directory, RENAME_EXCHANGE) == 0)
+        return hf_model_remove(partial);
+    /* Some network file systems only have the plain rename, which replaces nothing but an empty
+     * directory. DIR is then missing for a moment, but it is never incomplete. */
+    char old[FILE_PATH_BYTES];
+    if (snprintf(old, sizeof old, "%s.old", directory) >= (int)sizeof old)
+        return log_error("the path '%.100s...' is too long", directory);
+    if (check_replaceable(old) || hf_model_remove(old)) return -1;
+    if (rename(directory, old) != 0 && errno != ENOENT)
+        return log_error("cannot rename '%s' to '%s': %s", directory, old, strerror(errno));
+    if (rename(partial, directory) != 0) {
+        log_error("cannot rename '%s' to '%s': %s", partial, directory, strerror(errno));
+        if (rename(old, directory) != 0 && errno != ENOENT)
+            log_error("the previous checkpoint is now '%s'", old);
+        return -1;
+    }
+    return hf_model_remove(old);
+}
+
+/* target: `directory` with symbolic links resolved and trailing slashes removed; parent: the
+ * directory that contains it */
+static int resolve(const char *directory, char target[FILE_PATH_BYTES],
+                   char parent[FILE_PATH_BYTES]) {
+    size_t length = strlen(directory);
+    while (length > 1 && directory[length - 1] == '/') length--;
+    if (length == 0 || length >= FILE_PATH_BYTES - 16)
+        return log_error(
+            "cannot write a checkpoint to '%.100s': its name has %zu bytes, expected 1 "
+            "to %d",
+            directory, length, FILE_PATH_BYTES - 17);
+    char *real = realpath(directory, NULL);
+    if (real)
+        length = (size_t)snprintf(target, FILE_PATH_BYTES, "%s", real);
+    else
+        snprintf(target, FILE_PATH_BYTES, "%.*s", (int)length, directory);
+    free(real);
+    if (length >= FILE_PATH_BYTES - 16)
+        return log_error("the path '%.100s...' is too long", target);
+    memcpy(parent, target, length + 1);
+    char *slash = strrchr(parent, '/');
+    if (!slash)
+        strcpy(parent, ".");
+    else
+        slash[slash == parent ? 1 : 0] = '\0';
+    return 0;
+}
+
+int hf_model_partial(const char *directory, char partial[FILE_PATH_BYTES]) {
+    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES];
+    if (resolve(directory, target, parent)) return -1;
+    snprintf(partial, FILE_PATH_BYTES, "%.*s.partial", FILE_PATH_BYTES - 16, target);
+    return 0;
+}
+
+int hf_model_begin(const char *directory) {
+    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+    if (resolve(directory, target, parent) || hf_model_partial(directory, partial)) return -1;
+    if (check_replaceable(target) || check_replaceable(partial) || hf_model_remove(partial))
+        return -1;
+    if (mkdir(partial, 0777) != 0)
+        return log_error("cannot create '%s': %s", partial, strerror(errno));
+    return 0;
+}
+
+int hf_model_commit(const char *directory) {
+    char target[FILE_PATH_BYTES], parent[FILE_PATH_BYTES], partial[FILE_PATH_BYTES];
+    if (resolve(directory, target, parent) || hf_model_partial(directory, partial)) return -1;
+    if (file_sync_directory(partial) || move_into_place(partial, target)) return -1;
+    return file_sync_directory(parent);
+}
+
+void hf_model_abandon(const char *directory) {
+    char partial[FILE_PATH_BYTES];
+    if (hf_model_partial(directory, partial) == 0) hf_model_remove(partial);
+}
+
+int hf_model_write(const char *directory, const struct llama_config *config,
+                   const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
+    char partial[FILE_PATH_BYTES];
+    if (hf_model_begin(directory) || hf_model_partial(directory, partial)) return -1;
+    if (hf_model_write_files(partial, config, tensors, count, tokenizer_path) == 0)
+        return hf_model_commit(directory);
+    hf_model_abandon(directory); /* a full disk needs the space */
+    return -1;
+}

@@ -1,0 +1,315 @@
+/* resume.c — trainer.json: written, checked, found. See resume.h. */
+#include "llmc/checkpoint/resume.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/checkpoint/checksum.h"
+#include "llmc/log/error.h"
+
+enum {
+    FORMAT = 1,
+    FLAGS = JSON_REAL_PRECISION(17) /* enough digits to identify a double exactly */
+};
+
+static const char own_checksum[] = "xxh128";
+
+void resume_file_name(int rank, int ranks, char name[64]) {
+    snprintf(name, 64, "optimizer-%05d-of-%05d.safetensors", rank + 1, ranks);
+}
+
+/* ---- writing ---------------------------------------------------------------------------- */
+
+static json_t *number(
+    double
+        value) { /* JSON has neither NaN nor infinity, so sums that are not finite are written as null */
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *describe_record(const struct run_metrics *r) {
+    const struct step_metrics *s = &r->sum;
+    return json_pack("{s:i, s:f, s:f, s:f, s:[f,f], s:[f,f], s:[f,f], s:o, s:o, s:o}", "steps",
+                     r->steps, "tokens", s->tokens, "seconds", s->seconds, "communication_seconds",
+                     s->communication_seconds, "expected", s->expected[0], s->expected[1],
+                     "arrived", s->arrived[0], s->arrived[1], "resent", s->resent[0], s->resent[1],
+                     "drift", number(s->drift), "drift_expected", number(s->drift_expected),
+                     "drift_paper", number(s->drift_paper));
+}
+
+json_t *resume_describe(const struct resume_run *run, const struct resume_point *at) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return json_pack(
+        "{s:i, s:f, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:{s:i, s:i, s:I, s:I},"
+        " s:o, s:o, s:{}}",
+        "format", FORMAT, "saved", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, "step",
+        at->step, "sequence", (json_int_t)at->sequence, "ranks", run->facts.ranks, "workers",
+        run->facts.workers, "parameters", (json_int_t)run->facts.layout->count, "backend",
+        run->facts.backend, "link", run->facts.link, "settings", "batch", run->facts.batch, "seq",
+        run->facts.seq, "packet_bytes", (json_int_t)run->facts.packet_bytes, "train_tokens",
+        (json_int_t)run->facts.train_tokens, "options", options_json(run->facts.options), "record",
+        describe_record(&at->record), "files");
+}
+
+void resume_add_file(json_t *trainer, const char *name, uint64_t bytes, const char *checksum) {
+    json_object_set_new(
+        json_object_get(trainer, "files"), name,
+        json_pack("{s:I, s:s}", "bytes", (json_int_t)bytes, own_checksum, checksum));
+}
+
+/* Checksum of the object without its own checksum, in one fixed spelling. */
+static int checksum_of(const json_t *trainer, char text[CHECKSUM_TEXT_BYTES]) {
+    json_t *rest = json_copy((json_t *)trainer);
+    json_object_del(rest, own_checksum);
+    char *spelled = rest ? json_dumps(rest, JSON_COMPACT | JSON_SORT_KEYS | FLAGS) : NULL;
+    json_decref(rest);
+    if (!spelled) return -1;
+    checksum_bytes(spelled, strlen(spelled), text);
+    free(spelled);
+    return 0;
+}
+
+int resume_write(json_t *trainer, const char *directory) {
+    char path[FILE_PATH_BYTES], checksum[CHECKSUM_TEXT_BYTES];
+    if (file_join(path, directory, "trainer.json")) return -1;
+    bool failed = checksum_of(trainer, checksum) ||
+                  json_object_set_new(trainer, own_checksum, json_string(checksum));
+    char *text = failed ? NULL : json_dumps(trainer, JSON_INDENT(1) | FLAGS);
+    if (!text) return log_error("cannot write '%s': out of memory", path);
+    int status = -1, descriptor = file_create(path);
+    if (descriptor >= 0) {
+        status = file_write(descriptor, text, strlen(text), path);
+        if (file_finish(descriptor, path)) status = -1;
+    }
+    free(text);
+    return status;
+}
+
+/* ---- reading ---------------------------------------------------------------------------- */
+
+/* Whether every file exists and has the listed size. */
+static int check_sizes(const char *directory, const char *path, const json_t *trainer) {
+    const char *name;
+    json_t *entry, *files = json_object_get(trainer, "files");
+    json_object_foreach(files, name, entry) {
+        char file[FILE_PATH_BYTES];
+        struct stat status;
+        long long expected = (long long)json_integer_value(json_object_get(entry, "bytes"));
+        if (strchr(name, '/') || *name == '.')
+            return log_error("'%s' names a file '%.60s' outside the directory", path, name);
+        if (file_join(file, directory, name)) return -1;
+        if (stat(file, &status))
+            return log_error("'%s': %s, but trainer.json lists it: the checkpoint is incomplete",
+                             file, strerror(errno));
+        if (status.st_size != expected)
+            return log_error(
+                "'%s' has %lld bytes, trainer.json says %lld: the checkpoint is damaged", file,
+                (long long)status.st_size, expected);
+    }
+    return json_object_size(files) ? 0 : log_error("'%s' lists no files", path);
+}
+
+static int64_t integer(const json_t *object, const char *key) {
+    return (int64_t)json_integer_value(json_object_get(object, key));
+}
+
+static int check(const char *directory, const char *path, const json_t *trainer) {
+    char checksum[CHECKSUM_TEXT_BYTES];
+    const char *said = json_string_value(json_object_get(trainer, own_checksum));
+    if (!json_is_object(trainer) || integer(trainer, "format") != FORMAT)
+        return log_error("'%s' has format %lld, expected %d: written by another version?", path,
+                         (long long)integer(trainer, "format"), FORMAT);
+    if (checksum_of(trainer, checksum)) return log_error("cannot read '%s': out of memory", path);
+    if (!said || strcmp(said, checksum) != 0)
+        return log_error("'%s' is damaged: its checksum is %s, it says %.40s", path, checksum,
+                         said ? said : "none");
+    if (integer(trainer, "step") < 0 || integer(trainer, "step") > INT32_MAX ||
+        integer(trainer, "sequence") < 0 || integer(trainer, "ranks") < 1 ||
+        integer(trainer, "ranks") > 65535 || integer(trainer, "workers") < 1 ||
+        integer(trainer, "workers") > 65535 ||
+        integer(trainer, "workers") % integer(trainer, "ranks"))
+        return log_error("'%s' has a step, a sequence, ranks or workers out of range", path);
+    return check_sizes(directory, path, trainer);
+}
+
+static int read_trainer(const char *directory, json_t **out) {
+    char path[FILE_PATH_BYTES];
+    struct file_map map;
+    json_error_t error;
+    *out = NULL;
+    if (file_join(path, directory, "trainer.json")) return -1;
+    if (!file_is_directory(directory))
+        return log_error("'%s' is no directory, expected a checkpoint to resume from", directory);
+    if (access(path, F_OK) != 0)
+        return log_error(
+            "'%s' is no checkpoint of a training run: it has no trainer.json; expected "
+            "a folder checkpoint-N of a run's --out (to train its model anew, give it as "
+            "--model)",
+            directory);
+    if (file_map(path, &map)) return -1;
+    json_t *trainer = json_loadb(map.data ? (const char *)map.data : "", map.bytes,
+                                 JSON_REJECT_DUPLICATES, &error);
+    file_unmap(&map);
+    int status = trainer ? check(directory, path, trainer)
+                         : log_error("'%s' line %d: %s", path, error.line, error.text);
+    if (status)
+        json_decref(trainer);
+    else
+        *out = trainer;
+    return status;
+}
+
+static double real(const json_t *object, const char *key) { /* null: NaN */
+    const json_t *value = json_object_get(object, key);
+    return json_is_number(value) ? json_number_value(value) : NAN;
+}
+
+static double real_at(const json_t *object, const char *key, size_t i) {
+    return json_number_value(json_array_get(json_object_get(object, key), i));
+}
+
+static void read_record(const json_t *r, struct run_metrics *out) {
+    struct step_metrics *s = &out->sum;
+    memset(out, 0, sizeof *out);
+    out->steps = (int)integer(r, "steps");
+    s->tokens = real(r, "tokens");
+    s->seconds = real(r, "seconds");
+    s->communication_seconds = real(r, "communication_seconds");
+    s->drift = real(r, "drift");
+    s->drift_expected = real(r, "drift_expected");
+    s->drift_paper = real(r, "drift_paper");
+    for (size_t phase = 0; phase < 2; phase++) {
+        s->expected[phase] = real_at(r, "expected", phase);
+        s->arrived[phase] = real_at(r, "arrived", phase);
+        s->resent[phase] = real_at(r, "resent", phase);
+    }
+}
+
+int resume_open(const char *directory, json_t **saved, struct resume_point *at) {
+    if (read_trainer(directory, saved)) return -1;
+    at->step = (int)integer(*saved, "step");
+    at->sequence = (uint64_t)integer(*saved, "sequence");
+    read_record(json_object_get(*saved, "record"), &at->record);
+    return 0;
+}
+
+/* ---- finding ---------------------------------------------------------------------------- */
+
+struct candidate {
+    char *path;
+    double saved;
+    int64_t step;
+};
+
+static int older_first(const void *a, const void *b) {
+    const struct candidate *x = (const struct candidate *)a, *y = (const struct candidate *)b;
+    if (x->saved != y->saved) return x->saved < y->saved ? -1 : 1;
+    return (x->step > y->step) - (x->step < y->step);
+}
+
+bool resume_is_checkpoint_name(const char *name) {
+    static const char prefix[] = "checkpoint-";
+    size_t length = sizeof prefix - 1;
+    if (strncmp(name, prefix, length) != 0) return false;
+    return name[length] && strspn(name + length, "0123456789") == strlen(name + length);
+}
+
+/* Finds the complete checkpoints under `out`, and counts the others that have a trainer.json. */
+static size_t find(const char *out, struct candidate **found, size_t *damaged) {
+    size_t count = 0, room = 0;
+    DIR *directory = opendir(out);
+    *found = NULL;
+    *damaged = 0;
+    if (!directory) return 0;
+    for (struct dirent *entry; (entry = readdir(directory));) {
+        char path[FILE_PATH_BYTES], trainer[FILE_PATH_BYTES];
+        json_t *saved;
+        if (!resume_is_checkpoint_name(entry->d_name) || file_join(path, out, entry->d_name) ||
+            file_join(trainer, path, "trainer.json") || access(trainer, F_OK) != 0)
+            continue;
+        if (read_trainer(path, &saved)) {
+            ++*damaged;
+            continue;
+        }
+        if (count == room) {
+            room = room ? 2 * room : 16;
+            struct candidate *more = (struct candidate *)realloc(*found, room * sizeof *more);
+            if (more) *found = more;
+            if (!more) room = count;
+        }
+        char *copy = count < room ? strdup(path) : NULL;
+        if (copy) {
+            struct candidate c = {copy, real(saved, "saved"), integer(saved, "step")};
+            (*found)[count++] = c;
+        }
+        json_decref(saved);
+    }
+    closedir(directory);
+    if (count) qsort(*found, count, sizeof **found, older_first);
+    return count;
+}
+
+size_t resume_list(const char *out, int step, char ***list) {
+    struct candidate *found;
+    size_t damaged, kept = 0;
+    const bool muted = log_muted;
+    log_muted = true; /* damaged checkpoints are not reported here */
+    size_t count = find(out, &found, &damaged);
+    log_muted = muted;
+    *list = (char **)calloc(count + 1, sizeof **list);
+    for (size_t i = 0; i < count; i++) {
+        if (*list && found[i].step <= step)
+            (*list)[kept++] = found[i].path;
+        else
+            free(found[i].path);
+    }
+    free(found);
+    return kept;
+}
+
+static int choose_newest(struct options *o, char chosen[FILE_PATH_BYTES]) {
+    struct candidate *found;
+    size_t damaged, count = find(o->out, &found, &damaged);
+    if (count) snprintf(chosen, FILE_PATH_BYTES, "%s", found[count - 1].path);
+    for (size_t i = 0; i < count; i++) free(found[i].path);
+    free(found);
+    o->resume = count ? chosen : NULL;
+    if (!count && damaged)
+        return log_error("--resume auto: no checkpoint under '%s' is whole, %zu are damaged (see "
+                         "above); move them away to start a new run",
+                         o->out, damaged);
+    if (!count && !o->quiet && !log_muted)
+        printf("no checkpoint in %s yet: training starts at the first step\n", o->out);
+    return 0;
+}
+
+int resume_choose(struct options *o) {
+    static char chosen[FILE_PATH_BYTES];
+    if (!o->resume) return 0;
+    if (o->eval || o->generate || o->dry_run) {
+        log_error(
+            "--resume: expected without --eval, --generate and --dry-run; give them --model %s",
+            o->resume);
+        return 2;
+    }
+    if (strcmp(o->resume, "auto") == 0) {
+        if (!o->out) {
+            log_error("--resume auto: expected --out DIR, whose newest checkpoint it takes");
+            return 2;
+        }
+        if (choose_newest(o, chosen)) return 1;
+    } else {
+        json_t *saved;
+        if (read_trainer(o->resume, &saved)) return 1;
+        json_decref(saved);
+    }
+    if (o->resume) o->model = o->resume;
+    return 0;
+}

@@ -1,0 +1,128 @@
+/* resume.h — a training run's state as files, and back: what a checkpoint holds beside the model.
+ *
+ *     trainer.json                          where the run stands, its options, and the size and
+ *                                           checksum of every file, its own included
+ *     optimizer-00001-of-00002.safetensors  of the workers that rank 0 of 2 hosts; of worker W:
+ *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
+ *                                           (param_layout.h) that W has moments of
+ *         worker.W.m, .v    F32 (elements)  these moments, run after run
+ *         worker.W.stale    I64 (runs, 2)   where W's replica differs from what the last broadcast sent,
+ *                                           and from that rounded to --wire-dtype
+ *         worker.W.replica  F32 (elements)  the replica's values there
+ *         worker.W.ahead    F32 (elements)  what W's last broadcast sent in place of what it owns, in
+ *                                           the order of m; absent where it sent what it owns (--lead)
+ *         worker.W.network  U8  (bytes)     lossynet_state_save of W,
+ *         network           U8  (bytes)     and of all workers together (in the first file)
+ *
+ * Data position, schedule and random numbers are functions of the step and of the options. So with
+ * the same options a resumed run goes on bit for bit, also with the workers spread over other
+ * processes. With other options it goes on as well as it can, and says what differs: moments are
+ * distributed again by offset, and replicas start as the model.
+ *
+ * This file has formats and rules only; async_writer.h says when a checkpoint is written.
+ */
+#ifndef LLMC_CHECKPOINT_RESUME_H
+#define LLMC_CHECKPOINT_RESUME_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/util/file.h"
+#include "llmc/model/param_layout.h"
+#include "llmc/cli/options.h"
+#include "llmc/log/metrics.h"
+#include "llmc/log/run_info.h"
+#include "llmc/checkpoint/snapshot.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct resume_point {  /* where a run stands */
+    int step;          /* steps done */
+    uint64_t sequence; /* the next sequence of the data */
+    struct run_metrics record;
+};
+
+struct resume_worker { /* a local worker; the trainer owns the memory */
+    int id;
+    float *params, *m, *v;
+    const float *ahead; /* what it broadcasts of what it owns, as m; NULL: that itself */
+};
+
+/* The functions of lossynet.h that a checkpoint needs. llmc does not include that header here;
+ * the trainer fills them in. */
+struct lossynet_comm;
+struct resume_comm {
+    struct lossynet_comm *comm;
+    void (*shard)(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
+                  size_t *count);
+    bool (*next_fresh)(const struct lossynet_comm *comm, int worker, size_t *cursor, size_t *offset,
+                       size_t *count);
+    size_t (*state_bytes)(const struct lossynet_comm *comm, int worker);
+    void (*state_save)(const struct lossynet_comm *comm, int worker, void *out);
+    bool (*state_load)(struct lossynet_comm *comm, int worker, const void *bytes, size_t count);
+    int all_workers; /* value of the argument `worker` that means all of them */
+};
+
+/* A run and its memory. Everything belongs to the trainer, which keeps it as long as the
+ * functions below are called. */
+struct resume_run {
+    struct run_info facts;
+    bool whole_moments;           /* each worker has moments of the whole vector (rps, naive) */
+    bool own_replicas;            /* no replica equals the model anywhere (naive) */
+    const bool *ahead;            /* the last broadcast sent the workers' `ahead` */
+    struct resume_worker *worker; /* [local] */
+    struct resume_comm comm;
+    /* between the workers' memory and the host's; several threads may call them at once */
+    bool on_device; /* a call costs more than its bytes, so few large calls are made */
+    void (*upload)(void *to, const void *host, size_t bytes);
+    void (*download)(void *host, const void *from, size_t bytes);
+};
+
+/* ---- resuming ---- */
+
+/* For --resume: finds the checkpoint (for "auto", the newest complete one under --out) and
+ * stores its name in options->model and options->resume. options->resume is NULL if "auto" finds
+ * none. Checks names, sizes and trainer.json. Returns 0, or the exit code after reporting. */
+int resume_choose(struct options *options);
+
+/* Whether a name is checkpoint-N, as a run names its checkpoints. */
+bool resume_is_checkpoint_name(const char *name);
+
+/* Reads DIR/trainer.json. 0, or -1 after reporting; the caller releases *saved. */
+int resume_open(const char *directory, json_t **saved, struct resume_point *at);
+
+/* Reads the rest of the workers' state from `directory`, after verifying this rank's share of
+ * the checksums. Their params must already be the model. Tells on the terminal and in the log
+ * (event "resume") what cannot be identical. Returns 0, or -1 after reporting. */
+int resume_load(const struct resume_run *run, const char *directory, const json_t *saved,
+                struct jsonl *log);
+
+/* ---- saving ---- */
+
+/* Copies this rank's share of the state. 0, or -1 after reporting. */
+int resume_snapshot(const struct resume_run *run, struct snapshot *out);
+
+/* The name of a rank's file. */
+void resume_file_name(int rank, int ranks, char name[64]);
+
+/* trainer.json without its list of files. NULL: out of memory. */
+json_t *resume_describe(const struct resume_run *run, const struct resume_point *at);
+
+/* Adds a file to that list. */
+void resume_add_file(json_t *trainer, const char *name, uint64_t bytes, const char *checksum);
+
+/* Writes DIR/trainer.json, with its own checksum. 0, or -1 after reporting. */
+int resume_write(json_t *trainer, const char *directory);
+
+/* Lists the complete checkpoints under `out` of at most `step` steps, oldest first. The caller
+ * frees the names and the list. Returns their number, which is also 0 if out of memory. */
+size_t resume_list(const char *out, int step, char ***list);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,550 @@
+/* resume_state.c — a rank's share of a run's state, copied for a checkpoint and read from one. The
+ * tensors are listed in resume.h. */
+#include "llmc/checkpoint/resume.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/checkpoint/checksum.h"
+#include "llmc/log/error.h"
+#include "llmc/checkpoint/safetensors.h"
+
+struct run { /* consecutive elements of the parameter vector; I64 (runs, 2) in the file */
+    int64_t offset, count;
+};
+
+/* ---- runs ------------------------------------------------------------------------------- */
+
+/* The runs that a worker has moments of, in the order of its memory: list[buckets], or one run. */
+static size_t owned_runs(const struct resume_run *r, int worker, struct run *list,
+                         size_t *elements) {
+    const struct param_layout *layout = r->facts.layout;
+    size_t runs = 0;
+    *elements = 0;
+    if (r->whole_moments) {
+        struct run all = {0, (int64_t)layout->count};
+        list[runs++] = all;
+        *elements = layout->count;
+        return runs;
+    }
+    for (int b = 0; b < layout->buckets; b++) {
+        size_t offset, count;
+        r->comm.shard(r->comm.comm, worker, b, &offset, &count);
+        if (!count) continue;
+        struct run one = {(int64_t)offset, (int64_t)count};
+        list[runs++] = one;
+        *elements += count;
+    }
+    return runs;
+}
+
+/* The runs in which a replica differs from the model: the gaps between fresh runs, or
+ * everything. The caller frees *list. Returns 0, or -1 if out of memory. */
+static int stale_runs(const struct resume_run *r, int worker, struct run **list, size_t *runs,
+                      size_t *elements) {
+    const size_t P = r->facts.layout->count;
+    size_t cursor = 0, offset = 0, count = 0, end = 0, room = 0;
+    *list = NULL;
+    *runs = *elements = 0;
+    for (bool more = true; more;) {
+        more = !r->own_replicas && r->facts.workers > 1 &&
+               r->comm.next_fresh(r->comm.comm, worker, &cursor, &offset, &count);
+        if (r->facts.workers == 1) end = P; /* the only replica equals the model */
+        struct run gap = {(int64_t)end, (int64_t)((more ? offset : P) - end)};
+        end = offset + count;
+        if (!gap.count) continue;
+        if (*runs == room) {
+            room = room ? 2 * room : 256;
+            struct run *larger = (struct run *)realloc(*list, room * sizeof *larger);
+            if (!larger)
+                return log_out_of_memory("the list of stale packets",
+                                         (double)(room * sizeof *larger));
+            *list = larger;
+        }
+        (*list)[(*runs)++] = gap;
+        *elements += (size_t)gap.count;
+    }
+    return 0;
+}
+
+/* ---- runs of a device's vector ---------------------------------------------------------- */
+
+/* A device's vector is copied in windows of this many elements, because one call per packet
+ * would take longer than copying its bytes. Windows without any run are skipped. */
+enum { WINDOW = 1 << 17 };
+
+struct window {
+    float *host, *device; /* the part of the vector `device` that is in `host` */
+    size_t first, count, total;
+};
+
+/* Moves to the window that begins at element `at`, unless `at` is in the current window. Returns
+ * how many elements of a run of `count` from there lie in the window, and where. `back`: the
+ * window that is left is uploaded. */
+static size_t window_at(const struct resume_run *r, struct window *w, size_t at, size_t count,
+                        bool back, float **place) {
+    if (at >= w->first + w->count) {
+        if (back && w->count) r->upload(w->device + w->first, w->host, w->count * sizeof(float));
+        w->first = at;
+        w->count = w->total - at < WINDOW ? w->total - at : WINDOW;
+        r->download(w->host, w->device + w->first, w->count * sizeof(float));
+    }
+    size_t there = w->first + w->count - at;
+    *place = w->host + (at - w->first);
+    return there < count ? there : count;
+}
+
+/* Copies the values of all runs, one run after another, from the vector, or, with `back`, to it.
+ * table: (runs, 2) of int64_t, not necessarily aligned. Returns 0, or -1 if out of memory. */
+static int window_runs(const struct resume_run *r, float *vector, const char *table, size_t runs,
+                       char *values, bool back) {
+    struct window w = {(float *)malloc(WINDOW * sizeof(float)), vector, 0, 0,
+                       r->facts.layout->count};
+    if (!w.host) return log_out_of_memory("a part of a replica", WINDOW * sizeof(float));
+    for (size_t i = 0; i < runs; i++) {
+        struct run run;
+        memcpy(&run, table + i * sizeof run, sizeof run);
+        while (run.count > 0) {
+            float *place;
+            size_t n = window_at(r, &w, (size_t)run.offset, (size_t)run.count, back, &place);
+            if (back)
+                memcpy(place, values, n * sizeof(float));
+            else
+                memcpy(values, place, n * sizeof(float));
+            values += n * sizeof(float);
+            run.offset += (int64_t)n;
+            run.count -= (int64_t)n;
+        }
+    }
+    if (back && w.count) r->upload(vector + w.first, w.host, w.count * sizeof(float));
+    free(w.host);
+    return 0;
+}
+
+/* ---- saving ----------------------------------------------------------------------------- */
+
+static void add_moments(const struct resume_run *r, const struct resume_worker *w,
+                        struct run *scratch, struct snapshot *out) {
+    size_t elements, runs = owned_runs(r, w->id, scratch, &elements);
+    void *table = snapshot_add(out, "I64", runs, 2, "worker.%d.owned", w->id);
+    void *m = snapshot_add(out, "F32", elements, 0, "worker.%d.m", w->id);
+    void *v = snapshot_add(out, "F32", elements, 0, "worker.%d.v", w->id);
+    if (!table || !m || !v) return;
+    memcpy(table, scratch, runs * sizeof *scratch);
+    r->download(m, w->m, elements * sizeof(float));
+    r->download(v, w->v, elements * sizeof(float));
+}
+
+static void add_ahead(const struct resume_run *r, const struct resume_worker *w,
+                      struct run *scratch, struct snapshot *out) {
+    size_t elements;
+    if (!*r->ahead) return;
+    owned_runs(r, w->id, scratch, &elements);
+    void *ahead = snapshot_add(out, "F32", elements, 0, "worker.%d.ahead", w->id);
+    if (ahead) r->download(ahead, w->ahead, elements * sizeof(float));
+}
+
+static int add_replica(const struct resume_run *r, const struct resume_worker *w,
+                       struct snapshot *out) {
+    struct run *list;
+    size_t runs, elements, done = 0;
+    int status = 0;
+    if (stale_runs(r, w->id, &list, &runs, &elements)) return -1;
+    int64_t *table = (int64_t *)snapshot_add(out, "I64", runs, 2, "worker.%d.stale", w->id);
+    float *values = (float *)snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
+    if (table && values) {
+        memcpy(table, list ? list : (struct run *)table, runs * sizeof *list);
+    }
+    if (table && values && r->on_device) {
+        status = window_runs(r, w->params, (const char *)table, runs, (char *)values, false);
+    } else if (table && values) {
+        for (size_t i = 0; i < runs; i++) { /* the list now says where each run's values go */
+            int64_t count = list[i].count;
+            list[i].count = (int64_t)done;
+            done += (size_t)count;
+        }
+#pragma omp parallel for if (runs > 64)
+        for (size_t i = 0; i < runs; i++) {
+            r->download(values + list[i].count, w->params + list[i].offset,
+                        (size_t)table[2 * i + 1] * sizeof(float));
+        }
+    }
+    free(list);
+    return status;
+}
+
+static void add_network(const struct resume_run *r, int worker, struct snapshot *out) {
+    size_t bytes = r->comm.state_bytes(r->comm.comm, worker);
+    void *state = worker == r->comm.all_workers
+                      ? snapshot_add(out, "U8", bytes, 0, "network")
+                      : snapshot_add(out, "U8", bytes, 0, "worker.%d.network", worker);
+    if (state) r->comm.state_save(r->comm.comm, worker, state);
+}
+
+static int add_all(const struct resume_run *r, struct run *scratch, struct snapshot *out) {
+    if (r->facts.rank == 0) add_network(r, r->comm.all_workers, out);
+    for (int i = 0; i < r->facts.local; i++) {
+        add_moments(r, &r->worker[i], scratch, out);
+        add_ahead(r, &r->worker[i], scratch, out);
+        add_network(r, r->worker[i].id, out);
+        if (add_replica(r, &r->worker[i], out)) return -1;
+    }
+    return 0;
+}
+
+int resume_snapshot(const struct resume_run *r, struct snapshot *out) {
+    struct run *scratch =
+        (struct run *)calloc((size_t)r->facts.layout->buckets + 1, sizeof *scratch);
+    if (!scratch) return log_out_of_memory("the list of buckets", 0);
+    snapshot_measure(out);
+    int status = add_all(r, scratch, out);
+    if (!status) status = snapshot_allocate(out);
+    if (!status) status = add_all(r, scratch, out);
+    free(scratch);
+    return status;
+}
+
+/* ---- reading ---------------------------------------------------------------------------- */
+
+struct source { /* the optimizer files of a checkpoint */
+    const char *directory;
+    int ranks, workers;
+    struct safetensors **file; /* [ranks] */
+};
+
+static void source_close(struct source *s) {
+    for (int i = 0; s->file && i < s->ranks; i++) safetensors_close(s->file[i]);
+    free(s->file);
+}
+
+static int source_open(struct source *s, const char *directory, const json_t *saved) {
+    memset(s, 0, sizeof *s);
+    s->directory = directory;
+    s->ranks = (int)json_integer_value(json_object_get(saved, "ranks"));
+    s->workers = (int)json_integer_value(json_object_get(saved, "workers"));
+    s->file = (struct safetensors **)calloc((size_t)s->ranks, sizeof *s->file);
+    if (!s->file) return log_out_of_memory("the list of optimizer files", 0);
+    for (int i = 0; i < s->ranks; i++) {
+        char name[64], path[FILE_PATH_BYTES];
+        resume_file_name(i, s->ranks, name);
+        if (file_join(path, directory, name) || safetensors_open(path, &s->file[i])) return -1;
+    }
+    return 0;
+}
+
+/* A tensor of a worker (< 0: of all workers) with this type and shape (-1: any length). NULL
+ * after reporting. */
+static const struct safetensors_view *get(const struct source *s, int worker, const char *what,
+                                          const char *dtype, int64_t rows, int64_t columns) {
+    char name[64];
+    int file = worker < 0 ? 0 : worker / (s->workers / s->ranks);
+    if (worker < 0)
+        snprintf(name, sizeof name, "%s", what);
+    else
+        snprintf(name, sizeof name, "worker.%d.%s", worker, what);
+    const struct safetensors_view *view = safetensors_find(s->file[file], name);
+    if (view && !strcmp(view->dtype, dtype) && view->dims == (columns ? 2 : 1) &&
+        (rows < 0 || view->shape[0] == rows) && (!columns || view->shape[1] == columns))
+        return view;
+    char path[64];
+    resume_file_name(file, s->ranks, path);
+    log_error("'%s/%s': tensor '%s' is %s, expected %s of %lld elements%s", s->directory, path,
+              name, view ? "of another type or shape" : "missing", dtype, (long long)rows,
+              columns ? " by 2" : "");
+    return NULL;
+}
+
+struct table { /* runs in a mapped file, not necessarily aligned */
+    const char *data;
+    size_t runs;
+};
+
+static struct run run_at(const struct table *t, size_t i) {
+    struct run run;
+    memcpy(&run, t->data + i * sizeof run, sizeof run);
+    return run;
+}
+
+/* Reads a table of ascending runs within the vector, and counts their elements. */
+static int get_table(const struct source *s, int worker, const char *what, size_t P,
+                     struct table *out, size_t *elements) {
+    const struct safetensors_view *view = get(s, worker, what, "I64", -1, 2);
+    if (!view) return -1;
+    int64_t end = 0;
+    out->data = (const char *)view->data;
+    out->runs = (size_t)view->shape[0];
+    *elements = 0;
+    for (size_t i = 0; i < out->runs; i++) {
+        struct run run = run_at(out, i);
+        if (run.offset < end || run.count < 1 || run.count > (int64_t)P ||
+            run.offset > (int64_t)P - run.count)
+            return log_error("'%s': run %zu of worker.%d.%s is %lld elements from %lld: not in "
+                             "ascending order within the model's %zu",
+                             s->directory, i, worker, what, (long long)run.count,
+                             (long long)run.offset, P);
+        end = run.offset + run.count;
+        *elements += (size_t)run.count;
+    }
+    return 0;
+}
+
+/* Copies to m and v, which hold `runs` of the vector, the elements that a saved worker has.
+ * Returns their number, or -1 after reporting. */
+static int64_t take_moments(const struct resume_run *r, const struct source *s, int from,
+                            const struct run *list, size_t runs, float *m, float *v) {
+    struct table table;
+    size_t elements, i = 0, mine = 0, theirs = 0;
+    int64_t taken = 0;
+    if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;
+    const struct safetensors_view *sm = get(s, from, "m", "F32", (int64_t)elements, 0);
+    const struct safetensors_view *sv = sm ? get(s, from, "v", "F32", (int64_t)elements, 0) : NULL;
+    if (!sv) return -1;
+    for (size_t k = 0; i < runs && k < table.runs;) {
+        struct run a = list[i], b = run_at(&table, k);
+        int64_t start = a.offset > b.offset ? a.offset : b.offset;
+        int64_t a_end = a.offset + a.count, b_end = b.offset + b.count;
+        int64_t n = (a_end < b_end ? a_end : b_end) - start;
+        if (n > 0) {
+            size_t to = mine + (size_t)(start - a.offset);
+            size_t at = (theirs + (size_t)(start - b.offset)) * sizeof(float);
+            r->upload(m + to, (const char *)sm->data + at, (size_t)n * sizeof(float));
+            r->upload(v + to, (const char *)sv->data + at, (size_t)n * sizeof(float));
+            taken += n;
+        }
+        if (a_end <= b_end) mine += (size_t)a.count, i++;
+        if (b_end <= a_end) theirs += (size_t)b.count, k++;
+    }
+    return taken;
+}
+
+/* Reads moments from all saved workers, or from one if each has moments of everything. */
+static int load_moments(const struct resume_run *r, const struct source *s, bool saved_whole,
+                        const struct resume_worker *w, struct run *scratch) {
+    size_t elements, runs = owned_runs(r, w->id, scratch, &elements);
+    int64_t taken = 0;
+    int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
+    for (int from = first; from <= last; from++) {
+        int64_t n = take_moments(r, s, from, scratch, runs, w->m, w->v);
+        if (n < 0) return -1;
+        taken += n;
+    }
+    if ((size_t)taken == elements) return 0;
+    return log_error("'%s' has moments of %lld of the %zu parameters that worker %d needs",
+                     s->directory, (long long)taken, elements, w->id);
+}
+
+/* What the last broadcast of the other workers sent, where it was ahead of the model: a replica holds
+ * it except where it is stale. */
+static int load_ahead(const struct resume_run *r, const struct source *s,
+                      const struct resume_worker *w) {
+    for (int from = 0; from < s->workers; from++) {
+        struct table table;
+        size_t elements, done = 0;
+        char name[64];
+        snprintf(name, sizeof name, "worker.%d.ahead", from);
+        if (from == w->id || !safetensors_find(s->file[from / (s->workers / s->ranks)], name))
+            continue;
+        if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;
+        const struct safetensors_view *ahead = get(s, from, "ahead", "F32", (int64_t)elements, 0);
+        if (!ahead) return -1;
+        for (size_t i = 0; i < table.runs; i++) {
+            struct run run = run_at(&table, i);
+            r->upload(w->params + run.offset, (const char *)ahead->data + done * sizeof(float),
+                      (size_t)run.count * sizeof(float));
+            done += (size_t)run.count;
+        }
+    }
+    return 0;
+}
+
+static int load_replica(const struct resume_run *r, const struct source *s,
+                        const struct resume_worker *w) {
+    struct table table;
+    size_t elements, done = 0;
+    if (get_table(s, w->id, "stale", r->facts.layout->count, &table, &elements)) return -1;
+    const struct safetensors_view *values = get(s, w->id, "replica", "F32", (int64_t)elements, 0);
+    if (!values) return -1;
+    if (r->on_device)
+        return window_runs(r, w->params, table.data, table.runs, (char *)values->data, true);
+    for (size_t i = 0; i < table.runs; i++) {
+        struct run run = run_at(&table, i);
+        r->upload(w->params + run.offset, (const char *)values->data + done * sizeof(float),
+                  (size_t)run.count * sizeof(float));
+        done += (size_t)run.count;
+    }
+    return 0;
+}
+
+/* *fits: whether the saved state belongs to a network like this run's. */
+static int load_network(const struct resume_run *r, const struct source *s, int worker,
+                        bool *fits) {
+    bool all = worker == r->comm.all_workers;
+    const struct safetensors_view *state = get(s, all ? -1 : worker, "network", "U8", -1, 0);
+    if (!state) return -1;
+    *fits = r->comm.state_load(r->comm.comm, worker, state->data, state->bytes);
+    return 0;
+}
+
+/* ---- what differs ----------------------------------------------------------------------- */
+
+static void differ(json_t *list, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+static void differ(json_t *list, const char *format, ...) {
+    char line[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    json_array_append_new(list, json_string(line));
+}
+
+static void compare_value(json_t *list, const char *name, const json_t *was, const json_t *is) {
+    if (json_equal((json_t *)was, (json_t *)is)) return;
+    char *a = json_dumps(was, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    char *b = json_dumps(is, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+    differ(list, "%s was %s, is %s", name, a ? a : "?", b ? b : "?");
+    free(a);
+    free(b);
+}
+
+/* Options that change the mathematics. All others may differ without any effect on the results. */
+static void compare_options(json_t *list, const json_t *was, const json_t *is) {
+    static const char *const names[] = {"algorithm",
+                                        "batch",
+                                        "seq",
+                                        "packet_bytes",
+                                        "wire-dtype",
+                                        "train_tokens",
+                                        "data-split",
+                                        "micro-batches",
+                                        "steps",
+                                        "lr",
+                                        "lr-final",
+                                        "warmup",
+                                        "beta1",
+                                        "beta2",
+                                        "adam-eps",
+                                        "weight-decay",
+                                        "clip",
+                                        "seed",
+                                        "gradient-loss-rate",
+                                        "parameter-loss-rate",
+                                        "loss-model",
+                                        "loss-at",
+                                        "loss-seed",
+                                        "estimator",
+                                        "lead",
+                                        "lead-extra",
+                                        "carry",
+                                        "gradient-repair",
+                                        "parameter-repair",
+                                        "repair-budget",
+                                        "drift-samples"};
+    const json_t *old = json_object_get(was, "options"), *now = json_object_get(is, "options");
+    const json_t *old_settings = json_object_get(was, "settings");
+    const json_t *now_settings = json_object_get(is, "settings");
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const json_t *a = json_object_get(old_settings, names[i]); /* its effective value */
+        const json_t *b = json_object_get(now_settings, names[i]);
+        compare_value(list, names[i], a ? a : json_object_get(old, names[i]),
+                      b ? b : json_object_get(now, names[i]));
+    }
+    compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
+}
+
+/* ---- loading ---------------------------------------------------------------------------- */
+
+/* Files are distributed over the ranks, so that each file is read once. */
+static int verify(const struct resume_run *r, const char *directory, const json_t *saved) {
+    const char *name;
+    json_t *entry;
+    int i = 0;
+    json_object_foreach(json_object_get(saved, "files"), name, entry) {
+        char path[FILE_PATH_BYTES], found[CHECKSUM_TEXT_BYTES];
+        uint64_t bytes;
+        const char *said = json_string_value(json_object_get(entry, "xxh128"));
+        if (i++ % r->facts.ranks != r->facts.rank) continue;
+        if (file_join(path, directory, name) || checksum_file(path, found, &bytes)) return -1;
+        if (!said || strcmp(said, found) != 0)
+            return log_error("'%s' is damaged: its checksum is %s, trainer.json says %.40s; resume "
+                             "from an older checkpoint",
+                             path, found, said ? said : "none");
+    }
+    return 0;
+}
+
+static int load(const struct resume_run *r, const struct source *s, const json_t *saved,
+                json_t *differences) {
+    const char *was =
+        json_string_value(json_object_get(json_object_get(saved, "options"), "algorithm"));
+    const char *is = algorithm_names[r->facts.options->algorithm];
+    const bool same = was && strcmp(was, is) == 0 && s->workers == r->facts.workers;
+    const bool saved_whole = was && (!strcmp(was, "rps") || !strcmp(was, "naive"));
+    bool fits = true, drift_fits = false;
+    struct run *scratch =
+        (struct run *)calloc((size_t)r->facts.layout->buckets + 1, sizeof *scratch);
+    if (!scratch) return log_out_of_memory("the list of buckets", 0);
+    int status = 0;
+    for (int i = 0; i < r->facts.local && !status; i++) {
+        const struct resume_worker *w = &r->worker[i];
+        status = load_moments(r, s, saved_whole, w, scratch);
+        if (status || !same) continue;
+        status = load_network(r, s, w->id, &fits);
+        if (!status && fits) status = load_ahead(r, s, w);
+        if (!status && (fits || r->own_replicas)) status = load_replica(r, s, w);
+    }
+    free(scratch);
+    if (!status && same) status = load_network(r, s, r->comm.all_workers, &drift_fits);
+    if (s->workers != r->facts.workers)
+        differ(differences,
+               "%d workers were %d: moments are distributed again, data goes on at "
+               "the same sequence",
+               r->facts.workers, s->workers);
+    if (!same || !fits) differ(differences, "every replica starts as the model, ages at 0");
+    if (!drift_fits) differ(differences, "the history of the drift sample starts again");
+    return status;
+}
+
+static void show(const struct resume_run *r, const char *directory, int step,
+                 const json_t *differences) {
+    size_t i;
+    json_t *line;
+    if (r->facts.rank > 0 || r->facts.options->quiet) return;
+    printf("resumed from %s after %d steps%s\n", directory, step,
+           json_array_size(differences) ? "; cannot be identical:" : ", bit for bit");
+    json_array_foreach(differences, i, line) printf("  %s\n", json_string_value(line));
+    fflush(stdout);
+}
+
+int resume_load(const struct resume_run *r, const char *directory, const json_t *saved,
+                struct jsonl *log) {
+    const int step = (int)json_integer_value(json_object_get(saved, "step"));
+    const json_int_t parameters = json_integer_value(json_object_get(saved, "parameters"));
+    struct resume_point nowhere;
+    struct source source;
+    memset(&nowhere, 0, sizeof nowhere);
+    if (parameters != (json_int_t)r->facts.layout->count)
+        return log_error("'%s' was saved with %lld parameters, config.json makes it %zu", directory,
+                         (long long)parameters, r->facts.layout->count);
+    if (verify(r, directory, saved)) return -1;
+    json_t *differences = json_array(), *now = resume_describe(r, &nowhere);
+    int status = source_open(&source, directory, saved);
+    if (!status) {
+        compare_options(differences, saved, now);
+        if (r->facts.ranks > 1 && strcmp(r->facts.link, "udp") == 0)
+            differ(differences, "over --link udp the network decides what else is lost");
+        status = load(r, &source, saved, differences);
+    }
+    source_close(&source);
+    json_decref(now);
+    if (!status) {
+        show(r, directory, step, differences);
+        jsonl_write(log, json_pack("{s:s, s:i, s:s, s:b, s:O}", "event", "resume", "step", step,
+                                   "checkpoint", directory, "identical",
+                                   json_array_size(differences) == 0, "differences", differences));
+    }
+    json_decref(differences);
+    return status;
+}

@@ -1,0 +1,87 @@
+/* dry_run.c — see dry_run.h. */
+#include "llmc/cli/dry_run.h"
+
+#include <math.h>
+#include <stdio.h>
+
+#include "llmc/cli/memory_check.h"
+#include "llmc/cli/memory_plan.h"
+#include "llmc/cli/validate.h"
+#include "llmc/comm/settings.h"
+#include "llmc/model/config.h"
+#include "llmc/util/threads.h"
+
+/* Expected to be sent again, as a share of each phase, and the shares that stay lost. */
+static void expect_repair(const struct options *o, const struct lossynet_settings *network,
+                          double resent[2], double left[2]) {
+    const double rates[2] = {o->gradient_loss_rate, o->parameter_loss_rate};
+    for (int phase = 0; phase < 2; phase++) {
+        left[phase] = rates[phase];
+        for (int r = 1; r <= network->repair[phase]; r++) {
+            double again = left[phase];
+            if (o->repair_budget > 0) again = fmin(again, o->repair_budget - resent[phase]);
+            resent[phase] += again;
+            left[phase] -= again * (1 - rates[phase]);
+        }
+    }
+}
+
+static void print_drift(int workers, double p) {
+    double correlation[LOSSYNET_LAGS];
+    for (int k = 0; k < LOSSYNET_LAGS; k++) correlation[k] = pow(0.9, k + 1);
+    memory_plan_print_drift(p, lossynet_drift_pair(workers, p, 0, 1, correlation, 0),
+                            lossynet_drift_pair(workers, p, 0, 1, correlation, LOSSYNET_LAGS),
+                            lossynet_drift_paper(p, 1));
+}
+
+/* What the ranks that are here, with their shares of the workers, need of their hosts. */
+static int print_host(const struct options *o, const struct lossynet_world *world,
+                      const struct llama_config *c, const struct lossynet_settings *network,
+                      struct memory_plan_settings s) {
+    struct memory_check found;
+    if (s.workers % world->ranks) return 0;
+    s.network_bytes = (double)lossynet_memory_needed(world, network);
+    memory_plan_place(&s, world->ranks, world->rank);
+    if (memory_check_measure(o, world, c, &s, &found)) return -1;
+    if (world->rank > 0) return 0;
+    printf("\nMemory as started here: %d rank%s with %d worker%s%s\n", world->ranks,
+           world->ranks > 1 ? "s" : "", s.local, s.local > 1 ? "s" : "",
+           world->ranks > 1 ? " each" : "");
+    printf("  %-20s %10.3f GB  %d rank%s on %s\n", "needed", found.needed / 1e9, found.ranks,
+           found.ranks > 1 ? "s" : "", found.host);
+    printf("  %-20s %10.3f GB  %s%s\n", "available", found.available / 1e9, found.limit,
+           found.fits ? "" : ": the run would be refused");
+    return 0;
+}
+
+int dry_run(const struct options *o, const struct lossynet_world *world) {
+    struct llama_config c;
+    struct param_layout layout;
+    const int workers = o->workers ? o->workers : world->ranks;
+    const struct lossynet_world cluster = {.ranks = workers, .local_ranks = 1};
+    if (config_of_model(o->model, &c) ||
+        config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c))
+        return -1;
+    if (param_layout_build(&c, &layout)) return -1;
+    threads_choose(o->threads, world->local_ranks);
+    struct lossynet_settings network = comm_settings(o, &layout, workers);
+    struct memory_plan_settings settings =
+        memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
+    settings.leads = comm_leads(o, workers);
+    settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
+    settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
+    settings.staged = workers > 1;
+    const bool half = o->dtype == OPTION_DTYPE_BF16;
+    settings.device = o->device == DEVICE_CUDA || (half && o->device != DEVICE_CPU);
+    if (half || (settings.device && o->dtype == OPTION_DTYPE_AUTO)) settings.dtype = DTYPE_BF16;
+    double left[2];
+    expect_repair(o, &network, settings.resent, left);
+    if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
+    if (world->rank == 0) {
+        memory_plan_print(&c, &settings);
+        print_drift(workers, left[LOSSYNET_PARAMETER]);
+    }
+    int status = print_host(o, world, &c, &network, settings);
+    param_layout_release(&layout);
+    return status;
+}

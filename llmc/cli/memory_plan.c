@@ -1,0 +1,226 @@
+/* memory_plan.c — see memory_plan.h. All arithmetic is in double: exact up to 2^53. */
+#include "llmc/cli/memory_plan.h"
+#include "llmc/model/activations.h"
+#include "llmc/backend/cpu/backend_cpu.h"
+#include "llmc/backend/cpu/working.h"
+#include "llmc/backend/cuda/backend_cuda.h"
+
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+struct memory_plan_settings memory_plan_of_options(const struct options *o, int workers, int seq) {
+    struct memory_plan_settings s;
+    memset(&s, 0, sizeof s);
+    s.model = o->model;
+    s.workers = workers;
+    s.batch = o->batch;
+    s.seq = seq;
+    s.micro_batches = o->micro_batches;
+    s.sharded_optimizer = o->algorithm != ALGORITHM_RPS && o->algorithm != ALGORITHM_NAIVE;
+    s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
+    s.wire_bytes = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
+    s.link_gbps = o->link_gbps;
+    s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->parameter_loss_rate;
+    if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.stale = workers / (workers - 1.0);
+    s.exact = o->algorithm == ALGORITHM_RELIABLE && o->wire_dtype == OPTION_WIRE_FLOAT32;
+    s.saves = o->out || !o->train;
+    s.gathers = workers > 1 && (s.saves || o->val || o->sample_every);
+    s.copies_model = true;
+    s.carries = o->carry > 0 && o->algorithm == ALGORITHM_LOSSY;
+    s.threads = o->threads ? o->threads : omp_get_max_threads();
+    return s;
+}
+
+/* As train_llama2.cu does: with at least as many local workers as threads, each thread computes whole
+ * workers, with activations of its own. */
+void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
+    s->local = s->workers / ranks;
+    s->engines = s->local >= s->threads ? s->threads : 1;
+    s->staged = ranks > 1;
+    s->copies_model = rank == 0;
+}
+
+/* Working memory of operations (backend_cuda.cu): the logits of a chunk, sums of the backward
+ * passes of attention and norms; and what opening the device takes. */
+static double device_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
+    const size_t element = s->dtype == DTYPE_BF16 ? 2 : 4;
+    const double N = (double)s->batch * s->seq;
+    const double logits =
+        (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
+        (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
+    const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
+    return logits + (attention > norm ? attention : norm) + MEMORY_PLAN_OPENED_BYTES;
+}
+
+/* The same on a CPU. */
+static double cpu_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
+    const int N = s->batch * s->seq, C = c->width, F = c->hidden, HD = c->heads * c->head_size;
+    const int threads = s->threads > 1 ? s->threads : 1, engines = s->engines ? s->engines : 1;
+    const bool backward = !s->evaluating;
+    struct cpu_working w = {0, {0}};
+    if (s->dtype == DTYPE_BF16) w.packed = backend_cpu_multiplies_bf16() ? 2 : 4;
+    cpu_working_classifier(&w, N, C, c->vocabulary, backward);
+    cpu_working_attention(&w, s->seq, c->head_size, backward);
+    cpu_working_matmul(&w, N, C, HD + 2 * c->kv_heads * c->head_size, backward);
+    cpu_working_matmul(&w, N, HD, C, backward);
+    cpu_working_matmul(&w, N, C, 2 * F, backward);
+    cpu_working_matmul(&w, N, F, C, backward);
+    return cpu_working_bytes(&w, engines, threads);
+}
+
+/* What is kept to write a checkpoint from while training goes on. */
+static double copy_bytes(const struct memory_plan_settings *s, const struct memory_plan *e) {
+    const double others = s->workers > 1 ? (s->workers - 1.0) / s->workers : 0;
+    if (s->evaluating || !s->saves) return 0;
+    return (s->copies_model ? 4 * e->parameters : 0) + e->optimizer_bytes +
+           s->stale * others * e->parameter_bytes + (s->carries ? e->parameter_bytes : 0) +
+           e->ahead_bytes;
+}
+
+bool memory_plan_choose_recompute(const struct llama_config *c, struct memory_plan_settings *s,
+                                  double available, double *total) {
+    for (int r = RECOMPUTE_NONE; r < RECOMPUTE_AUTO; r++) {
+        s->recompute = (enum recompute)r;
+        *total = memory_plan_of_run(c, s).total_bytes;
+        if (available == 0 || *total <= available) return true;
+    }
+    return false;
+}
+
+struct memory_plan memory_plan_of_run(const struct llama_config *config,
+                                      const struct memory_plan_settings *s) {
+    struct memory_plan e;
+    e.ahead_bytes = 0;
+    const double P = (double)config_parameters(config), N = s->workers;
+    const double others = (N - 1) / N, V = s->local ? s->local : 1;
+    const bool half = s->dtype == DTYPE_BF16;
+    e.parameters = P;
+    e.parameter_bytes = 4 * P * V;
+    e.gradient_bytes = s->evaluating ? 0 : 4 * P * V;
+    e.optimizer_bytes = s->evaluating ? 0 : s->sharded_optimizer ? 8 * P * V / N : 8 * P * V;
+    if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
+    e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
+    e.working_bytes = s->device ? device_bytes(config, s) : cpu_bytes(config, s);
+    e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
+    e.network_bytes = s->network_bytes;
+    /* A CPU's pages are taken when they are first written, a device's memory at once. */
+    const bool gathers = s->gathers && (!s->exact || s->leads);
+    e.fresh_bytes = (s->device ? s->workers > 1 : gathers) ? 4 * P : 0;
+    const double fresh = s->device && s->staged && !s->evaluating ? 0 : e.fresh_bytes;
+    e.copy_bytes = copy_bytes(s, &e);
+    e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
+                                                   !s->evaluating, s->recompute) *
+                         (s->engines && !s->device ? s->engines : 1);
+    if (s->remembers)
+        e.activation_bytes += (half ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
+                              (config->heads + 2.0 * config->kv_heads) * config->head_size;
+    e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.ahead_bytes +
+                    e.weight_bytes + e.working_bytes + e.program_bytes + fresh + e.activation_bytes;
+    const double host = e.network_bytes + e.copy_bytes; /* these lie where the vectors are */
+    if (!s->device) e.total_bytes += host;
+    /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
+    if (s->device)
+        e.host_bytes = host + e.fresh_bytes +
+                       (s->staged ? e.parameter_bytes + e.gradient_bytes + e.ahead_bytes : 0);
+    /* GRADIENT: a worker sends every shard except its own. PARAMETER: it sends its own shard to
+     * N-1 workers. */
+    e.phase_bytes = s->wire_bytes * P * others;
+    e.phase_packets = ceil(e.phase_bytes / s->packet_bytes);
+    e.phase_seconds =
+        8 * (e.phase_bytes + e.phase_packets * (s->header_bytes + MEMORY_PLAN_FRAME_BYTES)) /
+        (s->link_gbps * 1e9);
+    return e;
+}
+
+double memory_plan_checkpoint_bytes(const struct llama_config *config,
+                                    const struct memory_plan_settings *s) {
+    const double P = (double)config_parameters(config), N = s->workers;
+    return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + s->stale * (N - 1) * 4 * P;
+}
+
+static void line(const char *what, double bytes, const char *note) {
+    printf("  %-20s %10.3f GB%s%s\n", what, bytes / 1e9, *note ? "  " : "", note);
+}
+
+/* Prints the total with the other values of --recompute. */
+static void print_recompute(const struct llama_config *config,
+                            const struct memory_plan_settings *s) {
+    for (int r = RECOMPUTE_NONE; r < RECOMPUTE_AUTO; r++) {
+        struct memory_plan_settings other = *s;
+        other.recompute = (enum recompute)r;
+        printf("  %-20s %10.3f GB with --recompute %s\n", r == RECOMPUTE_NONE ? "or in all" : "",
+               memory_plan_of_run(config, &other).total_bytes / 1e9, recompute_names[r]);
+    }
+}
+
+void memory_plan_print_memory(const struct llama_config *config,
+                              const struct memory_plan_settings *s) {
+    const struct memory_plan e = memory_plan_of_run(config, s);
+    printf("Memory %s", s->local > 1 ? "" : "per worker ");
+    if (s->local > 1) printf("of a rank with %d of %d workers ", s->local, s->workers);
+    printf("(%s; GB = 10^9 bytes)\n",
+           s->dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
+    line("parameters", e.parameter_bytes, "");
+    if (e.weight_bytes > 0) line("weights in use", e.weight_bytes, "bf16");
+    line("gradients", e.gradient_bytes, "");
+    line("optimizer state", e.optimizer_bytes,
+         s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
+    if (s->leads) line("values ahead", e.ahead_bytes, "of the 1/N it owns, broadcast (--lead)");
+    if (!s->device) line("network", e.network_bytes, "gradients of its shards, from others");
+    if (!s->device || !s->staged)
+        line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
+    if (!s->device) line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
+    line("activations", e.activation_bytes, s->dtype == DTYPE_BF16 ? "bf16" : "");
+    line("working memory", e.working_bytes,
+         s->device ? "logits, libraries, driver" : "logits, attention, copies for products");
+    if (!s->device) line("program", e.program_bytes, "with its libraries");
+    line("total", e.total_bytes, "");
+    if (s->device) {
+        print_recompute(config, s);
+        printf("\nMemory of the host per worker\n");
+        if (s->staged)
+            line("copies that travel", e.parameter_bytes + e.gradient_bytes + e.ahead_bytes,
+                 "parameters and gradients, pinned");
+        line("network", e.network_bytes,
+             s->staged ? "gradients of its shards, from others, pinned"
+                       : "gradients of its shards, from others");
+        line("evaluation, saving", e.fresh_bytes, "for the moment: the model put together");
+        line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
+        line("host's total", e.host_bytes, "");
+    }
+}
+
+void memory_plan_print(const struct llama_config *config, const struct memory_plan_settings *s) {
+    const struct memory_plan e = memory_plan_of_run(config, s);
+    printf("%s: %.0f parameters, %d layers of width %d, vocabulary %d\n", s->model, e.parameters,
+           config->layers, config->width, config->vocabulary);
+    printf("%d worker%s, one per rank, batch %d x %d tokens: %.0f tokens per step\n\n", s->workers,
+           s->workers > 1 ? "s" : "", s->batch, s->seq,
+           (double)s->workers * s->batch * s->seq * s->micro_batches);
+    memory_plan_print_memory(config, s);
+    printf("\nOn disk\n");
+    line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
+         "of all workers, stale packets too");
+    printf("\nSent per worker and step, as %s; as much is received\n",
+           s->wire_bytes == 2 ? "bf16" : "float32");
+    line("gradient phase", e.phase_bytes, "");
+    line("parameter phase", e.phase_bytes, "");
+    const double again = s->resent[0] + s->resent[1];
+    if (again > 0) line("sent again", again * e.phase_bytes, "expected at these loss rates");
+    printf("  %.0f packets of at most %d bytes in each phase\n", e.phase_packets, s->packet_bytes);
+    printf("  at %g Gbit/s: %.1f ms per phase, %.1f ms per step on the link\n", s->link_gbps,
+           1e3 * e.phase_seconds, 1e3 * (2 + again) * e.phase_seconds);
+    printf("  (with %d bytes of header and %d of Ethernet, IPv4 and UDP per packet)\n",
+           s->header_bytes, MEMORY_PLAN_FRAME_BYTES);
+}
+
+void memory_plan_print_drift(double p, double uncorrelated, double correlated, double paper) {
+    printf("\nExpected drift between two replicas at parameter loss rate %g,\n"
+           "losses being independent, in units of the squared size of one step's change\n",
+           p);
+    printf("  steps uncorrelated   %10.4f\n", uncorrelated);
+    printf("  correlated by 0.9^k  %10.4f\n", correlated);
+    printf("  the paper's 2p/(1+p) %10.4f\n", paper);
+}

@@ -1,0 +1,105 @@
+/* memory_plan.h — memory and traffic of a run, from arithmetic alone; nothing is allocated. */
+#ifndef LLMC_CLI_MEMORY_PLAN_H
+#define LLMC_CLI_MEMORY_PLAN_H
+
+#include <stdbool.h>
+
+#include "llmc/model/activations.h"
+#include "llmc/model/config.h"
+#include "llmc/cli/options.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct memory_plan_settings {
+    const char *model; /* name to print */
+    int workers;       /* one per rank */
+    int batch, seq, micro_batches;
+    bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */
+    double network_bytes;           /* what the network layer needs, mainly receive buffers */
+    int packet_bytes, header_bytes; /* of a packet: its payload, and the header before it */
+    int wire_bytes;                 /* bytes of an element of the payload */
+    double resent[2];               /* expected retransmissions by phase, as a share of the phase */
+    double link_gbps;               /* 10^9 bit/s, each way */
+    bool device;                    /* on a GPU */
+    enum dtype dtype;               /* of weights in use and of activations */
+    enum recompute recompute;       /* not auto */
+    double stale;                   /* share of a replica that is stale */
+    int local;                      /* workers that share the device or the rank; 0: 1 */
+    int engines, threads;           /* CPU: sets of activations, and threads that compute; 0: 1 */
+    bool exact;                     /* every replica is the model, unless leads */
+    bool gathers;      /* the model is put together from its owners, to evaluate or to save */
+    bool saves;        /* checkpoints, from copies in memory */
+    bool copies_model; /* rank 0 does to save */
+    bool carries;      /* --carry: lost gradients, which are saved too */
+    bool remembers;    /* keys and values of all layers, to generate text */
+    bool evaluating;   /* no gradients, no optimizer */
+    bool staged;       /* several ranks: with a device, the network reads host memory */
+    bool leads;        /* owners keep what they broadcast ahead of the model (--lead) */
+};
+
+struct memory_plan {
+    double parameters;                      /* P */
+    double parameter_bytes, gradient_bytes; /* 4P each, for each local worker */
+    double optimizer_bytes;                 /* 8P, or 8P/N when sharded, for each local worker */
+    double ahead_bytes;                     /* with leads: 4P/N, for each local worker */
+    double weight_bytes;                    /* 2P in bf16: the weights that are computed with */
+    double working_bytes;                   /* working memory of operations and libraries */
+    double program_bytes;                   /* on a CPU: the process itself and its libraries */
+    double network_bytes;
+    double fresh_bytes; /* 4P if N > 1: the model, put together for evaluation and saving */
+    double copy_bytes;  /* the copy that a checkpoint is written from */
+    double activation_bytes;
+    double total_bytes;
+    double host_bytes;  /* with a device: host memory, mainly pinned vectors */
+    double phase_bytes; /* payload a worker sends in a phase; it receives as much */
+    double phase_packets;
+    double phase_seconds; /* time on the link, including headers */
+};
+
+/* Bytes around a datagram: Ethernet 38 with preamble, checksum and gap; IPv4 20; UDP 8. */
+enum { MEMORY_PLAN_FRAME_BYTES = 66 };
+/* Bytes that opening a device takes: cuBLASLt's workspace, and an assumed 600 MB for the
+ * driver's context and code. */
+enum { MEMORY_PLAN_OPENED_BYTES = (64 << 20) + 600000000 };
+
+/* Bytes of a process that computes nothing yet (measured). */
+enum { MEMORY_PLAN_PROGRAM_BYTES = 10000000 };
+
+/* Settings of rank 0 of a run with these options, one worker per rank, in float32 on the CPU. The
+ * network's fields (network_bytes, header_bytes) are 0. Without --train nothing is known of the run
+ * yet: it is assumed to evaluate and to save. */
+struct memory_plan_settings memory_plan_of_options(const struct options *options, int workers,
+                                                   int seq);
+
+/* Makes it a rank of a run on `ranks` ranks, with its share of the workers. */
+void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank);
+
+struct memory_plan memory_plan_of_run(const struct llama_config *config,
+                                      const struct memory_plan_settings *s);
+
+/* Size of a checkpoint, including the stale packets of the replicas. */
+double memory_plan_checkpoint_bytes(const struct llama_config *config,
+                                    const struct memory_plan_settings *s);
+
+/* Sets s->recompute to the least recomputation whose total is at most `available` bytes, and
+ * *total to that total. If none fits, it takes the most recomputation. If `available` is 0, it
+ * is unknown, and there is no recomputation. Returns whether the run fits. */
+bool memory_plan_choose_recompute(const struct llama_config *config, struct memory_plan_settings *s,
+                                  double available, double *total);
+
+/* Prints the memory as a table to stdout. */
+void memory_plan_print_memory(const struct llama_config *config,
+                              const struct memory_plan_settings *s);
+
+/* Prints the same, disk and traffic. */
+void memory_plan_print(const struct llama_config *config, const struct memory_plan_settings *s);
+
+/* Prints the expected drift, which the network layer computes. */
+void memory_plan_print_drift(double p, double uncorrelated, double correlated, double paper);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,93 @@
+/* options.h — the command line: one table of GNU long options, one struct of settings.
+ *
+ * options.c holds the table; each line names an option, its range, its default and its help text.
+ * A setting that is out of range or not understood is a usage error: one line, exit code 2.
+ */
+#ifndef LLMC_CLI_OPTIONS_H
+#define LLMC_CLI_OPTIONS_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_NAIVE };
+extern const char *const algorithm_names[]; /* ends with NULL */
+
+enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
+
+enum data_split { DATA_SHARED, DATA_CONTIGUOUS }; /* of --data-split */
+enum { OPTION_WIRE_FLOAT32, OPTION_WIRE_BF16 };   /* of --wire-dtype */
+
+enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF }; /* of --progress */
+
+enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
+
+struct options {
+    /* model */
+    const char *model;                     /* preset name or checkpoint directory */
+    int vocabulary;                        /* 0: from the data */
+    int device, dtype, recompute, threads; /* recompute: as in activations.h */
+    double memory;                         /* bytes / 1e9; 0: what there is */
+    /* data */
+    const char *train, *val, *tokenizer;
+    int data_split;
+    /* optimisation */
+    int batch, seq, steps, micro_batches, warmup;
+    double lr, lr_final, beta1, beta2, adam_eps, weight_decay, clip;
+    int64_t seed;
+    /* loss */
+    int algorithm;
+    double loss_rate, gradient_loss_rate,
+        parameter_loss_rate; /* the last two are the effective rates */
+    const char *loss_model, *loss_at, *estimator;
+    int64_t loss_seed;
+    const char *lead; /* auto, off or a number */
+    double lead_extra;
+    double carry;
+    int repair, gradient_repair,
+        parameter_repair; /* rounds; the last two are the effective numbers */
+    double repair_budget;
+    bool robust; /* the parser sets the other options accordingly */
+    /* network */
+    int workers; /* 0: one per rank */
+    const char *link;
+    int packet_bytes; /* 0: the link's default */
+    int wire_dtype;
+    double link_gbps;
+    const char *interface;
+    const char *traffic_class;
+    double pace_gbps, loss_budget, peer_timeout;
+    const char *record_loss;
+    bool no_overlap, multicast, encrypt, gpu_direct;
+    /* output */
+    const char *out, *log;
+    const char *resume; /* NULL: a new run; resume_choose replaces "auto" */
+    int save_every, keep, eval_every, eval_sequences, drift_samples;
+    int stride, sample_every; /* 0: none */
+    int progress;
+    bool overwrite, quiet;
+    /* modes */
+    bool eval, dry_run, preflight, help, version;
+    const char *generate;
+    int tokens;
+    double temperature, top_p;
+};
+
+/* Fills `out` with defaults and what the command line says; strings point into argv.
+ * 0 on success; 2 after reporting a usage error (the exit code for it). */
+int options_parse(int argc, char **argv, struct options *out);
+
+enum { OPTIONS_MOST = 128 }; /* there are no more */
+json_t *
+options_json(const struct options *options); /* All options, for the log. NULL if out of memory. */
+
+void options_help(void); /* Prints the options to stdout, grouped, with their defaults. */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,397 @@
+/* preflight_verdict.c — decides which node is bad, from what all ranks measured. See preflight.h.
+ *
+ * A path has two ends, and a slow path does not show which end is slow. So a rank is rated by the
+ * peer with which it did best: a rank that is slow with every peer is slow itself. Its rating is
+ * compared with the median over all ranks. Paths within a node are not compared, because their speed
+ * is the processor's, which other ranks use at the same time.
+ */
+#include "llmc/cli/preflight.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double RATE_LEAST = 0.8; /* a rank below this share of the median is slow */
+static const double PATH_LEAST = 0.5; /* the same for a path; there are many paths */
+static const double LOSS_MOST =
+    0.005; /* a rank that loses this much more than the median is lossy */
+static const double PATH_LOSS_MOST = 0.02; /* the same for a path */
+static const double COMPUTE_LEAST = 0.8;   /* a GPU below this share of the median is slow */
+static const double CLOCK_MOST = 5;        /* seconds from the median clock */
+
+enum kind { NETWORK, NODE, RANK, PATH, INSIDE, HOST };
+
+static struct preflight_finding *add(struct preflight_findings *f, int kind, int a, int b) {
+    static struct preflight_finding overflow;
+    struct preflight_finding *new = f->count < PREFLIGHT_FINDINGS ? &f->list[f->count] : &overflow;
+    f->count++;
+    new->kind = kind;
+    new->a = a;
+    new->b = b;
+    new->text[0] = 0;
+    return new;
+}
+
+__attribute__((format(printf, 2, 3))) static void say(struct preflight_finding *f,
+                                                      const char *format, ...) {
+    const size_t used = strlen(f->text);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(f->text + used, sizeof f->text - used, format, arguments);
+    va_end(arguments);
+}
+
+void preflight_confirm(struct preflight_findings *out, const struct preflight_findings *again) {
+    int kept = 0;
+    const int count = out->count < PREFLIGHT_FINDINGS ? out->count : PREFLIGHT_FINDINGS;
+    for (int i = 0; i < count; i++) {
+        bool found = false;
+        for (int j = 0; j < again->count && j < PREFLIGHT_FINDINGS; j++)
+            found |= out->list[i].kind == again->list[j].kind &&
+                     out->list[i].a == again->list[j].a && out->list[i].b == again->list[j].b;
+        if (found) out->list[kept++] = out->list[i];
+    }
+    out->count = kept;
+}
+
+static int ascending(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median of `count` numbers, `stride` doubles apart. Of two numbers in the middle, it is the
+ * lower. */
+static double median(const double *first, int count, size_t stride) {
+    double *sorted = (double *)malloc((size_t)count * sizeof *sorted), result = *first;
+    if (sorted) {
+        for (int i = 0; i < count; i++) sorted[i] = first[(size_t)i * stride];
+        qsort(sorted, (size_t)count, sizeof *sorted, ascending);
+        result = sorted[(count - 1) / 2];
+    }
+    free(sorted);
+    return result;
+}
+
+/* ---- network ---- */
+
+static const struct lossynet_path *path(const struct preflight_nodes *n,
+                                        const struct lossynet_path *paths, int from, int to) {
+    return &paths[(size_t)from * (size_t)n->ranks + (size_t)to];
+}
+
+/* With duplicates, more packets may arrive than were sent. */
+static double lost(const struct lossynet_path *p) {
+    return p->sent && p->arrived < p->sent ? 1 - (double)p->arrived / (double)p->sent : 0;
+}
+
+void preflight_traffic(const struct preflight_nodes *n, const struct lossynet_path *paths,
+                       struct preflight_traffic *out) {
+    for (int r = 0; r < n->ranks; r++) {
+        struct preflight_traffic *t = &out[r];
+        *t = (struct preflight_traffic){0, 0, 1, 1};
+        for (int peer = 0; peer < n->ranks; peer++) {
+            if (peer == r || (n->nodes > 1 && n->node[peer] == n->node[r])) continue;
+            const struct lossynet_path *in = path(n, paths, peer, r), *to = path(n, paths, r, peer);
+            t->in = fmax(t->in, in->gbps);
+            t->out = fmax(t->out, to->gbps);
+            t->lost_in = fmin(t->lost_in, lost(in));
+            t->lost_out = fmin(t->lost_out, lost(to));
+        }
+    }
+}
+
+/* For each direction of a rank: is it bad, compared with the medians? */
+struct verdict {
+    bool slow_in, slow_out, lossy_in, lossy_out;
+    double in, out; /* of the median */
+    double lost_in, lost_out;
+};
+
+static struct verdict judge_rank(const struct preflight_traffic *t,
+                                 const struct preflight_traffic *median) {
+    struct verdict v = {.in = t->in / median->in,
+                        .out = t->out / median->out,
+                        .lost_in = t->lost_in,
+                        .lost_out = t->lost_out};
+    v.slow_in = v.in < RATE_LEAST;
+    v.slow_out = v.out < RATE_LEAST;
+    v.lossy_in = t->in > 0 && t->lost_in > median->lost_in + LOSS_MOST;
+    v.lossy_out = t->out > 0 && t->lost_out > median->lost_out + LOSS_MOST;
+    return v;
+}
+
+static bool is_bad(const struct verdict *v) {
+    return v->slow_in || v->slow_out || v->lossy_in || v->lossy_out;
+}
+
+/* The faults that all ranks of a node have in common. */
+static struct verdict judge_node(const struct preflight_nodes *n, int node,
+                                 const struct verdict *rank) {
+    struct verdict v = {true, true, true, true, 0, 0, 1, 1};
+    for (int r = 0; r < n->ranks; r++) {
+        if (n->node[r] != node) continue;
+        v.slow_in &= rank[r].slow_in;
+        v.slow_out &= rank[r].slow_out;
+        v.lossy_in &= rank[r].lossy_in;
+        v.lossy_out &= rank[r].lossy_out;
+        v.in = fmax(v.in, rank[r].in);
+        v.out = fmax(v.out, rank[r].out);
+        v.lost_in = fmin(v.lost_in, rank[r].lost_in);
+        v.lost_out = fmin(v.lost_out, rank[r].lost_out);
+    }
+    return v;
+}
+
+static void describe(struct preflight_finding *f, const struct verdict *v, const char *where) {
+    const char *and = "";
+    if (v->slow_in) {
+        say(f,
+            v->in > 0 ? " received %.0f%% of the median rate from every peer"
+                      : " received nothing from any peer",
+            100 * v->in);
+        and = ";";
+    }
+    if (v->slow_out) {
+        say(f,
+            v->out > 0 ? "%s sent %.0f%% of the median rate to every peer"
+                       : "%s sent nothing that arrived at any peer",
+            and, 100 * v->out);
+        and = ";";
+    }
+    if (v->lossy_in) {
+        say(f, "%s lost %.1f%% of what every peer sent to it", and, 100 * v->lost_in);
+        and = ";";
+    }
+    if (v->lossy_out)
+        say(f, "%s lost %.1f%% of what it sent to every peer", and, 100 * v->lost_out);
+    say(f, ": look at its %s", where);
+}
+
+/* Means over the ranks of two nodes. */
+static void between(const struct preflight_nodes *n, const struct lossynet_path *paths, int from,
+                    int to, double *gbps, double *lost) {
+    double sent = 0, arrived = 0;
+    int count = 0;
+    *gbps = 0;
+    for (int s = 0; s < n->ranks; s++) {
+        for (int r = 0; r < n->ranks; r++) {
+            if (n->node[s] != from || n->node[r] != to) continue;
+            const struct lossynet_path *p = path(n, paths, s, r);
+            *gbps += p->gbps;
+            sent += (double)p->sent;
+            arrived += (double)p->arrived;
+            count++;
+        }
+    }
+    *gbps /= count;
+    *lost = sent > arrived ? 1 - arrived / sent : 0;
+}
+
+/* Finds bad paths between good ends. With two nodes, nobody can tell which end is bad, so each
+ * direction is compared with the better one. */
+static void judge_paths(const struct preflight_nodes *n, const struct lossynet_path *paths,
+                        const bool *named, struct preflight_findings *out) {
+    const size_t nodes = (size_t)n->nodes, all = nodes * nodes;
+    double *rate = (double *)calloc(2 * all, sizeof *rate), *loss = rate ? rate + all : NULL;
+    int count = 0;
+    if (!rate) return;
+    for (int i = 0; i < n->nodes; i++)
+        for (int j = 0; j < n->nodes; j++)
+            if (i != j) {
+                between(n, paths, i, j, &rate[count], &loss[count]);
+                count++;
+            }
+    const bool two = n->nodes == 2;
+    const double usual = two ? fmax(rate[0], rate[1]) : median(rate, count, 1);
+    const double usual_loss = two ? fmin(loss[0], loss[1]) : median(loss, count, 1);
+    count = 0;
+    for (int i = 0; i < n->nodes; i++) {
+        for (int j = 0; j < n->nodes; j++) {
+            if (i == j) continue;
+            const double gbps = rate[count], gone = loss[count++];
+            const bool slow = gbps < (two ? RATE_LEAST : PATH_LEAST) * usual;
+            const bool lossy = gone > usual_loss + (two ? LOSS_MOST : PATH_LOSS_MOST);
+            if (named[i] || named[j] || !(slow || lossy)) continue;
+            say(add(out, PATH, i, j),
+                "from node %s to node %s: %.0f%% of the %s, %.1f%% lost: look at the path between "
+                "them%s",
+                n->names[i], n->names[j], 100 * gbps / usual,
+                two ? "other direction's rate" : "median rate", 100 * gone,
+                two ? " (of two nodes, nobody can tell which end it is)" : "");
+        }
+    }
+    free(rate);
+}
+
+static void judge_inside(const struct preflight_nodes *n, const struct lossynet_path *paths,
+                         struct preflight_findings *out) {
+    for (int s = 0; s < n->ranks; s++)
+        for (int r = 0; r < n->ranks; r++) {
+            const struct lossynet_path *p = path(n, paths, s, r);
+            if (s == r || n->node[s] != n->node[r] || !p->sent || p->arrived) continue;
+            say(add(out, INSIDE, s, r),
+                "node %s: nothing that rank %d sent to rank %d beside it arrived: look at its "
+                "firewall and at --interface",
+                n->names[n->node[s]], s, r);
+        }
+}
+
+void preflight_verdict_network(const struct preflight_nodes *n, const struct lossynet_path *paths,
+                               struct preflight_findings *out) {
+    const size_t ranks = (size_t)n->ranks,
+                 stride = sizeof(struct preflight_traffic) / sizeof(double);
+    struct preflight_traffic *t = (struct preflight_traffic *)malloc(ranks * sizeof *t), usual;
+    struct verdict *verdict = (struct verdict *)malloc(ranks * sizeof *verdict);
+    bool *named = (bool *)calloc((size_t)n->nodes, sizeof *named);
+    if (!t || !verdict || !named) goto release;
+    judge_inside(n, paths, out);
+    if (n->nodes < 2) goto release;
+    preflight_traffic(n, paths, t);
+    usual = (struct preflight_traffic){
+        median(&t->in, n->ranks, stride), median(&t->out, n->ranks, stride),
+        median(&t->lost_in, n->ranks, stride), median(&t->lost_out, n->ranks, stride)};
+    if (usual.in <= 0) {
+        say(add(out, NETWORK, 0, 0), "no datagram came from any other node at most ranks: are they "
+                                     "allowed between the nodes "
+                                     "(firewall), and is --interface right?");
+        goto release;
+    }
+    for (int r = 0; r < n->ranks; r++) verdict[r] = judge_rank(&t[r], &usual);
+    for (int node = 0; node < n->nodes && n->nodes > 2; node++) {
+        const struct verdict v = judge_node(n, node, verdict);
+        named[node] = is_bad(&v);
+        if (!named[node]) continue;
+        struct preflight_finding *f = add(out, NODE, node, 0);
+        say(f, "node %s:", n->names[node]);
+        describe(f, &v, "port");
+    }
+    for (int r = 0; r < n->ranks && n->nodes > 2; r++) {
+        if (named[n->node[r]] || !is_bad(&verdict[r])) continue;
+        struct preflight_finding *f = add(out, RANK, r, 0);
+        say(f, "node %s, rank %d:", n->names[n->node[r]], r);
+        describe(f, &verdict[r], "adapter and --interface");
+    }
+    judge_paths(n, paths, named, out);
+release:
+    free(named);
+    free(verdict);
+    free(t);
+}
+
+/* ---- hosts ---- */
+
+/* Whether this is the first rank of its node, which reports about the host. */
+static bool leads(const struct preflight_nodes *n, int r) {
+    for (int before = 0; before < r; before++)
+        if (n->node[before] == n->node[r]) return false;
+    return true;
+}
+
+struct field {
+    size_t offset; /* offset of a text in struct preflight_rank */
+    const char *what, *todo;
+    bool per_rank, of_device;
+};
+
+static const char *text_of(const struct preflight_rank *rank, const struct field *field) {
+    return (const char *)rank + field->offset;
+}
+
+/* The most frequent text among the ranks that have one. */
+static const char *usual_text(const struct preflight_nodes *n, const struct preflight_rank *rank,
+                              const struct field *field) {
+    const char *usual = "";
+    int most = 0;
+    for (int i = 0; i < n->ranks; i++) {
+        int same = 0;
+        if (!field->per_rank && !leads(n, i)) continue;
+        for (int j = 0; j < n->ranks; j++)
+            if (field->per_rank || leads(n, j))
+                same += !strcmp(text_of(&rank[i], field), text_of(&rank[j], field));
+        if (same > most) most = same, usual = text_of(&rank[i], field);
+    }
+    return usual;
+}
+
+static void judge_alike(const struct preflight_nodes *n, const struct preflight_rank *rank,
+                        struct preflight_findings *out) {
+    static const struct field fields[] = {
+        {offsetof(struct preflight_rank, program), "its program",
+         "build or copy the same binary everywhere", false, false},
+        {offsetof(struct preflight_rank, data), "what its data or model files hold",
+         "fetch and tokenise once, and copy", false, false},
+        {offsetof(struct preflight_rank, driver), "its GPU driver",
+         "install the same version everywhere", false, true},
+        {offsetof(struct preflight_rank, device), "its device",
+         "look at nvidia-smi and CUDA_VISIBLE_DEVICES", true, true},
+    };
+    bool device = false;
+    for (int r = 0; r < n->ranks; r++) device |= rank[r].on_device;
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++) {
+        const struct field *field = &fields[i];
+        if (field->of_device && !device) continue; /* nodes may have different kinds of CPUs */
+        const char *usual = usual_text(n, rank, field);
+        for (int r = 0; r < n->ranks; r++) {
+            const char *text = text_of(&rank[r], field);
+            if (!strcmp(text, usual) || (!field->per_rank && !leads(n, r))) continue;
+            struct preflight_finding *f = add(out, HOST, r, (int)i);
+            say(f, "node %s", rank[r].host);
+            if (field->per_rank) say(f, ", rank %d", r);
+            say(f, ": %s differs from most others' (%.60s, not %.60s): %s", field->what,
+                *text ? text : "none", *usual ? usual : "none", field->todo);
+        }
+    }
+}
+
+/* Checks memory and disk, which the ranks of a node share. */
+static void judge_room(const struct preflight_nodes *n, const struct preflight_rank *rank,
+                       int first, bool pinned, struct preflight_findings *out) {
+    const struct preflight_rank *k = &rank[first];
+    double needed = 0, least = k->memory_free;
+    for (int r = first; r < n->ranks; r++) {
+        if (n->node[r] != n->node[first]) continue;
+        needed += rank[r].memory_needed;
+        least = fmin(least, rank[r].memory_free);
+    }
+    if (least > 0 && needed > least)
+        say(add(out, HOST, first, 10),
+            "node %s: its ranks need %.1f GB of the host's memory, and %.1f GB are free: end what "
+            "else runs there, or take fewer ranks per node",
+            k->host, needed / 1e9, least / 1e9);
+    if (pinned && k->lockable < needed)
+        say(add(out, HOST, first, 11),
+            "node %s: %.3f GB of memory may be pinned, and RDMA needs more: set the memlock limit "
+            "to unlimited (limits.conf; Slurm: PropagateResourceLimitsExcept=MEMLOCK)",
+            k->host, k->lockable / 1e9);
+    if (k->disk_needed > k->disk_free)
+        say(add(out, HOST, first, 12),
+            "node %s: checkpoints need %.1f GB in --out, and %.1f GB are free there: a smaller "
+            "--keep needs less",
+            k->host, k->disk_needed / 1e9, k->disk_free / 1e9);
+}
+
+void preflight_verdict_hosts(const struct preflight_nodes *n, const struct preflight_rank *rank,
+                             bool pinned, struct preflight_findings *out) {
+    const size_t stride = sizeof *rank / sizeof(double);
+    const double clock = median(&rank->clock, n->ranks, stride);
+    const double gflops = median(&rank->gflops, n->ranks, stride);
+    for (int r = 0; r < n->ranks; r++) {
+        const struct preflight_rank *k = &rank[r];
+        if (k->wrong[0]) say(add(out, HOST, r, 20), "node %s, rank %d: %s", k->host, r, k->wrong);
+        if (k->on_device && k->gflops < COMPUTE_LEAST * gflops)
+            say(add(out, HOST, r, 21),
+                "node %s, rank %d: its GPU computes at %.0f%% of the median rate: look at its "
+                "clocks and temperature (nvidia-smi -q -d CLOCK,PERFORMANCE)",
+                k->host, r, 100 * k->gflops / gflops);
+        if (!leads(n, r)) continue;
+        if (fabs(k->clock - clock) > CLOCK_MOST)
+            say(add(out, HOST, r, 22),
+                "node %s: its clock is %.0f s off the others': set it (chronyc makestep)", k->host,
+                k->clock - clock);
+        judge_room(n, rank, r, pinned, out);
+    }
+    judge_alike(n, rank, out);
+}

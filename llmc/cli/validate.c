@@ -1,0 +1,186 @@
+/* validate.c — see validate.h. */
+#include "llmc/cli/validate.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/backend/backend.h"
+#include "llmc/backend/cuda/backend_cuda.h"
+#include "llmc/checkpoint/checksum.h"
+#include "llmc/cli/earlier_run.h"
+#include "llmc/model/config.h"
+#include "llmc/util/file.h"
+#include "llmc/comm/settings.h"
+#include "llmc/log/error.h"
+#include "llmc/checkpoint/resume.h"
+
+int validate_sequence_length(const struct options *o, int positions) {
+    return o->seq ? o->seq : positions < 1024 ? positions : 1024;
+}
+
+void validate_print_version(const char *revision) {
+    printf("train_llama2 %s (lossynet %s), %s, %s\n", TRAIN_LLAMA2_VERSION, lossynet_version(),
+           revision, backend_cpu(DTYPE_FLOAT32)->details);
+}
+
+static int check_modes(const struct options *o, int ranks) {
+    const int workers = o->workers ? o->workers : ranks;
+    if (o->eval + o->dry_run + o->preflight + (o->generate != NULL) > 1)
+        return log_error(
+            "--eval, --generate, --dry-run and --preflight: expected at most one of them");
+    if ((o->eval || o->generate) && !file_is_directory(o->model))
+        return log_error("--model: expected a model directory, found none at '%s'", o->model);
+    if (o->eval && !o->val)
+        return log_error("--eval: expected --val GLOB with the token files to evaluate on");
+    if (o->generate && ranks > 1)
+        return log_error("--generate: expected one process, started as %d ranks", ranks);
+    if (!o->eval && !o->generate && !o->dry_run && !o->preflight && !o->train)
+        return log_error(
+            "expected --train GLOB, or one of --eval, --generate, --dry-run, --preflight "
+            "(see --help)");
+    if (o->train && o->save_every && !o->out && !o->dry_run && !o->preflight)
+        return log_error("--save-every: expected --out DIR, where checkpoints go");
+    if (!o->dry_run && workers % ranks)
+        return log_error("--workers: expected a multiple of the %d ranks, got %d", ranks, workers);
+    if (o->device == DEVICE_CUDA && !o->dry_run && !backend_cuda_built)
+        return log_error("--device cuda: this binary has no CUDA backend; expected auto or cpu");
+    return 0;
+}
+
+/* The tokenizer is copied with the first checkpoint, when it would be too late to find that it
+ * is missing. */
+static int check_tokenizer(const struct options *o) {
+    struct file_map map;
+    if (!o->tokenizer || o->dry_run) return 0;
+    if (file_map(o->tokenizer, &map)) return -1;
+    file_unmap(&map);
+    return 0;
+}
+
+static int check_model(const struct options *o, const struct llama_config *c) {
+    const int seq = validate_sequence_length(o, c->positions);
+    if (o->vocabulary && c->vocabulary && o->vocabulary != c->vocabulary)
+        return log_error("--vocab-size: model %s insists on %d, got %d", o->model, c->vocabulary,
+                         o->vocabulary);
+    if (o->seq > c->positions)
+        return log_error("--seq: model %s takes at most %d tokens, got %d", o->model, c->positions,
+                         o->seq);
+    if (o->stride && (o->stride > seq || seq < 2))
+        return log_error("--stride: expected at most --seq, %d, and that to be 2 or more, got %d",
+                         seq, o->stride);
+    return 0;
+}
+
+int validate_options(const struct options *o, int ranks) {
+    struct llama_config c;
+    if (check_modes(o, ranks) || comm_check(o, o->workers ? o->workers : ranks)) return 2;
+    if (check_tokenizer(o)) return 1;
+    if (config_of_model(o->model, &c)) return file_is_directory(o->model) ? 1 : 2;
+    return check_model(o, &c) ? 2 : 0;
+}
+
+/* ---- what ranks agree on ---------------------------------------------------------------- */
+
+struct started { /* what a rank was started with */
+    int32_t status;
+    char revision[60];
+    char option[OPTIONS_MOST]
+               [CHECKSUM_TEXT_BYTES]; /* hashes of the values, in the order of options_json */
+};
+
+/* Options that may differ between ranks: paths of input files, devices, and what a rank prints
+ * or records. */
+static bool may_differ(const char *name) {
+    static const char *const names[] = {
+        "model", "device",    "recompute", "threads", "train",       "val",      "tokenizer",
+        "quiet", "interface", "pace-gbps", "log",     "record-loss", "progress", "memory"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+static void note_options(const struct options *o, struct started *mine) {
+    json_t *all = options_json(o), *value;
+    const char *name;
+    int i = 0;
+    json_object_foreach(all, name, value) {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+        if (text && !may_differ(name)) checksum_bytes(text, strlen(text), mine->option[i]);
+        free(text);
+        i++;
+    }
+    json_decref(all);
+}
+
+/* The first option whose value differs between two ranks. */
+static void find_other(const struct options *o, const struct started *a, const struct started *b,
+                       char name[64]) {
+    json_t *all = options_json(o), *value;
+    const char *key;
+    int i = 0;
+    name[0] = 0;
+    json_object_foreach(all, key, value) {
+        if (!name[0] && strcmp(a->option[i], b->option[i]) != 0) snprintf(name, 64, "%s", key);
+        i++;
+    }
+    json_decref(all);
+}
+
+static int read_line(int argc, char **argv, int ranks, struct options *o) {
+    int status = options_parse(argc, argv, o);
+    if (!status && !o->help && !o->version) status = earlier_run_check(o);
+    if (!status && !o->help && !o->version) status = resume_choose(o);
+    if (!status && !o->help && !o->version) status = validate_options(o, ranks);
+    return status;
+}
+
+/* *wrong: the first rank whose command line is wrong, or -1. If none is, all are compared with
+ * rank 0. Returns -1 on memory and network errors. */
+static int compare(const struct lossynet_world *world, const struct options *o,
+                   const struct started *mine, int *wrong) {
+    struct started *all = (struct started *)calloc((size_t)world->ranks, sizeof *all);
+    if (!all) return log_out_of_memory("the list of ranks", 0);
+    all[world->rank] = *mine;
+    int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
+    *wrong = -1;
+    for (int r = 0; r < world->ranks && !status && *wrong < 0; r++)
+        if (all[r].status) *wrong = r;
+    if (!status && *wrong >= 0) status = all[*wrong].status;
+    for (int r = 1; r < world->ranks && !status; r++) {
+        if (!strcmp(all[r].revision, all[0].revision)) continue;
+        status = 1;
+        log_error(
+            "rank %d runs build %s of this program, rank 0 build %s: expected one build, copied "
+            "to every node",
+            r, all[r].revision, all[0].revision);
+    }
+    for (int r = 1; r < world->ranks && !status; r++) {
+        char name[64];
+        if (!memcmp(all[r].option, all[0].option, sizeof all[0].option)) continue;
+        find_other(o, &all[r], &all[0], name);
+        status = 2;
+        log_error("rank %d was started with another --%s than rank 0: expected the same on all "
+                  "ranks",
+                  r, name);
+    }
+    free(all);
+    return status;
+}
+
+int validate_command_line(int argc, char **argv, const struct lossynet_world *world,
+                          const char *revision, struct options *o) {
+    struct started mine = {0};
+    int wrong = -1;
+    log_muted = world->rank > 0; /* every rank finds the same mistake, and one reports it */
+    mine.status = read_line(argc, argv, world->ranks, o);
+    snprintf(mine.revision, sizeof mine.revision, "%s", revision);
+    if (!mine.status && world->ranks > 1) note_options(o, &mine);
+    int status = compare(world, o, &mine, &wrong);
+    if (wrong > 0 && wrong == world->rank) {
+        log_muted = false;
+        log_rank = wrong;
+        read_line(argc, argv, world->ranks, o); /* again, this time with a message */
+    }
+    return status < 0 ? 1 : status;
+}

@@ -1,0 +1,36 @@
+/* validate.h — checks the command line as a whole: options that do not go together, or do not suit
+ * the program, its model or the number of ranks.
+ */
+#ifndef LLMC_CLI_VALIDATE_H
+#define LLMC_CLI_VALIDATE_H
+
+#include "llmc/cli/options.h"
+#include "lossynet/lossynet.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Parses and checks the command line, and resolves `--resume auto`. Collective; all ranks get
+ * the same result: 0, or the exit code after one line on one rank's stderr, which is 2, or 1 if
+ * files are wrong. The line names a rank whose command line is wrong or differs from rank 0's,
+ * because that rank would leave the others waiting, or train something else. `revision` is the
+ * program's, and must be the same on all ranks. */
+int validate_command_line(int argc, char **argv, const struct lossynet_world *world,
+                          const char *revision, struct options *options);
+
+/* Checks a parsed command line, as far as one rank can. Returns 0, or the exit code after
+ * reporting. */
+int validate_options(const struct options *options, int ranks);
+
+/* Number of tokens of a sequence, for a model with a context of `positions`. */
+int validate_sequence_length(const struct options *options, int positions);
+
+#define TRAIN_LLAMA2_VERSION "0.1.0" /* MAJOR.MINOR.PATCH; dev/CHANGELOG.md says what changed */
+
+void validate_print_version(const char *revision); /* to stdout */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

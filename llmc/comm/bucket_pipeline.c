@@ -1,0 +1,132 @@
+/* bucket_pipeline.c — see bucket_pipeline.h. */
+#include "llmc/comm/bucket_pipeline.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/log/error.h"
+
+/* Lets network hardware read this worker's gradients on the device. Returns false if it cannot. */
+static bool register_gradient(const struct bucket_pipeline *s, const struct worker *w) {
+    struct lossynet_device_memory memory = {-1, 0};
+    memory.dmabuf =
+        s->be->export_memory(w->grads, s->layout->count * sizeof(float), &memory.offset);
+    bool done = lossynet_register_device(s->comm, w->id, w->comm_grads, w->grads, &memory);
+    if (memory.dmabuf >= 0) close(memory.dmabuf);
+    return done;
+}
+
+int pipeline_open(struct bucket_pipeline *s) {
+    s->notice = (struct pipeline_notice *)calloc((size_t)s->local, sizeof *s->notice);
+    if (!s->notice) return log_out_of_memory("the list of workers", 0);
+    for (int w = 0; w < s->local; w++) {
+        const struct pipeline_notice notice = {s->comm, s->worker[w].id, s->layout->buckets, 0,
+                                               false};
+        s->notice[w] = notice;
+    }
+    bool in_place = true, direct = s->gpu_direct && s->staged;
+    if (s->gpu_direct && !s->staged && s->worker[0].id == 0)
+        log_error("note: --gpu-direct: expected several processes with a GPU each: nothing to do");
+    for (int w = 0; w < s->local; w++) {
+        const struct worker *k = &s->worker[w];
+        const size_t P = s->layout->count, owned = lossynet_owned_elements(s->comm, k->id);
+        in_place = in_place && lossynet_register(s->comm, k->comm_params, P) &&
+                   (!k->comm_grads || lossynet_register(s->comm, k->comm_grads, P)) &&
+                   (!k->comm_ahead || lossynet_register(s->comm, k->comm_ahead, owned));
+        direct = direct && k->grads && register_gradient(s, k);
+        s->notice[w].direct = direct;
+    }
+    s->sends = direct ? "in place, gradients by the GPU" : in_place ? "in place" : "copied";
+    return 0;
+}
+
+void pipeline_close(struct bucket_pipeline *s) {
+    free(s->notice);
+    memset(s, 0, sizeof *s);
+}
+
+/* Called once per bucket, in order, on a thread of the device. */
+static void gradient_sent(void *context) {
+    struct pipeline_notice *n = (struct pipeline_notice *)context;
+    lossynet_bucket_ready(n->comm, n->worker, n->next);
+    n->next = (n->next + 1) % n->buckets;
+}
+
+/* Copies only what this rank's owners average, which is all that is read in host memory. */
+static void send_owned(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
+    s->be->d2h_async(w->comm_grads, w->grads, 0);
+    for (int owner = 0; owner < s->local; owner++) {
+        size_t offset, count;
+        lossynet_shard(s->comm, s->worker[owner].id, bucket, &offset, &count);
+        worker_send(w, s->be, w->comm_grads, offset, count);
+    }
+}
+
+void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
+    if (s->notice[w - s->worker].direct)
+        send_owned(s, w, bucket);
+    else
+        worker_send(w, s->be, w->comm_grads, param_layout_bucket_offset(s->layout, bucket),
+                    s->layout->bucket_elements[bucket]);
+    if (!s->overlap) return;
+    if (s->staged)
+        s->be->d2h_on_complete(gradient_sent, &s->notice[w - s->worker]);
+    else
+        lossynet_bucket_ready(s->comm, w->id, bucket);
+}
+
+void pipeline_gradients_sent(const struct bucket_pipeline *s) {
+    if (s->staged) s->be->d2h_wait();
+}
+
+lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, const struct worker *w,
+                                           int bucket, double *waited) {
+    const size_t offset = param_layout_bucket_offset(s->layout, bucket);
+    const size_t count = s->layout->bucket_elements[bucket];
+    double slept = 0;
+    lossynet_status status =
+        s->overlap ? lossynet_bucket_wait(s->comm, bucket, &slept) : LOSSYNET_OK;
+    if (s->arriving) worker_receive(w, s->be, w->comm_params, offset, count);
+    if (s->weights)
+        s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,
+                       count);
+    *waited += slept;
+    return status;
+}
+
+static void move(const struct bucket_pipeline *s, worker_mover mover, float *const *vectors,
+                 bool shards) {
+    for (int w = 0; w < s->local && s->staged; w++) {
+        size_t offset = 0, count = s->layout->count;
+        if (!shards) mover(&s->worker[w], s->be, vectors[w], 0, count);
+        for (int b = 0; b < s->layout->buckets && shards; b++) {
+            lossynet_shard(s->comm, s->worker[w].id, b, &offset, &count);
+            mover(&s->worker[w], s->be, vectors[w], offset, count);
+        }
+    }
+}
+
+void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
+    move(s, worker_send, vectors, shards);
+    if (s->staged) s->be->d2h_wait();
+}
+
+void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
+    move(s, worker_receive, vectors, shards);
+}
+
+void pipeline_start(const struct bucket_pipeline *s, float *const *params) {
+    pipeline_send(s, params, false);
+    lossynet_start(s->comm, params);
+    pipeline_receive(s, params, false);
+}
+
+void pipeline_broadcast(struct bucket_pipeline *s) {
+    s->arriving = s->staged;
+}
+
+void pipeline_finish(struct bucket_pipeline *s, float *const *params) {
+    if (s->arriving) move(s, worker_receive, params, false);
+    s->arriving = false;
+}

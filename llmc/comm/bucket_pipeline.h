@@ -1,0 +1,89 @@
+/* bucket_pipeline.h — moves the workers' vectors between device, host and network while workers
+ * compute.
+ *
+ * A bucket's gradient is sent as soon as backward has finished it. A bucket's parameters are brought
+ * to where forward reads them before forward first needs them. On the CPU, and for workers that
+ * share one device and process, nothing is copied: the pipeline only tells lossynet. If the network
+ * reads copies in host memory (`staged`: several ranks, each with a device), worker.h copies
+ * between the two while the device computes:
+ *
+ *     backward has finished a bucket     it is copied to the host; then lossynet is told
+ *     all gradients are finished         pipeline_gradients_sent waits for the last copy
+ *     the owners have averaged           pipeline_receive copies their shards to the device
+ *     the owners have updated            pipeline_send copies their shards to the host
+ *     forward needs a bucket             it is copied from the host, if that was not done yet
+ *
+ * Beside settings.c, the trainer and the pre-flight, this is the only place that knows lossynet.
+ */
+#ifndef LLMC_COMM_BUCKET_PIPELINE_H
+#define LLMC_COMM_BUCKET_PIPELINE_H
+
+#include "llmc/backend/backend.h"
+#include "llmc/model/param_layout.h"
+#include "llmc/comm/worker.h"
+#include "lossynet/lossynet.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct pipeline_notice { /* a worker's gradients that are being copied to the host */
+    struct lossynet_comm *comm;
+    int worker, buckets, next;
+    bool direct; /* network hardware reads them in the device's memory */
+};
+
+struct bucket_pipeline {
+    const struct backend *be;
+    const struct param_layout *layout;
+    struct lossynet_comm *comm;
+    struct worker *worker; /* [local] */
+    int local;
+    bool staged;     /* the network reads copies in host memory; otherwise nothing is copied */
+    bool overlap;    /* phases proceed while workers compute */
+    bool arriving;   /* parameters of the last broadcast are not yet on the device */
+    bool gpu_direct; /* requested: network hardware reads gradients on the device */
+    /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
+    const char *sends;
+    weight *
+        weights; /* the parameters that are computed with, if they are not float32; otherwise NULL */
+    struct pipeline_notice *notice; /* [local] */
+};
+
+/* Sets `sends` and `notice`; the caller has set the other members. Returns 0, or -1 after
+ * reporting. */
+int pipeline_open(struct bucket_pipeline *s);
+void pipeline_close(struct bucket_pipeline *s);
+
+/* Tells that a worker's gradient is final in this bucket: it is copied to the host, if staged,
+ * and sent, if phases overlap. */
+void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
+/* Waits until all gradients are where the network reads them. */
+void pipeline_gradients_sent(const struct bucket_pipeline *s);
+
+/* Call before a step first reads a bucket of a worker's parameters: waits for the network,
+ * copies the bucket to the device if necessary, and converts it into `weights`. Adds the seconds
+ * of waiting to *waited. */
+lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, const struct worker *w,
+                                           int bucket, double *waited);
+
+/* Copies the owners' shards, or the whole vectors of all workers, to where the network reads
+ * them (send), or back (receive). vectors: the workers' comm_params or comm_grads. pipeline_send
+ * waits for the copies. */
+void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards);
+void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards);
+
+/* Call before the first step of a run, new or resumed: makes the replicas' parameters known to
+ * the network, and leaves them as a broadcast would have. */
+void pipeline_start(const struct bucket_pipeline *s, float *const *params);
+
+/* Call before a broadcast that overlaps with forward. Parameters are then received bucket by
+ * bucket (pipeline_parameters_needed), or all at once by pipeline_finish. */
+void pipeline_broadcast(struct bucket_pipeline *s);
+/* Receives all parameters that have not been received yet. params: the workers' comm_params. */
+void pipeline_finish(struct bucket_pipeline *s, float *const *params);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,299 @@
+/* data_parallel.c — see data_parallel.h. */
+#include "llmc/comm/data_parallel.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/comm/settings.h"
+#include "llmc/log/error.h"
+#include "llmc/util/host_vector.h"
+
+bool data_parallel_is_lossless(const struct data_parallel *d) {
+    return d->options->algorithm == ALGORITHM_RELIABLE;
+}
+
+bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
+    return d->workers == 1 ||
+           (data_parallel_is_lossless(d) && !comm_leads(d->options, d->workers) &&
+            d->options->wire_dtype == OPTION_WIRE_FLOAT32);
+}
+
+/* ---- open and close --------------------------------------------------------------------- */
+
+/* staged: the network reads copies of the vectors in the host's memory. */
+static int open_comm(struct data_parallel *d, bool training, bool *staged) {
+    const struct backend *be = d->be;
+    const struct lossynet_memory memory = {.masked_copy = be->masked_copy,
+                                           .masked_round = be->masked_round,
+                                           .copy = be->copy,
+                                           .gather = be->gather};
+    struct lossynet_settings s = comm_settings(d->options, d->layout, d->workers);
+    *staged = be->on_device && (d->world.ranks > 1 || s.carry);
+    s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
+    if (*staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
+    s.memory = be->on_device && !*staged ? &memory : NULL;
+    if (!training) s.drift_samples = 0;
+    return lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
+}
+
+static int allocate_workers(struct data_parallel *d, bool training, bool staged) {
+    const size_t P = d->layout->count;
+    d->local = d->workers / d->world.ranks;
+    d->worker = (struct worker *)calloc((size_t)d->local, sizeof *d->worker);
+    d->params = (float **)calloc((size_t)d->local, sizeof *d->params);
+    d->grads = (float **)calloc((size_t)d->local, sizeof *d->grads);
+    d->ahead = (const float **)calloc((size_t)d->local, sizeof *d->ahead);
+    d->mine = (double *)calloc(3 * (size_t)d->local, sizeof *d->mine);
+    d->gathered = (double *)calloc(3 * (size_t)d->workers, sizeof *d->gathered);
+    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->mine || !d->gathered)
+        return log_out_of_memory("the list of workers", 0);
+    for (int w = 0; w < d->local; w++) {
+        struct worker *k = &d->worker[w];
+        k->id = d->world.rank * d->local + w;
+        size_t owned = worker_steps_alone(d->options) ? P : lossynet_owned_elements(d->comm, k->id);
+        if (worker_allocate(k, d->be, P, owned, training, staged,
+                            comm_leads(d->options, d->workers)))
+            return -1;
+        d->params[w] = k->comm_params;
+        d->grads[w] = k->comm_grads;
+        d->ahead[w] = k->comm_ahead;
+    }
+    if (d->workers == 1) return 0;
+    d->model_is_borrowed = staged && training;
+    d->model = d->model_is_borrowed ? d->worker[0].grads : NULL;
+    if (!d->model) d->model = (float *)d->be->allocate(P * sizeof(float));
+    return d->model ? 0 : log_out_of_memory("the model put together", 4.0 * (double)P);
+}
+
+static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
+    const struct options *o = d->options;
+    const struct bucket_pipeline pipeline = {.be = d->be,
+                                             .layout = d->layout,
+                                             .comm = d->comm,
+                                             .worker = d->worker,
+                                             .local = d->local,
+                                             .staged = staged,
+                                             .overlap =
+                                                 training && o->algorithm == ALGORITHM_LOSSY &&
+                                                 !o->no_overlap && lossynet_overlaps(d->comm),
+                                             .arriving = false,
+                                             .gpu_direct = o->gpu_direct,
+                                             .sends = NULL,
+                                             .weights = NULL,
+                                             .notice = NULL};
+    d->pipeline = pipeline;
+    if (pipeline_open(&d->pipeline)) return -1;
+    if (d->be->weight_bytes == sizeof(float)) return 0;
+    const size_t P = d->layout->count;
+    d->pipeline.weights = d->be->allocate(P * d->be->weight_bytes);
+    return d->pipeline.weights ? 0 : log_out_of_memory("weights in use", 2.0 * (double)P);
+}
+
+int data_parallel_open(struct data_parallel *d, bool training) {
+    bool staged;
+    return open_comm(d, training, &staged) || allocate_workers(d, training, staged) ||
+                   open_pipeline(d, training, staged)
+               ? -1
+               : 0;
+}
+
+void data_parallel_close(struct data_parallel *d) {
+    if (d->model_is_borrowed) d->model = NULL;
+    lossynet_close(d->comm); /* before what it was given */
+    for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
+    if (d->be) d->be->release(d->model);
+    if (d->be) d->be->release(d->pipeline.weights);
+    pipeline_close(&d->pipeline);
+    free(d->worker);
+    free(d->params);
+    free(d->grads);
+    free(d->ahead);
+    free(d->mine);
+    free(d->gathered);
+}
+
+/* ---- the model, and small numbers ------------------------------------------------------- */
+
+int data_parallel_model(struct data_parallel *d, const float **model) {
+    *model = d->worker[0].params;
+    if (data_parallel_replicas_are_exact(d)) return 0;
+    *model = d->model;
+    const size_t P = d->layout->count;
+    const bool staged = d->pipeline.staged;
+    float *host = staged ? host_vector(d->be, d->model, P, false) : d->model;
+    int failed = !host || lossynet_gather_fresh(d->comm, d->params, host) ? -1 : 0;
+    if (staged && !failed) d->be->upload(d->model, host, P * sizeof(float));
+    if (staged) host_vector_end(d->be, host);
+    return failed;
+}
+
+const weight *data_parallel_weights(const struct data_parallel *d, const float *params) {
+    if (!d->pipeline.weights) return params;
+    d->be->convert(d->pipeline.weights, params, d->layout->count);
+    return d->pipeline.weights;
+}
+
+size_t data_parallel_moments(const struct data_parallel *d) {
+    size_t moments = worker_steps_alone(d->options) ? d->layout->count : 0;
+    for (int w = 0; w < d->workers; w++) {
+        size_t owned = lossynet_owned_elements(d->comm, w);
+        if (owned > moments) moments = owned;
+    }
+    return moments;
+}
+
+int data_parallel_gather(void *data_parallel, const void *mine, void *all, size_t bytes) {
+    struct data_parallel *d = (struct data_parallel *)data_parallel;
+    return lossynet_all_gather(d->comm, mine, all, bytes) ? -1 : 0;
+}
+
+int data_parallel_sum(struct data_parallel *d, double *sum) {
+    if (lossynet_all_gather(d->comm, d->mine, d->gathered, sizeof(double))) return -1;
+    *sum = 0;
+    for (int w = 0; w < d->workers; w++) *sum += d->gathered[w];
+    return 0;
+}
+
+int data_parallel_describe(const struct data_parallel *d, struct resume_run *out) {
+    const struct resume_comm comm = {.comm = d->comm,
+                                     .shard = lossynet_shard,
+                                     .next_fresh = lossynet_next_fresh,
+                                     .state_bytes = lossynet_state_bytes,
+                                     .state_save = lossynet_state_save,
+                                     .state_load = lossynet_state_load,
+                                     .all_workers = LOSSYNET_ALL_WORKERS};
+    out->comm = comm;
+    out->whole_moments = worker_steps_alone(d->options);
+    out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
+    out->ahead = &d->sent_ahead;
+    out->on_device = d->be->on_device;
+    out->upload = d->be->upload;
+    out->download = d->be->download;
+    out->worker = (struct resume_worker *)calloc((size_t)d->local, sizeof *out->worker);
+    if (!out->worker) return log_out_of_memory("the list of workers", 0);
+    for (int w = 0; w < d->local; w++) {
+        const struct worker *k = &d->worker[w];
+        const struct resume_worker saved = {
+            .id = k->id, .params = k->params, .m = k->m, .v = k->v, .ahead = k->ahead};
+        out->worker[w] = saved;
+    }
+    return 0;
+}
+
+/* ---- a step ----------------------------------------------------------------------------- */
+
+int data_parallel_begin(struct data_parallel *d, int step) {
+    if (comm_step_begin(d->comm, d->options, step)) return -1;
+    if (!d->pipeline.overlap) return 0;
+    return lossynet_reduce_begin(d->comm, d->grads, data_parallel_is_lossless(d)) ? -1 : 0;
+}
+
+/* Owners average what they receive of the workers' vectors. */
+static int average(struct data_parallel *d, float *const *vectors, double start) {
+    lossynet_status status = lossynet_reduce(d->comm, vectors, data_parallel_is_lossless(d));
+    pipeline_receive(&d->pipeline, vectors, true);
+    d->communicating += log_seconds() - start;
+    return status ? -1 : 0;
+}
+
+/* Norm of the averaged gradient, of which each owner holds its part. */
+static int averaged_norm(struct data_parallel *d, double *norm) {
+    for (int w = 0; w < d->local; w++) {
+        d->mine[w] = 0;
+        for (int b = 0; b < d->layout->buckets; b++) {
+            size_t offset, count;
+            lossynet_shard(d->comm, d->worker[w].id, b, &offset, &count);
+            d->mine[w] += d->be->sum_of_squares(d->worker[w].grads + offset, count);
+        }
+    }
+    if (data_parallel_sum(d, norm)) return -1;
+    *norm = sqrt(*norm);
+    return 0;
+}
+
+int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
+    const double start = log_seconds();
+    pipeline_gradients_sent(&d->pipeline); /* they left during backward */
+    return average(d, d->grads, start) || averaged_norm(d, norm) ? -1 : 0;
+}
+
+int data_parallel_average_models(struct data_parallel *d) {
+    const double start = log_seconds();
+    pipeline_send(&d->pipeline, d->params, false);
+    return average(d, d->params, start);
+}
+
+void data_parallel_update_shards(struct data_parallel *d, struct worker_step step, double norm) {
+    step.gradient_scale = worker_clip(d->options, norm);
+    step.lead = comm_leads(d->options, d->workers) ? comm_lead(d->options, d->comm) : 0;
+    d->sent_ahead = step.lead != 0;
+    for (int w = 0; w < d->local; w++) {
+        struct worker *k = &d->worker[w];
+        size_t state = 0;
+        for (int b = 0; b < d->layout->buckets; b++) {
+            size_t offset, count;
+            lossynet_shard(d->comm, k->id, b, &offset, &count);
+            worker_update(k, d->be, d->layout, d->options, &step, state, offset, count);
+            state += count;
+        }
+        if (d->sent_ahead) worker_send_ahead(k, d->be, state);
+    }
+    lossynet_broadcast_ahead(d->comm, d->sent_ahead ? d->ahead : NULL, step.lead);
+}
+
+void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm) {
+    step.gradient_scale = worker_clip(d->options, norm);
+    for (int w = 0; w < d->local; w++) {
+        struct worker *k = &d->worker[w];
+        size_t cursor = 0, offset, count;
+        while (lossynet_next_fresh(d->comm, k->id, &cursor, &offset, &count))
+            worker_update(k, d->be, d->layout, d->options, &step, offset, offset, count);
+    }
+    pipeline_send(&d->pipeline, d->params, false); /* for drift and evaluation */
+}
+
+int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
+    const double start = log_seconds();
+    pipeline_send(&d->pipeline, vectors, true);
+    if (d->pipeline.overlap) pipeline_broadcast(&d->pipeline);
+    lossynet_status status =
+        lossynet_broadcast_begin(d->comm, vectors, data_parallel_is_lossless(d));
+    if (!status && !d->pipeline.overlap) {
+        status = lossynet_broadcast_end(d->comm);
+        pipeline_receive(&d->pipeline, vectors, false);
+    }
+    d->communicating += log_seconds() - start;
+    return status ? -1 : 0;
+}
+
+/* Packets, ages and drift of a step. */
+static int measure(struct data_parallel *d, struct step_metrics *r) {
+    struct lossynet_counters counters;
+    struct lossynet_drift drift;
+    if (lossynet_drift_measure(d->comm, d->params, &drift)) return -1;
+    if (lossynet_step_counters(d->comm, (uint64_t)r->step, &counters)) return -1;
+    comm_step_metrics(&counters, r);
+    /* The formulas hold for `lossy`, where a packet that arrives corrects a replica. */
+    const bool lossy = d->options->algorithm == ALGORITHM_LOSSY;
+    r->drift = drift.pair;
+    r->drift_expected = lossy ? drift.expected_pair : NAN;
+    r->drift_paper = lossy ? drift.paper_pair : NAN;
+    r->lead = drift.lead;
+    r->lag = drift.lag;
+    r->mean_age = drift.mean_age;
+    r->max_age = drift.max_age;
+    memcpy(r->age_share, drift.age_share, sizeof r->age_share);
+    return 0;
+}
+
+int data_parallel_finish(struct data_parallel *d, struct step_metrics *r) {
+    const double start = log_seconds();
+    if (lossynet_broadcast_end(d->comm)) return -1;
+    pipeline_finish(&d->pipeline, d->params);
+    d->communicating += log_seconds() - start;
+    if (measure(d, r)) return -1;
+    r->communication_seconds = d->communicating;
+    d->communicating = 0;
+    return 0;
+}

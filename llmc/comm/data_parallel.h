@@ -1,0 +1,103 @@
+/* data_parallel.h — the workers of this rank and the network between all workers: a step's average,
+ * update and broadcast.
+ *
+ * A rank hosts `local` of the N workers. Each worker has a replica of the parameters, a gradient,
+ * and the optimizer state of what it owns (ZeRO-1): P/N elements of each moment. Only `rps` and
+ * `naive`, whose workers step on their own, keep moments for all P. On a GPU all vectors lie in its
+ * memory. They are float32: the owner's shard of `params` is the master weights.
+ *
+ * The trainer computes gradients and calls, in each step:
+ *
+ *     data_parallel_begin              before forward; with overlap gradients may leave from now on
+ *     data_parallel_average_gradients  or _average_models: owners average what arrives
+ *     data_parallel_update_shards      or _update_received: AdamW
+ *     data_parallel_broadcast          owners send; with overlap parameters come during forward
+ *     data_parallel_finish             closes the broadcast and measures the step
+ */
+#ifndef LLMC_COMM_DATA_PARALLEL_H
+#define LLMC_COMM_DATA_PARALLEL_H
+
+#include "llmc/backend/backend.h"
+#include "llmc/checkpoint/resume.h"
+#include "llmc/cli/options.h"
+#include "llmc/comm/bucket_pipeline.h"
+#include "llmc/comm/worker.h"
+#include "llmc/log/metrics.h"
+#include "llmc/model/param_layout.h"
+#include "lossynet/lossynet.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct data_parallel {
+    /* set by the caller, who owns them */
+    const struct options *options;
+    const struct backend *be;
+    const struct param_layout *layout;
+    struct lossynet_world world;
+    int workers; /* N */
+    /* set by data_parallel_open */
+    struct lossynet_comm *comm;
+    int local;
+    struct worker *worker;           /* [local] */
+    float **params, **grads;         /* [local], the workers' vectors, as lossynet takes them */
+    const float **ahead;             /* [local], what owners broadcast ahead of their own values */
+    bool sent_ahead;                 /* the last broadcast sent `ahead` */
+    struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
+    float *model;                    /* P: the owners' shards put together; N > 1 */
+    bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */
+    double *mine, *gathered; /* [3 * local], [3 * N]: small numbers that are exchanged */
+    double communicating;    /* seconds spent waiting since data_parallel_finish */
+};
+
+/* Opens the comm and allocates the workers' memory; without training parameters alone. Returns 0,
+ * or -1 after reporting; the caller closes it in both cases. */
+int data_parallel_open(struct data_parallel *d, bool training);
+void data_parallel_close(struct data_parallel *d);
+
+/* Nothing is lost by this algorithm (reliable). */
+bool data_parallel_is_lossless(const struct data_parallel *d);
+/* Every replica equals the model: what is sent is the model, and it arrives as it was. */
+bool data_parallel_replicas_are_exact(const struct data_parallel *d);
+
+/* *model (P elements, in the backend's memory): a replica if replicas are exact; otherwise the
+ * owners' shards. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
+int data_parallel_model(struct data_parallel *d, const float **model);
+
+/* Parameters (P) in the type that operations take; float32 ones are returned as they are. */
+const weight *data_parallel_weights(const struct data_parallel *d, const float *params);
+
+/* Elements of each moment that a worker keeps, at most. */
+size_t data_parallel_moments(const struct data_parallel *d);
+
+/* lossynet_all_gather of a struct data_parallel, as async_writer.h wants it. */
+int data_parallel_gather(void *data_parallel, const void *mine, void *all, size_t bytes);
+
+/* The sum over all workers, in their order, of the number that each local worker left in `mine`.
+ * Collective. Returns 0, or -1 after reporting. */
+int data_parallel_sum(struct data_parallel *d, double *sum);
+
+/* What a checkpoint holds of the workers and the comm. The caller frees out->worker. Returns 0, or
+ * -1 after reporting. */
+int data_parallel_describe(const struct data_parallel *d, struct resume_run *out);
+
+/* ---- a step; all of these are collective and return 0, or -1 after reporting ---- */
+
+int data_parallel_begin(struct data_parallel *d, int step);
+/* *norm: of the averaged gradient; it may not be finite. */
+int data_parallel_average_gradients(struct data_parallel *d, double *norm);
+int data_parallel_average_models(struct data_parallel *d);
+/* Every owner steps on its shards of the averaged gradient of this norm. */
+void data_parallel_update_shards(struct data_parallel *d, struct worker_step step, double norm);
+/* Every worker steps where it received an averaged gradient, and stands still elsewhere. */
+void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm);
+/* Owners send their shards of the vectors to all workers; with overlap, during the next forward. */
+int data_parallel_broadcast(struct data_parallel *d, float *const *vectors);
+/* Waits for the broadcast of step r->step, and writes its packets, ages and drift into r. */
+int data_parallel_finish(struct data_parallel *d, struct step_metrics *r);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

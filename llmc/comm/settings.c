@@ -1,0 +1,162 @@
+/* settings.c — see settings.h. */
+#include "llmc/comm/settings.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/model/config.h"
+#include "llmc/log/error.h"
+#include "llmc/cli/validate.h"
+#include "llmc/comm/worker.h"
+
+static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
+    struct lossynet_loss_settings loss = {{o->gradient_loss_rate, o->parameter_loss_rate},
+                                          o->loss_model,
+                                          (uint64_t)o->loss_seed,
+                                          o->loss_at,
+                                          workers};
+    return loss;
+}
+
+/* ---- the lead --------------------------------------------------------------------------- */
+
+static bool parse_lead(const char *text, double *fixed) {
+    char *end;
+    *fixed = strtod(text, &end);
+    if (!strcmp(text, "auto") || !strcmp(text, "off")) return *fixed = 0, true;
+    return end != text && !*end && isfinite(*fixed) && *fixed >= 0 && *fixed <= 100;
+}
+
+static bool lead_is_measured(const struct options *o) {
+    return !worker_steps_alone(o) && !strcmp(o->lead, "auto");
+}
+
+bool comm_leads(const struct options *o, int workers) {
+    double fixed;
+    parse_lead(o->lead, &fixed);
+    if (worker_steps_alone(o) || workers == 1) return false;
+    const bool measured = lead_is_measured(o);
+    return (measured && o->algorithm == ALGORITHM_LOSSY) || fixed + o->lead_extra > 0;
+}
+
+double comm_lead(const struct options *o, const struct lossynet_comm *comm) {
+    double fixed;
+    parse_lead(o->lead, &fixed);
+    return fixed + o->lead_extra + (lead_is_measured(o) ? lossynet_lead(comm) : 0);
+}
+
+/* ---- settings --------------------------------------------------------------------------- */
+
+struct lossynet_settings comm_settings(const struct options *o, const struct param_layout *l,
+                                       int workers) {
+    struct lossynet_settings s;
+    memset(&s, 0, sizeof s);
+    s.workers = workers;
+    s.buckets = l->buckets;
+    s.bucket_elements = l->bucket_elements;
+    s.packet_bytes = (size_t)o->packet_bytes;
+    s.wire_dtype = o->wire_dtype == OPTION_WIRE_BF16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
+    s.loss = loss_settings(o, workers);
+    s.carry = o->carry > 0;
+    s.repair[LOSSYNET_GRADIENT] = o->gradient_repair;
+    s.repair[LOSSYNET_PARAMETER] = o->parameter_repair;
+    s.repair_budget = o->repair_budget;
+    s.drift_samples = o->drift_samples;
+    s.interface = o->interface;
+    s.pace_gbps = o->pace_gbps;
+    s.loss_budget = o->loss_budget;
+    s.record_loss = o->record_loss;
+    s.peer_timeout = o->peer_timeout;
+    s.multicast = o->multicast;
+    s.encrypt = o->encrypt;
+    lossynet_traffic_class_parse(o->traffic_class, &s.dscp);
+    lossynet_estimator_parse(o->estimator, &s.estimator);
+    lossynet_link_parse(o->link, &s.link);
+    s.lead = lead_is_measured(o);
+    if (o->algorithm == ALGORITHM_RELIABLE) {
+        s.lead = false; /* nothing is lost */
+        s.link = LOSSYNET_LINK_MPI;
+        memset(s.repair, 0, sizeof s.repair);
+        s.carry = false;
+    }
+    if (o->algorithm == ALGORITHM_RPS)
+        s.estimator = LOSSYNET_MEAN; /* models are averaged over those that arrived */
+    return s;
+}
+
+int comm_check(const struct options *o, int workers) {
+    const struct lossynet_loss_settings loss = loss_settings(o, workers);
+    struct lossynet_loss_settings evenly = loss;
+    lossynet_estimator estimator;
+    lossynet_link_kind link;
+    char why[256];
+    double lead;
+    int dscp, wrong = 0;
+    evenly.at = NULL;
+    if (!lossynet_estimator_parse(o->estimator, &estimator)) {
+        wrong =
+            log_error("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
+    } else if (!lossynet_link_parse(o->link, &link)) {
+        wrong = log_error("--link: expected auto, mpi, udp or verbs, got '%s'", o->link);
+    } else if (link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
+        wrong = log_error("--algorithm reliable: expected a link that loses nothing, --link mpi");
+    } else if (o->loss_budget > 0 && !(o->pace_gbps > 0)) {
+        wrong = log_error("--loss-budget: expected --pace-gbps too, the rate of a rank's link");
+    } else if (!lossynet_traffic_class_parse(o->traffic_class, &dscp)) {
+        wrong = log_error(
+            "--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "
+            "DSCP from 0 to 63, got '%s'",
+            o->traffic_class);
+    } else if (!parse_lead(o->lead, &lead)) {
+        wrong = log_error("--lead: expected auto, off or a number of steps from 0 to 100, got '%s'",
+                          o->lead);
+    } else if (o->lead_extra > 0 && strcmp(o->lead, "auto") != 0) {
+        wrong = log_error("--lead-extra: expected --lead auto, to which it adds, got --lead %s",
+                          o->lead);
+    } else if (lead + o->lead_extra > 0 && worker_steps_alone(o)) {
+        wrong = log_error("--lead: expected --algorithm lossy or reliable, whose owners broadcast "
+                          "parameters, got %s",
+                          algorithm_names[o->algorithm]);
+    } else if (o->carry > 0 && o->algorithm != ALGORITHM_LOSSY &&
+               o->algorithm != ALGORITHM_RELIABLE) {
+        wrong =
+            log_error("--carry: expected --algorithm lossy, got %s", algorithm_names[o->algorithm]);
+    } else if (o->carry > 0 && estimator != LOSSYNET_MEAN && estimator != LOSSYNET_ZERO) {
+        wrong = log_error("--carry: expected --estimator mean or zero, got %s", o->estimator);
+    } else if (o->wire_dtype == OPTION_WIRE_BF16 && worker_steps_alone(o)) {
+        wrong =
+            log_error("--wire-dtype bf16: expected --algorithm lossy or reliable, got %s, whose "
+                      "workers step on what they receive: most steps are too small for bf16",
+                      algorithm_names[o->algorithm]);
+    } else if (o->gpu_direct && (o->algorithm != ALGORITHM_LOSSY || o->carry > 0 || o->encrypt ||
+                                 o->wire_dtype != OPTION_WIRE_FLOAT32)) {
+        wrong = log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
+                          "--wire-dtype bf16, for which the host has to see gradients");
+    } else if (o->multicast && o->parameter_repair) {
+        wrong =
+            log_error("--multicast: expected no --repair of parameters, which are sent again to "
+                      "single workers; --gradient-repair is fine");
+    } else if (o->repair_budget > 0 && !o->gradient_repair && !o->parameter_repair) {
+        wrong = log_error("--repair-budget: expected --repair too, the rounds that may use it");
+    } else if (lossynet_loss_check(&evenly, why, sizeof why)) {
+        wrong = log_error("--loss-model: %s", why);
+    } else if (lossynet_loss_check(&loss, why, sizeof why)) {
+        wrong = log_error("--loss-at: %s", why);
+    }
+    return wrong;
+}
+
+int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int step) {
+    lossynet_carry_share(comm, o->carry);
+    return lossynet_step_begin(comm, (uint64_t)step) ? -1 : 0;
+}
+
+void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *r) {
+    for (int phase = 0; phase < 2; phase++) {
+        r->expected[phase] = (double)counters->expected[phase];
+        r->arrived[phase] = (double)counters->arrived[phase];
+        r->resent[phase] = (double)counters->resent[phase];
+    }
+    memcpy(r->network, counters->network, sizeof r->network);
+}

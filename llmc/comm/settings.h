@@ -1,0 +1,40 @@
+/* settings.h — the network's options, as lossynet takes them. Beside bucket_pipeline.h, the trainer
+ * and the pre-flight, this is the only place that knows lossynet.
+ */
+#ifndef LLMC_COMM_SETTINGS_H
+#define LLMC_COMM_SETTINGS_H
+
+#include "llmc/model/param_layout.h"
+#include "llmc/cli/options.h"
+#include "llmc/log/metrics.h"
+#include "lossynet/lossynet.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Checks that the options make sense with this number of workers. Returns 0, or -1 after
+ * reporting. */
+int comm_check(const struct options *options, int workers);
+
+/* lossynet's settings from checked options. The caller adds `memory` and `weighted_sum`. */
+struct lossynet_settings comm_settings(const struct options *options,
+                                       const struct param_layout *layout, int workers);
+
+/* Whether owners broadcast values ahead of their own (lossynet's lead.c) in some step. */
+bool comm_leads(const struct options *options, int workers);
+
+/* How far ahead owners send in the step that is about to be broadcast, in steps. */
+double comm_lead(const struct options *options, const struct lossynet_comm *comm);
+
+/* Calls lossynet_step_begin with what the options say about this step. Returns 0, or -1 after
+ * reporting. */
+int comm_step_begin(struct lossynet_comm *comm, const struct options *options, int step);
+
+/* Copies a step's packet counters into its metrics. */
+void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *record);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,99 @@
+/* worker.c — see worker.h. */
+#include "llmc/comm/worker.h"
+#include "llmc/log/error.h"
+
+#include <string.h>
+
+static int take(float **vector, void *(*allocate)(size_t bytes), size_t count, const char *what) {
+    *vector = (float *)allocate((count ? count : 1) * sizeof(float));
+    return *vector ? 0 : log_out_of_memory(what, (double)count * sizeof(float));
+}
+
+int worker_allocate(struct worker *w, const struct backend *be, size_t count, size_t owned,
+                    bool training, bool staged, bool leads) {
+    const char *parameters = "a worker's parameters (--dry-run tells what a run needs)";
+    if (take(&w->params, be->allocate, count, parameters)) return -1;
+    w->comm_params = w->params;
+    if (staged && take(&w->comm_params, be->allocate_pinned, count, parameters)) return -1;
+    if (!training) return 0;
+    if (take(&w->grads, be->allocate, count, "a worker's gradient")) return -1;
+    w->comm_grads = w->grads;
+    if (staged && take(&w->comm_grads, be->allocate_pinned, count, "a worker's gradient"))
+        return -1;
+    if (take(&w->m, be->allocate, owned, "optimizer state")) return -1;
+    if (take(&w->v, be->allocate, owned, "optimizer state")) return -1;
+    if (!leads) return 0;
+    const char *ahead = "the values that a worker broadcasts (--lead off does without)";
+    if (take(&w->ahead, be->allocate, owned, ahead)) return -1;
+    w->comm_ahead = w->ahead;
+    return staged ? take(&w->comm_ahead, be->allocate_pinned, owned, ahead) : 0;
+}
+
+void worker_release(struct worker *w, const struct backend *be) {
+    if (w->comm_params != w->params) be->release_pinned(w->comm_params);
+    if (w->comm_grads != w->grads) be->release_pinned(w->comm_grads);
+    if (w->comm_ahead != w->ahead) be->release_pinned(w->comm_ahead);
+    be->release(w->ahead);
+    be->release(w->params);
+    be->release(w->grads);
+    be->release(w->m);
+    be->release(w->v);
+    memset(w, 0, sizeof *w);
+}
+
+void worker_initialise(struct worker *w, const struct backend *be, const float *params,
+                       size_t count) {
+    be->upload(w->params, params, count * sizeof(float));
+    if (w->comm_params != w->params) memcpy(w->comm_params, params, count * sizeof(float));
+}
+
+static float *device_vector(const struct worker *w, const float *comm_vector) {
+    return comm_vector == w->comm_params ? w->params : w->grads;
+}
+
+void worker_send(const struct worker *w, const struct backend *be, float *comm_vector,
+                 size_t offset, size_t count) {
+    const float *from = device_vector(w, comm_vector);
+    if (from != comm_vector && count)
+        be->d2h_async(comm_vector + offset, from + offset, count * sizeof(float));
+}
+
+void worker_send_ahead(const struct worker *w, const struct backend *be, size_t owned) {
+    if (w->comm_ahead != w->ahead && owned)
+        be->d2h_async(w->comm_ahead, w->ahead, owned * sizeof(float));
+}
+
+void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
+                    size_t offset, size_t count) {
+    float *to = device_vector(w, comm_vector);
+    if (to != comm_vector && count)
+        be->h2d_async(to + offset, comm_vector + offset, count * sizeof(float));
+}
+
+bool worker_steps_alone(const struct options *o) {
+    return o->algorithm == ALGORITHM_RPS || o->algorithm == ALGORITHM_NAIVE;
+}
+
+double worker_clip(const struct options *o, double norm) {
+    return o->clip > 0 && norm > o->clip ? o->clip / (norm + 1e-6) : 1;
+}
+
+/* Weight decay differs between tensors, so the range is cut at their boundaries. */
+void worker_update(const struct worker *w, const struct backend *be,
+                   const struct param_layout *layout, const struct options *o,
+                   const struct worker_step *s, size_t state, size_t offset, size_t count) {
+    const struct adamw_settings adamw = {(float)o->beta1, (float)o->beta2, (float)o->adam_eps,
+                                         (float)s->lead};
+    const struct span *span = layout->span;
+    for (size_t done = 0; done < count;) {
+        while (span->offset + span->count <= offset + done) span++;
+        size_t n = span->offset + span->count - (offset + done);
+        if (n > count - done) n = count - done;
+        float *params = w->params + offset + done;
+        float *ahead = s->lead != 0 ? w->ahead + state + done : NULL;
+        be->adamw(params, params, w->m + state + done, w->v + state + done, ahead,
+                  w->grads + offset + done, n, &adamw, s->step + 1, (float)s->learning_rate,
+                  span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
+        done += n;
+    }
+}

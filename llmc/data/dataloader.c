@@ -1,0 +1,386 @@
+/* dataloader.c — sequences out of mapped token files, in an order that needs no memory. */
+#include "llmc/data/dataloader.h"
+
+#include <glob.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/util/file.h"
+#include "llmc/log/error.h"
+
+struct token_file {
+    char *path;
+    struct file_map map;
+    const uint16_t *tokens;
+    uint64_t count;
+    int vocabulary;         /* from the header; 0 if the header has none */
+    int largest;            /* token id */
+    uint64_t words;         /* of the text; 0: unknown */
+    uint64_t train_before;  /* number of training windows in earlier files */
+    uint64_t window_before; /* number of validation windows in earlier files */
+};
+
+struct dataloader {
+    int T;
+    int stride; /* of validation, 0: windows side by side */
+    uint64_t seed;
+    size_t count;
+    struct token_file *files;
+    uint64_t tokens, words, train_windows, windows;
+    int shares; /* parts that the training windows are split into; 0 or 1: shared */
+    bool words_known;
+    int vocabulary;
+    char *tokenizer; /* path, or NULL */
+};
+
+/* ---- opening and checking ---------------------------------------------------------------- */
+
+/* Magic numbers and versions of llm.c: 20240520/1 is for GPT-2's data and for ours. 20240801/7
+ * is for Llama-3's, with uint32 tokens; its vocabulary of 128,256 is too large for a Llama-2. */
+static int check_kind(const char *path, int magic, int version) {
+    if (magic == TOKENS_MAGIC_LLAMA3)
+        return log_error(
+            "'%s' is a token file of llm.c's version %d with 32-bit tokens of Llama-3, "
+            "expected version %d with 16-bit tokens; make one from the text with "
+            "build/tokenize and a tokenizer of at most %d tokens",
+            path, version, TOKENS_VERSION, TOKENS_VOCABULARY_MAX);
+    if (magic != TOKENS_MAGIC)
+        return log_error(
+            "'%s' begins with the number %d, expected %d: it is no llm.c token file with "
+            "16-bit tokens; make one with build/tokenize",
+            path, magic, TOKENS_MAGIC);
+    if (version != TOKENS_VERSION)
+        return log_error("'%s' is a token file of version %d, expected version %d; make one with "
+                         "build/tokenize",
+                         path, version, TOKENS_VERSION);
+    return 0;
+}
+
+static int check_header(struct token_file *file) {
+    const char *path = file->path;
+    size_t bytes = file->map.bytes;
+    if (bytes == 0) return log_error("'%s' is empty, expected a token file", path);
+    if (bytes < TOKENS_HEADER_BYTES)
+        return log_error("'%s' is truncated: it has %zu bytes, a token file's header alone has %d",
+                         path, bytes, TOKENS_HEADER_BYTES);
+    int32_t header[8];
+    memcpy(header, file->map.data, sizeof header);
+    if (check_kind(path, header[0], header[1])) return -1;
+    if (header[2] < 0)
+        return log_error("'%s' claims %d tokens, a negative number", path, header[2]);
+    file->count = (uint64_t)header[2];
+    uint64_t expected = TOKENS_HEADER_BYTES + 2 * file->count;
+    if (bytes != expected)
+        return log_error(
+            "'%s' has %zu bytes, expected %llu for the %d tokens its header claims: it "
+            "%s",
+            path, bytes, (unsigned long long)expected, header[2],
+            bytes < expected ? "is truncated" : "has bytes that do not belong to it");
+    if (header[3] < 0 || header[3] > TOKENS_VOCABULARY_MAX)
+        return log_error("'%s' claims a vocabulary of %d, expected 0 (unknown) to %d", path,
+                         header[3], TOKENS_VOCABULARY_MAX);
+    file->vocabulary = header[3];
+    memcpy(&file->words, header + TOKENS_HEADER_WORDS, sizeof file->words);
+    file->tokens = (const uint16_t *)((const char *)file->map.data + TOKENS_HEADER_BYTES);
+    return 0;
+}
+
+static int largest_token(const uint16_t *tokens, uint64_t count) {
+    enum { CHUNK = 1 << 16 };
+    int64_t chunks = (int64_t)((count + CHUNK - 1) / CHUNK);
+    int largest = 0;
+#pragma omp parallel for reduction(max : largest) if (chunks > 16)
+    for (int64_t c = 0; c < chunks; c++) {
+        const uint16_t *chunk = tokens + c * CHUNK;
+        uint64_t rest = count - (uint64_t)c * CHUNK;
+        uint16_t most = 0;
+        for (uint64_t i = 0; i < (rest < CHUNK ? rest : CHUNK); i++)
+            most = chunk[i] > most ? chunk[i] : most;
+        if (most > largest) largest = most;
+    }
+    return largest;
+}
+
+static int check_ids(const struct token_file *file, int vocabulary, const char *whose) {
+    if (file->count == 0 || file->largest < vocabulary) return 0;
+    uint64_t i = 0;
+    while (file->tokens[i] < vocabulary) i++;
+    return log_error("'%s': token %llu has id %d, expected less than %s vocabulary size, %d",
+                     file->path, (unsigned long long)i, file->tokens[i], whose, vocabulary);
+}
+
+static int open_file(struct dataloader *loader, const char *path) {
+    struct token_file *file = &loader->files[loader->count++];
+    file->path = strdup(path);
+    if (!file->path) return log_error("cannot open '%s': out of memory", path);
+    if (file_map(path, &file->map) != 0 || check_header(file) != 0) return -1;
+    file->largest = largest_token(file->tokens, file->count);
+    if (file->vocabulary && check_ids(file, file->vocabulary, "the file's own") != 0) return -1;
+    if (file->vocabulary && loader->vocabulary && file->vocabulary != loader->vocabulary)
+        return log_error("'%s' is for a vocabulary of %d, expected %d as in files before it", path,
+                         file->vocabulary, loader->vocabulary);
+    if (file->vocabulary) loader->vocabulary = file->vocabulary;
+
+    uint64_t T = (uint64_t)loader->T, targets = file->count ? file->count - 1 : 0;
+    file->train_before = loader->train_windows;
+    file->window_before = loader->windows;
+    loader->tokens += file->count;
+    loader->words += file->words;
+    loader->words_known = (loader->count == 1 || loader->words_known) && file->words > 0;
+    loader->train_windows += targets / T;
+    loader->windows += (targets + T - 1) / T;
+    return 0;
+}
+
+static int open_matches(struct dataloader *loader, const char *pattern, const glob_t *matches) {
+    /* GLOB_NOCHECK: if nothing matches, the only path is the pattern itself */
+    if (matches->gl_pathc == 1 && access(matches->gl_pathv[0], F_OK) != 0)
+        return log_error("no file matches '%s', expected llm.c token files; make some with "
+                         "build/tokenize",
+                         pattern);
+    loader->files = (struct token_file *)calloc(matches->gl_pathc, sizeof *loader->files);
+    if (!loader->files) return log_error("cannot open '%s': out of memory", pattern);
+    for (size_t i = 0; i < matches->gl_pathc; i++)
+        if (open_file(loader, matches->gl_pathv[i]) != 0) return -1;
+    return 0;
+}
+
+/* Keeps the path of tokenizer.model beside the first file, if it exists. */
+static int find_tokenizer(struct dataloader *loader) {
+    const char *first = loader->files[0].path, *slash = strrchr(first, '/');
+    int length = slash ? (int)(slash - first) + 1 : 0;
+    char path[FILE_PATH_BYTES];
+    if (length > FILE_PATH_BYTES - 32) return 0;
+    memcpy(path, first, (size_t)length);
+    strcpy(path + length, "tokenizer.model");
+    if (access(path, R_OK) != 0) return 0;
+    loader->tokenizer = strdup(path);
+    return loader->tokenizer ? 0 : log_error("cannot open '%s': out of memory", first);
+}
+
+static int check_length(const struct dataloader *loader, const char *pattern,
+                        enum dataloader_use use) {
+    bool enough = use == DATALOADER_TRAIN ? loader->train_windows > 0 : loader->windows > 0;
+    if (enough) return 0;
+    return log_error("'%s': no file has the %d tokens that one sequence needs (%llu tokens in %zu "
+                     "files); use more text%s",
+                     pattern, use == DATALOADER_TRAIN ? loader->T + 1 : 2,
+                     (unsigned long long)loader->tokens, loader->count,
+                     use == DATALOADER_TRAIN ? " or a smaller --seq" : "");
+}
+
+int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_t seed,
+                    struct dataloader **out) {
+    *out = NULL;
+    if (T < 1) return log_error("sequences of %d tokens make no sense, expected at least 1", T);
+    struct dataloader *loader = (struct dataloader *)calloc(1, sizeof *loader);
+    if (!loader) return log_error("cannot open '%s': out of memory", pattern);
+    loader->T = T;
+    loader->seed = seed;
+    glob_t matches;
+    if (glob(pattern, GLOB_NOCHECK, NULL, &matches) != 0) {
+        log_error("cannot look for files '%s': out of memory or unreadable directory", pattern);
+        goto close_loader;
+    }
+    int status = open_matches(loader, pattern, &matches);
+    globfree(&matches);
+    if (status || find_tokenizer(loader) || check_length(loader, pattern, use)) goto close_loader;
+    *out = loader;
+    return 0;
+
+close_loader:
+    dataloader_close(loader);
+    return -1;
+}
+
+void dataloader_close(struct dataloader *loader) {
+    if (!loader) return;
+    for (size_t i = 0; i < loader->count; i++) {
+        file_unmap(&loader->files[i].map);
+        free(loader->files[i].path);
+    }
+    free(loader->files);
+    free(loader->tokenizer);
+    free(loader);
+}
+
+int dataloader_vocabulary(const struct dataloader *loader) {
+    return loader->vocabulary;
+}
+
+uint64_t dataloader_words(const struct dataloader *loader) {
+    return loader->words_known ? loader->words : 0;
+}
+
+double dataloader_targets_per_word(const struct dataloader *loader) {
+    uint64_t targets = 0;
+    for (size_t i = 0; i < loader->count; i++)
+        targets += loader->files[i].count ? loader->files[i].count - 1 : 0;
+    return dataloader_words(loader) ? (double)targets / (double)loader->words : 0;
+}
+
+int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary) {
+    for (size_t i = 0; i < loader->count; i++)
+        if (check_ids(&loader->files[i], vocabulary, "the model's") != 0) return -1;
+    return 0;
+}
+
+const char *dataloader_tokenizer(const struct dataloader *loader) {
+    return loader->tokenizer;
+}
+
+size_t dataloader_files(const struct dataloader *loader) {
+    return loader->count;
+}
+
+uint64_t dataloader_tokens(const struct dataloader *loader) {
+    return loader->tokens;
+}
+
+/* ---- training: a permutation computed, not stored ---------------------------------------- */
+
+/* The finaliser of SplitMix64 (Steele, Lea & Flood 2014): a bijection on 64 bits that mixes all
+ * of them. */
+static uint64_t mix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+    x = (x ^ x >> 27) * 0x94D049BB133111EB;
+    return x ^ x >> 31;
+}
+
+/* The place of `index`, 0 ... count-1, in a permutation. A Feistel network permutes the numbers
+ * of 2h bits, for the smallest h with room for count. It is applied again until its result is
+ * below count ("cycle walking", Black & Rogaway 2002), which makes it a permutation of 0 ...
+ * count-1. This takes fewer than 4 applications on average. */
+static uint64_t permute(uint64_t index, uint64_t count, uint64_t key) {
+    int half = 1;
+    while (half < 31 && count > (uint64_t)1 << 2 * half) half++;
+    uint64_t mask = ((uint64_t)1 << half) - 1;
+    do {
+        uint64_t left = index >> half, right = index & mask;
+        for (uint64_t round = 0; round < 6; round++) {
+            uint64_t next = left ^ (mix(key ^ mix(right ^ round << 32)) & mask);
+            left = right;
+            right = next;
+        }
+        index = left << half | right;
+    } while (index >= count);
+    return index;
+}
+
+/* Returns the last file whose windows begin at or before `window`. */
+static const struct token_file *file_of(const struct dataloader *loader, uint64_t window,
+                                        size_t before_offset) {
+    size_t low = 0, high = loader->count; /* files[low] qualifies, files[high] does not */
+    while (high - low > 1) {
+        size_t middle = (low + high) / 2;
+        uint64_t before;
+        memcpy(&before, (const char *)&loader->files[middle] + before_offset, sizeof before);
+        if (before <= window)
+            low = middle;
+        else
+            high = middle;
+    }
+    return &loader->files[low];
+}
+
+static void copy_window(const uint16_t *from, int length, int32_t *tokens, int32_t *targets) {
+    for (int t = 0; t < length; t++) {
+        tokens[t] = from[t];
+        targets[t] = from[t + 1];
+    }
+}
+
+uint64_t dataloader_epoch(const struct dataloader *loader) {
+    return loader->train_windows;
+}
+
+/* Sequence n of part `share` of `shares`. */
+static void sequence_of(const struct dataloader *loader, int share, int shares, uint64_t n,
+                        int32_t *tokens, int32_t *targets) {
+    uint64_t T = (uint64_t)loader->T, W = loader->train_windows;
+    uint64_t first = W * (uint64_t)share / (uint64_t)shares;
+    uint64_t count = W * ((uint64_t)share + 1) / (uint64_t)shares - first;
+    uint64_t key = mix(mix(loader->seed ^ (uint64_t)share << 32) ^ n / count);
+    uint64_t shift = mix(key) % T, window = first + permute(n % count, count, key);
+    const struct token_file *file =
+        file_of(loader, window, offsetof(struct token_file, train_before));
+    /* If the epoch's shift leaves no room for a file's last window, the window ends at the end
+     * of the file. */
+    uint64_t start = (window - file->train_before) * T + shift, last = file->count - (T + 1);
+    copy_window(file->tokens + (start < last ? start : last), loader->T, tokens, targets);
+}
+
+void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
+                         int32_t *targets) {
+    sequence_of(loader, 0, 1, n, tokens, targets);
+}
+
+int dataloader_split(struct dataloader *loader, int workers) {
+    if (loader->train_windows < (uint64_t)workers)
+        return log_error(
+            "--data-split contiguous: the training files have %llu sequences of %d tokens, "
+            "expected at least one for each of the %d workers; use more text, fewer "
+            "workers or a shorter --seq",
+            (unsigned long long)loader->train_windows, loader->T, workers);
+    loader->shares = workers;
+    return 0;
+}
+
+void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int worker,
+                      int workers, int B, int32_t *tokens, int32_t *targets) {
+    const bool own = loader->shares > 1;
+    uint64_t n = own ? done / (uint64_t)workers + (uint64_t)m * (uint64_t)B
+                     : done + ((uint64_t)m * (uint64_t)workers + (uint64_t)worker) * (uint64_t)B;
+    for (int b = 0; b < B; b++, tokens += loader->T, targets += loader->T)
+        sequence_of(loader, own ? worker : 0, own ? loader->shares : 1, n + (uint64_t)b, tokens,
+                    targets);
+}
+
+/* ---- validation: everything once, in order ----------------------------------------------- */
+
+/* Number of windows of a file. The last window is the first one that reaches the end of the
+ * file. A window of a single token, which only a stride of T can give, has nothing to score and
+ * is not counted. */
+static uint64_t strided_windows(uint64_t count, uint64_t T, uint64_t stride) {
+    if (count < 2) return 0;
+    if (count <= T) return 1;
+    uint64_t further = (count - T + stride - 1) / stride;
+    return count - further * stride < 2 ? further : further + 1;
+}
+
+void dataloader_set_stride(struct dataloader *loader, int stride) {
+    loader->stride = stride;
+    loader->windows = 0;
+    for (size_t i = 0; i < loader->count; i++) {
+        struct token_file *file = &loader->files[i];
+        file->window_before = loader->windows;
+        loader->windows += strided_windows(file->count, (uint64_t)loader->T, (uint64_t)stride);
+    }
+}
+
+uint64_t dataloader_windows(const struct dataloader *loader) {
+    return loader->windows;
+}
+
+int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
+                      int32_t *targets) {
+    const struct token_file *file = file_of(loader, i, offsetof(struct token_file, window_before));
+    const int most = loader->stride ? loader->T - 1 : loader->T;
+    uint64_t step = (uint64_t)(loader->stride ? loader->stride : loader->T);
+    uint64_t start = (i - file->window_before) * step, rest = file->count - 1 - start;
+    int length = rest < (uint64_t)most ? (int)rest : most;
+    copy_window(file->tokens + start, length, tokens, targets);
+    return length;
+}
+
+int dataloader_window_skip(const struct dataloader *loader, uint64_t i) {
+    const struct token_file *file = file_of(loader, i, offsetof(struct token_file, window_before));
+    if (!loader->stride || i == file->window_before) return 0;
+    /* the previous window ended T - stride tokens into this one, and the first token is no
+     * target */
+    int skip = loader->T - loader->stride - 1;
+    return skip > 0 ? skip : 0;
+}

@@ -1,0 +1,132 @@
+/* dataloader.h — training and validation sequences out of llm.c's token files.
+ *
+ * A token file: 256 int32 of header, then the tokens as uint16, everything little-endian:
+ *
+ *     [0]     magic 20240520
+ *     [1]     version 1
+ *     [2]     number of tokens
+ *     [3]     vocabulary size        \
+ *     [4..5]  words of the text       | build/tokenize's; 0 in llm.c's own files: unknown
+ *     [6..7]  bytes of the text      /  (words and bytes are uint64)
+ *
+ * Words are what white space (of ASCII) separates. Files are mapped, never copied.
+ *
+ * Sampling keeps no state: sequence n of a run is a pure function of (files, T, seed, n), so that
+ * any worker can fetch any sequence, and resuming needs no more than a count. An epoch visits every
+ * window once, in an order that is a keyed permutation of (seed, epoch); each epoch also shifts
+ * where windows begin. Worker w of N takes n = step * N * B + w * B + b for its batch of B.
+ *
+ * With a contiguous split each worker has epochs of its own, over its 1/N of the windows in the
+ * order of the files: data that is not identically distributed, as in federated learning. What is
+ * usual is the shared order, which makes workers' data i.i.d. (for example PyTorch's
+ * DistributedSampler); "contiguous" is what Hugging Face's Dataset.shard calls such parts.
+ */
+#ifndef LLMC_DATA_DATALOADER_H
+#define LLMC_DATA_DATALOADER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct dataloader;
+
+enum dataloader_use {
+    DATALOADER_TRAIN,    /* dataloader_sequence: needs a file of at least T+1 tokens */
+    DATALOADER_VALIDATE, /* dataloader_window: needs a file of at least 2 tokens */
+};
+
+/* Opens all files that match the glob(3) pattern, in sorted order, and checks them, every token id
+ * included (all threads of OpenMP scan). T: tokens per sequence. *loader belongs to the caller,
+ * who closes it. Returns 0, or -1 after reporting; *loader is then NULL. */
+int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_t seed,
+                    struct dataloader **loader);
+
+void dataloader_close(struct dataloader *loader); /* NULL is fine */
+
+/* The vocabulary size in the files' headers; 0 if they have none (llm.c's own files). */
+int dataloader_vocabulary(const struct dataloader *loader);
+
+/* Number of words in the text that the files were made from; 0 if any file does not say. */
+uint64_t dataloader_words(const struct dataloader *loader);
+
+/* Tokens per word, not counting the first token of each file, which nothing predicts; 0 if
+ * unknown. */
+double dataloader_targets_per_word(const struct dataloader *loader);
+
+/* Checks every token id against a model's vocabulary size. Returns 0, or -1 after reporting the
+ * file, the position and the id. */
+int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary);
+
+/* Path of the tokenizer.model beside the first file, or NULL if there is none. The loader owns
+ * the string. */
+const char *dataloader_tokenizer(const struct dataloader *loader);
+
+size_t dataloader_files(const struct dataloader *loader);
+uint64_t dataloader_tokens(const struct dataloader *loader); /* in all files */
+
+/* ---- training: windows of T+1 tokens, stride T, none across two files ---- */
+
+/* Windows per epoch; 0 if every file is shorter than T+1 tokens. */
+uint64_t dataloader_epoch(const struct dataloader *loader);
+
+/* Sequence n = 0, 1, 2 ... of the run: tokens (T) and targets (T), which are the tokens shifted
+ * by one. Needs dataloader_epoch > 0. Cannot fail. Several threads may call it at once. */
+void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
+                         int32_t *targets);
+
+/* Gives each worker its own windows. Of an epoch's W windows, worker w gets those from floor(w W
+ * / workers) up to, but not including, floor((w+1) W / workers). The epoch's shift may move the
+ * last of them into the next worker's part by less than T tokens. With one worker nothing
+ * changes. Returns 0, or -1 after reporting that there are fewer windows than workers. */
+int dataloader_split(struct dataloader *loader, int workers);
+
+/* Micro-batch m of one of `workers`: tokens and targets (B, T). done: number of sequences that
+ * all workers together took in earlier steps, which is all that resuming needs. After
+ * dataloader_split, `workers` must be the same as there. Cannot fail. Several threads may call
+ * it at once. */
+void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int worker,
+                      int workers, int B, int32_t *tokens, int32_t *targets);
+
+/* ---- validation: every token but a file's first is a target exactly once ----
+ * Without a stride, windows lie side by side, each with T tokens and the T that follow them. */
+
+/* Lets a window of T tokens begin every `stride` tokens (1 ... T). Each window scores only the
+ * targets that no earlier window has scored, so all targets except the first T have at least T -
+ * stride tokens of context. This is what Hugging Face's page on the perplexity of fixed-length
+ * models computes. With stride T, the first token of a window is no target at all. Call it
+ * before any other validation function. */
+void dataloader_set_stride(struct dataloader *loader, int stride);
+
+uint64_t dataloader_windows(const struct dataloader *loader);
+
+/* Window i = 0 ... dataloader_windows - 1, in the order of the files: tokens and targets (T), of
+ * which the first `length` are written. Returns the length: T, or 1 ... T for the last window of
+ * a file. Cannot fail. Several threads may call it at once. */
+int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *tokens,
+                      int32_t *targets);
+
+/* Number of window i's first targets that only give context and are not scored; 0 without a
+ * stride. */
+int dataloader_window_skip(const struct dataloader *loader, uint64_t i);
+
+/* ---- the token file format, for tools that write it ---- */
+
+enum {
+    TOKENS_MAGIC = 20240520,
+    TOKENS_MAGIC_LLAMA3 =
+        20240801, /* llm.c's files of uint32 tokens, which are refused with a message of their own */
+    TOKENS_VERSION = 1,
+    TOKENS_HEADER_INTS = 256,
+    TOKENS_HEADER_BYTES = 1024,
+    TOKENS_HEADER_WORDS = 4, /* index of the header's int32 where the uint64 begins */
+    TOKENS_HEADER_TEXT_BYTES = 6,
+    TOKENS_VOCABULARY_MAX = 65535, /* the largest that uint16 ids allow; id 65535 is not used */
+};
+
+#ifdef __cplusplus
+}
+#endif
+#endif

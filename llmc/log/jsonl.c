@@ -1,0 +1,190 @@
+/* jsonl.c — see jsonl.h. */
+#include "llmc/log/jsonl.h"
+#include "llmc/util/file.h"
+#include "llmc/log/error.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+double log_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+json_t *jsonl_number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+json_t *jsonl_float(float value) {
+    char text[32];
+    snprintf(text, sizeof text, "%.7g", (double)value);
+    return jsonl_number(strtod(text, NULL));
+}
+
+struct jsonl {
+    int file;
+    bool failed;
+    char path[]; /* for messages */
+};
+
+/* Whether a line of an earlier part of the run is still valid when `step` steps are done. */
+static bool holds(const char *line, size_t bytes, int step) {
+    json_t *event = json_loadb(line, bytes, 0, NULL);
+    const char *kind = json_string_value(json_object_get(event, "event"));
+    json_int_t at = json_integer_value(json_object_get(event, "step"));
+    bool yes = kind && strcmp(kind, "end") != 0 && (strcmp(kind, "step") ? at <= step : at < step);
+    json_decref(event);
+    return yes;
+}
+
+/* Writes the lines that are still valid to a new file, which replaces the old one. */
+static int cut_back(const char *path, int step) {
+    char partial[FILE_PATH_BYTES];
+    struct file_map map;
+    if (access(path, F_OK) != 0) return 0;
+    if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial)
+        return log_error("%.100s...: the path is too long", path);
+    if (file_map(path, &map)) return -1;
+    int status = -1, file = file_create(partial);
+    const char *line = (const char *)map.data, *end = line + map.bytes;
+    if (file >= 0) status = 0;
+    while (line < end && !status) { /* the last line of a killed run may be incomplete */
+        const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
+        if (!newline) break;
+        if (holds(line, (size_t)(newline - line), step))
+            status = file_write(file, line, (size_t)(newline + 1 - line), partial);
+        line = newline + 1;
+    }
+    file_unmap(&map);
+    if (file >= 0 && file_finish(file, partial)) status = -1;
+    if (!status && rename(partial, path))
+        status = log_error("cannot rename '%s' to '%s': %s", partial, path, strerror(errno));
+    return status;
+}
+
+int jsonl_open(const char *path, int step, struct jsonl **out) {
+    struct jsonl *log = (struct jsonl *)calloc(1, sizeof *log + strlen(path) + 1);
+    *out = NULL;
+    if (!log) return log_error("%s: out of memory for the log", path);
+    strcpy(log->path, path);
+    log->file = -1;
+    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (step ? 0 : O_TRUNC);
+    if (!step || !cut_back(path, step)) {
+        log->file = open(path, flags, 0666);
+        if (log->file < 0) log_error("%s: cannot write the log: %s", path, strerror(errno));
+    }
+    if (log->file < 0) {
+        free(log);
+        return -1;
+    }
+    *out = log;
+    return 0;
+}
+
+int jsonl_open_of_run(const char *path, const char *out_directory, int rank, int step,
+                      struct jsonl **out) {
+    char place[FILE_PATH_BYTES];
+    if (rank > 0) return 0;
+    if (out_directory && file_make_directory(out_directory)) return -1;
+    if (!path && !out_directory) return 0;
+    if (!path && file_join(place, out_directory, "log.jsonl")) return -1;
+    return jsonl_open(path ? path : place, step, out);
+}
+
+/* Writes the whole line, or nothing. Returns 0, or -1 with errno set. */
+static int append(int file, const char *line, size_t bytes) {
+    struct stat before;
+    bool regular = !fstat(file, &before) && S_ISREG(before.st_mode);
+    ssize_t written = write(file, line, bytes);
+    if (written == (ssize_t)bytes) return 0;
+    int error = written < 0 ? errno : ENOSPC;
+    if (regular && written > 0 && ftruncate(file, before.st_size)) error = errno;
+    errno = error;
+    return -1;
+}
+
+int jsonl_write(struct jsonl *log, json_t *event) {
+    /* Nine significant digits identify every float32 exactly. */
+    char *text = log && event ? json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(9)) : NULL;
+    json_decref(event);
+    if (!log) return 0;
+    if (!text) errno = ENOMEM;
+    size_t bytes = text ? strlen(text) : 0;
+    if (text) text[bytes] = '\n'; /* replaces the terminating zero */
+    int status = text ? append(log->file, text, bytes + 1) : -1;
+    if (status && !log->failed) {
+        log->failed = true;
+        log_error("%s: cannot write the log: %s; lines are missing from here on while it cannot",
+                  log->path, strerror(errno));
+    }
+    free(text);
+    return status;
+}
+
+void jsonl_close(struct jsonl *log) {
+    if (!log) return;
+    close(log->file);
+    free(log);
+}
+
+/* ---- the terminal ----------------------------------------------------------------------- */
+
+void progress_begin(struct progress *p, int first, int total, bool on, bool bar) {
+    memset(p, 0, sizeof *p);
+    p->first = p->printed_at = first;
+    p->on = on;
+    p->bar = on && bar;
+    p->total = total;
+    p->start = p->last = log_seconds();
+}
+
+static void clear_bar(const struct progress *p) {
+    if (p->bar) fputs("\r\033[K", stdout);
+}
+
+static void draw_bar(struct progress *p, int done, double now) {
+    enum { WIDTH = 40 };
+    int made = done - p->first;
+    double left = made ? (now - p->start) / made * (p->total - done) : 0;
+    int filled = (int)((double)done / p->total * WIDTH);
+    char bar[WIDTH + 1];
+    for (int i = 0; i < WIDTH; i++) bar[i] = i < filled ? '#' : '.';
+    bar[WIDTH] = 0;
+    printf("\r\033[K[%s] %3d%%  %d:%02d left", bar, (int)(100.0 * done / p->total), (int)left / 60,
+           (int)left % 60);
+    fflush(stdout);
+    p->last = now;
+}
+
+void progress_step(struct progress *p, int done, const char *line) {
+    if (!p->on) return;
+    double now = log_seconds();
+    bool print = done == p->first + 1 || done == p->total ||
+                 (long long)done * 20 / p->total > (long long)p->printed_at * 20 / p->total;
+    if (print) {
+        clear_bar(p);
+        puts(line);
+        fflush(stdout);
+        p->printed_at = done;
+    }
+    if (p->bar && (print || now - p->last > 0.1)) draw_bar(p, done, now);
+}
+
+void progress_message(struct progress *p, const char *line) {
+    if (!p->on) return;
+    clear_bar(p);
+    puts(line);
+    fflush(stdout);
+}
+
+void progress_end(struct progress *p) {
+    clear_bar(p);
+}

@@ -1,0 +1,131 @@
+/* metrics.c — see metrics.h. */
+#include "llmc/log/metrics.h"
+
+#include <math.h>
+#include <stdio.h>
+
+static double loss_rate(const struct step_metrics *r, int phase) {
+    return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
+}
+
+/* Retransmitted packets, as a share of those that were sent once. */
+static double extra_traffic(const struct step_metrics *r) {
+    double once = r->expected[0] + r->expected[1];
+    return once > 0 ? (r->resent[0] + r->resent[1]) / once : 0;
+}
+
+void metrics_add(struct run_metrics *run, const struct step_metrics *step) {
+    struct step_metrics *sum = &run->sum;
+    run->steps++;
+    sum->tokens += step->tokens;
+    sum->seconds += step->seconds;
+    sum->communication_seconds += step->communication_seconds;
+    sum->drift += step->drift;
+    sum->drift_expected += step->drift_expected;
+    sum->drift_paper += step->drift_paper;
+    for (int phase = 0; phase < 2; phase++) {
+        sum->expected[phase] += step->expected[phase];
+        sum->arrived[phase] += step->arrived[phase];
+        sum->resent[phase] += step->resent[phase];
+    }
+}
+
+int metrics_log_step(struct jsonl *log, const struct step_metrics *r) {
+    static const char *const network[METRICS_EVENTS] = {"late",     "duplicate",  "rejected",
+                                                        "overruns", "stragglers", "pace_kbps"};
+    json_t *event = json_pack(
+        "{s:s, s:i, s:o, s:o, s:f, s:o, s:f, s:f, s:f, s:f, s:o, s:o, s:o, s:f, s:I, s:f}", "event",
+        "step", "step", r->step, "loss", jsonl_number(r->loss), "grad_norm",
+        jsonl_number(r->grad_norm), "lr", r->learning_rate, "tokens_per_second",
+        jsonl_number(r->tokens / r->seconds), "step_ms", 1e3 * r->seconds, "communication_ms",
+        1e3 * r->communication_seconds, "gradient_loss_rate", loss_rate(r, 0),
+        "parameter_loss_rate", loss_rate(r, 1), "drift", jsonl_number(r->drift), "drift_expected",
+        jsonl_number(r->drift_expected), "drift_paper", jsonl_number(r->drift_paper), "mean_age",
+        r->mean_age, "max_age", (json_int_t)r->max_age, "extra_traffic", extra_traffic(r));
+    if (event) {
+        json_object_set_new(event, "lead", jsonl_number(r->lead));
+        json_object_set_new(event, "lag", jsonl_number(r->lag));
+    }
+    json_t *ages = json_array();
+    for (int k = 0; k < METRICS_AGES; k++) {
+        json_array_append_new(ages, jsonl_float((float)r->age_share[k]));
+    }
+    json_object_set_new(event, "ages", ages);
+    for (int e = 0; event && e < METRICS_EVENTS; e++) {
+        json_object_set_new(event, network[e], json_integer((json_int_t)r->network[e]));
+    }
+    return jsonl_write(log, event);
+}
+
+double metrics_word_perplexity(const struct eval_metrics *r) {
+    return r->tokens_per_word > 0 ? exp(r->val_loss * r->tokens_per_word) : NAN;
+}
+
+int metrics_log_eval(struct jsonl *log, const struct eval_metrics *r) {
+    return jsonl_write(
+        log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step", r->step,
+                       "val_loss", jsonl_number(r->val_loss), "val_perplexity",
+                       jsonl_number(exp(r->val_loss)), "val_word_perplexity",
+                       jsonl_number(metrics_word_perplexity(r)), "replica_val_loss",
+                       jsonl_number(r->replica_val_loss), "replica_val_perplexity",
+                       jsonl_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
+}
+
+int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
+                    const struct eval_metrics *eval, const char *checkpoint) {
+    const struct step_metrics *sum = &run->sum;
+    const double steps = run->steps ? run->steps : 1;
+    json_t *event = json_pack(
+        "{s:s, s:i, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:s?, s:f}", "event", "end", "step",
+        run->steps, "status", status, "training_seconds", sum->seconds, "tokens_per_second",
+        jsonl_number(sum->tokens / sum->seconds), "gradient_loss_rate", loss_rate(sum, 0),
+        "parameter_loss_rate", loss_rate(sum, 1), "drift", jsonl_number(sum->drift / steps),
+        "drift_expected", jsonl_number(sum->drift_expected / steps), "drift_paper",
+        jsonl_number(sum->drift_paper / steps), "checkpoint", *checkpoint ? checkpoint : NULL,
+        "extra_traffic", extra_traffic(sum));
+    if (event && eval) {
+        json_object_set_new(event, "val_perplexity", jsonl_number(exp(eval->val_loss)));
+        json_object_set_new(event, "replica_val_perplexity",
+                            jsonl_number(exp(eval->replica_val_loss)));
+    }
+    return jsonl_write(log, event);
+}
+
+void metrics_show_step(struct progress *progress, const struct step_metrics *r, bool losses) {
+    char line[128];
+    int n = snprintf(line, sizeof line, "%6d  loss %.4f  norm %.2f  lr %.1e  %.0f tokens/s",
+                     r->step + 1, r->loss, r->grad_norm, r->learning_rate, r->tokens / r->seconds);
+    if (losses && n < (int)sizeof line) {
+        snprintf(line + n, sizeof line - (size_t)n, "  lost %.1f%% %.1f%%", 100 * loss_rate(r, 0),
+                 100 * loss_rate(r, 1));
+    }
+    progress_step(progress, r->step + 1, line);
+}
+
+/* Prints a perplexity, which has hundreds of digits if the run diverged. */
+static const char *perplexity_text(char text[32], double loss) {
+    snprintf(text, 32, exp(loss) < 1e9 ? "%.3f" : "%.3e", exp(loss));
+    return text;
+}
+
+void metrics_show_eval(struct progress *progress, const struct eval_metrics *r) {
+    char line[128], model[32], replica[32];
+    snprintf(line, sizeof line, "%6d  validation perplexity %s, of a replica %s", r->step,
+             perplexity_text(model, r->val_loss), perplexity_text(replica, r->replica_val_loss));
+    progress_message(progress, line);
+}
+
+void metrics_print_eval(const struct eval_metrics *r) {
+    printf("loss %.6f  perplexity %.4f  tokens %lld", r->val_loss, exp(r->val_loss),
+           (long long)r->tokens);
+    if (r->tokens_per_word > 0) printf("  word perplexity %.4f", metrics_word_perplexity(r));
+    printf("\n");
+}
+
+int metrics_sample(struct progress *progress, struct jsonl *log, int step, const char *text) {
+    char line[640];
+    snprintf(line, sizeof line, "%6d  writes: %s", step, text);
+    progress_message(progress, line);
+    return jsonl_write(log,
+                       json_pack("{s:s, s:i, s:s}", "event", "sample", "step", step, "text", text));
+}

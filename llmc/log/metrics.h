@@ -1,0 +1,72 @@
+/* metrics.h — the numbers of a step, an evaluation and a run: as JSON in the log, and as text on
+ * the terminal. README.md of this folder explains every field. */
+#ifndef LLMC_LOG_METRICS_H
+#define LLMC_LOG_METRICS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "llmc/log/jsonl.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { METRICS_EVENTS = 6, METRICS_AGES = 8 };
+
+struct step_metrics {
+    int step;         /* 0, 1, ... */
+    double loss;      /* mean over workers */
+    double grad_norm; /* of the averaged gradient, before clipping */
+    double learning_rate;
+    double tokens, seconds, communication_seconds;
+    /* packets between workers, by phase (gradient, parameter) */
+    double expected[2], arrived[2];
+    double resent[2];                          /* in retransmission rounds */
+    double drift, drift_expected, drift_paper; /* NaN: has no meaning for this algorithm */
+    double lead, lag; /* of the broadcast; of the mean replica behind the model; in steps */
+    double mean_age;
+    int64_t max_age;
+    double age_share[METRICS_AGES];   /* share of packets by age; the last: this age and older */
+    uint64_t network[METRICS_EVENTS]; /* counters, indexed by enum lossynet_event */
+};
+
+struct eval_metrics {
+    int step;                          /* steps done */
+    double val_loss, replica_val_loss; /* mean negative log-likelihood, natural logarithm */
+    int64_t tokens;
+    double tokens_per_word; /* 0: the token files do not say */
+};
+
+/* Sums over a run's steps. The caller starts with zeros. */
+struct run_metrics {
+    int steps;
+    struct step_metrics sum;
+};
+
+void metrics_add(struct run_metrics *run, const struct step_metrics *step);
+
+/* Perplexity per word of the text; NaN if the number of words is not known. */
+double metrics_word_perplexity(const struct eval_metrics *eval);
+
+int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
+int metrics_log_eval(struct jsonl *log, const struct eval_metrics *eval);
+/* status: "complete", or the reason why not. eval: the last one, or NULL. checkpoint: "" if
+ * there is none. */
+int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
+                    const struct eval_metrics *eval, const char *checkpoint);
+
+/* Writes a line of text, which the model wrote after `step` steps, to the terminal and to the
+ * log. */
+int metrics_sample(struct progress *progress, struct jsonl *log, int step, const char *text);
+
+/* Prints a line of at most 79 columns. losses: include the shares of lost packets. */
+void metrics_show_step(struct progress *progress, const struct step_metrics *step, bool losses);
+void metrics_show_eval(struct progress *progress, const struct eval_metrics *eval);
+/* To stdout: loss, perplexity and number of tokens. */
+void metrics_print_eval(const struct eval_metrics *eval);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,55 @@
+/* run_info.c — see run_info.h. */
+#include "llmc/log/run_info.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "llmc/log/jsonl.h"
+
+json_t *run_info_event(const struct run_info *run) {
+    const struct llama_config *c = &run->layout->config;
+    return json_pack("{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:s,"
+                     " s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
+                     "event", "run", "options", options_json(run->options), "git_revision",
+                     run->revision, "backend", run->backend, "ranks", run->ranks, "workers",
+                     run->workers, "threads", run->threads, "batch", run->batch, "seq", run->seq,
+                     "parameters", (json_int_t)run->layout->count, "optimizer_bytes_per_worker",
+                     (json_int_t)(2 * run->moments * sizeof(float)), "link", run->link, "sends",
+                     run->sends, "packet_bytes", (json_int_t)run->packet_bytes, "model", "width",
+                     c->width, "layers", c->layers, "heads", c->heads, "kv_heads", c->kv_heads,
+                     "head_size", c->head_size, "hidden", c->hidden, "vocabulary", c->vocabulary,
+                     "positions", c->positions, "norm_eps", jsonl_float(c->norm_eps), "rope_theta",
+                     jsonl_float(c->rope_theta), "tied", c->tied);
+}
+
+void run_info_announce(const struct run_info *run) {
+    const struct options *o = run->options;
+    const double gradient = o->gradient_loss_rate, parameter = o->parameter_loss_rate;
+    const bool lossless = o->algorithm == ALGORITHM_RELIABLE;
+    if (run->rank > 0 || o->quiet) return;
+    printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s%s\n",
+           (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
+           run->ranks > 1 ? "es" : "", run->backend,
+           run->faster_in_bf16 ? "\n(several times as fast with --dtype bf16)" : "");
+    printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
+           (double)run->workers * run->batch * run->seq * o->micro_batches);
+    if (run->workers > 1)
+        printf(", %zu packets of %zu bytes%s over %s", run->packets, run->packet_bytes,
+               o->wire_dtype == OPTION_WIRE_BF16 ? " of bf16" : "", run->link);
+    if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
+    printf("\n");
+    if (run->workers == 1 && (gradient > 0 || parameter > 0)) {
+        printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");
+    } else if (lossless && (gradient > 0 || parameter > 0)) {
+        printf("note: --algorithm reliable loses nothing; --loss-rate is not used\n");
+    } else if (gradient >= 1 || parameter >= 1) {
+        printf("note: at loss rate 1 no %s ever arrives: %s\n",
+               gradient < 1    ? "parameter"
+               : parameter < 1 ? "gradient"
+                               : "packet",
+               gradient < 1 ? "replicas never receive each other's shards"
+                            : "every owner trains alone on its own data");
+    }
+    fflush(stdout);
+}

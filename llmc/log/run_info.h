@@ -1,0 +1,40 @@
+/* run_info.h — the facts of a run that the log, the terminal and a checkpoint tell. */
+#ifndef LLMC_LOG_RUN_INFO_H
+#define LLMC_LOG_RUN_INFO_H
+
+#include <jansson.h>
+#include <stddef.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "llmc/model/param_layout.h"
+#include "llmc/cli/options.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct run_info {
+    const struct options *options;
+    const struct param_layout *layout;
+    const char *revision, *backend, *link;
+    bool faster_in_bf16;             /* several times, and --dtype leaves it open */
+    const char *sends;               /* how vectors are sent, see bucket_pipeline.h */
+    int rank, ranks, workers, local; /* local: workers of this rank */
+    int threads;                     /* per rank */
+    int batch, seq;                  /* of a micro-batch */
+    uint64_t train_tokens;           /* number of tokens in the data; 0 without data */
+    size_t packet_bytes, packets;    /* packets: number of packets of one vector, over all owners */
+    size_t moments;                  /* elements of a moment, of the worker that owns most */
+};
+
+json_t *
+run_info_event(const struct run_info *run); /* The event for the log; NULL if out of memory. */
+
+void run_info_announce(
+    const struct run_info *run); /* Prints to the terminal, on rank 0, unless --quiet is given. */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,164 @@
+/* generate.c — see generate.h. */
+#include "llmc/model/generate.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/util/file.h"
+#include "llmc/util/random.h"
+#include "llmc/log/error.h"
+#include "llmc/model/sampler.h"
+
+int generate_logits(const struct backend *be, float *logits, const tensor *x, const tensor *w,
+                    int C, int V) {
+    const size_t bytes = (size_t)V * be->element_bytes;
+    tensor *out = be->allocate(bytes);
+    if (!out) return log_out_of_memory("logits", (double)bytes);
+    be->matmul_forward(out, x, w, 1, C, V);
+    be->download(logits, out, bytes);
+    be->release(out);
+    if (be->element_bytes == sizeof(float)) return 0;
+    for (int v = V - 1; v >= 0; v--) { /* bfloat16 is the upper half of a float32 */
+        uint16_t half;
+        memcpy(&half, (const char *)logits + 2 * (size_t)v, sizeof half);
+        const uint32_t bits = (uint32_t)half << 16;
+        memcpy(&logits[v], &bits, sizeof bits);
+    }
+    return 0;
+}
+
+struct generation {
+    const struct generate_model *model;
+    const struct tokenizer *tokenizer;
+    const struct generate_settings *settings;
+    struct tokenizer_stream *stream;
+    int32_t *tokens; /* the prompt, followed by the tokens that were drawn */
+    size_t count;    /* number of them */
+    size_t start;    /* index of the token at the model's position 0 */
+    size_t fed;      /* the model has been fed the tokens before this index */
+    float *logits;   /* (vocabulary) */
+    struct sampler_choice *scratch;
+};
+
+static int show_token(struct generation *g, int32_t token, generate_show show, void *context) {
+    const char *text;
+    if (tokenizer_stream_next(g->stream, token, &text)) return -1;
+    if (*text) show(context, text);
+    return 0;
+}
+
+/* Feeds the tokens that the model has not been fed yet. */
+static int feed(struct generation *g) {
+    const size_t positions = (size_t)g->model->positions;
+    if (g->count - g->start > positions) {
+        g->start = g->fed = g->count - (positions + 1) / 2;
+    }
+    const size_t first = g->model->remembers ? g->fed : g->start;
+    g->fed = g->count;
+    return g->model->feed(g->model->context, g->tokens + first, (int)(first - g->start),
+                          (int)(g->count - first), g->logits);
+}
+
+static int draw_tokens(struct generation *g, generate_show show, void *context) {
+    const struct generate_settings *s = g->settings;
+    const uint64_t key = random_bits(s->seed, 0x73616d706c6573u /* "samples" */);
+    const int eos = tokenizer_eos(g->tokenizer);
+    for (int i = 0; i < s->tokens; i++) {
+        if (feed(g)) return -1;
+        int32_t token = sampler_draw(g->logits, g->model->vocabulary, s->temperature, s->top_p,
+                                     random_uniform(key, (uint64_t)i), g->scratch);
+        if (token == eos) break;
+        if (token >= tokenizer_vocabulary(g->tokenizer))
+            break; /* ids of a padded vocabulary that the tokenizer does not have */
+        g->tokens[g->count++] = token;
+        if (show_token(g, token, show, context)) return -1;
+    }
+    return 0;
+}
+
+int generate_text(const struct generate_model *model, const struct tokenizer *tokenizer,
+                  const struct generate_settings *settings, generate_show show, void *context) {
+    const size_t V = (size_t)model->vocabulary;
+    struct generation g = {model, tokenizer, settings, NULL, NULL, 0, 0, 0, NULL, NULL};
+    int failed = tokenizer_encode_prompt(tokenizer, settings->prompt, (size_t)settings->tokens,
+                                         &g.tokens, &g.count);
+    if (!failed) failed = tokenizer_stream_open(tokenizer, &g.stream);
+    g.logits = (float *)calloc(V, sizeof *g.logits);
+    g.scratch = (struct sampler_choice *)calloc(V, sizeof *g.scratch);
+    if (!failed && (!g.logits || !g.scratch))
+        failed = log_out_of_memory("logits", 12.0 * (double)V);
+    for (size_t i = 0; i < g.count && !failed; i++)
+        if (g.tokens[i] != tokenizer_bos(tokenizer))
+            failed = show_token(&g, g.tokens[i], show, context);
+    if (!failed) failed = draw_tokens(&g, show, context);
+    if (!failed) show(context, tokenizer_stream_finish(g.stream));
+    tokenizer_stream_close(g.stream);
+    free(g.scratch);
+    free(g.logits);
+    free(g.tokens);
+    return failed;
+}
+
+void generate_gather(void *context, const char *text) {
+    struct generate_line *line = (struct generate_line *)context;
+    const size_t room = sizeof line->text - 1;
+    size_t bytes = strlen(text);
+    if (bytes > room - line->used) {
+        bytes = room - line->used;
+        while (bytes > 0 && ((unsigned char)text[bytes] & 0xC0) == 0x80) bytes--;
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        unsigned char c = (unsigned char)text[i];
+        line->text[line->used++] = c < ' ' || c == 127 ? ' ' : (char)c;
+    }
+    line->text[line->used] = '\0';
+}
+
+/* ---- the two uses ---------------------------------------------------------------------------- */
+
+int generate_open_tokenizer(const char *path, const char *beside, int vocabulary,
+                            struct tokenizer **tokenizer) {
+    char own[FILE_PATH_BYTES];
+    if (!path && file_join(own, beside, "tokenizer.model")) return -1;
+    if (!path) path = own;
+    if (tokenizer_open(path, tokenizer)) return -1;
+    const int tokens = tokenizer_vocabulary(*tokenizer);
+    if (tokens <= vocabulary) return 0;
+    tokenizer_close(*tokenizer);
+    *tokenizer = NULL;
+    return log_error("%s: the tokenizer has %d tokens, the model %d", path, tokens, vocabulary);
+}
+
+static void print(void *context, const char *text) {
+    (void)context;
+    fputs(text, stdout);
+    fflush(stdout);
+}
+
+int generate_to_terminal(const struct generate_model *model, const struct tokenizer *tokenizer,
+                         const struct options *o) {
+    const struct generate_settings settings = {o->generate, o->tokens, o->temperature, o->top_p,
+                                               (uint64_t)o->seed};
+    if (generate_text(model, tokenizer, &settings, print, NULL)) return -1;
+    puts("");
+    return 0;
+}
+
+int generate_check_tokenizer(const char *tokenizer) {
+    if (tokenizer) return 0;
+    return log_error(
+        "--sample-every: expected tokenizer.model beside the data, or --tokenizer FILE");
+}
+
+int generate_sample(const struct generate_model *model, const char *path, const struct options *o,
+                    struct generate_line *line) {
+    const struct generate_settings settings = {"", 40, o->temperature, o->top_p, (uint64_t)o->seed};
+    struct tokenizer *tokenizer;
+    line->used = 0;
+    line->text[0] = '\0';
+    if (generate_open_tokenizer(path, NULL, model->vocabulary, &tokenizer)) return -1;
+    int failed = generate_text(model, tokenizer, &settings, generate_gather, line);
+    tokenizer_close(tokenizer);
+    return failed;
+}

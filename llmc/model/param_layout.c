@@ -1,0 +1,117 @@
+/* param_layout.c — see param_layout.h. */
+#include "llmc/model/param_layout.h"
+#include "llmc/util/random.h"
+#include "llmc/log/error.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t layout_place(struct param_layout *l, size_t count, bool decay, int bucket) {
+    struct span span = {l->count, count, decay};
+    l->span[l->spans++] = span;
+    l->bucket_elements[bucket] += count;
+    l->count += count;
+    return span.offset;
+}
+
+void param_layout_release(struct param_layout *l) {
+    free(l->layer);
+    free(l->span);
+    free(l->bucket_elements);
+    memset(l, 0, sizeof *l);
+}
+
+int param_layout_build(const struct llama_config *c, struct param_layout *l) {
+    const size_t C = (size_t)c->width, F = (size_t)c->hidden, V = (size_t)c->vocabulary;
+    const size_t HD = (size_t)c->heads * c->head_size, KD = (size_t)c->kv_heads * c->head_size;
+    memset(l, 0, sizeof *l);
+    l->config = *c;
+    l->buckets = c->layers + 1 + !c->tied;
+    l->layer = (struct layer_offsets *)calloc((size_t)c->layers, sizeof *l->layer);
+    l->span = (struct span *)calloc((size_t)c->layers * 6 + 3, sizeof *l->span);
+    l->bucket_elements = (size_t *)calloc((size_t)l->buckets, sizeof *l->bucket_elements);
+    if (!l->layer || !l->span || !l->bucket_elements) {
+        param_layout_release(l);
+        return log_out_of_memory("the layout", 0);
+    }
+    int bucket = 0;
+    if (!c->tied) l->classifier = layout_place(l, V * C, true, bucket++);
+    l->final_norm = layout_place(l, C, false, bucket);
+    for (int i = c->layers - 1; i >= 0; i--, bucket++) {
+        struct layer_offsets *o = &l->layer[i];
+        o->attention_norm = layout_place(l, C, false, bucket);
+        o->qkv = layout_place(l, (HD + 2 * KD) * C, true, bucket);
+        o->attention_out = layout_place(l, C * HD, true, bucket);
+        o->mlp_norm = layout_place(l, C, false, bucket);
+        o->gate_up = layout_place(l, 2 * F * C, true, bucket);
+        o->down = layout_place(l, C * F, true, bucket);
+    }
+    l->embedding = layout_place(l, V * C, true, bucket);
+    if (c->tied) l->classifier = l->embedding;
+    return 0;
+}
+
+int param_layout_bucket_of_layer(const struct param_layout *l, int layer) {
+    return l->config.layers - 1 - layer + !l->config.tied;
+}
+
+size_t param_layout_bucket_offset(const struct param_layout *l, int bucket) {
+    size_t offset = 0;
+    for (int b = 0; b < bucket; b++) offset += l->bucket_elements[b];
+    return offset;
+}
+
+/* In the order of hf_model_tensors. */
+void param_layout_tensors(const struct param_layout *l, float *vector,
+                          struct named_tensor *tensors) {
+    const struct llama_config *c = &l->config;
+    const size_t C = (size_t)c->width, F = (size_t)c->hidden;
+    const size_t HD = (size_t)c->heads * c->head_size, KD = (size_t)c->kv_heads * c->head_size;
+    struct named_tensor *t = tensors;
+    hf_model_tensors(c, tensors);
+    (t++)->data = vector + l->embedding;
+    for (int i = 0; i < c->layers; i++) {
+        const struct layer_offsets *o = &l->layer[i];
+        (t++)->data = vector + o->attention_norm;
+        (t++)->data = vector + o->qkv;
+        (t++)->data = vector + o->qkv + HD * C;
+        (t++)->data = vector + o->qkv + (HD + KD) * C;
+        (t++)->data = vector + o->attention_out;
+        (t++)->data = vector + o->mlp_norm;
+        (t++)->data = vector + o->gate_up;
+        (t++)->data = vector + o->gate_up + F * C;
+        (t++)->data = vector + o->down;
+    }
+    (t++)->data = vector + l->final_norm;
+    if (!c->tied) t->data = vector + l->classifier;
+}
+
+struct named_tensor *param_layout_tensor_list(const struct param_layout *l, float *vector,
+                                              size_t *count) {
+    *count = hf_model_tensor_count(&l->config);
+    struct named_tensor *tensors = (struct named_tensor *)calloc(*count, sizeof *tensors);
+    if (tensors) {
+        param_layout_tensors(l, vector, tensors);
+    } else {
+        log_out_of_memory("the list of tensors", (double)(*count * sizeof *tensors));
+    }
+    return tensors;
+}
+
+void param_layout_initialise(const struct param_layout *l, uint64_t seed, float *vector) {
+    const double residual = 0.02 / sqrt(2.0 * l->config.layers);
+    const uint64_t key = random_bits(seed, 0x77656967687473u /* "weights" */);
+    for (int s = 0; s < l->spans; s++) {
+        struct span span = l->span[s];
+        double deviation = 0.02;
+        for (int i = 0; i < l->config.layers; i++) {
+            const struct layer_offsets *o = &l->layer[i];
+            if (span.offset == o->attention_out || span.offset == o->down) deviation = residual;
+        }
+#pragma omp parallel for
+        for (size_t e = span.offset; e < span.offset + span.count; e++) {
+            vector[e] = span.decay ? (float)(deviation * random_normal(key, e)) : 1;
+        }
+    }
+}

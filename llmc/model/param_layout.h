@@ -1,0 +1,72 @@
+/* param_layout.h — where each parameter of a Llama lies in the flat vector that workers exchange.
+ *
+ * All parameters of a replica lie in one vector, in the order in which backward finishes their
+ * gradients: classifier, last norm, layers from last to first, embedding. A bucket is a part of it:
+ *
+ *     | lm_head | norm, layer L-1 | layer L-2 | ... | layer 0 | embedding |
+ *       bucket 0  bucket 1                                      last bucket
+ *
+ * With a tied classifier there is no lm_head, and layer L-1 is bucket 0. Query, key and value
+ * projections lie side by side and are one matrix product, and so are gate and up.
+ */
+#ifndef LLMC_MODEL_PARAM_LAYOUT_H
+#define LLMC_MODEL_PARAM_LAYOUT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "llmc/checkpoint/hf_model.h"
+#include "llmc/model/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct layer_offsets { /* offsets in elements from the start of the vector */
+    size_t attention_norm /* (C) */, qkv /* ((H+2K)D, C) */, attention_out /* (C, HD) */;
+    size_t mlp_norm /* (C) */, gate_up /* (2F, C) */, down /* (C, F) */;
+};
+
+struct span { /* one tensor of the vector */
+    size_t offset, count;
+    bool decay; /* weight decay applies (matrices), or not (norms) */
+};
+
+struct param_layout {
+    struct llama_config config;
+    size_t count; /* P: all parameters */
+    size_t embedding, final_norm, classifier /* == embedding when tied */;
+    struct layer_offsets *layer; /* [L] */
+    int spans;
+    struct span *span; /* [spans], in ascending order, tiling the vector */
+    int buckets;
+    size_t *bucket_elements; /* [buckets] */
+};
+
+/* Computes the layout of a checked config. The caller releases it. Returns 0, or -1 after
+ * reporting. */
+int param_layout_build(const struct llama_config *config, struct param_layout *layout);
+void param_layout_release(struct param_layout *layout);
+
+int param_layout_bucket_of_layer(const struct param_layout *layout, int layer);
+size_t param_layout_bucket_offset(const struct param_layout *layout, int bucket);
+
+/* Points hf_model_tensors(config) into a vector of `count` floats. */
+void param_layout_tensors(const struct param_layout *layout, float *vector,
+                          struct named_tensor *tensors);
+
+/* The same as a new list of *count tensors, which the caller frees. NULL after reporting. */
+struct named_tensor *param_layout_tensor_list(const struct param_layout *layout, float *vector,
+                                              size_t *count);
+
+/* Sets initial parameters, which are a function of (seed, element) alone. They are normal with
+ * standard deviation 0.02, or 0.02/sqrt(2L) for projections into the residual stream, as in
+ * GPT-2 (Radford et al. 2019, 2.3), so that the stream's variance does not grow with depth.
+ * Norms are 1. */
+void param_layout_initialise(const struct param_layout *layout, uint64_t seed, float *vector);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,52 @@
+/* file.h — the few things llmc does with files, with errors reported (error.h).
+ */
+#ifndef LLMC_UTIL_FILE_H
+#define LLMC_UTIL_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { FILE_PATH_BYTES = 4096 };
+
+/* path = directory/name. Returns 0, or -1 after reporting a path that is too long. */
+int file_join(char path[FILE_PATH_BYTES], const char *directory, const char *name);
+
+bool file_is_directory(const char *path);
+
+/* Creates a directory and its parents; one that exists is fine. Returns 0, or -1 after reporting.
+ */
+int file_make_directory(const char *path);
+
+/* A whole file mapped for reading. */
+struct file_map {
+    const void *data; /* NULL for an empty file */
+    size_t bytes;
+};
+
+/* Maps a regular file. Returns 0, or -1 after reporting; *map is then empty. */
+int file_map(const char *path, struct file_map *map);
+void file_unmap(struct file_map *map); /* an empty map is fine; *map is empty afterwards */
+
+/* Creates or empties a file for writing. Returns the descriptor, or -1 after reporting. */
+int file_create(const char *path);
+
+/* Writes all bytes, or reports. path is for the report. */
+int file_write(int descriptor, const void *data, size_t bytes, const char *path);
+
+/* Syncs the data to disk and closes, also when syncing fails. */
+int file_finish(int descriptor, const char *path);
+
+/* Copies a file's bytes to a new file and syncs it. */
+int file_copy(const char *from, const char *to);
+
+/* Syncs a directory, so that names created or renamed in it survive a power failure. */
+int file_sync_directory(const char *path);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

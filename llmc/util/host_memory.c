@@ -1,0 +1,162 @@
+/* host_memory.c — see host_memory.h.
+ *
+ * Pages that the kernel can drop at any time (files that were read or written) count as available,
+ * though a control group's usage includes them.
+ */
+#include "llmc/util/host_memory.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { PATH_BYTES = 1024 };
+static const double NO_LIMIT = 1e18; /* version 1 says so with a number near 2^63 */
+
+/* Where a version of control groups says what. */
+struct version {
+    const char *mount, *limit, *usage, *inactive, *active, *slab;
+};
+
+static const struct version versions[] = {
+    {"/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+     "total_inactive_file", "total_active_file", NULL},
+    {"/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file", "active_file",
+     "slab_reclaimable"},
+    {"/sys/fs/cgroup/unified", "memory.max", "memory.current", "inactive_file", "active_file",
+     "slab_reclaimable"},
+};
+
+/* The number after `name` at the beginning of a line of ROOT/DIRECTORY/FILE; -1: there is none. */
+static double number_in(const char *directory, const char *file, const char *name) {
+    char path[PATH_BYTES + 64], line[256];
+    double value = -1;
+    snprintf(path, sizeof path, "%s/%s", directory, file);
+    FILE *stream = fopen(path, "re");
+    if (!stream) return -1;
+    while (value < 0 && fgets(line, sizeof line, stream))
+        if (!strncmp(line, name, strlen(name))) sscanf(line + strlen(name), " %lf", &value);
+    fclose(stream);
+    return value;
+}
+
+static double least(double a, double b) {
+    return a < b ? a : b;
+}
+
+static double at_least_zero(double x) {
+    return x > 0 ? x : 0;
+}
+
+/* FNV-1a */
+static uint64_t hash(uint64_t seed, const void *bytes, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        seed = (seed ^ ((const unsigned char *)bytes)[i]) * 1099511628211u;
+    return seed;
+}
+
+/* The same for all containers of a host, another for every host. */
+static uint64_t host_id(const char *root) {
+    char path[PATH_BYTES], text[64] = "";
+    snprintf(path, sizeof path, "%.512s/proc/sys/kernel/random/boot_id", root);
+    FILE *file = fopen(path, "re");
+    if (file && !fgets(text, sizeof text, file)) text[0] = 0;
+    if (file) fclose(file);
+    return hash(14695981039346656037u, text, strlen(text));
+}
+
+/* Swap space that a group may use; free: that of the host. */
+static double group_swap(const char *directory, double limit, double free) {
+    const double most = number_in(directory, "memory.swap.max", ""); /* "max": no number */
+    const double used = number_in(directory, "memory.swap.current", "");
+    const double both = number_in(directory, "memory.memsw.limit_in_bytes", "");
+    if (most >= 0 && used >= 0) free = least(free, at_least_zero(most - used));
+    if (both >= 0) free = least(free, at_least_zero(both - limit));
+    return free;
+}
+
+/* Reads the limit of one group; returns false when it has none. */
+static bool read_group(const struct version *v, const char *directory, const char *name,
+                       double swap, uint64_t host, struct host_memory_limit *out) {
+    const double limit = number_in(directory, v->limit, "");
+    const double used = number_in(directory, v->usage, "");
+    struct stat status;
+    if (limit < 0 || limit >= NO_LIMIT || used < 0 || stat(directory, &status)) return false;
+    double kept = used;
+    const char *const droppable[] = {v->inactive, v->active, v->slab};
+    for (int i = 0; i < 3 && droppable[i]; i++)
+        kept -= at_least_zero(number_in(directory, "memory.stat", droppable[i]));
+    out->available =
+        at_least_zero(limit - at_least_zero(kept)) + group_swap(directory, limit, swap);
+    out->id = hash(hash(host, &status.st_dev, sizeof status.st_dev), &status.st_ino,
+                   sizeof status.st_ino);
+    snprintf(out->name, sizeof out->name, "control group %.60s (at most %.2f GB)", name,
+             limit / 1e9);
+    return true;
+}
+
+/* The process's group in the hierarchy that a version keeps of memory, "/..."; false: none. */
+static bool find_group(const char *root, bool version_1, char group[PATH_BYTES]) {
+    char path[PATH_BYTES], line[PATH_BYTES], controllers[256];
+    bool found = false;
+    snprintf(path, sizeof path, "%.512s/proc/self/cgroup", root);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    while (!found && fgets(line, sizeof line, file)) {
+        char *first = strchr(line, ':'), *second = first ? strchr(first + 1, ':') : NULL;
+        if (!second) continue;
+        line[strcspn(line, "\n")] = 0;
+        snprintf(controllers, sizeof controllers, ",%.*s,", (int)(second - first - 1), first + 1);
+        found = version_1 ? strstr(controllers, ",memory,") != NULL : !strncmp(line, "0::", 3);
+        if (found) snprintf(group, PATH_BYTES, "%.*s", PATH_BYTES - 1, second + 1);
+    }
+    fclose(file);
+    return found;
+}
+
+/* Keeps the tightest. */
+static void keep(struct host_memory_limit *limit, int *count, const struct host_memory_limit *new) {
+    int place = *count;
+    if (*count < HOST_MEMORY_LIMITS) {
+        ++*count;
+    } else {
+        place = 1; /* the widest group's, the host's own stays */
+        for (int i = 2; i < HOST_MEMORY_LIMITS; i++)
+            if (limit[i].available > limit[place].available) place = i;
+        if (new->available >= limit[place].available) return;
+    }
+    limit[place] = *new;
+}
+
+/* A group's limit holds for the groups below it too. In a container the path may lead nowhere, and
+ * the mount is the container's group. */
+static void read_groups(const char *root, const struct version *v, double swap,
+                        struct host_memory_limit *limit, int *count) {
+    char group[PATH_BYTES], directory[2 * PATH_BYTES];
+    struct host_memory_limit found;
+    if (!find_group(root, v == versions, group)) return;
+    for (size_t length = strlen(group) + 1; length--;) {
+        if (group[length] && group[length] != '/') continue;
+        group[length] = 0;
+        snprintf(directory, sizeof directory, "%.512s%s%s", root, v->mount, group);
+        if (strlen(directory) < PATH_BYTES &&
+            read_group(v, directory, *group ? group : "/", swap, limit[0].id, &found))
+            keep(limit, count, &found);
+    }
+}
+
+int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEMORY_LIMITS]) {
+    char proc[PATH_BYTES];
+    int count = 1;
+    snprintf(proc, sizeof proc, "%.512s/proc", root);
+    const double available = 1024 * number_in(proc, "meminfo", "MemAvailable:");
+    const double swap = at_least_zero(1024 * number_in(proc, "meminfo", "SwapFree:"));
+    memset(limit, 0, HOST_MEMORY_LIMITS * sizeof *limit);
+    if (available < 0) return 0;
+    limit[0].id = host_id(root);
+    limit[0].available = available + swap;
+    snprintf(limit[0].name, sizeof limit[0].name, "the host");
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+        read_groups(root, &versions[i], swap, limit, &count);
+    return count;
+}

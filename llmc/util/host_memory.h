@@ -1,0 +1,28 @@
+/* host_memory.h — what limits the memory that a process may take: the host, and the control groups
+ * (versions 1 and 2) that the process belongs to.
+ */
+#ifndef LLMC_HOST_MEMORY_H
+#define LLMC_HOST_MEMORY_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { HOST_MEMORY_LIMITS = 4 };
+
+struct host_memory_limit { /* all processes that have a limit with the same id share it */
+    uint64_t id;
+    double available; /* bytes that they could take now, swap space included */
+    char name[104];   /* for messages: "the host", "control group /x (at most 8.0 GB)" */
+};
+
+/* The host's limit first, then the tightest of the control groups. root: "", or a directory that
+ * has a proc and a sys of its own (tests). Returns how many there are; 0: nothing could be read. */
+int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEMORY_LIMITS]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,350 @@
+/* algorithm.h — averaging and broadcasting vectors of which packets are lost: what lossynet.h promises.
+ *
+ * Knows vectors, who owns what of them (partition), which packets arrive (arrivals), estimators, ages,
+ * error feedback, retransmission and drift. Packets between workers of one rank are copied in memory,
+ * others go through the transport.
+ * Must not know links, datagrams, peers, windows or time-outs. Uses transport, partition, loss and base.
+ *
+ *     gradient.c        GRADIENT phase: estimator weights, weighted sum      }  each phase from its
+ *     parameter.c       PARAMETER phase: copies, ages, what is fresh         }  begin to its end
+ *     arrivals.c        which packets arrived, and telling their senders
+ *     exchange.c        which packets leave for other ranks, and where those that come land
+ *     retransmit.c      rounds in which what was lost is sent again
+ *     error_feedback.c  lost gradients, added to the next ones
+ *     rounding.c        what is sent as bfloat16, within a rank too
+ *     lead.c            how far ahead of the model owners broadcast
+ *     drift.c           how far the replicas are apart, and how far they should be
+ *     stats.c           counters, summed over all workers
+ *     state.c           what is remembered from step to step, as bytes
+ *
+ * Sizes in comments: N workers, V of them in this rank, R ranks, K packets in a vector, B buckets.
+ */
+#ifndef LOSSYNET_ALGORITHM_H
+#define LOSSYNET_ALGORITHM_H
+
+#include "lossynet/base/base.h"
+#include "lossynet/loss/loss.h"
+#include "lossynet/lossynet.h"
+#include "lossynet/partition/partition.h"
+#include "lossynet/transport/transport.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ---- arrivals (arrivals.c) ---- */
+
+/* One byte per packet of each directed link between two workers, of which one is local. The packets of
+ * a link lie together, in order of (bucket, packet); they are those of the shard's owner, who is the
+ * receiver in phase GRADIENT and the sender in phase PARAMETER. So there are two shapes: the links on
+ * which the local worker owns the packets, [V][N][its packets], and the others, [V][K].
+ * lossynet_rx and lossynet_tx find a link. */
+struct lossynet_arrivals {
+    uint8_t *arrived[2]; /* by (receiver, sender): 1 = it is there; one's own are */
+    uint8_t
+        *survives[2];  /* by (sender, receiver): 1 = injected loss lets it leave; several ranks */
+    uint8_t *acked[2]; /* by (sender, receiver): 1 = the sender was told that it has arrived, or
+                             is not asked for again; NULL: senders are not told */
+    uint8_t *takes;    /* multicast, PARAMETER: `survives` at the receiver, by (receiver, sender) */
+    uint32_t *age;     /* [V][K], in order of packets: steps since parameters arrived */
+    size_t *own_start; /* [V]: where a worker's links begin that have its own packets */
+    uint64_t *chain;   /* [2][V][N], for loss models "burst" and "outage"; NULL for others */
+    uint8_t *scratch;  /* [threads][largest_owner_packets] */
+    FILE *trace;       /* of what arrives; NULL: none */
+
+    /* Acknowledgements on their way, one bit per packet: by rank, of the links on which this rank's
+     * workers own the packets, and of the others. */
+    size_t *own_offset, *other_offset; /* [R + 1], bytes */
+    uint8_t *own_bits, *other_bits;
+    uint8_t *delivered; /* [V][(K + 7) / 8], see lossynet_delivered */
+    bool deliver;       /* after every GRADIENT phase senders are told */
+};
+
+/* See to pool.out_of_memory only. gradient, parameter: senders are told in this phase. */
+void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter);
+void lossynet_arrivals_close(struct lossynet_comm *comm);
+/* Before a phase opens: nothing has arrived but one's own. */
+void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
+/* Tells the senders what has arrived in this phase so far; in a round of retransmission: what is not
+ * asked for again. Collective. */
+lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
+/* What arrived at local worker v from others, and what was to; its own do not count. */
+void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                             uint64_t *expected, uint64_t *arrived);
+/* What injected loss lets through of n packets in this step, see lossynet_loss_mask; lossless: all.
+ * In a round of retransmission: of those that had not arrived. */
+void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                       int receiver, size_t n, bool lossless, uint8_t *mask);
+/* Writes what arrived in a phase that has just ended, if a trace is written. */
+lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase,
+                                        uint64_t step);
+/* This thread's scratch. */
+uint8_t *lossynet_scratch(const struct lossynet_comm *comm);
+
+/* ---- averaging (gradient.c) ---- */
+
+struct lossynet_history { /* forgotten exponentially */
+    double expected, arrived;
+};
+
+struct lossynet_averaging {
+    lossynet_estimator estimator;
+    lossynet_weighted_sum weighted_sum;
+    float *weights;                   /* [threads][largest_shard_packets * N] */
+    const float **senders;            /* [threads][N] */
+    struct lossynet_history *history; /* [V] */
+    double *inflation;                /* [V]: 1/(1-p) for `ht`, this step */
+};
+
+void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
+                                 int senders, size_t n, size_t packet);
+
+/* Rounds, in local workers' vectors, what other workers own: those of this rank, or `remote` ones
+ * as well (rounding.c). */
+void lossynet_round_others(const struct lossynet_comm *comm, float *const *vectors, bool remote);
+
+/* ---- exchange between ranks (exchange.c) ---- */
+
+struct lossynet_cursor { /* where sending stands, for (phase, rank, local worker) */
+    int bucket;          /* in the phase's order */
+    int receiver;        /* local to the rank */
+    size_t packet;
+};
+
+struct lossynet_source { /* what of our present phase of a kind leaves */
+    float *const *vectors;
+    const float *const *ahead;      /* PARAMETER: what leaves instead of `vectors`; NULL: these */
+    int *ready;                     /* [V]: buckets that may leave, in the phase's order; atomic */
+    struct lossynet_cursor *cursor; /* [R][V] */
+    int *turn;                      /* [R]: local worker whose turn it is */
+};
+
+struct lossynet_elsewhere { /* a local worker's gradients, in a device's memory */
+    const float *vector;    /* what phases are given instead; NULL: nothing is elsewhere */
+    const float *there;
+};
+
+struct lossynet_exchange {
+    struct lossynet_source source[2];     /* by phase */
+    struct lossynet_elsewhere *elsewhere; /* [V] */
+    uint16_t *rounded; /* [LOSSYNET_BATCH][packet_elements], payloads, where these are bfloat16 */
+    bool reliable;     /* what comes is as it was sent */
+    /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
+     * worker: inbox[inbox_start[v] + i * owned elements of v + e] */
+    float *inbox;
+    void (*release)(void *memory); /* the inbox; NULL: free */
+    size_t *inbox_start;           /* [V] */
+};
+
+/* Sees to pool.out_of_memory only. allocate: of the inbox, NULL for ours. */
+void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
+                            void *(*allocate)(size_t bytes), void (*release)(void *memory));
+void lossynet_exchange_close(struct lossynet_comm *comm);
+/* Opens the next phase for receiving, and for sending: nothing leaves before `ready` says so. */
+void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless);
+void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
+                            bool lossless);
+/* So many buckets of local worker v (0 ... V-1) may leave; all of all workers. */
+void lossynet_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets);
+void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase);
+
+/* ---- retransmission (retransmit.c) ---- */
+
+struct lossynet_retransmission {
+    int rounds[2]; /* by phase */
+    double budget; /* of a phase's packets, that a worker may ask for again; 0: all */
+    size_t *asked; /* [V]: by this worker, in this phase */
+    uint8_t *asks; /* as arrivals.arrived: 1 = the receiver wants it again; NULL: nothing is */
+};
+
+void lossynet_retransmission_open(struct lossynet_comm *comm); /* sees to pool.out_of_memory only */
+void lossynet_retransmission_close(struct lossynet_comm *comm);
+/* Begins round steps.round: workers ask, senders count what they will send. Collective. */
+lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase);
+
+/* ---- error feedback (error_feedback.c) ---- */
+
+struct lossynet_lateness { /* of the gradients in averages, summed over packets */
+    double late;           /* mean age in steps, where some are carried (error_feedback.c) */
+    double others;         /* share that other workers than the owner computed */
+};
+
+struct lossynet_feedback {
+    float share;
+    float *residual; /* [V][elements]: what was sent in vain; NULL: nothing is carried */
+    float *mass;     /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet */
+    int *added;      /* [V]: buckets of the present vector that have their residual */
+    struct lossynet_lateness *late; /* [V]: of the last phase's averages */
+};
+
+void lossynet_feedback_open(struct lossynet_comm *comm); /* sees to pool.out_of_memory only */
+void lossynet_feedback_close(struct lossynet_comm *comm);
+/* Before what is not sent yet of local worker v (0 ... V-1) leaves, up to a bucket; or of all. */
+void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket);
+void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
+/* After senders were told what arrived. */
+void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
+
+/* ---- drift (drift.c) ---- */
+
+enum { LOSSYNET_RING = LOSSYNET_LAGS + 1 };
+
+struct lossynet_ages { /* one worker's; its own packets do not count */
+    uint64_t sum, packets;
+    uint64_t expected, arrived;    /* since open, phase PARAMETER */
+    struct lossynet_lateness late; /* of the gradients in its averages */
+    uint32_t largest;
+    uint32_t aged[LOSSYNET_RING + 1]; /* packets of age 0, 1, ...; the last: that or more */
+};
+
+struct lossynet_drift_state {
+    int samples;
+    uint64_t measured;           /* calls so far */
+    size_t *element;             /* [samples] */
+    int *owner;                  /* [samples] */
+    float *mine;                 /* [V][samples] */
+    float *values;               /* [N][samples] */
+    float *fresh;                /* [samples], of the last call */
+    float *model, *model_change; /* [samples], the same and its last change, never rounded */
+    float *change;               /* [RING][samples], the last changes */
+    struct lossynet_ages *ages;  /* [V] */
+};
+
+void lossynet_drift_open(struct lossynet_comm *comm,
+                         int samples); /* sees to pool.out_of_memory only */
+void lossynet_drift_close(struct lossynet_comm *comm);
+
+/* ---- the lead (lead.c) ---- */
+
+/* Sums over steps, of which older ones count less. */
+struct lossynet_lead_sums {
+    double packets, age;              /* packets of others' shards, over all workers; their ages */
+    double aged[LOSSYNET_RING + 1];   /* of these, packets of age 0, 1, ...; the last: or more */
+    struct lossynet_lateness late;    /* of gradients, where they are carried */
+    double covariance[LOSSYNET_RING]; /* of changes 0, 1, ... steps apart (drift.c) */
+};
+
+struct lossynet_lead {
+    bool wanted;               /* lossynet_lead will be asked */
+    const float *const *ahead; /* [V]: what the next broadcast sends; NULL: the vectors */
+    double used;               /* the lead of `ahead`, in steps */
+    struct lossynet_lead_sums sums;
+};
+
+/* Adds a step's ages, and its covariances; NULL: these are not measured. */
+void lossynet_lead_add(struct lossynet_comm *comm, const struct lossynet_ages *ages,
+                       const double *covariance);
+
+/* ---- counters (stats.c) ---- */
+
+enum { LOSSYNET_GATHERED_BYTES = 128 }; /* of one worker's small struct */
+_Static_assert(sizeof(struct lossynet_counters) <= LOSSYNET_GATHERED_BYTES &&
+                   sizeof(struct lossynet_ages) <= LOSSYNET_GATHERED_BYTES,
+               "lossynet_stats.gathered");
+
+struct lossynet_total { /* since open; PARAMETER phase */
+    uint64_t expected, arrived;
+};
+
+struct lossynet_stats {
+    struct lossynet_counters *counters[2]; /* [V], of steps with even and odd numbers; phase[] of
+                                              the receiver, bytes sent */
+    struct lossynet_total *totals;         /* [V] */
+    void *gathered;                        /* [N] of struct lossynet_counters or lossynet_ages */
+    size_t *gather_offset;                 /* [R + 1] */
+    uint64_t reported[LOSSYNET_EVENTS];    /* network's events when last told */
+};
+
+/* ---- all of it ---- */
+
+struct lossynet_steps {
+    uint64_t step, broadcast_step; /* the present one; that of the last broadcast */
+    int round; /* of retransmission, the present one; 0: packets are sent for the first time */
+    bool reducing, broadcasting; /* begun, not ended */
+};
+
+struct lossynet_comm {
+    struct lossynet_world world;
+    int workers; /* N */
+    int local;   /* V */
+    int first;   /* this rank hosts workers first ... first + local - 1 */
+    int threads;
+    struct lossynet_partition partition;
+    struct lossynet_loss loss;
+    struct lossynet_pool pool;     /* what all of it takes */
+    struct lossynet_memory memory; /* all NULL: the host's */
+    struct lossynet_steps steps;
+    struct lossynet_arrivals arrivals;
+    struct lossynet_averaging averaging;
+    struct lossynet_stats stats;
+    struct lossynet_transport *transport; /* NULL: the rank is alone */
+    struct lossynet_exchange exchange;
+    struct lossynet_retransmission retransmission;
+    struct lossynet_feedback feedback;
+    struct lossynet_drift_state drift;
+    struct lossynet_lead lead;
+};
+
+#define COMM_TAKE(comm, pointer, count) POOL_TAKE(&(comm)->pool, pointer, count)
+
+static inline bool lossynet_is_local(const struct lossynet_comm *comm, int worker) {
+    return worker >= comm->first && worker < comm->first + comm->local;
+}
+
+/* Where the packets between local worker v and another one lie: those that v owns, or not; *n of them.
+ */
+static inline size_t lossynet_link_start(const struct lossynet_comm *comm, bool own, int v,
+                                         int other, size_t *n) {
+    *n = lossynet_partition_owner_packets(&comm->partition, own ? comm->first + v : other);
+    return own ? comm->arrivals.own_start[v] + (size_t)other * *n
+               : (size_t)v * comm->partition.packets + comm->partition.owner_start[other];
+}
+
+/* The same by direction: from a worker to local worker v, and from v to a worker. */
+static inline size_t lossynet_rx(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                                 int sender, size_t *n) {
+    return lossynet_link_start(comm, phase == LOSSYNET_GRADIENT, v, sender, n);
+}
+
+static inline size_t lossynet_tx(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                                 int receiver, size_t *n) {
+    return lossynet_link_start(comm, phase == LOSSYNET_PARAMETER, v, receiver, n);
+}
+
+/* What has arrived at local worker v of a sender's packets. */
+static inline uint8_t *lossynet_arrived(const struct lossynet_comm *comm, lossynet_phase phase,
+                                        int v, int sender, size_t *n) {
+    return comm->arrivals.arrived[phase] + lossynet_rx(comm, phase, v, sender, n);
+}
+
+/* Bytes of arrays by (receiver, sender), and by (sender, receiver). */
+static inline size_t lossynet_links(const struct lossynet_comm *comm, bool own) {
+    size_t packets = 0;
+    for (int v = 0; v < comm->local; v++)
+        packets += lossynet_partition_owner_packets(&comm->partition, comm->first + v);
+    return own ? packets * (size_t)comm->workers : (size_t)comm->local * comm->partition.packets;
+}
+
+/* The masses of their residuals, NULL where nothing is carried. */
+static inline float *lossynet_feedback_mass(const struct lossynet_comm *comm, int v) {
+    return comm->feedback.mass ? comm->feedback.mass + comm->arrivals.own_start[v] : NULL;
+}
+
+static inline float *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender) {
+    size_t remote = (size_t)(sender < comm->first ? sender : sender - comm->local);
+    return comm->exchange.inbox + comm->exchange.inbox_start[v] +
+           remote * lossynet_partition_owned(&comm->partition, comm->first + v);
+}
+
+/* Elements `offset` ... of a vector, of shard (bucket, local owner v), as the PARAMETER phase sends
+ * them: the owner's own, or those ahead of them. */
+static inline const float *lossynet_parameters(const struct lossynet_comm *comm,
+                                               const float *const *ahead, const float *vector,
+                                               int v, int bucket, size_t offset) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const int owner = comm->first + v;
+    if (!ahead) return vector + offset;
+    return ahead[v] + partition->owner_element[(size_t)owner * (partition->buckets + 1) + bucket] +
+           (offset - partition->shard_element[(size_t)bucket * partition->workers + owner]);
+}
+
+#endif

@@ -1,0 +1,232 @@
+/* arrivals.c — which packets arrive: as injected loss decides, as receivers note it, and as senders are
+ * told, one bit per packet, reliably.
+ *
+ * Receivers note what arrives by (receiver, sender). To tell the senders, bits travel to each rank of
+ * the links on which its workers send; in a round of retransmission they say which packets are not
+ * asked for again (retransmit.c). What comes back is kept by (sender, receiver). After GRADIENT the
+ * bits that leave are of links whose packets this rank's workers own, after PARAMETER of the others.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <omp.h>
+#include <stdlib.h>
+
+/* ---- injected loss ---- */
+
+/* What is sent again in this round by a local sender. */
+static void retransmitted(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                          int receiver, size_t n, uint8_t *mask) {
+    struct lossynet_loss loss = comm->loss;
+    if (loss.model != LOSS_OUTAGE)
+        loss.seed = lossynet_mix(loss.seed + (uint64_t)comm->steps.round);
+    lossynet_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
+    const uint8_t *acked =
+        comm->arrivals.acked[phase] + lossynet_tx(comm, phase, sender - comm->first, receiver, &n);
+    for (size_t k = 0; k < n; k++) mask[k] &= !acked[k];
+}
+
+void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                       int receiver, size_t n, bool lossless, uint8_t *mask) {
+    if (lossless) {
+        memset(mask, 1, n);
+        return;
+    }
+    if (comm->steps.round > 0) {
+        retransmitted(comm, phase, sender, receiver, n, mask);
+        return;
+    }
+    uint64_t *chain = NULL; /* of links from local workers: it saves looking back */
+    if (comm->arrivals.chain && lossynet_is_local(comm, sender))
+        chain = comm->arrivals.chain +
+                ((size_t)phase * comm->local + sender - comm->first) * comm->workers + receiver;
+    lossynet_loss_mask(&comm->loss, phase, comm->steps.step, sender, receiver, n, chain, mask);
+}
+
+uint8_t *lossynet_scratch(const struct lossynet_comm *comm) {
+    return comm->arrivals.scratch +
+           (size_t)omp_get_thread_num() * comm->partition.largest_owner_packets;
+}
+
+/* ---- what has arrived ---- */
+
+void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase) {
+    for (int v = 0; v < comm->local; v++) {
+        for (int sender = 0; sender < comm->workers; sender++) {
+            size_t n;
+            uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
+            memset(arrived, sender == comm->first + v, n);
+        }
+    }
+}
+
+void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                             uint64_t *expected, uint64_t *arrived) {
+    *expected = *arrived = 0;
+    for (int sender = 0; sender < comm->workers; sender++) {
+        size_t n;
+        const uint8_t *link = lossynet_arrived(comm, phase, v, sender, &n);
+        if (sender == comm->first + v) continue;
+        *expected += n;
+        for (size_t k = 0; k < n; k++) *arrived += link[k];
+    }
+}
+
+lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_phase phase,
+                                        uint64_t step) {
+    FILE *trace = comm->arrivals.trace;
+    if (!trace) return LOSSYNET_OK;
+    for (int v = 0; v < comm->local; v++) {
+        for (int sender = 0; sender < comm->workers; sender++) {
+            size_t n;
+            const uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
+            if (sender == comm->first + v) continue;
+            lossynet_loss_trace_link(trace, step, phase, sender, comm->first + v, arrived, n);
+        }
+    }
+    return lossynet_loss_trace_flush(trace, comm->world.rank);
+}
+
+/* ---- telling the senders ---- */
+
+/* Into bits, of what local workers have of the workers in `rank`. */
+static void write_bits(const struct lossynet_comm *comm, lossynet_phase phase, int rank,
+                       uint8_t *to) {
+    for (int sender = rank * comm->local; sender < (rank + 1) * comm->local; sender++) {
+        for (int v = 0; v < comm->local; v++) {
+            size_t n, start = lossynet_rx(comm, phase, v, sender, &n);
+            const uint8_t *arrived = comm->arrivals.arrived[phase] + start;
+            const uint8_t *asks = comm->steps.round > 0 ? comm->retransmission.asks + start : NULL;
+            memset(to, 0, (n + 7) / 8);
+            for (size_t k = 0; k < n; k++)
+                to[k / 8] |= (uint8_t)((asks ? !asks[k] : arrived[k]) << k % 8);
+            to += (n + 7) / 8;
+        }
+    }
+}
+
+/* What the workers in `rank` have of local workers. */
+static void read_bits(const struct lossynet_comm *comm, lossynet_phase phase, int rank,
+                      const uint8_t *from) {
+    for (int v = 0; v < comm->local; v++) {
+        for (int receiver = rank * comm->local; receiver < (rank + 1) * comm->local; receiver++) {
+            size_t n;
+            uint8_t *acked =
+                comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+            for (size_t k = 0; k < n; k++) acked[k] = from[k / 8] >> k % 8 & 1;
+            from += (n + 7) / 8;
+        }
+    }
+}
+
+static size_t delivered_bytes(const struct lossynet_comm *comm) {
+    return (comm->partition.packets + 7) / 8;
+}
+
+/* GRADIENT: the same as bits in order of packets, for lossynet_delivered. */
+static void fill_delivered(const struct lossynet_comm *comm, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    uint8_t *to = comm->arrivals.delivered + (size_t)v * delivered_bytes(comm);
+    memset(to, 0, delivered_bytes(comm));
+    for (int owner = 0; owner < comm->workers; owner++) {
+        size_t n;
+        const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
+                               lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+        for (int b = 0; b < partition->buckets; b++) {
+            const size_t *shard = partition->shard_packet + (size_t)b * partition->workers + owner;
+            for (size_t p = shard[0]; p < shard[1]; p++) to[p / 8] |= (uint8_t)(*acked++ << p % 8);
+        }
+    }
+}
+
+lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase) {
+    struct lossynet_arrivals *a = &comm->arrivals;
+    const bool own = phase == LOSSYNET_GRADIENT; /* what leaves is of packets that we own */
+    uint8_t *out = own ? a->own_bits : a->other_bits, *in = own ? a->other_bits : a->own_bits;
+    const size_t *out_offset = own ? a->own_offset : a->other_offset;
+    const size_t *in_offset = own ? a->other_offset : a->own_offset;
+    const int rank = comm->world.rank;
+    for (int r = 0; r < comm->world.ranks; r++) write_bits(comm, phase, r, out + out_offset[r]);
+    memcpy(in + in_offset[rank], out + out_offset[rank], out_offset[rank + 1] - out_offset[rank]);
+    if (comm->transport) {
+        lossynet_status status =
+            lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
+        if (status) return status;
+    }
+    for (int r = 0; r < comm->world.ranks; r++) read_bits(comm, phase, r, in + in_offset[r]);
+    for (int v = 0; own && v < comm->local; v++) fill_delivered(comm, v);
+    return LOSSYNET_OK;
+}
+
+const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) {
+    const uint8_t *bits = comm->arrivals.delivered;
+    return bits ? bits + (size_t)(worker - comm->first) * delivered_bytes(comm) : NULL;
+}
+
+/* ---- open and close ---- */
+
+/* Bytes of the bits of all links from `rank` to this rank, in order of its workers. */
+static size_t rank_bytes(const struct lossynet_comm *comm, int rank) {
+    size_t bytes = 0;
+    for (int w = rank * comm->local; w < (rank + 1) * comm->local; w++)
+        bytes += (lossynet_partition_owner_packets(&comm->partition, w) + 7) / 8;
+    return bytes * (size_t)comm->local;
+}
+
+static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, bool parameter) {
+    struct lossynet_arrivals *a = &comm->arrivals;
+    const size_t ranks = (size_t)comm->world.ranks;
+    size_t own = 0, other = 0;
+    COMM_TAKE(comm, a->own_offset, ranks + 1);
+    COMM_TAKE(comm, a->other_offset, ranks + 1);
+    for (int r = 0; r < comm->world.ranks; r++) {
+        own += rank_bytes(comm, comm->world.rank);
+        other += rank_bytes(comm, r);
+        if (!a->other_offset) continue;
+        a->own_offset[r + 1] = own;
+        a->other_offset[r + 1] = other;
+    }
+    COMM_TAKE(comm, a->own_bits, own);
+    COMM_TAKE(comm, a->other_bits, other);
+    if (gradient) {
+        COMM_TAKE(comm, a->acked[LOSSYNET_GRADIENT], lossynet_links(comm, false));
+        COMM_TAKE(comm, a->delivered, (size_t)comm->local * delivered_bytes(comm));
+    }
+    if (parameter) COMM_TAKE(comm, a->acked[LOSSYNET_PARAMETER], lossynet_links(comm, true));
+}
+
+void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter) {
+    struct lossynet_arrivals *a = &comm->arrivals;
+    const size_t local = (size_t)comm->local, workers = (size_t)comm->workers;
+    COMM_TAKE(comm, a->arrived[LOSSYNET_GRADIENT], lossynet_links(comm, true));
+    COMM_TAKE(comm, a->arrived[LOSSYNET_PARAMETER], lossynet_links(comm, false));
+    COMM_TAKE(comm, a->own_start, local);
+    COMM_TAKE(comm, a->age, local * comm->partition.packets);
+    COMM_TAKE(comm, a->scratch, (size_t)comm->threads * comm->partition.largest_owner_packets);
+    if (comm->loss.model == LOSS_BURST || comm->loss.model == LOSS_OUTAGE)
+        COMM_TAKE(comm, a->chain, 2 * local * workers);
+    for (int v = 1; a->own_start && v < comm->local; v++)
+        a->own_start[v] =
+            a->own_start[v - 1] +
+            lossynet_partition_owner_packets(&comm->partition, comm->first + v - 1) * workers;
+    if (gradient || parameter) open_acknowledgements(comm, gradient, parameter);
+}
+
+void lossynet_arrivals_close(struct lossynet_comm *comm) {
+    struct lossynet_arrivals *a = &comm->arrivals;
+    if (a->trace) fclose(a->trace);
+    free(a->delivered);
+    free(a->other_bits);
+    free(a->own_bits);
+    free(a->other_offset);
+    free(a->own_offset);
+    free(a->scratch);
+    free(a->chain);
+    free(a->own_start);
+    free(a->age);
+    free(a->takes);
+    for (int phase = 0; phase < 2; phase++) {
+        free(a->acked[phase]);
+        free(a->survives[phase]);
+        free(a->arrived[phase]);
+    }
+}

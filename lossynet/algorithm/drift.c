@@ -1,0 +1,332 @@
+/* drift.c — how far the replicas are apart, measured, and how far they should be.
+ *
+ * Let theta be the owners' current values (fresh), D_t the change of one element in step t, with
+ * variance sigma^2 and correlation rho_k between changes k steps apart. A worker that does not own
+ * the element last received it A steps ago (its age).
+ *
+ * Age. Each step it arrives with probability 1 - p, independently: P(A = k) = (1-p) p^k, so
+ *     E A       = p/(1-p)
+ *     E (A-k)+  = p^k E A        (memoryless: beyond k, what is left of A is distributed like A)
+ *
+ * Owner to worker. The worker lacks the last A changes. The variance of a sum of m of them is
+ *     sigma^2 [m + 2 sum_{k>=1} (m-k)+ rho_k]
+ * and its mean over m = A gives
+ *     E|theta_i - theta|^2 = sigma^2 p/(1-p) C(p),        C(p) = 1 + 2 sum_k rho_k p^k
+ *
+ * Worker to worker. Neither owns it: they differ by the |A - B| changes that one has and the other
+ * lacks. For i.i.d. geometric ages P(|A-B| >= m) = 2 p^m / (1+p), m >= 1, which is memoryless too:
+ *     E|A-B| = 2p/(1-p^2),     E(|A-B|-k)+ = p^k E|A-B|,  hence the same C(p).
+ * One of them owns it: as above, owner to worker. Of the N(N-1)/2 pairs, N-1 contain the owner, a
+ * fraction 2/N:
+ *     E|theta_i - theta_j|^2 = sigma^2 [(1-2/N) 2p/(1-p^2) + (2/N) p/(1-p)] C(p)
+ *
+ * Outages of whole steps, 1/(1-s) of them on average (loss_model.c), make P(A = k) = p (1-s) s^(k-1) for
+ * k > 0: all is memoryless again, with s where a further step was p,
+ *     E A = p/(1-s),    E|A-B| = 2p/(1-s) (1 - p/(1+s)),    C(s)
+ * and s = p gives the above. Loss rates that differ from link to link are not modelled: p is then the
+ * mean over all links, and what is expected is too low (both grow faster than p); over a link that
+ * is down for good ages and drift grow without bound.
+ *
+ * With a lead (lead.c) owners send theta + l D, D being their last change. What a worker of age A
+ * holds is then ahead of what it held without by l D_(t-A), so that
+ *
+ * Owner to worker. |sum of the last A changes - l D_(t-A)|^2: l^2 is added, and the covariance of the
+ * two is sum_(k=1..A) rho_k, with mean sum_k rho_k P(A >= k):
+ *     E|theta_i - theta|^2 = sigma^2 [E A C(s) + l^2 - 2 l sum_k rho_k p s^(k-1)]
+ * Worker to worker. Let m = |A - B|. Beside the m changes they differ by l (D_(t-A) - D_(t-B)), whose
+ * variance is 2 l^2 (1 - rho_m), and whose covariance with the changes, twice, is 2 l (1 - rho_m), since
+ * all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
+ *     E|theta_i - theta_j|^2 = sigma^2 [E|A-B| C(s) + 2 l (l+1) sum_k P(m = k) (1 - rho_k)]
+ * For uncorrelated steps owner to worker is (p/(1-p) + l^2) sigma^2.
+ *
+ * C = 1 for independent steps, (1+bp)/(1-bp) for rho_k = b^k, (1+p)/(1-p) for steps that all point
+ * the same way, the upper bound. Nothing depends on time: a drift/sigma^2 that grows is a bug. The
+ * paper (Weintraub, Banner & Orda 2025) prints 2p/(1+p) sigma^2, which charges a missed broadcast
+ * one step only.
+ *
+ * Measured on a sample of elements, one from each of `samples` equal runs of the vector, scaled to
+ * the whole. All workers' values of the sample are gathered, so every rank computes the same
+ * numbers in the same order, bit for bit. sigma^2 and rho are those of the step just made: changes are
+ * differences of successive calls' fresh values, and sums over the sample of products of this change
+ * with itself and with earlier ones give the variance (mean square: the formulas hold with a common
+ * trend in sigma^2 and rho) and the correlations. No average over time: what a replica lacks is
+ * mostly the last change or two, and while a model learns sigma^2 falls by percents per step.
+ *
+ * Where what is sent is rounded (elements.c), theta stands for the owner's values rounded, which is
+ * what replicas get, so the sample is rounded before anything is made of it. Two replicas that both
+ * received a packet, or one that did and the owner, then differ by nothing, and the difference to a
+ * stale one is still the sum of the last A changes, now of rounded values: the formulas hold as they
+ * are, with the sigma^2 and rho of these. (Where steps are smaller than the 2^-9 that rounding keeps,
+ * sigma^2 is larger than that of the owner's values: few elements change, and those by much.)
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- formulas ---- */
+
+/* C(s) */
+static double correlation_factor(double s, const double *rho, int lags) {
+    double sum = 0, power = 1;
+    for (int k = 0; k < lags; k++) sum += rho[k] * (power *= s);
+    return 1 + 2 * sum;
+}
+
+/* A packet is stale with probability p, and once it is, goes on to be with s. */
+static double owner_drift(double p, double s, double lead, double sigma2, const double *rho,
+                          int lags) {
+    if (p >= 1) return INFINITY;
+    double common = 0, older = p; /* P(A >= k) */
+    for (int k = 0; k < lags; k++, older *= s) common += rho[k] * older;
+    return sigma2 *
+           (p / (1 - s) * correlation_factor(s, rho, lags) + lead * lead - 2 * lead * common);
+}
+
+static double pair_drift(int workers, double p, double s, double lead, double sigma2,
+                         const double *rho, int lags) {
+    if (workers < 2) return 0;
+    if (p >= 1) return INFINITY;
+    const double with_owner = 2.0 / workers, unlike = 2 * p * (1 - p / (1 + s)); /* P(m > 0) */
+    double apart = unlike, exactly = unlike * (1 - s);                           /* P(m = k) */
+    for (int k = 0; k < lags; k++, exactly *= s) apart -= rho[k] * exactly;
+    const double others =
+        unlike / (1 - s) * correlation_factor(s, rho, lags) + 2 * lead * (lead + 1) * apart;
+    return (1 - with_owner) * sigma2 * others +
+           with_owner * owner_drift(p, s, lead, sigma2, rho, lags);
+}
+
+double lossynet_drift_owner(double p, double lead, double sigma2, const double *rho, int lags) {
+    return owner_drift(p, p, lead, sigma2, rho, lags);
+}
+
+double lossynet_drift_pair(int workers, double p, double lead, double sigma2, const double *rho,
+                           int lags) {
+    return pair_drift(workers, p, p, lead, sigma2, rho, lags);
+}
+
+double lossynet_drift_paper(double p, double sigma2) {
+    return 2 * p / (1 + p) * sigma2;
+}
+
+/* ---- the sample ---- */
+
+static void choose(struct lossynet_comm *comm) {
+    struct lossynet_drift_state *drift = &comm->drift;
+    uint64_t key = lossynet_mix(comm->loss.seed ^ 0x6472696674u /* "drift" */);
+    double stride = (double)comm->partition.elements / drift->samples;
+    size_t shard = 0; /* elements come in ascending order */
+    for (int i = 0; i < drift->samples; i++) {
+        size_t low = (size_t)(i * stride), high = (size_t)((i + 1) * stride);
+        if (high > comm->partition.elements) high = comm->partition.elements;
+        size_t width = high > low ? high - low : 1;
+        size_t element = low + (size_t)(lossynet_mix(key + (uint64_t)i) % width);
+        drift->element[i] =
+            element < comm->partition.elements ? element : comm->partition.elements - 1;
+        while (comm->partition.shard_element[shard + 1] <= drift->element[i]) shard++;
+        drift->owner[i] = (int)(shard % (size_t)comm->workers);
+    }
+}
+
+void lossynet_drift_open(struct lossynet_comm *comm, int samples) {
+    struct lossynet_drift_state *drift = &comm->drift;
+    if (comm->workers == 1) samples = 0;
+    if ((size_t)samples > comm->partition.elements) samples = (int)comm->partition.elements;
+    drift->samples = samples;
+    COMM_TAKE(comm, drift->ages, (size_t)comm->local);
+    if (samples == 0) return;
+    size_t n = (size_t)samples;
+    COMM_TAKE(comm, drift->element, n);
+    COMM_TAKE(comm, drift->owner, n);
+    COMM_TAKE(comm, drift->mine, n * (size_t)comm->local);
+    COMM_TAKE(comm, drift->values, n * (size_t)comm->workers);
+    COMM_TAKE(comm, drift->fresh, n);
+    COMM_TAKE(comm, drift->model, n);
+    COMM_TAKE(comm, drift->model_change, n);
+    COMM_TAKE(comm, drift->change, n * LOSSYNET_RING);
+    if (!comm->pool.measuring && !comm->pool.out_of_memory) choose(comm);
+}
+
+void lossynet_drift_close(struct lossynet_comm *comm) {
+    free(comm->drift.element);
+    free(comm->drift.owner);
+    free(comm->drift.mine);
+    free(comm->drift.values);
+    free(comm->drift.fresh);
+    free(comm->drift.model);
+    free(comm->drift.model_change);
+    free(comm->drift.change);
+    free(comm->drift.ages);
+    comm->drift = (struct lossynet_drift_state){0};
+}
+
+/* ---- measuring ---- */
+
+static lossynet_status gather_values(struct lossynet_comm *comm, float *const *vectors) {
+    struct lossynet_drift_state *drift = &comm->drift;
+    size_t n = (size_t)drift->samples;
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        float *mine = drift->mine + (size_t)v * n;
+        if (comm->memory.gather) {
+            comm->memory.gather(mine, vectors[v], drift->element, n);
+            continue;
+        }
+        for (size_t i = 0; i < n; i++) mine[i] = vectors[v][drift->element[i]];
+    }
+    return lossynet_all_gather(comm, drift->mine, drift->values, n * sizeof(float));
+}
+
+/* Takes in the model's values, which are not rounded. Then rounds all values as what is sent is. */
+static void keep_model(const struct lossynet_comm *comm) {
+    const struct lossynet_drift_state *drift = &comm->drift;
+    const size_t n = (size_t)drift->samples;
+    for (size_t i = 0; i < n; i++) {
+        const float now = drift->values[(size_t)drift->owner[i] * n + i];
+        drift->model_change[i] = drift->measured > 0 ? now - drift->model[i] : 0;
+        drift->model[i] = now;
+    }
+    if (lossynet_rounds(&comm->partition))
+        lossynet_round(drift->values, drift->values, n * (size_t)comm->workers);
+}
+
+/* Squared distances of sampled values, summed over the sample. */
+static void measure_distances(const struct lossynet_comm *comm, double *pair, double *owner) {
+    const struct lossynet_drift_state *drift = &comm->drift;
+    size_t n = (size_t)drift->samples;
+    int workers = comm->workers;
+    *pair = *owner = 0;
+    for (size_t i = 0; i < n; i++) {
+        /* Relative to the fresh value, to keep the digits: sum over pairs of (x_i - x_j)^2
+         * = N sum x^2 - (sum x)^2, and there are N(N-1)/2 pairs. */
+        double fresh = drift->values[(size_t)drift->owner[i] * n + i], sum = 0, squares = 0;
+        for (int w = 0; w < workers; w++) {
+            double x = (double)drift->values[(size_t)w * n + i] - fresh;
+            sum += x;
+            squares += x * x;
+        }
+        *owner += squares / (workers - 1);
+        *pair += 2 * (squares - sum * sum / workers) / (workers - 1);
+    }
+}
+
+/* Takes in this call's change of the fresh values. covariance[k]: sum over the sample of its product
+ * with the change k calls ago, 0 where there is none. The first call only has a value, no change. */
+static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYNET_RING]) {
+    struct lossynet_drift_state *drift = &comm->drift;
+    size_t n = (size_t)drift->samples;
+    uint64_t changes = drift->measured++; /* that this call completes */
+    float *now = drift->change + changes % LOSSYNET_RING * n;
+    for (size_t i = 0; i < n; i++) {
+        float fresh = drift->values[(size_t)drift->owner[i] * n + i];
+        now[i] = fresh - drift->fresh[i];
+        drift->fresh[i] = fresh;
+    }
+    for (uint64_t lag = 0; lag < LOSSYNET_RING; lag++) {
+        const float *then = drift->change + (changes - lag) % LOSSYNET_RING * n;
+        covariance[lag] = 0;
+        for (size_t i = 0; lag < changes && i < n; i++) {
+            covariance[lag] += (double)now[i] * (double)then[i];
+        }
+    }
+}
+
+/* How far the mean of all replicas is behind the model, along the model's last change and in units of
+ * it. An owner is exact. Rounding of replicas is noise here, as it has nothing to do with the change. */
+static double measure_lag(const struct lossynet_comm *comm) {
+    const struct lossynet_drift_state *drift = &comm->drift;
+    const size_t n = (size_t)drift->samples;
+    double along = 0, squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double model = drift->model[i], change = drift->model_change[i];
+        double behind = 0;
+        for (int w = 0; w < comm->workers; w++)
+            if (w != drift->owner[i]) behind += model - (double)drift->values[(size_t)w * n + i];
+        along += behind / comm->workers * change;
+        squares += change * change;
+    }
+    return squares > 0 ? along / squares : 0;
+}
+
+/* Of all workers together. */
+static lossynet_status gather_ages(struct lossynet_comm *comm, struct lossynet_ages *total) {
+    struct lossynet_ages *all = comm->stats.gathered, *mine = comm->drift.ages;
+    size_t packets = comm->partition.packets;
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        const uint32_t *age = comm->arrivals.age + (size_t)v * packets;
+        struct lossynet_ages a = {.expected = comm->stats.totals[v].expected,
+                                  .arrived = comm->stats.totals[v].arrived};
+        if (comm->feedback.late) a.late = comm->feedback.late[v];
+        for (size_t p = 0; p < packets; p++) {
+            a.sum += age[p];
+            if (age[p] > a.largest) a.largest = age[p];
+            a.aged[age[p] < LOSSYNET_RING ? age[p] : LOSSYNET_RING]++;
+        }
+        a.packets = packets - lossynet_partition_owner_packets(&comm->partition, comm->first + v);
+        a.aged[0] -= (uint32_t)(packets - a.packets); /* its own are never stale */
+        mine[v] = a;
+    }
+    lossynet_status status = lossynet_all_gather(comm, mine, all, sizeof *all);
+    *total = (struct lossynet_ages){0};
+    for (int w = 0; status == LOSSYNET_OK && w < comm->workers; w++) {
+        total->sum += all[w].sum;
+        total->packets += all[w].packets;
+        total->expected += all[w].expected;
+        total->arrived += all[w].arrived;
+        total->late.late += all[w].late.late;
+        total->late.others += all[w].late.others;
+        if (all[w].largest > total->largest) total->largest = all[w].largest;
+        for (int k = 0; k <= LOSSYNET_RING; k++) total->aged[k] += all[w].aged[k];
+    }
+    return status;
+}
+
+/* Shares of packets aged 0, 1, ...; the last: that or more. */
+static void share_ages(const struct lossynet_ages *ages, double share[LOSSYNET_AGES]) {
+    for (int k = 0; ages->packets && k <= LOSSYNET_RING; k++)
+        share[k < LOSSYNET_AGES ? k : LOSSYNET_AGES - 1] +=
+            (double)ages->aged[k] / (double)ages->packets;
+}
+
+lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
+                                       struct lossynet_drift *out) {
+    struct lossynet_drift_state *drift = &comm->drift;
+    *out = (struct lossynet_drift){0};
+    if (comm->workers == 1 || (drift->samples == 0 && !comm->lead.wanted)) return LOSSYNET_OK;
+    struct lossynet_ages ages;
+    lossynet_status status = gather_ages(comm, &ages);
+    if (status) return status;
+    share_ages(&ages, out->age_share);
+    out->mean_age = ages.packets ? (double)ages.sum / (double)ages.packets : 0;
+    out->max_age = ages.largest;
+    out->lead = comm->lead.used;
+    if (drift->samples == 0) {
+        lossynet_lead_add(comm, &ages, NULL);
+        return LOSSYNET_OK;
+    }
+    status = gather_values(comm, vectors);
+    if (status) return status;
+    keep_model(comm);
+
+    double scale = (double)comm->partition.elements / drift->samples;
+    measure_distances(comm, &out->pair, &out->owner);
+    out->pair *= scale;
+    out->owner *= scale;
+    double covariance[LOSSYNET_RING];
+    measure_changes(comm, covariance);
+    lossynet_lead_add(comm, &ages, covariance);
+    out->lag = measure_lag(comm);
+    out->sigma2 = scale * covariance[0];
+    for (int k = 0; k < LOSSYNET_LAGS; k++)
+        if (covariance[0] > 0) out->rho[k] = covariance[k + 1] / covariance[0];
+
+    double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
+    double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
+    const double lead = comm->lead.used, sigma2 = out->sigma2;
+    out->expected_pair = pair_drift(comm->workers, p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
+    out->expected_owner = owner_drift(p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
+    out->paper_pair = lossynet_drift_paper(p, sigma2);
+    return LOSSYNET_OK;
+}

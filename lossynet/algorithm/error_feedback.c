@@ -1,0 +1,128 @@
+/* error_feedback.c — what was lost of a gradient is late instead: its sender adds it to the next one.
+ *
+ * After a GRADIENT phase senders learn what arrived (arrivals.c). A sender keeps, as its residual, what
+ * it sent in vain, and sends u = g + share * residual the next time: error feedback, as in compressed
+ * gradient descent (Stich, Cordonnier & Jaggi 2018), where the compressor is the network.
+ *
+ * An owner knows the history of losses, and so how many gradients a packet holds, its mass: 1, and
+ * 1 + share * (mass before) after a loss. It divides the sum by the mass that came, so that a mean
+ * stays a mean however much is late (a sum divided by N would swell and shrink with the losses, by
+ * sqrt(2p / (N (1-p))) of itself). With estimator `zero` it divides by N: then, with share 1, every
+ * gradient counts 1/N in the end. Nothing more is sent than a bit per packet.
+ *
+ * Gradients late by a step serve as well as fresh ones where noise between batches outweighs what a
+ * step changes, the long flat part of training; while a model moves fast they are wrong.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <stdlib.h>
+
+void lossynet_feedback_open(struct lossynet_comm *comm) {
+    size_t local = (size_t)comm->local;
+    COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
+    COMM_TAKE(comm, comm->feedback.mass, lossynet_links(comm, true));
+    COMM_TAKE(comm, comm->feedback.added, local);
+    COMM_TAKE(comm, comm->feedback.late, local);
+    comm->feedback.share = 1;
+}
+
+void lossynet_feedback_close(struct lossynet_comm *comm) {
+    free(comm->feedback.residual);
+    free(comm->feedback.mass);
+    free(comm->feedback.added);
+    free(comm->feedback.late);
+}
+
+void lossynet_carry_share(struct lossynet_comm *comm, double share) {
+    comm->feedback.share = (float)share;
+}
+
+/* Adds worker v's residual in buckets that are not sent yet, up to `bucket`. */
+void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket) {
+    if (!comm->feedback.residual) return;
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t *start = partition->shard_element;
+    const size_t from = start[(size_t)comm->feedback.added[v] * comm->workers];
+    const size_t to = start[(size_t)(bucket + 1) * comm->workers];
+    const float *residual = comm->feedback.residual + (size_t)v * partition->elements;
+    const float share = comm->feedback.share;
+    for (size_t e = from; e < to; e++) vector[e] += share * residual[e];
+    if (comm->feedback.added[v] <= bucket) comm->feedback.added[v] = bucket + 1;
+}
+
+void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
+    if (!comm->feedback.residual) return;
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++)
+        lossynet_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
+}
+
+/* What local worker v has sent in vain. */
+static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
+    const struct lossynet_partition *partition = &comm->partition;
+    float *residual = comm->feedback.residual + (size_t)v * partition->elements;
+    for (int owner = 0; owner < comm->workers; owner++) {
+        size_t n;
+        const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
+                               lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+        for (int b = 0; b < partition->buckets; b++) {
+            const size_t packets = lossynet_shard_packets(partition, b, owner);
+            for (size_t k = 0; k < packets; k++) {
+                size_t offset, count;
+                lossynet_packet_span(partition, b, owner, k, &offset, &count);
+                if (*acked++)
+                    memset(residual + offset, 0, count * sizeof *residual);
+                else
+                    memcpy(residual + offset, vector + offset, count * sizeof *residual);
+            }
+        }
+    }
+}
+
+/* Sum of the ages, each times the weight it is added with, of what a residual of this mass holds: a
+ * gradient that was lost i times is i steps old and weighs share^i. */
+static double late_by(double mass, double share) {
+    double late = 0, weight = 1;
+    for (int lost = 1; mass > weight / 2; lost++) {
+        mass -= weight;
+        weight *= share;
+        late += lost * weight;
+    }
+    return late;
+}
+
+/* How late the gradients were that local owner v has averaged. Before the masses change. */
+static struct lossynet_lateness measure_lateness(const struct lossynet_comm *comm, int v) {
+    size_t n;
+    const float *mass = lossynet_feedback_mass(comm, v);
+    const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &n);
+    const double share = (double)comm->feedback.share;
+    struct lossynet_lateness sum = {0};
+    for (size_t k = 0; k < n; k++) {
+        double gradients = 0, late = 0;
+        for (size_t s = 0, i = k; s < (size_t)comm->workers; s++, i += n) {
+            if (!arrived[i]) continue;
+            gradients += 1 + share * (double)mass[i];
+            if (mass[i] > 0) late += late_by((double)mass[i], share);
+        }
+        sum.late += late / gradients;
+        sum.others += 1 - 1 / gradients;
+    }
+    return sum;
+}
+
+void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
+    const float share = comm->feedback.share;
+    lossynet_round_others(comm, vectors, true); /* what was sent, wherever the owner lives */
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        keep(comm, v, vectors[v]);
+        comm->feedback.added[v] = 0;
+        comm->feedback.late[v] = measure_lateness(comm, v);
+        size_t n;
+        float *mass = lossynet_feedback_mass(comm, v);
+        const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &n);
+        for (size_t i = 0; i < n * (size_t)comm->workers; i++)
+            mass[i] = arrived[i] ? 0 : 1 + share * mass[i];
+    }
+}

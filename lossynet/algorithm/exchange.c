@@ -1,0 +1,306 @@
+/* exchange.c — a phase's packets between ranks, as the transport asks for them: which leave and with
+ * which bytes, which are expected, and where those that come land.
+ *
+ * To each rank the local workers take turns, and of each worker the buckets leave in the phase's order
+ * (transport.h). Packets that injected loss takes are not sent; by multicast, the receiver drops them.
+ * A gradient lands in the inbox and sets its mask, a parameter lands in the vector and becomes fresh.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <stdlib.h>
+
+/* ---- injected loss ---- */
+
+static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
+#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        for (int receiver = 0; receiver < comm->workers; receiver++) {
+            if (lossynet_is_local(comm, receiver)) continue;
+            size_t n;
+            uint8_t *mask =
+                comm->arrivals.survives[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+            lossynet_injected(comm, phase, comm->first + v, receiver, n, lossless, mask);
+        }
+    }
+}
+
+/* By multicast everything is sent: which parameters local workers may take. */
+static void fill_incoming(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
+#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        for (int sender = 0; sender < comm->workers; sender++) {
+            if (lossynet_is_local(comm, sender)) continue;
+            size_t n;
+            uint8_t *mask = comm->arrivals.takes + lossynet_rx(comm, phase, v, sender, &n);
+            lossynet_injected(comm, phase, sender, comm->first + v, n, lossless, mask);
+        }
+    }
+}
+
+static bool is_group(const struct lossynet_comm *comm, lossynet_phase phase) {
+    return comm->arrivals.takes && phase == LOSSYNET_PARAMETER;
+}
+
+/* ---- begin ---- */
+
+void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
+    if (is_group(comm, phase)) fill_incoming(comm, phase, lossless);
+    lossynet_transport_receive_begin(comm->transport, phase);
+}
+
+/* Nothing of the phase is on its way: the transport does not look at the source. */
+void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
+                            bool lossless) {
+    struct lossynet_source *source = &comm->exchange.source[phase];
+    const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->local;
+    if (!is_group(comm, phase)) fill_outgoing(comm, phase, lossless);
+    source->vectors = vectors;
+    source->ahead = phase == LOSSYNET_PARAMETER ? comm->lead.ahead : NULL;
+    memset(source->cursor, 0, ranks * local * sizeof *source->cursor);
+    memset(source->turn, 0, ranks * sizeof *source->turn);
+    for (size_t v = 0; v < local; v++) __atomic_store_n(&source->ready[v], 0, __ATOMIC_RELEASE);
+    lossynet_transport_send_begin(comm->transport, phase);
+}
+
+void lossynet_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, int v, int buckets) {
+    __atomic_store_n(&comm->exchange.source[phase].ready[v], buckets, __ATOMIC_RELEASE);
+    lossynet_transport_wake(comm->transport);
+}
+
+void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase) {
+    for (int v = 0; v < comm->local; v++)
+        __atomic_store_n(&comm->exchange.source[phase].ready[v], comm->partition.buckets,
+                         __ATOMIC_RELEASE);
+    lossynet_transport_wake(comm->transport);
+}
+
+/* ---- what leaves ---- */
+
+/* Where sending to a rank stands, [V]. What is for everyone is kept where this rank's own would be. */
+static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase,
+                                       int rank, int **turn) {
+    const struct lossynet_source *source = &comm->exchange.source[phase];
+    const int row = rank == LOSSYNET_EVERYONE ? comm->world.rank : rank;
+    if (turn) *turn = &source->turn[row];
+    return source->cursor + (size_t)row * comm->local;
+}
+
+/* A packet's elements as they travel: where they are, or rounded in the memory of span n. */
+static const void *payload(const struct lossynet_comm *comm, int n, const float *elements,
+                           size_t count) {
+    const struct lossynet_partition *partition = &comm->partition;
+    if (!lossynet_rounds(partition)) return elements;
+    uint16_t *rounded = comm->exchange.rounded + (size_t)n * partition->packet_elements;
+    lossynet_elements_pack(rounded, elements, count);
+    return rounded;
+}
+
+/* The next packets of local worker v for a rank, from `at` on; of those ready. */
+static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase, int rank, int v,
+                          struct lossynet_cursor *at, struct lossynet_span *spans, int n,
+                          int most) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const struct lossynet_source *source = &comm->exchange.source[phase];
+    const struct lossynet_elsewhere *elsewhere = &comm->exchange.elsewhere[v];
+    const bool group = rank == LOSSYNET_EVERYONE;
+    const bool device = phase == LOSSYNET_GRADIENT && elsewhere->vector == source->vectors[v];
+    const float *vector = device ? elsewhere->there : source->vectors[v];
+    const int ready = __atomic_load_n(&source->ready[v], __ATOMIC_ACQUIRE);
+    const int receivers = group ? 1 : comm->local, sender = comm->first + v;
+    for (; at->bucket < ready; at->bucket++, at->receiver = 0) {
+        const int bucket = lossynet_transport_bucket(phase, partition->buckets, at->bucket);
+        for (; at->receiver < receivers; at->receiver++, at->packet = 0) {
+            const int receiver = group ? LOSSYNET_EVERYONE : rank * comm->local + at->receiver;
+            const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
+            size_t packets = lossynet_shard_packets(partition, bucket, owner), all;
+            const uint8_t *survives = NULL;
+            if (!group)
+                survives = comm->arrivals.survives[phase] +
+                           lossynet_tx(comm, phase, v, receiver, &all) +
+                           lossynet_packets_before(partition, bucket, owner);
+            for (; at->packet < packets; at->packet++) {
+                if (survives && !survives[at->packet]) continue;
+                if (n == most) return n;
+                size_t offset, count;
+                lossynet_packet_span(partition, bucket, owner, at->packet, &offset, &count);
+                const float *elements =
+                    lossynet_parameters(comm, source->ahead, vector, v, bucket, offset);
+                spans[n] = (struct lossynet_span){
+                    .packet = {sender, receiver, bucket, (uint32_t)at->packet},
+                    .payload = payload(comm, n, elements, count),
+                    .bytes = count * partition->element_bytes,
+                    .device = device};
+                n++;
+            }
+        }
+    }
+    return n;
+}
+
+static int next(void *context, lossynet_phase phase, int rank, struct lossynet_span *spans,
+                int most, bool *complete) {
+    const struct lossynet_comm *comm = context;
+    int n = 0, finished = 0, *turn;
+    struct lossynet_cursor *cursor = cursors(comm, phase, rank, &turn);
+    for (int i = 0; i < comm->local; i++) {
+        const int v = (*turn + i) % comm->local;
+        if (n < most) n = next_of_worker(comm, phase, rank, v, &cursor[v], spans, n, most);
+        finished += cursor[v].bucket >= comm->partition.buckets;
+    }
+    *turn = (*turn + 1) % comm->local;
+    *complete = finished == comm->local;
+    return n;
+}
+
+static bool ready(void *context, lossynet_phase phase, int rank) {
+    const struct lossynet_comm *comm = context;
+    const struct lossynet_cursor *cursor = cursors(comm, phase, rank, NULL);
+    for (int v = 0; v < comm->local; v++)
+        if (cursor[v].bucket <
+            __atomic_load_n(&comm->exchange.source[phase].ready[v], __ATOMIC_ACQUIRE))
+            return true;
+    return false;
+}
+
+/* ---- what comes ---- */
+
+static uint32_t expected(void *context, lossynet_phase phase, int bucket, int sender) {
+    const struct lossynet_comm *comm = context;
+    const struct lossynet_partition *partition = &comm->partition;
+    size_t packets = 0;
+    if (phase == LOSSYNET_PARAMETER)
+        return (uint32_t)(lossynet_shard_packets(partition, bucket, sender) *
+                          (is_group(comm, phase) ? 1 : (size_t)comm->local));
+    for (int v = 0; v < comm->local; v++)
+        packets += lossynet_shard_packets(partition, bucket, comm->first + v);
+    return (uint32_t)packets;
+}
+
+static size_t bytes(void *context, lossynet_phase phase, const struct lossynet_packet *packet) {
+    const struct lossynet_comm *comm = context;
+    const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
+    size_t offset, count;
+    if (packet->number >= lossynet_shard_packets(&comm->partition, packet->bucket, owner)) return 0;
+    lossynet_packet_span(&comm->partition, packet->bucket, owner, packet->number, &offset, &count);
+    return count * comm->partition.element_bytes;
+}
+
+/* Where a packet's elements land: parameters in the vector, gradients in the inbox. */
+static float *landing(const struct lossynet_comm *comm, lossynet_phase phase,
+                      const struct lossynet_packet *packet, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t skip = (size_t)packet->number * partition->packet_elements;
+    size_t offset, count;
+    if (phase == LOSSYNET_PARAMETER) {
+        lossynet_shard_span(partition, packet->sender, packet->bucket, &offset, &count);
+        return comm->exchange.source[phase].vectors[v] + offset + skip;
+    }
+    const size_t row = (size_t)packet->receiver * (partition->buckets + 1) + packet->bucket;
+    return lossynet_inbox(comm, v, packet->sender) + partition->owner_element[row] + skip;
+}
+
+/* False when it came before. */
+static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
+                 const struct lossynet_packet *packet, int v, size_t k, const uint8_t *payload,
+                 size_t length) {
+    size_t n;
+    uint8_t *arrived = lossynet_arrived(comm, phase, v, packet->sender, &n) + k;
+    if (*arrived) return false;
+    *arrived = 1;
+    lossynet_elements_unpack(&comm->partition, landing(comm, phase, packet, v), payload,
+                             length / comm->partition.element_bytes);
+    return true;
+}
+
+/* Every local worker takes what injected loss leaves it. */
+static bool take_multicast(const struct lossynet_comm *comm, lossynet_phase phase,
+                           const struct lossynet_packet *packet, size_t k, const uint8_t *payload,
+                           size_t length) {
+    int wanted = 0, taken = 0;
+    for (int v = 0; v < comm->local; v++) {
+        size_t n;
+        if (!comm->arrivals.takes[lossynet_rx(comm, phase, v, packet->sender, &n) + k]) continue;
+        wanted++;
+        taken += take(comm, phase, packet, v, k, payload, length);
+    }
+    return taken > 0 || wanted == 0;
+}
+
+static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
+                                      const struct lossynet_packet *packet, const uint8_t *payload,
+                                      size_t length) {
+    const struct lossynet_comm *comm = context;
+    if (!comm->exchange.reliable &&
+        !lossynet_elements_are_finite(&comm->partition, payload, length))
+        return LOSSYNET_NOT_FINITE;
+    const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
+    const size_t k =
+        lossynet_packets_before(&comm->partition, packet->bucket, owner) + packet->number;
+    const bool fresh =
+        packet->receiver == LOSSYNET_EVERYONE
+            ? take_multicast(comm, phase, packet, k, payload, length)
+            : take(comm, phase, packet, packet->receiver - comm->first, k, payload, length);
+    return fresh ? LOSSYNET_TAKEN : LOSSYNET_CAME_BEFORE;
+}
+
+/* ---- open and close ---- */
+
+static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes)) {
+    struct lossynet_exchange *exchange = &comm->exchange;
+    const size_t remote = (size_t)(comm->workers - comm->local);
+    size_t elements = 0;
+    COMM_TAKE(comm, exchange->inbox_start, (size_t)comm->local);
+    for (int v = 0; v < comm->local; v++) {
+        if (exchange->inbox_start) exchange->inbox_start[v] = elements;
+        elements += lossynet_partition_owned(&comm->partition, comm->first + v) * remote;
+    }
+    exchange->inbox =
+        lossynet_pool_take_from(&comm->pool, elements, sizeof *exchange->inbox, allocate);
+}
+
+void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
+                            void *(*allocate)(size_t bytes), void (*release)(void *memory)) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t local = (size_t)comm->local, ranks = (size_t)comm->world.ranks;
+    for (int phase = 0; phase < 2; phase++) {
+        struct lossynet_source *source = &comm->exchange.source[phase];
+        COMM_TAKE(comm, source->ready, local);
+        COMM_TAKE(comm, source->cursor, ranks * local);
+        COMM_TAKE(comm, source->turn, ranks);
+        COMM_TAKE(comm, comm->arrivals.survives[phase],
+                  lossynet_links(comm, phase == LOSSYNET_PARAMETER));
+    }
+    comm->exchange.release = release;
+    open_inbox(comm, allocate);
+    COMM_TAKE(comm, comm->exchange.elsewhere, local);
+    if (multicast) COMM_TAKE(comm, comm->arrivals.takes, lossynet_links(comm, false));
+    if (lossynet_rounds(partition))
+        COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * partition->packet_elements);
+    const struct lossynet_transport_shape shape = {
+        .workers = comm->workers,
+        .local = comm->local,
+        .buckets = partition->buckets,
+        .packet_bytes = partition->packet_elements * partition->element_bytes,
+        .elements = lossynet_rounds(partition) ? WIRE_BF16 : WIRE_FLOAT32,
+    };
+    const struct lossynet_transport_calls calls = {.context = comm,
+                                                   .next = next,
+                                                   .ready = ready,
+                                                   .expected = expected,
+                                                   .bytes = bytes,
+                                                   .deliver = deliver};
+    lossynet_transport_shape(comm->transport, &comm->pool, &shape, &calls);
+}
+
+void lossynet_exchange_close(struct lossynet_comm *comm) {
+    struct lossynet_exchange *exchange = &comm->exchange;
+    for (int phase = 0; phase < 2; phase++) {
+        free(exchange->source[phase].turn);
+        free(exchange->source[phase].cursor);
+        free(exchange->source[phase].ready);
+    }
+    free(exchange->inbox_start);
+    (exchange->release ? exchange->release : free)(exchange->inbox);
+    free(exchange->rounded);
+    free(exchange->elsewhere);
+}

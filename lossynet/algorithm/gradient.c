@@ -1,0 +1,302 @@
+/* gradient.c — the GRADIENT phase: every worker's vector reaches the owners, packet by packet or
+ * not at all; each owner estimates the average of its shards from what arrived.
+ *
+ *     1. masks      of links within this rank: injected loss decides, nothing is copied
+ *     2. exchange   packets of other ranks land in the inbox and set their masks (exchange.c);
+ *                   what was lost may be sent again (retransmit.c)
+ *     3. reduce     per (owner, bucket): a weight per packet and sender, then one weighted sum that
+ *                   reads local vectors and the inbox in place, in order of workers
+ *
+ * The weights are the estimators of lossynet.h. Let q = 1 - p and let S be binomial(N-1, q):
+ *
+ *     mean      w = 1/(1+|S|) for the owner and for those who arrived.   E[w_o] = (1-p^N)/(N q)
+ *     balanced  w_o = 1/N, w_i = (N-1)/(N |S|); w_o = 1 when S is empty.
+ *               E[w_o] = 1/N + (N-1)/N p^(N-1), and by symmetry E[w_i] = (1 - E[w_o])/(N-1)
+ *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
+ *     zero      w = 1/N: E[w_i] = q/N
+ *
+ * p is one for all senders, in `ht` the mean over what an owner was sent. Where links lose unequally
+ * (loss_model.c, `at`) no estimator makes up for it: a sender's share of the average is what it delivers of
+ * its packets against what the others do, and a link that is down for good silences its sender there.
+ *
+ * Each weight is one correctly rounded division, or equals one, so that all four give exactly
+ * (float)(1.0/N) when nothing was lost: a run at loss rate 0 is bit for bit the reliable one.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <omp.h>
+#include <string.h>
+
+/* How fast `ht` forgets old loss, per step. */
+static const double FORGET = 0.99;
+
+/* ---- the sum ---- */
+
+void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
+                                 int senders, size_t n, size_t packet) {
+    enum { BLOCK = 1024 }; /* the running sum stays in the first-level cache */
+    float sum[BLOCK];
+    size_t start = 0;
+    while (start < n) {
+        size_t k = start / packet, end = start + BLOCK;
+        if (end > (k + 1) * packet) end = (k + 1) * packet;
+        if (end > n) end = n;
+        memset(sum, 0, sizeof sum);
+        for (int i = 0; i < senders; i++) {
+            float w = weight[k * (size_t)senders + i];
+            if (w == 0) continue;
+            const float *x = sender[i] + start;
+            for (size_t j = 0; j < end - start; j++) sum[j] += w * x[j];
+        }
+        memcpy(out + start, sum, (end - start) * sizeof *out);
+        start = end;
+    }
+}
+
+/* ---- weights ---- */
+
+struct weights {
+    float own, other;
+};
+
+/* others: how many other workers' packets arrived; inflate: 1/(1-p) for `ht` */
+static struct weights estimate(lossynet_estimator estimator, int workers, int others,
+                               double inflate) {
+    double n = workers;
+    struct weights w = {(float)(1.0 / n), (float)(1.0 / n)};
+    switch (estimator) {
+    case LOSSYNET_MEAN:
+        w.own = w.other = (float)(1.0 / (1.0 + others));
+        break;
+    case LOSSYNET_BALANCED:
+        if (others == 0)
+            w.own = 1;
+        else
+            w.other = (float)((n - 1.0) / (n * others));
+        break;
+    case LOSSYNET_HT:
+        w.other = (float)(inflate / n);
+        break;
+    case LOSSYNET_ZERO:
+        break;
+    }
+    return w;
+}
+
+/* The measured 1/(1-p) of local owner v.
+ *
+ * It comes from steps before this one, because an estimate from this step's own arrivals is not
+ * independent of its masks: E[arrived / q^] would not be 1. Only the first step has nothing else
+ * (and with thousands of packets the difference is small). Old counts fade, so that it follows a
+ * network that changes; with 0.99 it looks back about 100 steps. */
+static double measured_inflation(const struct lossynet_comm *comm, int v, bool lossless) {
+    if (lossless) return 1;
+    const struct lossynet_history *history = &comm->averaging.history[v];
+    if (history->arrived > 0) return history->expected / history->arrived;
+    const struct lossynet_counters *now = &comm->stats.counters[comm->steps.step % 2][v];
+    uint64_t arrived = now->arrived[LOSSYNET_GRADIENT];
+    return arrived ? (double)now->expected[LOSSYNET_GRADIENT] / (double)arrived : 1;
+}
+
+/* 1 / (the gradients in what arrived of a packet), where losses are carried (error_feedback.c). */
+static float weight_of_mass(const struct lossynet_comm *comm, const uint8_t *arrived,
+                            const float *mass, size_t stride) {
+    double sum = 0;
+    for (size_t s = 0; s < (size_t)comm->workers; s++)
+        if (arrived[s * stride]) sum += 1 + (double)comm->feedback.share * mass[s * stride];
+    return (float)(1 / sum);
+}
+
+/* weight[k * N + s] of the `count` packets whose masks start at `arrived`, `stride` apart, and so
+ * their masses; NULL where nothing is carried. */
+static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
+                         const float *mass, size_t stride, size_t count, double inflate,
+                         float *weight) {
+    size_t workers = (size_t)comm->workers;
+    for (size_t k = 0; k < count; k++, weight += workers) {
+        int present = 0;
+        for (size_t s = 0; s < workers; s++) present += arrived[s * stride + k];
+        struct weights w = estimate(comm->averaging.estimator, comm->workers, present - 1, inflate);
+        if (mass && comm->averaging.estimator == LOSSYNET_MEAN)
+            w.own = w.other = weight_of_mass(comm, arrived + k, mass + k, stride);
+        for (size_t s = 0; s < workers; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
+        weight[owner] = w.own;
+    }
+}
+
+/* ---- one shard ---- */
+
+/* One of `parts` parts of a shard. */
+static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors, int v, int bucket,
+                         int part, int parts, float *weight, const float **sender) {
+    const struct lossynet_partition *partition = &comm->partition;
+    int owner = comm->first + v;
+    size_t row = (size_t)owner * (partition->buckets + 1) + bucket;
+    size_t all = partition->owner_packet[row + 1] - partition->owner_packet[row];
+    size_t from = all * (size_t)part / (size_t)parts, to = all * (size_t)(part + 1) / (size_t)parts;
+    if (from == to) return;
+
+    size_t offset, count, skip = from * partition->packet_elements;
+    lossynet_shard_span(partition, owner, bucket, &offset, &count);
+    for (int s = 0; s < comm->workers; s++)
+        sender[s] = skip + (lossynet_is_local(comm, s)
+                                ? vectors[s - comm->first] + offset
+                                : lossynet_inbox(comm, v, s) + partition->owner_element[row]);
+    const float *mass = lossynet_feedback_mass(comm, v);
+    if (mass) mass += partition->owner_packet[row] + from;
+    size_t stride;
+    const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &stride);
+    fill_weights(comm, owner, arrived + partition->owner_packet[row] + from, mass, stride,
+                 to - from, comm->averaging.inflation[v], weight);
+    if (to < all) count = to * partition->packet_elements;
+    comm->averaging.weighted_sum(vectors[v] + offset + skip, sender, weight, comm->workers,
+                                 count - skip, partition->packet_elements);
+}
+
+/* ---- the phase ---- */
+
+/* Masks of links within the rank: a worker's own packets are there, others' as injected loss
+ * decides, in a round of retransmission besides what is there. Those of other ranks were cleared when
+ * the phase opened. */
+static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
+    const bool first = comm->steps.round == 0;
+#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        for (int i = 0; i < comm->local; i++) {
+            int owner = comm->first + v, s = comm->first + i;
+            size_t n;
+            uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, s, &n);
+            uint8_t *mask = first ? arrived : lossynet_scratch(comm);
+            lossynet_injected(comm, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
+            for (size_t k = 0; !first && k < n; k++) arrived[k] |= mask[k];
+        }
+    }
+}
+
+/* Counts what travelled; returns how much of it arrived in this call. */
+static uint64_t count(struct lossynet_comm *comm, int v) {
+    size_t owned = lossynet_partition_owned(&comm->partition, comm->first + v);
+    uint64_t expected, arrived;
+    lossynet_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.step % 2][v];
+    counters->expected[LOSSYNET_GRADIENT] += expected;
+    counters->arrived[LOSSYNET_GRADIENT] += arrived;
+    counters->bytes[LOSSYNET_GRADIENT] +=
+        (comm->partition.elements - owned) * comm->partition.element_bytes;
+    return arrived;
+}
+
+static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
+    size_t n = lossynet_partition_owner_packets(&comm->partition, comm->first + v);
+    struct lossynet_history *history = &comm->averaging.history[v];
+    history->expected = FORGET * history->expected + (double)(n * (size_t)(comm->workers - 1));
+    history->arrived = FORGET * history->arrived + (double)arrived;
+}
+
+lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
+                                      bool lossless) {
+    if (comm->workers == 1 || comm->steps.reducing) return LOSSYNET_OK;
+    if (comm->transport) lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
+    comm->steps.reducing = true;
+    return LOSSYNET_OK;
+}
+
+void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
+    if (!comm->transport || !comm->steps.reducing) return;
+    const int v = worker - comm->first;
+    lossynet_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
+    lossynet_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
+}
+
+/* Counts what arrived, when the phase is over. */
+static void account(struct lossynet_comm *comm, bool lossless) {
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        uint64_t arrived = count(comm, v);
+        comm->averaging.inflation[v] = measured_inflation(comm, v, lossless);
+        if (!lossless) remember(comm, v, arrived);
+    }
+}
+
+/* Averages buckets first ... last, of which all that will come is there. */
+static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, int first, int last,
+                            int parts) {
+    const struct lossynet_partition *partition = &comm->partition;
+#pragma omp parallel num_threads(comm->threads)
+    {
+        size_t thread = (size_t)omp_get_thread_num();
+        size_t workers = (size_t)comm->workers;
+        float *weight =
+            comm->averaging.weights + thread * partition->largest_shard_packets * workers;
+        const float **sender = comm->averaging.senders + thread * workers;
+#pragma omp for collapse(3) schedule(dynamic)
+        for (int v = 0; v < comm->local; v++)
+            for (int b = first; b <= last; b++)
+                for (int part = 0; part < parts; part++)
+                    reduce_shard(comm, vectors, v, b, part, parts, weight, sender);
+    }
+}
+
+/* Averages each bucket as soon as it is over, while later ones are on their way. */
+static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *const *vectors) {
+    int parts = (comm->threads + comm->local - 1) / comm->local;
+    for (int b = 0; b < comm->partition.buckets; b++) {
+        lossynet_status status =
+            lossynet_transport_wait_bucket(comm->transport, LOSSYNET_GRADIENT, b);
+        if (status) return status;
+        estimate_shards(comm, vectors, b, b, parts);
+    }
+    return LOSSYNET_OK;
+}
+
+/* Sends again what the first sending lost. */
+static lossynet_status repair(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
+    lossynet_status status = LOSSYNET_OK;
+    int rounds = lossless ? 0 : comm->retransmission.rounds[LOSSYNET_GRADIENT];
+    for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
+        status = lossynet_retransmission_ask(comm, LOSSYNET_GRADIENT);
+        if (status) break;
+        fill_masks(comm, false);
+        if (!comm->transport) continue;
+        lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+        lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, false);
+        lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);
+        status = lossynet_transport_end(comm->transport, LOSSYNET_GRADIENT);
+    }
+    comm->steps.round = 0;
+    return status;
+}
+
+lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
+    if (comm->workers == 1) return LOSSYNET_OK;
+    lossynet_status status = lossynet_reduce_begin(comm, vectors, lossless);
+    if (status) return status;
+    comm->steps.reducing = false;
+    lossynet_feedback_rest(comm, vectors);
+    lossynet_round_others(comm, vectors, false); /* what is not sent in datagrams */
+    fill_masks(comm, lossless);
+    /* ht asks how much arrived; what is repaired comes after all else. */
+    bool early = comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
+                 (lossless || comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0);
+    if (comm->transport) {
+        lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);
+        /* Parameters of the last step, if any are still to leave: owners are about to change them. */
+        status = lossynet_transport_drain(comm->transport, LOSSYNET_PARAMETER);
+        if (!status && early) status = estimate_arriving(comm, vectors);
+        if (!status) status = lossynet_transport_end(comm->transport, LOSSYNET_GRADIENT);
+        if (status) return status;
+    }
+    status = repair(comm, vectors, lossless);
+    if (status) return status;
+    account(comm, lossless);
+    if (!early) estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
+    status =
+        lossless ? LOSSYNET_OK : lossynet_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);
+    if (!status && comm->arrivals.deliver)
+        status = lossynet_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
+    if (!status && comm->feedback.residual) lossynet_feedback_keep(comm, vectors);
+    if (status || !comm->transport) return status;
+    lossynet_arrivals_clear(comm, LOSSYNET_GRADIENT);
+    lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, lossless);
+    return LOSSYNET_OK;
+}

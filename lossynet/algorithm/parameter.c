@@ -1,0 +1,229 @@
+/* parameter.c — the PARAMETER phase: every owner's shards go to all workers.
+ *
+ * What arrives overwrites, what does not arrive stays as it was and ages by one. Values are sent,
+ * never differences, so a single arrival heals whatever was missed before: that bounds the drift
+ * (drift.c). Owners may send values that are ahead of their own, so that replicas which miss some do
+ * not lag behind the model on average (lead.c). A packet is fresh at a worker when its age is 0, which
+ * is all there is to know about arrival here; an owner's own packets never age. What was lost may be
+ * sent again (retransmit.c).
+ *
+ * Within a rank a packet that arrives is one copy from the owner's vector (elements.c), and
+ * neighbours that arrive together are one copy. Owners' shards are read and other shards written, so
+ * no order between workers matters.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <string.h>
+
+/* ---- copies within the rank ---- */
+
+/* Copies those of owner's packets whose mask[k] is set, in order of (bucket, packet), to local worker
+ * `to`, and notes that they arrived. */
+static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors, int owner, int to,
+                         const uint8_t *mask) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const int v = owner - comm->first;
+    float *target = vectors[to - comm->first];
+    size_t n;
+    uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_PARAMETER, to - comm->first, owner, &n);
+    for (size_t k = 0; k < n; k++) arrived[k] |= mask[k];
+    for (int b = 0; b < partition->buckets; b++) {
+        size_t start, count, packets = lossynet_shard_packets(partition, b, owner);
+        lossynet_shard_span(partition, owner, b, &start, &count);
+        const float *source = lossynet_parameters(comm, comm->lead.ahead, vectors[v], v, b, start);
+        if (comm->memory.masked_copy) {
+            (lossynet_rounds(partition) ? comm->memory.masked_round : comm->memory.masked_copy)(
+                target + start, source, mask, count, partition->packet_elements);
+            mask += packets;
+            continue;
+        }
+        for (size_t k = 0; k < packets;) {
+            size_t run = k;
+            while (run < packets && mask[run]) run++;
+            if (run > k) {
+                size_t from = k * partition->packet_elements,
+                       until = run * partition->packet_elements;
+                if (until > count) until = count;
+                lossynet_elements_copy(partition, target + start + from, source + from,
+                                       until - from);
+            }
+            k = run + 1;
+        }
+        mask += packets;
+    }
+}
+
+/* ---- the phase ---- */
+
+/* What has arrived is fresh, everything else that a worker does not own gets one step older. */
+static void grow_older(const struct lossynet_comm *comm, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
+    for (int owner = 0; owner < comm->workers; owner++) {
+        size_t n;
+        const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_PARAMETER, v, owner, &n);
+        for (int b = 0; b < partition->buckets; b++) {
+            const size_t *shard = partition->shard_packet + (size_t)b * comm->workers + owner;
+            for (size_t p = shard[0]; p < shard[1]; p++)
+                age[p] = *arrived++ ? 0 : age[p] + (age[p] != UINT32_MAX);
+        }
+    }
+}
+
+static void count(struct lossynet_comm *comm, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    uint64_t expected, arrived;
+    lossynet_arrivals_count(comm, LOSSYNET_PARAMETER, v, &expected, &arrived);
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.broadcast_step % 2][v];
+    counters->expected[LOSSYNET_PARAMETER] += expected;
+    counters->arrived[LOSSYNET_PARAMETER] += arrived;
+    counters->bytes[LOSSYNET_PARAMETER] += lossynet_partition_owned(partition, comm->first + v) *
+                                           partition->element_bytes * (uint64_t)(comm->workers - 1);
+    comm->stats.totals[v].expected += expected;
+    comm->stats.totals[v].arrived += arrived;
+}
+
+/* Within the rank. Owners outermost: all receivers read one owner's shards while these are in the
+ * cache. */
+static void copy_local(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
+#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
+    for (int s = 0; s < comm->local; s++) {
+        for (int v = 0; v < comm->local; v++) {
+            if (s == v) continue;
+            int owner = comm->first + s, to = comm->first + v;
+            size_t n = lossynet_partition_owner_packets(&comm->partition, owner);
+            uint8_t *mask = lossynet_scratch(comm);
+            lossynet_injected(comm, LOSSYNET_PARAMETER, owner, to, n, lossless, mask);
+            copy_arrived(comm, vectors, owner, to, mask);
+        }
+    }
+}
+
+/* Sends, the first time or again. */
+static void send(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
+    if (comm->transport) {
+        lossynet_exchange_send(comm, LOSSYNET_PARAMETER, vectors, lossless);
+        lossynet_exchange_receive(comm, LOSSYNET_PARAMETER, lossless);
+        lossynet_exchange_ready_all(comm, LOSSYNET_PARAMETER);
+    }
+    copy_local(comm, vectors, lossless);
+}
+
+/* Ends the phase: sends again what the first sending lost. */
+static lossynet_status repair(struct lossynet_comm *comm, float *const *vectors) {
+    lossynet_status status = LOSSYNET_OK;
+    const int rounds = comm->retransmission.rounds[LOSSYNET_PARAMETER];
+    for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
+        if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
+        if (!status) status = lossynet_retransmission_ask(comm, LOSSYNET_PARAMETER);
+        if (!status) send(comm, vectors, false);
+    }
+    comm->steps.round = 0;
+    return status ? status : lossynet_broadcast_end(comm);
+}
+
+lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
+                                         bool lossless) {
+    lossynet_status status = lossynet_broadcast_end(comm);
+    if (status || comm->workers == 1) return status;
+    comm->steps.broadcast_step = comm->steps.step;
+    lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
+    send(comm, vectors, lossless);
+    comm->steps.broadcasting = true;
+    return comm->retransmission.rounds[LOSSYNET_PARAMETER] && !lossless ? repair(comm, vectors)
+                                                                        : LOSSYNET_OK;
+}
+
+lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {
+    if (waited) *waited = 0;
+    if (!comm->steps.broadcasting || !comm->transport ||
+        lossynet_transport_bucket_is_over(comm->transport, LOSSYNET_PARAMETER, bucket))
+        return LOSSYNET_OK;
+    double start = lossynet_now();
+    lossynet_status status =
+        lossynet_transport_wait_bucket(comm->transport, LOSSYNET_PARAMETER, bucket);
+    if (waited) *waited = lossynet_now() - start;
+    return status;
+}
+
+lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
+    if (!comm->steps.broadcasting) return LOSSYNET_OK;
+    comm->steps.broadcasting = false;
+    lossynet_status status = LOSSYNET_OK;
+    if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
+    if (status) return status;
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        grow_older(comm, v);
+        count(comm, v);
+    }
+    return lossynet_arrivals_trace(comm, LOSSYNET_PARAMETER, comm->steps.broadcast_step);
+}
+
+lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vectors,
+                                   bool lossless) {
+    lossynet_status status = lossynet_broadcast_begin(comm, vectors, lossless);
+    return status ? status : lossynet_broadcast_end(comm);
+}
+
+/* ---- what is fresh ---- */
+
+/* First element of a packet. */
+static size_t packet_element(const struct lossynet_partition *partition, size_t packet) {
+    if (packet >= partition->packets) return partition->elements;
+    size_t low = 0, high = (size_t)partition->buckets * partition->workers;
+    while (high - low > 1) { /* shard_packet[low] <= packet < shard_packet[high] */
+        size_t middle = low + (high - low) / 2;
+        if (partition->shard_packet[middle] <= packet)
+            low = middle;
+        else
+            high = middle;
+    }
+    return partition->shard_element[low] +
+           (packet - partition->shard_packet[low]) * partition->packet_elements;
+}
+
+bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
+                         size_t *offset, size_t *count) {
+    /* Packets are numbered in order of their elements and without gaps, so that a run of fresh
+     * packets is a run of elements. */
+    const struct lossynet_partition *partition = &comm->partition;
+    const uint32_t *age = comm->arrivals.age + (size_t)(worker - comm->first) * partition->packets;
+    size_t first = *cursor;
+    while (first < partition->packets && age[first]) first++;
+    size_t last = first;
+    while (last < partition->packets && !age[last]) last++;
+    *cursor = last;
+    if (first == last) return false;
+    *offset = packet_element(partition, first);
+    *count = packet_element(partition, last) - *offset;
+    return true;
+}
+
+/* ---- the model ---- */
+
+lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
+                                      float *fresh) {
+    const struct lossynet_partition *partition = &comm->partition;
+#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
+    for (int b = 0; b < partition->buckets; b++) {
+        for (int v = 0; v < comm->local; v++) {
+            size_t offset, count;
+            lossynet_shard_span(partition, comm->first + v, b, &offset, &count);
+            if (comm->memory.copy)
+                comm->memory.copy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
+            else
+                memcpy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
+        }
+    }
+    /* In a bucket the shards of a rank's workers follow one another. */
+    for (int b = 0; comm->transport && b < partition->buckets; b++) {
+        const size_t *start = partition->shard_element + (size_t)b * comm->workers;
+        for (int r = 0; r <= comm->world.ranks; r++)
+            comm->stats.gather_offset[r] = start[(size_t)r * comm->local] * sizeof *fresh;
+        lossynet_status status =
+            lossynet_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
+        if (status) return status;
+    }
+    return LOSSYNET_OK;
+}

@@ -1,0 +1,166 @@
+/* retransmit.c — what was lost in a phase is sent again, a bounded number of times.
+ *
+ * A round: the receivers tell the senders what they ask for again (arrivals.c, reliably, one bit per
+ * packet); it is sent once more, and may be lost again. With loss rate p and r rounds a packet stays
+ * lost with p^(r+1): what is said elsewhere of p (estimators, ages, drift) holds with p^(r+1)
+ * instead. The price is p + p^2 + ... + p^r of the phase's traffic and a round trip or two per
+ * round, in which nothing is computed.
+ *
+ * A budget bounds the price: a worker asks for no more than that share of the packets that the phase
+ * has for it. It then asks for what has been missing longest: of parameters the oldest; of gradients
+ * those whose sender still holds most, where losses are carried (error_feedback.c). Among equals it draws
+ * lots, so that in the end no part of the model goes without. Ages have a shorter tail then than the
+ * geometric one that expected drift is reckoned with.
+ *
+ * A round is a phase of its own on the wire (send.c), of these packets alone, with the same
+ * deadlines: nothing is waited for longer than in any other phase. Injected loss draws each round's
+ * losses anew, as a function of (step, round), also for bursts and traces: a round comes a round
+ * trip later, when a burst of packets is over. Outages of whole steps outlast it: in the model
+ * "outage" a round brings nothing.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { AGES = 64 }; /* that are told apart: 0 ... 62, and more */
+
+void lossynet_retransmission_open(struct lossynet_comm *comm) {
+    size_t packets = 0;
+    for (int phase = 0; phase < 2; phase++) {
+        const size_t links = lossynet_links(comm, phase == LOSSYNET_GRADIENT);
+        if (comm->retransmission.rounds[phase] && packets < links) packets = links;
+    }
+    if (!packets) return;
+    COMM_TAKE(comm, comm->retransmission.asks, packets);
+    COMM_TAKE(comm, comm->retransmission.asked, (size_t)comm->local);
+}
+
+void lossynet_retransmission_close(struct lossynet_comm *comm) {
+    free(comm->retransmission.asked);
+    free(comm->retransmission.asks);
+}
+
+/* ---- asking ---- */
+
+struct wanted {             /* the packets of a phase that are for local worker v */
+    size_t count, own;      /* all; those that it has from itself */
+    const uint8_t *arrived; /* by link, as arrivals.arrived */
+    uint8_t *asks;
+    const float *mass;   /* GRADIENT, by link; NULL: nothing is carried */
+    const uint32_t *age; /* PARAMETER, in order of packets */
+    int runs;
+};
+
+static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const bool gradient = phase == LOSSYNET_GRADIENT;
+    size_t own = lossynet_partition_owner_packets(partition, comm->first + v), n;
+    size_t start = lossynet_rx(comm, phase, v, 0, &n);
+    return (struct wanted){
+        .count = gradient ? own * (size_t)comm->workers : partition->packets,
+        .own = own,
+        .arrived = comm->arrivals.arrived[phase] + start,
+        .asks = comm->retransmission.asks + start,
+        .mass = gradient ? lossynet_feedback_mass(comm, v) : NULL,
+        .age = gradient ? NULL : comm->arrivals.age + (size_t)v * partition->packets,
+        .runs = gradient ? 1 : partition->buckets * partition->workers,
+    };
+}
+
+/* Packets are looked at in the order in which lots were always drawn: gradients by link, parameters in
+ * order of packets. Run r of them lies together in both orders: from `at` by link. */
+static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int r, size_t *index,
+                   size_t *at, size_t *count) {
+    const struct lossynet_partition *partition = &comm->partition;
+    *index = *at = 0;
+    *count = w->count;
+    if (!w->age) return;
+    const int bucket = r / partition->workers, owner = r % partition->workers;
+    *index = partition->shard_packet[r];
+    *count = partition->shard_packet[r + 1] - *index;
+    *at = partition->owner_start[owner] + lossynet_packets_before(partition, bucket, owner);
+}
+
+/* For how many steps a packet has been missing, 0: it is there. */
+static size_t missing_for(const struct wanted *w, size_t index, size_t at) {
+    if (w->arrived[at]) return 0;
+    size_t steps = 1 + (w->age ? (size_t)w->age[index] : w->mass ? (size_t)w->mass[at] : 0);
+    return steps < AGES ? steps : AGES - 1;
+}
+
+/* How many packets local worker v may still ask for. */
+static size_t room(const struct lossynet_comm *comm, const struct wanted *w, int v) {
+    if (comm->retransmission.budget == 0) return SIZE_MAX;
+    double most = comm->retransmission.budget * (double)(w->count - w->own);
+    return most > (double)comm->retransmission.asked[v]
+               ? (size_t)most - comm->retransmission.asked[v]
+               : 0;
+}
+
+static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
+    const struct wanted w = wanted_by(comm, phase, v);
+    if (comm->steps.round == 1) comm->retransmission.asked[v] = 0;
+    size_t aged[AGES] = {0}, left = room(comm, &w, v), cut = AGES - 1;
+    size_t index, at, count;
+    for (int r = 0; r < w.runs; r++) {
+        run_of(comm, &w, r, &index, &at, &count);
+        for (size_t k = 0; k < count; k++) aged[missing_for(&w, index + k, at + k)]++;
+    }
+    /* All that has been missing for longer than `cut`; of what has for so long, `left`. */
+    for (; cut > 0 && aged[cut] <= left; cut--) left -= aged[cut];
+    size_t among = cut > 0 ? aged[cut] : 0;
+    uint64_t lot =
+        lossynet_mix(comm->loss.seed ^ (uint64_t)phase << 32 ^ (uint64_t)comm->steps.round);
+    lot = lossynet_mix(lot ^ comm->steps.step);
+    lot = lossynet_mix(lot ^ (uint64_t)(comm->first + v));
+    for (int r = 0; r < w.runs; r++) {
+        run_of(comm, &w, r, &index, &at, &count);
+        for (size_t k = 0; k < count; k++) {
+            const size_t steps = missing_for(&w, index + k, at + k);
+            bool asks = steps > cut;
+            if (steps == cut && among > 0) { /* each with left/among (Knuth's selection sampling) */
+                asks = lossynet_mix(lot + index + k) % among-- < left;
+                left -= asks;
+            }
+            w.asks[at + k] = asks;
+            comm->retransmission.asked[v] += asks;
+        }
+    }
+}
+
+/* ---- sending ---- */
+
+/* What the local sender v will send to the others. */
+static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.step % 2][v];
+    for (int receiver = 0; receiver < comm->workers; receiver++) {
+        if (receiver == comm->first + v) continue;
+        int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->first + v;
+        size_t n;
+        const uint8_t *acked =
+            comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+        for (int b = 0; b < partition->buckets; b++) {
+            const size_t *row =
+                partition->owner_packet + (size_t)owner * (partition->buckets + 1) + b;
+            for (size_t k = row[0]; k < row[1]; k++) {
+                size_t offset, count;
+                if (acked[k]) continue;
+                lossynet_packet_span(partition, b, owner, k - row[0], &offset, &count);
+                counters->bytes[phase] += count * partition->element_bytes;
+                counters->resent[phase]++;
+            }
+        }
+    }
+}
+
+lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase) {
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) ask(comm, phase, v);
+    lossynet_status status = lossynet_arrivals_acknowledge(comm, phase);
+    if (status) return status;
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) count_resent(comm, phase, v);
+    return LOSSYNET_OK;
+}

@@ -1,0 +1,196 @@
+/* state.c — what a comm remembers from step to step, as bytes, so that a run can be resumed.
+ *
+ *     of a worker     how much of its gradients arrived (`ht`), how many of its parameter packets
+ *                     did, the age of each packet, and where the bursts of its links stand
+ *                     and, where losses are carried, what it sent in vain and their masses
+ *     of all          the changes of the drift sample and what the lead is made of, the same on
+ *                     every rank
+ *
+ * Nothing else is remembered: injected loss is a pure function of the step (loss_model.c; bursts too,
+ * but for chains that never decide), masks and counters live for one step.
+ *
+ * A worker's state does not depend on the rank it lives in, so a run may be resumed with the
+ * workers spread over other processes. It does depend on shards and packets: bytes that come from a
+ * comm cut in another way are recognised by their first number and refused.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <string.h>
+
+enum { STATE_VERSION = 1 };
+
+struct worker_state {
+    uint64_t fingerprint;
+    struct lossynet_history history;
+    struct lossynet_total total;
+    /* uint64_t chain[2][workers]; uint32_t age[packets];
+     * carry: float residual[elements], mass[workers][its packets] */
+};
+
+struct common_state {
+    uint64_t fingerprint;
+    uint64_t measured;
+    /* float fresh[samples], change[RING][samples]
+     * struct lossynet_lead_sums, float model[samples]: states of earlier versions lack both */
+};
+
+/* Of how vectors are cut, and whose state it is. */
+static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
+    const struct lossynet_partition *partition = &comm->partition;
+    uint64_t hash = lossynet_mix(STATE_VERSION);
+    for (int i = 0; i <= partition->buckets * comm->workers; i++) {
+        hash = lossynet_mix(hash ^ partition->shard_element[i]);
+        hash = lossynet_mix(hash ^ partition->shard_packet[i]);
+    }
+    hash = lossynet_mix(hash ^ (uint64_t)comm->workers);
+    hash = lossynet_mix(hash ^ partition->packet_elements);
+    hash = lossynet_mix(hash ^ (uint64_t)(int64_t)worker);
+    if (worker != LOSSYNET_ALL_WORKERS) return hash;
+    /* which elements are sampled (drift.c) */
+    hash = lossynet_mix(hash ^ (uint64_t)comm->drift.samples);
+    return lossynet_mix(hash ^ comm->loss.seed);
+}
+
+static size_t drift_floats(const struct lossynet_comm *comm) {
+    return (size_t)comm->drift.samples * (1 + LOSSYNET_RING);
+}
+
+static size_t chain_words(const struct lossynet_comm *comm) { /* of a worker, both phases */
+    return 2 * (size_t)comm->workers;
+}
+
+static size_t mass_bytes(const struct lossynet_comm *comm, int worker) {
+    return lossynet_partition_owner_packets(&comm->partition, worker) * (size_t)comm->workers *
+           sizeof(float);
+}
+
+static size_t residual_bytes(const struct lossynet_comm *comm) {
+    return comm->partition.elements * sizeof(float);
+}
+
+/* Of all workers, as versions before the lead saved it. */
+static size_t early_common_bytes(const struct lossynet_comm *comm) {
+    return sizeof(struct common_state) + drift_floats(comm) * sizeof(float);
+}
+
+size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
+    if (worker == LOSSYNET_ALL_WORKERS)
+        return early_common_bytes(comm) + sizeof comm->lead.sums +
+               (size_t)comm->drift.samples * sizeof(float);
+    return sizeof(struct worker_state) + chain_words(comm) * sizeof(uint64_t) +
+           comm->partition.packets * sizeof(uint32_t) +
+           (comm->feedback.residual ? residual_bytes(comm) + mass_bytes(comm, worker) : 0);
+}
+
+static void save_common(const struct lossynet_comm *comm, char *out) {
+    const struct lossynet_drift_state *drift = &comm->drift;
+    struct common_state state = {fingerprint(comm, LOSSYNET_ALL_WORKERS), drift->measured};
+    size_t n = (size_t)drift->samples;
+    memcpy(out, &state, sizeof state);
+    out += sizeof state;
+    char *tail = out + drift_floats(comm) * sizeof(float);
+    memcpy(tail, &comm->lead.sums, sizeof comm->lead.sums);
+    if (n == 0) return;
+    memcpy(out, drift->fresh, n * sizeof(float));
+    memcpy(out + n * sizeof(float), drift->change, n * LOSSYNET_RING * sizeof(float));
+    memcpy(tail + sizeof comm->lead.sums, drift->model, n * sizeof(float));
+}
+
+static uint64_t *chain_of(const struct lossynet_comm *comm, int phase, int v) {
+    uint64_t *chain = comm->arrivals.chain;
+    return chain ? chain + ((size_t)phase * comm->local + v) * (size_t)comm->workers : NULL;
+}
+
+static void save_worker(const struct lossynet_comm *comm, int v, char *out) {
+    struct worker_state state = {fingerprint(comm, comm->first + v), comm->averaging.history[v],
+                                 comm->stats.totals[v]};
+    memcpy(out, &state, sizeof state);
+    out += sizeof state;
+    for (int phase = 0; phase < 2; phase++, out += (size_t)comm->workers * sizeof(uint64_t)) {
+        const uint64_t *chain = chain_of(comm, phase, v);
+        if (chain)
+            memcpy(out, chain, (size_t)comm->workers * sizeof *chain);
+        else
+            memset(out, 0, (size_t)comm->workers * sizeof *chain);
+    }
+    memcpy(out, comm->arrivals.age + (size_t)v * comm->partition.packets,
+           comm->partition.packets * sizeof *comm->arrivals.age);
+    if (!comm->feedback.residual) return;
+    out += comm->partition.packets * sizeof *comm->arrivals.age;
+    memcpy(out, comm->feedback.residual + (size_t)v * comm->partition.elements,
+           residual_bytes(comm));
+    memcpy(out + residual_bytes(comm), lossynet_feedback_mass(comm, v),
+           mass_bytes(comm, comm->first + v));
+}
+
+void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out) {
+    if (worker == LOSSYNET_ALL_WORKERS)
+        save_common(comm, (char *)out);
+    else
+        save_worker(comm, worker - comm->first, (char *)out);
+}
+
+static bool load_common(struct lossynet_comm *comm, const char *bytes, bool early) {
+    struct lossynet_drift_state *drift = &comm->drift;
+    struct common_state state;
+    size_t n = (size_t)drift->samples;
+    memcpy(&state, bytes, sizeof state);
+    if (state.fingerprint != fingerprint(comm, LOSSYNET_ALL_WORKERS)) return false;
+    drift->measured = state.measured;
+    bytes += sizeof state;
+    const char *tail = bytes + drift_floats(comm) * sizeof(float);
+    if (!early) memcpy(&comm->lead.sums, tail, sizeof comm->lead.sums);
+    if (n == 0) return true;
+    memcpy(drift->fresh, bytes, n * sizeof(float));
+    memcpy(drift->change, bytes + n * sizeof(float), n * LOSSYNET_RING * sizeof(float));
+    memcpy(drift->model, early ? bytes : tail + sizeof comm->lead.sums, n * sizeof(float));
+    return true;
+}
+
+/* A worker's own packets never age, and counting relies on it. */
+static bool own_packets_are_fresh(const struct lossynet_comm *comm, int worker, const char *ages) {
+    const struct lossynet_partition *partition = &comm->partition;
+    for (int b = 0; b < partition->buckets; b++) {
+        const size_t *packet = partition->shard_packet + (size_t)b * comm->workers + worker;
+        for (size_t p = packet[0]; p < packet[1]; p++) {
+            uint32_t age;
+            memcpy(&age, ages + p * sizeof age, sizeof age);
+            if (age) return false;
+        }
+    }
+    return true;
+}
+
+static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
+    struct worker_state state;
+    const char *chains = bytes + sizeof state,
+               *ages = chains + chain_words(comm) * sizeof(uint64_t);
+    memcpy(&state, bytes, sizeof state);
+    if (state.fingerprint != fingerprint(comm, comm->first + v)) return false;
+    if (!own_packets_are_fresh(comm, comm->first + v, ages)) return false;
+    comm->averaging.history[v] = state.history;
+    comm->stats.totals[v] = state.total;
+    for (int phase = 0; phase < 2; phase++, chains += (size_t)comm->workers * sizeof(uint64_t)) {
+        uint64_t *chain = chain_of(comm, phase, v);
+        if (chain) memcpy(chain, chains, (size_t)comm->workers * sizeof *chain);
+    }
+    memcpy(comm->arrivals.age + (size_t)v * comm->partition.packets, ages,
+           comm->partition.packets * sizeof *comm->arrivals.age);
+    if (!comm->feedback.residual) return true;
+    ages += comm->partition.packets * sizeof *comm->arrivals.age;
+    memcpy(comm->feedback.residual + (size_t)v * comm->partition.elements, ages,
+           residual_bytes(comm));
+    memcpy(lossynet_feedback_mass(comm, v), ages + residual_bytes(comm),
+           mass_bytes(comm, comm->first + v));
+    return true;
+}
+
+bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count) {
+    if (worker == LOSSYNET_ALL_WORKERS) {
+        const bool early = count == early_common_bytes(comm);
+        return (early || count == lossynet_state_bytes(comm, worker)) &&
+               load_common(comm, (const char *)bytes, early);
+    }
+    if (count != lossynet_state_bytes(comm, worker)) return false;
+    return load_worker(comm, worker - comm->first, (const char *)bytes);
+}

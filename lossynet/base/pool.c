@@ -1,0 +1,19 @@
+/* pool.c — memory that is counted; apart from memory.c, so that tests can make allocations fail. */
+#include "lossynet/base/base.h"
+
+void *lossynet_pool_take_from(struct lossynet_pool *pool, size_t count, size_t size,
+                              void *(*allocate)(size_t)) {
+    pool->bytes += count * size;
+    if (pool->measuring || pool->out_of_memory) return NULL;
+    void *memory = allocate ? allocate(count * size) : lossynet_memory_take(count, size);
+    if (!memory) {
+        pool->out_of_memory = true;
+        lossynet_log("rank %d: no memory for %zu x %zu bytes, after %zu MB", pool->rank, count,
+                     size, (pool->bytes - count * size) >> 20);
+    }
+    return memory;
+}
+
+void *lossynet_pool_take(struct lossynet_pool *pool, size_t count, size_t size) {
+    return lossynet_pool_take_from(pool, count, size, NULL);
+}

@@ -1,0 +1,383 @@
+/* comm.c — a comm from open to close: settings are checked, everything is allocated, ranks agree.
+ *
+ * After lossynet_open nothing is allocated any more. What a comm holds, for V of N workers in a
+ * rank and vectors of P elements in K packets (plus what the link buffers, plus drift samples):
+ *
+ *     arrival masks    ~ V K bytes           ages         4 V K bytes
+ *     weights          a shard's worth per thread
+ *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, when all
+ *                      owners' shards are of equal size), outgoing masks ~ V K bytes
+ */
+#include "lossynet/comm.h"
+#include "lossynet/crypto/crypto.h"
+
+#include <inttypes.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- open ---- */
+
+static void take_averaging(struct lossynet_comm *comm) {
+    struct lossynet_averaging *averaging = &comm->averaging;
+    const size_t workers = (size_t)comm->workers, threads = (size_t)comm->threads;
+    COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * workers);
+    COMM_TAKE(comm, averaging->senders, threads * workers);
+    COMM_TAKE(comm, averaging->history, (size_t)comm->local);
+    COMM_TAKE(comm, averaging->inflation, (size_t)comm->local);
+}
+
+static void take_stats(struct lossynet_comm *comm) {
+    struct lossynet_stats *stats = &comm->stats;
+    COMM_TAKE(comm, stats->counters[0], (size_t)comm->local);
+    COMM_TAKE(comm, stats->counters[1], (size_t)comm->local);
+    COMM_TAKE(comm, stats->totals, (size_t)comm->local);
+    stats->gathered =
+        lossynet_pool_take(&comm->pool, (size_t)comm->workers, LOSSYNET_GATHERED_BYTES);
+    if (comm->world.ranks > 1) COMM_TAKE(comm, stats->gather_offset, (size_t)comm->world.ranks + 1);
+}
+
+static void place(struct lossynet_comm *comm, const struct lossynet_world *world, int workers) {
+    comm->world = *world;
+    comm->pool.rank = world->rank;
+    comm->workers = workers;
+    comm->local = workers / world->ranks;
+    comm->first = world->rank * comm->local;
+}
+
+/* What a datagram's header has room for. */
+static lossynet_status check_wire(const struct lossynet_partition *partition) {
+    if (partition->buckets > WIRE_BUCKETS) {
+        lossynet_log("buckets %d: expected at most %d, with more than one rank", partition->buckets,
+                     WIRE_BUCKETS);
+        return LOSSYNET_INVALID;
+    }
+    for (int i = 0; i < partition->buckets * partition->workers; i++) {
+        size_t packets = partition->shard_packet[i + 1] - partition->shard_packet[i];
+        if (packets <= WIRE_PACKETS) continue;
+        lossynet_log("bucket %d: %zu packets for one owner: expected at most %d, so larger packets "
+                     "(packet_bytes), more workers or smaller buckets",
+                     i / partition->workers, packets, WIRE_PACKETS);
+        return LOSSYNET_INVALID;
+    }
+    return LOSSYNET_OK;
+}
+
+static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet_settings *settings,
+                               size_t packet_bytes, bool multicast) {
+    comm->threads = omp_get_max_threads();
+    comm->averaging.estimator = settings->estimator;
+    comm->arrivals.deliver = settings->return_masks || settings->carry;
+    memcpy(comm->retransmission.rounds, settings->repair, sizeof comm->retransmission.rounds);
+    comm->retransmission.budget = settings->repair_budget;
+    comm->lead.wanted = settings->lead;
+    if (settings->memory) comm->memory = *settings->memory;
+    comm->averaging.weighted_sum =
+        settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
+
+    char why[256];
+    struct lossynet_loss_settings loss = settings->loss;
+    loss.workers = settings->workers;
+    lossynet_status status = lossynet_loss_open(&comm->loss, &loss, why, sizeof why);
+    if (status) {
+        lossynet_log("%s", why);
+        return status;
+    }
+    status = lossynet_partition_open(&comm->partition, settings->workers, settings->buckets,
+                                     settings->bucket_elements, packet_bytes,
+                                     settings->wire_dtype == LOSSYNET_BF16 ? 2 : sizeof(float));
+    if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
+    if (status) return status;
+    size_t table = (size_t)settings->buckets * settings->workers;
+    comm->pool.bytes += sizeof *comm + 4 * table * sizeof(size_t) + comm->loss.trace_length +
+                        (size_t)comm->loss.at_count * sizeof *comm->loss.at;
+
+    take_averaging(comm);
+    take_stats(comm);
+    lossynet_arrivals_open(
+        comm, settings->return_masks || settings->carry || settings->repair[LOSSYNET_GRADIENT],
+        settings->repair[LOSSYNET_PARAMETER] > 0);
+    if (comm->world.ranks > 1)
+        lossynet_exchange_open(comm, multicast, settings->allocate, settings->release);
+    if (settings->carry) lossynet_feedback_open(comm);
+    lossynet_retransmission_open(comm);
+    lossynet_drift_open(comm, settings->drift_samples);
+    if (comm->pool.out_of_memory) return LOSSYNET_NO_MEMORY;
+    if (!settings->record_loss || comm->pool.measuring) return LOSSYNET_OK;
+    return lossynet_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
+}
+
+/* What ranks must have in common for their masks to agree. */
+static uint64_t fingerprint(const struct lossynet_comm *comm,
+                            const struct lossynet_settings *settings) {
+    const struct lossynet_partition *partition = &comm->partition;
+    uint64_t hash = lossynet_mix((uint64_t)comm->workers);
+    for (int i = 0; i <= partition->buckets * comm->workers; i++) {
+        hash = lossynet_mix(hash ^ partition->shard_element[i]);
+        hash = lossynet_mix(hash ^ partition->shard_packet[i]);
+    }
+    hash = lossynet_mix(hash ^ lossynet_loss_fingerprint(&comm->loss));
+    hash = lossynet_mix(hash ^ (uint64_t)comm->averaging.estimator);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1 ^
+                        (uint64_t)settings->lead << 2);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->carry << 1);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->repair[0] << 32 ^ (uint64_t)settings->repair[1]);
+    uint64_t budget;
+    memcpy(&budget, &settings->repair_budget, sizeof budget);
+    hash = lossynet_mix(hash ^ budget);
+    return hash;
+}
+
+/* All ranks make sure that they are set up alike. A rank that could not be set up says so to the
+ * others, who would wait for it. */
+static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_settings *settings,
+                             lossynet_status prepared, lossynet_share share, void *context) {
+    struct hello {
+        uint64_t prepared, fingerprint, wire_dtype;
+    };
+    struct hello *hello = lossynet_memory_take((size_t)comm->world.ranks, sizeof *hello);
+    if (!hello) {
+        lossynet_log("rank %d: no memory to greet %d ranks", comm->world.rank, comm->world.ranks);
+        return LOSSYNET_NO_MEMORY;
+    }
+    hello[comm->world.rank].prepared = prepared == LOSSYNET_OK;
+    hello[comm->world.rank].wire_dtype = settings->wire_dtype;
+    if (!prepared) hello[comm->world.rank].fingerprint = fingerprint(comm, settings);
+    lossynet_status status = share(context, &comm->world, hello, sizeof *hello);
+    for (int r = 0; status == LOSSYNET_OK && r < comm->world.ranks; r++) {
+        if (!hello[r].prepared || !hello[0].prepared) {
+            status = prepared ? prepared : LOSSYNET_LINK;
+        } else if (hello[r].wire_dtype != hello[0].wire_dtype) {
+            lossynet_log("rank %d was started with wire dtype %s, rank 0 with %s: expected the "
+                         "same on all ranks",
+                         r, lossynet_wire_dtype_name(hello[r].wire_dtype),
+                         lossynet_wire_dtype_name(hello[0].wire_dtype));
+            status = LOSSYNET_INVALID;
+        } else if (hello[r].fingerprint != hello[0].fingerprint) {
+            lossynet_log("rank %d was started with other settings than rank 0: expected the same "
+                         "workers, buckets, packets, estimator, seed and loss",
+                         r);
+            status = LOSSYNET_INVALID;
+        }
+    }
+    free(hello);
+    return status;
+}
+
+/* Ranks meet, learn what a packet can carry, allocate, and begin to listen. */
+static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_settings *settings,
+                            lossynet_link_open link_open, lossynet_share share, void *context) {
+    const struct lossynet_transport_settings transport = {
+        .world = comm->world,
+        .packet_bytes = settings->packet_bytes,
+        .interface = settings->interface,
+        .pace_gbps = settings->pace_gbps,
+        .loss_budget = settings->loss_budget,
+        .peer_timeout = settings->peer_timeout,
+        .dscp = settings->dscp,
+        .multicast = settings->multicast,
+        .encrypt = settings->encrypt,
+    };
+    lossynet_status status =
+        lossynet_transport_open(&transport, link_open, share, context, &comm->transport);
+    if (status) return status;
+    const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
+    comm->pool.bytes += facts.link_bytes;
+    if (settings->encrypt) comm->pool.bytes += lossynet_secure_memory(comm->world.ranks);
+    comm->exchange.reliable = facts.reliable;
+    status = prepare(comm, settings,
+                     settings->packet_bytes ? settings->packet_bytes : facts.payload_most,
+                     facts.multicast);
+    status = agree(comm, settings, status, share, context);
+    if (status) return status;
+    lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+    return lossynet_transport_start(comm->transport);
+}
+
+lossynet_status lossynet_comm_open(const struct lossynet_world *world,
+                                   const struct lossynet_settings *settings,
+                                   lossynet_link_open link_open, lossynet_share share,
+                                   void *share_context, struct lossynet_comm **out) {
+    *out = NULL;
+    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+    lossynet_status status = lossynet_settings_check(world, settings);
+    if (status) return status;
+    struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
+    if (!comm) {
+        lossynet_log("no memory for a comm");
+        return LOSSYNET_NO_MEMORY;
+    }
+    place(comm, world, settings->workers);
+    if (world->ranks > 1)
+        status = join(comm, settings, link_open, share, share_context);
+    else
+        status = prepare(comm, settings,
+                         settings->packet_bytes ? settings->packet_bytes : LOSSYNET_PAYLOAD_DEFAULT,
+                         false);
+    if (status)
+        lossynet_close(comm);
+    else
+        *out = comm;
+    return status;
+}
+
+lossynet_status lossynet_open(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings,
+                              struct lossynet_comm **out) {
+    *out = NULL;
+    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+    lossynet_link_open link_open;
+    lossynet_status status = lossynet_settings_check(world, settings);
+    if (!status && world->share && settings->link == LOSSYNET_LINK_MPI) {
+        lossynet_log(
+            "link mpi: expected ranks that MPI started; ranks that met otherwise take link "
+            "udp or verbs");
+        status = LOSSYNET_INVALID;
+    }
+    if (!status)
+        status =
+            lossynet_link_choose(world, settings->link, lossynet_bootstrap_share, NULL, &link_open);
+    if (status) return status;
+    return lossynet_comm_open(world, settings, link_open, lossynet_bootstrap_share, NULL, out);
+}
+
+void lossynet_close(struct lossynet_comm *comm) {
+    if (!comm) return;
+    lossynet_transport_close(comm->transport);
+    lossynet_exchange_close(comm);
+    lossynet_drift_close(comm);
+    lossynet_retransmission_close(comm);
+    lossynet_feedback_close(comm);
+    lossynet_arrivals_close(comm);
+    free(comm->stats.gather_offset);
+    free(comm->stats.gathered);
+    free(comm->stats.totals);
+    free(comm->stats.counters[1]);
+    free(comm->stats.counters[0]);
+    free(comm->averaging.inflation);
+    free(comm->averaging.history);
+    free(comm->averaging.senders);
+    free(comm->averaging.weights);
+    lossynet_partition_close(&comm->partition);
+    lossynet_loss_close(&comm->loss);
+    free(comm);
+}
+
+/* ---- queries ---- */
+
+void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
+                    size_t *count) {
+    const size_t *start = comm->partition.shard_element + (size_t)bucket * comm->workers + worker;
+    *offset = start[0];
+    *count = start[1] - start[0];
+}
+
+size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker) {
+    return lossynet_partition_owned(&comm->partition, worker);
+}
+
+size_t lossynet_packets(const struct lossynet_comm *comm) {
+    return comm->partition.packets;
+}
+
+size_t lossynet_packet_bytes(const struct lossynet_comm *comm) {
+    return comm->partition.packet_elements * comm->partition.element_bytes;
+}
+
+const char *lossynet_link_name(const struct lossynet_comm *comm) {
+    return comm->transport ? lossynet_transport_facts(comm->transport).link : "memory";
+}
+
+bool lossynet_overlaps(const struct lossynet_comm *comm) {
+    return comm->transport && lossynet_transport_facts(comm->transport).threaded;
+}
+
+static bool register_memory(struct lossynet_comm *comm, const float *vector, size_t count,
+                            const struct lossynet_device_memory *device) {
+    if (!comm->transport || lossynet_rounds(&comm->partition)) return false;
+    return lossynet_transport_register(comm->transport, vector, count * sizeof *vector, device);
+}
+
+bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count) {
+    return register_memory(comm, vector, count, NULL);
+}
+
+bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
+                              const float *there, const struct lossynet_device_memory *device) {
+    if (!comm->transport || comm->feedback.residual) return false;
+    const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
+    if (!facts.reads_devices) {
+        if (comm->world.rank == 0)
+            lossynet_log("link %s does not read a GPU's memory: gradients go through the host's",
+                         facts.link);
+        return false;
+    }
+    if (!register_memory(comm, there, comm->partition.elements, device)) return false;
+    comm->exchange.elsewhere[worker - comm->first] = (struct lossynet_elsewhere){vector, there};
+    return true;
+}
+
+size_t lossynet_memory_bytes(const struct lossynet_comm *comm) {
+    return comm->pool.bytes;
+}
+
+size_t lossynet_memory_needed(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings) {
+    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+    if (lossynet_settings_check(world, settings)) return 0;
+    struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
+    if (!comm) return 0;
+    comm->pool.measuring = true;
+    size_t bytes = 0, packet_bytes = settings->packet_bytes;
+    bool udp = settings->link == LOSSYNET_LINK_UDP && world->ranks > 1;
+    size_t trailer = settings->encrypt && world->ranks > 1 ? LOSSYNET_SECURE_BYTES : 0;
+    if (!packet_bytes)
+        packet_bytes = (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer;
+    place(comm, world, settings->workers);
+    if (prepare(comm, settings, packet_bytes, settings->multicast) == LOSSYNET_OK) {
+        bytes = comm->pool.bytes;
+        if (world->ranks > 1) {
+            bytes += lossynet_transport_memory(world->ranks, packet_bytes, settings->encrypt);
+            bytes += (settings->link == LOSSYNET_LINK_UDP ? lossynet_link_udp_memory
+                      : settings->link == LOSSYNET_LINK_VERBS
+                          ? lossynet_link_verbs_memory
+                          : lossynet_link_mpi_memory)(world->ranks, packet_bytes);
+        }
+    }
+    lossynet_close(comm);
+    return bytes;
+}
+
+/* ---- steps ---- */
+
+lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
+    comm->steps.step = step;
+    if (comm->transport) lossynet_transport_set_step(comm->transport, step);
+    memset(comm->stats.counters[step % 2], 0, (size_t)comm->local * sizeof **comm->stats.counters);
+    return LOSSYNET_OK;
+}
+
+/* ---- the network before a run ---- */
+
+lossynet_status lossynet_probe(const struct lossynet_world *world,
+                               const struct lossynet_settings *settings, const int *node,
+                               double seconds, struct lossynet_path *out, const char **link_name) {
+    const struct lossynet_transport_settings transport = {.world = *world,
+                                                          .packet_bytes = settings->packet_bytes,
+                                                          .interface = settings->interface,
+                                                          .pace_gbps = settings->pace_gbps};
+    lossynet_link_open link_open;
+    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+    if (world->ranks < 2) {
+        *link_name = "memory";
+        *out = (struct lossynet_path){0};
+        return LOSSYNET_OK;
+    }
+    lossynet_status status =
+        lossynet_link_choose(world, settings->link, lossynet_bootstrap_share, NULL, &link_open);
+    return status ? status
+                  : lossynet_transport_probe(&transport, link_open, lossynet_bootstrap_share, NULL,
+                                             node, seconds, out, link_name);
+}

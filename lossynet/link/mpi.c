@@ -1,0 +1,226 @@
+/* mpi.c — datagrams over MPI: a reliable carrier, the baseline and the deterministic harness.
+ *
+ * A datagram is one MPI_Isend from a slot. There are more slots than datagrams that the engine's
+ * windows let be on their way, so that a slot is always free soon; MPI keeps the order between two
+ * ranks. MPI makes progress only within its calls: it is the engine that turns until all has
+ * arrived.
+ */
+#include "lossynet/link/link.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WINDOWS_BYTES = 16 * 1024 * 1024, /* of all peers together */
+    WINDOW_MOST = 256,
+    WINDOW_LEAST = 8,
+    CONTROL = 80, /* slots per peer for what has no window: messages (64), state, ends of phases */
+};
+
+static int window(int ranks, size_t payload_bytes) {
+    size_t datagrams = WINDOWS_BYTES / ((size_t)(ranks - 1) * (payload_bytes + WIRE_HEADER_BYTES));
+    return datagrams < WINDOW_LEAST  ? WINDOW_LEAST
+           : datagrams > WINDOW_MOST ? WINDOW_MOST
+                                     : (int)datagrams;
+}
+
+static size_t slot_bytes(size_t payload_bytes) {
+    return (WIRE_HEADER_BYTES + payload_bytes + 63) / 64 * 64;
+}
+
+static size_t slots(int ranks, size_t payload_bytes) {
+    return (size_t)(ranks - 1) * (size_t)(window(ranks, payload_bytes) + CONTROL);
+}
+
+size_t lossynet_link_mpi_memory(int ranks, size_t payload_bytes) {
+    return (slots(ranks, payload_bytes) + LOSSYNET_BATCH) * slot_bytes(payload_bytes);
+}
+
+#ifdef LOSSYNET_MPI
+#define OMPI_SKIP_MPICXX 1
+#include <mpi.h>
+
+static const double CLOSING = 5; /* seconds, for the last messages */
+
+struct link_mpi {
+    struct lossynet_link link; /* first: a link is its address */
+    struct lossynet_world world;
+    MPI_Comm comm;
+    size_t capacity; /* of a slot */
+    int slots, free_slots;
+    int *free_slot;       /* [slots]: a stack of those that can be filled */
+    int *done;            /* [slots], for MPI_Testsome */
+    MPI_Request *request; /* [slots] */
+    uint8_t *outgoing;    /* [slots][capacity] */
+    uint8_t *incoming;    /* [LOSSYNET_BATCH][capacity] */
+};
+
+/* Logs what MPI says. */
+static lossynet_status failed(const struct link_mpi *mpi, const char *call, int peer, int code) {
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length;
+    MPI_Error_string(code, text, &length);
+    lossynet_log("rank %d, peer rank %d: %s: %s", mpi->world.rank, peer, call, text);
+    return LOSSYNET_LINK;
+}
+
+/* Finds the slots whose datagrams have left. */
+static void reap(struct link_mpi *mpi) {
+    int count = 0;
+    if (mpi->free_slots == mpi->slots) return;
+    MPI_Testsome(mpi->slots, mpi->request, &count, mpi->done, MPI_STATUSES_IGNORE);
+    for (int i = 0; count != MPI_UNDEFINED && i < count; i++)
+        mpi->free_slot[mpi->free_slots++] = mpi->done[i];
+}
+
+static lossynet_status link_send(struct lossynet_link *link, int peer,
+                                 const struct lossynet_datagram *batch, int count) {
+    struct link_mpi *mpi = (struct link_mpi *)link;
+    for (int i = 0; i < count; i++) {
+        while (mpi->free_slots == 0) {
+            reap(mpi);
+            if (mpi->free_slots == 0) sched_yield();
+        }
+        int slot = mpi->free_slot[--mpi->free_slots];
+        uint8_t *bytes = mpi->outgoing + (size_t)slot * mpi->capacity;
+        memcpy(bytes, batch[i].header, WIRE_HEADER_BYTES);
+        if (batch[i].length) memcpy(bytes + WIRE_HEADER_BYTES, batch[i].payload, batch[i].length);
+        int code = MPI_Isend(bytes, (int)(WIRE_HEADER_BYTES + batch[i].length), MPI_BYTE, peer, 0,
+                             mpi->comm, &mpi->request[slot]);
+        if (code) return failed(mpi, "MPI_Isend", peer, code);
+    }
+    return LOSSYNET_OK;
+}
+
+static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+    struct link_mpi *mpi = (struct link_mpi *)link;
+    int n = 0;
+    reap(mpi);
+    while (n < LOSSYNET_BATCH) {
+        MPI_Status status;
+        int there = 0, bytes = 0;
+        if (MPI_Iprobe(MPI_ANY_SOURCE, 0, mpi->comm, &there, &status) || !there) break;
+        MPI_Get_count(&status, MPI_BYTE, &bytes);
+        uint8_t *to = mpi->incoming + (size_t)n * mpi->capacity;
+        int code = MPI_Recv(to, (int)mpi->capacity, MPI_BYTE, status.MPI_SOURCE, 0, mpi->comm,
+                            MPI_STATUS_IGNORE);
+        if (code) {
+            failed(mpi, "MPI_Recv", status.MPI_SOURCE, code);
+            break;
+        }
+        arrivals[n++] = (struct lossynet_arrival){
+            .bytes = to, .count = (size_t)bytes, .peer = status.MPI_SOURCE};
+    }
+    return n;
+}
+
+static void link_wait(struct lossynet_link *link, double seconds) {
+    (void)link, (void)seconds;
+    sched_yield(); /* ranks may share cores */
+}
+
+static void link_wake(struct lossynet_link *link) {
+    (void)link;
+}
+
+/* A message may still be on its way, to a rank that no longer needs it: it must be received before
+ * its slot may go. Ranks that have failed never come; the others give up on them. */
+static void drain(struct link_mpi *mpi) {
+    struct lossynet_arrival unwanted[LOSSYNET_BATCH];
+    MPI_Request barrier = MPI_REQUEST_NULL;
+    double end = MPI_Wtime() + CLOSING;
+    for (int together = 0; !together && MPI_Wtime() < end; sched_yield()) {
+        link_receive(&mpi->link, unwanted);
+        if (mpi->free_slots < mpi->slots) continue;
+        if (barrier == MPI_REQUEST_NULL) MPI_Ibarrier(mpi->comm, &barrier);
+        MPI_Test(&barrier, &together, MPI_STATUS_IGNORE);
+    }
+}
+
+static void link_close(struct lossynet_link *link) {
+    struct link_mpi *mpi = (struct link_mpi *)link;
+    if (mpi->comm != MPI_COMM_NULL) {
+        drain(mpi);
+        MPI_Comm_free(&mpi->comm);
+    }
+    free(mpi->incoming);
+    free(mpi->outgoing);
+    free(mpi->request);
+    free(mpi->done);
+    free(mpi->free_slot);
+    free(mpi);
+}
+
+static bool take_slots(struct link_mpi *mpi) {
+    size_t n = (size_t)mpi->slots;
+    mpi->free_slot = lossynet_memory_take(n, sizeof *mpi->free_slot);
+    mpi->done = lossynet_memory_take(n, sizeof *mpi->done);
+    mpi->request = lossynet_memory_take(n, sizeof *mpi->request);
+    mpi->outgoing = lossynet_memory_take(n, mpi->capacity);
+    mpi->incoming = lossynet_memory_take(LOSSYNET_BATCH, mpi->capacity);
+    if (!mpi->free_slot || !mpi->done || !mpi->request || !mpi->outgoing || !mpi->incoming)
+        return false;
+    for (int i = 0; i < mpi->slots; i++) {
+        mpi->request[i] = MPI_REQUEST_NULL;
+        mpi->free_slot[mpi->free_slots++] = i;
+    }
+    return true;
+}
+
+lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *settings,
+                                       struct lossynet_link **out) {
+    *out = NULL;
+    int ranks = settings->world.ranks, started = 0;
+    size_t payload = settings->payload_bytes ? settings->payload_bytes : LOSSYNET_PAYLOAD_DEFAULT;
+    size_t most = payload > LOSSYNET_PAYLOAD_DEFAULT ? payload : LOSSYNET_PAYLOAD_DEFAULT;
+    MPI_Initialized(&started);
+    if (!started) {
+        lossynet_log("%d ranks without MPI: expected lossynet_bootstrap first", ranks);
+        return LOSSYNET_LINK;
+    }
+    struct link_mpi *mpi = lossynet_memory_take(1, sizeof *mpi);
+    if (!mpi) goto no_memory;
+    mpi->world = settings->world;
+    mpi->comm = MPI_COMM_NULL;
+    mpi->capacity = slot_bytes(most);
+    mpi->slots = (int)slots(ranks, most);
+    mpi->link = (struct lossynet_link){
+        .name = "mpi",
+        .reliable = true,
+        .payload_most = most,
+        .receive_queue = 2 * (ranks - 1) * window(ranks, most),
+        .memory_bytes = lossynet_link_mpi_memory(ranks, most),
+        .send = link_send,
+        .receive = link_receive,
+        .wait = link_wait,
+        .wake = link_wake,
+        .close = link_close,
+    };
+    if (!take_slots(mpi)) goto close_link;
+    int code = MPI_Comm_dup(MPI_COMM_WORLD, &mpi->comm);
+    if (code) {
+        lossynet_status status = failed(mpi, "MPI_Comm_dup", mpi->world.rank, code);
+        link_close(&mpi->link);
+        return status;
+    }
+    MPI_Comm_set_errhandler(mpi->comm, MPI_ERRORS_RETURN);
+    *out = &mpi->link;
+    return LOSSYNET_OK;
+close_link:
+    link_close(&mpi->link);
+no_memory:
+    lossynet_log("rank %d: no memory for the datagrams of %d ranks", settings->world.rank, ranks);
+    return LOSSYNET_NO_MEMORY;
+}
+
+#else
+
+lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *settings,
+                                       struct lossynet_link **out) {
+    (void)settings; /* the ranks could not even meet */
+    *out = NULL;
+    return LOSSYNET_LINK;
+}
+
+#endif

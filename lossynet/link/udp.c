@@ -1,0 +1,306 @@
+/* udp.c — datagrams over UDP, IPv4 or IPv6: one socket per rank, one more for multicast.
+ *
+ * Ranks tell each other their addresses at the start; what comes from elsewhere is a stranger's.
+ * With multicast, what is for everybody is sent once to a group address drawn from the run id; a
+ * round of test datagrams at the start tells whether the network carries it.
+ */
+#include "lossynet/link/udp_socket.h"
+
+#include <errno.h>
+#include <math.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+static const double TEST_SECONDS = 1.0; /* for multicast */
+
+struct link_udp {
+    struct lossynet_link link; /* first: a link is its address */
+    struct lossynet_world world;
+    struct udp_socket socket, group;
+    struct udp_address *address; /* [ranks] */
+    struct udp_address group_address;
+    int *by_address; /* hash table: rank + 1, 0 = empty */
+    unsigned table;  /* its size, a power of two */
+    int event;
+};
+
+/* ---- peers by address ---- */
+
+static unsigned address_hash(const struct udp_address *a) {
+    uint64_t hash = a->v4.sin_port;
+    if (a->any.sa_family == AF_INET)
+        hash ^= (uint64_t)a->v4.sin_addr.s_addr << 16;
+    else
+        for (int i = 0; i < 16; i++) hash = lossynet_mix(hash ^ a->v6.sin6_addr.s6_addr[i]);
+    return (unsigned)lossynet_mix(hash);
+}
+
+static int find_peer(const struct link_udp *u, const struct udp_address *a) {
+    for (unsigned i = address_hash(a);; i++) {
+        int found = u->by_address[i & (u->table - 1)] - 1;
+        if (found < 0 || udp_address_equal(&u->address[found], a)) return found;
+    }
+}
+
+static void fill_table(struct link_udp *u) {
+    for (int r = 0; r < u->world.ranks; r++) {
+        unsigned i = address_hash(&u->address[r]);
+        while (u->by_address[i & (u->table - 1)]) i++;
+        u->by_address[i & (u->table - 1)] = r + 1;
+    }
+}
+
+/* ---- the link ---- */
+
+static lossynet_status link_send(struct lossynet_link *link, int peer,
+                                 const struct lossynet_datagram *batch, int count) {
+    struct link_udp *u = (struct link_udp *)link;
+    return udp_send(&u->socket, peer == LOSSYNET_EVERYONE ? &u->group_address : &u->address[peer],
+                    batch, count);
+}
+
+/* Adds what has come to a socket; asks the kernel again only while nothing of the last answer has
+ * been handed out. */
+static int take(struct link_udp *u, struct udp_socket *s, struct lossynet_arrival *arrivals,
+                int n) {
+    uint8_t *bytes;
+    size_t count;
+    struct udp_address *from;
+    for (int before = n; n < LOSSYNET_BATCH && (n == before || !udp_empty(s));) {
+        if (!udp_receive(s, &bytes, &count, &from)) break;
+        int peer = find_peer(u, from);
+        if (peer == u->world.rank) continue; /* one's own multicast */
+        arrivals[n++] = (struct lossynet_arrival){.bytes = bytes, .count = count, .peer = peer};
+    }
+    return n;
+}
+
+static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+    struct link_udp *u = (struct link_udp *)link;
+    int n = take(u, &u->socket, arrivals, 0);
+    return link->multicast ? take(u, &u->group, arrivals, n) : n;
+}
+
+static void link_wait(struct lossynet_link *link, double seconds) {
+    struct link_udp *u = (struct link_udp *)link;
+    struct pollfd poll[3] = {{.fd = u->event, .events = POLLIN},
+                             {.fd = u->socket.fd, .events = POLLIN},
+                             {.fd = u->group.fd, .events = POLLIN}};
+    struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+    if (!udp_empty(&u->socket) || (link->multicast && !udp_empty(&u->group))) return;
+    if (ppoll(poll, link->multicast ? 3 : 2, &t, NULL) > 0 && poll[0].revents) {
+        uint64_t count;
+        if (read(u->event, &count, sizeof count) < 0 && errno != EAGAIN)
+            lossynet_log("eventfd refuses a read: %s", strerror(errno));
+    }
+}
+
+static void link_wake(struct lossynet_link *link) {
+    struct link_udp *u = (struct link_udp *)link;
+    uint64_t one = 1;
+    if (write(u->event, &one, sizeof one) < 0 && errno != EAGAIN)
+        lossynet_log("eventfd refuses a write: %s", strerror(errno));
+}
+
+static uint64_t link_overruns(struct lossynet_link *link) {
+    struct link_udp *u = (struct link_udp *)link;
+    return udp_overruns(&u->socket) + (link->multicast ? udp_overruns(&u->group) : 0);
+}
+
+static void link_close(struct lossynet_link *link) {
+    struct link_udp *u = (struct link_udp *)link;
+    if (u->event >= 0) close(u->event);
+    udp_socket_close(&u->group);
+    udp_socket_close(&u->socket);
+    free(u->by_address);
+    free(u->address);
+    free(u);
+}
+
+/* ---- multicast ---- */
+
+/* 239.192.0.0/14 is for an organisation's own use (RFC 2365); ff15::/16 for a site's (RFC 4291). */
+static struct udp_address group_of(uint64_t run, int family) {
+    struct udp_address a;
+    memset(&a, 0, sizeof a);
+    in_port_t port = htons((uint16_t)(32768 + run % 28000));
+    if (family == AF_INET) {
+        a.v4 = (struct sockaddr_in){.sin_family = AF_INET, .sin_port = port};
+        a.v4.sin_addr.s_addr = htonl(0xefc00000u | (uint32_t)(run >> 32 & 0x3ffff));
+    } else {
+        a.v6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = port};
+        a.v6.sin6_addr.s6_addr[0] = 0xff;
+        a.v6.sin6_addr.s6_addr[1] = 0x15;
+        for (int i = 0; i < 8; i++) a.v6.sin6_addr.s6_addr[8 + i] = (uint8_t)(run >> 8 * i);
+    }
+    return a;
+}
+
+/* Sends tests to the group until those of all others have come, or it takes too long. */
+static bool hear_everyone(struct link_udp *u, uint64_t run) {
+    double start = lossynet_now(), sent = 0;
+    int missing = u->world.ranks - 1;
+    uint8_t *heard = lossynet_memory_take((size_t)u->world.ranks, 1);
+    while (heard && lossynet_now() < start + TEST_SECONDS) {
+        struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+        if (lossynet_now() > sent + 0.02) {
+            const struct wire_header h = {.magic = WIRE_MAGIC,
+                                          .version = WIRE_VERSION,
+                                          .type = WIRE_TEST,
+                                          .run = (uint32_t)run,
+                                          .sender = (uint16_t)u->world.rank,
+                                          .receiver = WIRE_EVERYONE};
+            struct lossynet_datagram test = {.length = 0};
+            wire_encode(test.header, &h);
+            sent = lossynet_now();
+            udp_send(&u->socket, &u->group_address, &test, 1);
+        }
+        int n = take(u, &u->group, arrivals, 0);
+        for (int i = 0; i < n; i++) {
+            int peer = arrivals[i].peer;
+            if (peer < 0 || heard[peer] || arrivals[i].count < WIRE_HEADER_BYTES ||
+                wire_get(arrivals[i].bytes + WIRE_RUN_AT, 4) != (uint32_t)run)
+                continue;
+            heard[peer] = 1;
+            missing--;
+        }
+        /* Others may still need ours. */
+        if (missing == 0 && lossynet_now() > start + 0.1) break;
+        if (n == 0) link_wait(&u->link, 0.005);
+    }
+    free(heard);
+    return missing == 0;
+}
+
+static lossynet_status try_multicast(struct link_udp *u,
+                                     const struct lossynet_link_settings *settings,
+                                     const struct udp_interface *interface) {
+    int ranks = u->world.ranks;
+    u->group_address = group_of(settings->run, interface->address.any.sa_family);
+    struct udp_address bound = u->group_address;
+    bool works = udp_socket_open(&u->group, &bound) == LOSSYNET_OK &&
+                 udp_socket_join(&u->group, &u->group_address, interface) &&
+                 udp_socket_multicast(&u->socket, interface);
+    uint8_t *all = lossynet_memory_take((size_t)ranks, 1);
+    if (!all) return LOSSYNET_NO_MEMORY;
+    all[u->world.rank] = works;
+    lossynet_status status = settings->share(settings->share_context, &u->world, all, 1);
+    for (int r = 0; r < ranks; r++) works &= all[r];
+    u->link.multicast = works; /* link_wait looks at the group */
+    if (!status && works) {
+        all[u->world.rank] = hear_everyone(u, settings->run);
+        status = settings->share(settings->share_context, &u->world, all, 1);
+        for (int r = 0; r < ranks; r++) works &= all[r];
+    }
+    u->link.multicast = works;
+    if (!works && u->world.rank == 0)
+        lossynet_log("multicast: the network does not carry multicast between all ranks; "
+                     "parameters are sent to each rank");
+    free(all);
+    return status;
+}
+
+/* ---- open ---- */
+
+struct card { /* what ranks tell each other at the start */
+    struct udp_address address;
+    uint64_t mtu;
+};
+
+static lossynet_status introduce(struct link_udp *u, const struct lossynet_link_settings *settings,
+                                 const struct udp_address *mine, size_t mtu) {
+    int ranks = u->world.ranks, rank = u->world.rank, family = mine->any.sa_family;
+    struct card *cards = lossynet_memory_take((size_t)ranks, sizeof *cards);
+    if (!cards) return LOSSYNET_NO_MEMORY;
+    cards[rank] = (struct card){.address = *mine, .mtu = mtu};
+    lossynet_status status =
+        settings->share(settings->share_context, &u->world, cards, sizeof *cards);
+    for (int r = 0; r < ranks && !status; r++) {
+        u->address[r] = cards[r].address;
+        if (cards[r].mtu < mtu) mtu = cards[r].mtu;
+        if (cards[r].address.any.sa_family != family) {
+            lossynet_log("rank %d and rank %d have no address family in common: choose another "
+                         "interface",
+                         rank, r);
+            status = LOSSYNET_LINK;
+        }
+    }
+    free(cards);
+    if (status) return status;
+    size_t room = udp_payload(mtu, family);
+    if (settings->payload_bytes > room) {
+        lossynet_log("packets of %zu bytes: expected at most %zu, which the MTU of %zu leaves",
+                     settings->payload_bytes, room, mtu);
+        return LOSSYNET_INVALID;
+    }
+    u->link.payload_most = room < LOSSYNET_PAYLOAD_DEFAULT ? room : LOSSYNET_PAYLOAD_DEFAULT;
+    if (settings->payload_bytes > u->link.payload_most)
+        u->link.payload_most = settings->payload_bytes;
+    fill_table(u);
+    return LOSSYNET_OK;
+}
+
+static unsigned table_size(int ranks) {
+    unsigned size = 4;
+    while (size < 4 * (unsigned)ranks) size *= 2;
+    return size;
+}
+
+size_t lossynet_link_udp_memory(int ranks, size_t payload_bytes) {
+    (void)payload_bytes;
+    return sizeof(struct link_udp) + (size_t)ranks * sizeof(struct udp_address) +
+           table_size(ranks) * sizeof(int) + udp_socket_memory();
+}
+
+lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *settings,
+                                       struct lossynet_link **out) {
+    *out = NULL;
+    const struct lossynet_world *world = &settings->world;
+    struct udp_interface interface;
+    lossynet_status status =
+        udp_choose(settings->interface, world->local_ranks == world->ranks, &interface);
+    if (status) return status;
+    struct link_udp *u = lossynet_memory_take(1, sizeof *u);
+    if (!u) goto no_memory;
+    u->world = *world;
+    u->socket.fd = u->group.fd = -1;
+    u->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    u->table = table_size(world->ranks);
+    u->address = lossynet_memory_take((size_t)world->ranks, sizeof *u->address);
+    u->by_address = lossynet_memory_take(u->table, sizeof *u->by_address);
+    u->link = (struct lossynet_link){
+        .name = "udp",
+        .memory_bytes = lossynet_link_udp_memory(world->ranks, 0),
+        .send = link_send,
+        .receive = link_receive,
+        .wait = link_wait,
+        .wake = link_wake,
+        .overruns = link_overruns,
+        .close = link_close,
+    };
+    if (!u->address || !u->by_address || u->event < 0) goto close_link;
+    struct udp_address mine = interface.address;
+    status = udp_socket_open(&u->socket, &mine);
+    u->socket.dscp = settings->dscp;
+    if (!status) status = introduce(u, settings, &mine, interface.mtu);
+    if (!status && settings->multicast) status = try_multicast(u, settings, &interface);
+    if (status) {
+        link_close(&u->link);
+        return status;
+    }
+    /* The kernel counts about this much for a datagram. */
+    size_t packet = 2 * (u->link.payload_most + WIRE_HEADER_BYTES) + 1024;
+    u->link.receive_queue = (int)(u->socket.granted / packet);
+    prctl(PR_SET_TIMERSLACK, 1000); /* ns: sleeps that end in time */
+    *out = &u->link;
+    return LOSSYNET_OK;
+close_link:
+    link_close(&u->link);
+no_memory:
+    lossynet_log("rank %d: no memory for %d peers", world->rank, world->ranks);
+    return LOSSYNET_NO_MEMORY;
+}

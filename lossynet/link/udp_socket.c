@@ -1,0 +1,329 @@
+/* udp_socket.c — one UDP socket: address, buffers, segmentation and receive offload. See udp_socket.h. */
+#include "lossynet/link/udp_socket.h"
+
+#include <errno.h>
+#include <ifaddrs.h>
+#include <linux/sock_diag.h>
+#include <net/if.h>
+#include <netinet/udp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#ifndef UDP_SEGMENT
+#define UDP_SEGMENT 103
+#endif
+#ifndef UDP_GRO
+#define UDP_GRO 104
+#endif
+
+enum {
+    BUFFER_BYTES = 8 << 20, /* of what came in, asked for */
+    BUFFER_LEAST = 1 << 20, /* below, warn */
+    /* Of what is to leave, asked for: a few ms at 1 Gbit/s. What lies in the host's own queue delays
+     * credit and everything else that peers wait for; more may be more than that queue holds. */
+    QUEUE_BYTES = 512 << 10,
+    SEGMENTS_BYTES = 65000, /* of one segmented send: an IP packet's limit, with headers */
+};
+
+/* ---- which address ---- */
+
+/* How much we like an interface: 0 not at all, IPv4 before IPv6. */
+static int preference(const struct ifaddrs *i, const char *name, bool one_host) {
+    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) return 0;
+    int family = i->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) return 0;
+    if (name ? strcmp(i->ifa_name, name) != 0 : one_host != !!(i->ifa_flags & IFF_LOOPBACK))
+        return 0;
+    if (family == AF_INET) return 2;
+    return !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr);
+}
+
+lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface *out) {
+    struct ifaddrs *all = NULL, *best = NULL;
+    if (getifaddrs(&all)) all = NULL;
+    int best_preference = 0;
+    for (struct ifaddrs *i = all; i; i = i->ifa_next) {
+        int p = preference(i, name, one_host);
+        if (p > best_preference) best = i, best_preference = p;
+    }
+    lossynet_status status = LOSSYNET_LINK;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (best) {
+        struct ifreq request = {0};
+        strncpy(request.ifr_name, best->ifa_name, sizeof request.ifr_name - 1);
+        memset(out, 0, sizeof *out);
+        memcpy(&out->address, best->ifa_addr,
+               best->ifa_addr->sa_family == AF_INET ? sizeof out->address.v4
+                                                    : sizeof out->address.v6);
+        out->index = if_nametoindex(best->ifa_name);
+        if (fd >= 0 && ioctl(fd, SIOCGIFMTU, &request) == 0 && request.ifr_mtu >= 576) {
+            out->mtu = (size_t)request.ifr_mtu;
+            status = LOSSYNET_OK;
+        } else {
+            lossynet_log("interface %s: no MTU of at least 576: %s", best->ifa_name,
+                         strerror(errno));
+        }
+    } else if (name) {
+        lossynet_log("interface %s: expected the name of a network interface that is up and has "
+                     "an IP address (see: ip address)",
+                     name);
+    } else {
+        lossynet_log("no network interface is up and has an IP address (see: ip address)");
+    }
+    if (fd >= 0) close(fd);
+    freeifaddrs(all);
+    return status;
+}
+
+bool udp_address_equal(const struct udp_address *a, const struct udp_address *b) {
+    if (a->any.sa_family != b->any.sa_family || a->v4.sin_port != b->v4.sin_port) return false;
+    if (a->any.sa_family == AF_INET) return a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
+    return memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, 16) == 0;
+}
+
+/* ---- open and close ---- */
+
+/* Asks for a buffer; returns what was granted, as the kernel counts (twice what is asked). */
+static size_t request_buffer(int fd, int option, int force, int bytes) {
+    int granted = 0;
+    socklen_t length = sizeof granted;
+    if (setsockopt(fd, SOL_SOCKET, force, &bytes, sizeof bytes))
+        setsockopt(fd, SOL_SOCKET, option, &bytes, sizeof bytes);
+    getsockopt(fd, SOL_SOCKET, option, &granted, &length);
+    return (size_t)granted;
+}
+
+size_t udp_socket_memory(void) {
+    return LOSSYNET_BATCH * (UDP_BUFFER_BYTES + 2 * sizeof(struct mmsghdr) +
+                             3 * sizeof(struct iovec) + sizeof(struct udp_address) + 128);
+}
+
+static bool take_memory(struct udp_socket *s) {
+    s->incoming = lossynet_memory_take(LOSSYNET_BATCH, UDP_BUFFER_BYTES);
+    s->in = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in);
+    s->out = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->out);
+    s->in_part = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in_part);
+    s->out_part = lossynet_memory_take(2 * LOSSYNET_BATCH, sizeof *s->out_part);
+    s->from = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->from);
+    s->control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->control);
+    s->in_control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in_control);
+    if (!s->incoming || !s->in || !s->out || !s->in_part || !s->out_part || !s->from ||
+        !s->control || !s->in_control)
+        return false;
+    for (int i = 0; i < LOSSYNET_BATCH; i++) {
+        s->in_part[i] =
+            (struct iovec){s->incoming + (size_t)i * UDP_BUFFER_BYTES, UDP_BUFFER_BYTES};
+        s->in[i].msg_hdr.msg_iov = &s->in_part[i];
+        s->in[i].msg_hdr.msg_iovlen = 1;
+        s->in[i].msg_hdr.msg_name = &s->from[i];
+        s->in[i].msg_hdr.msg_control = s->in_control[i];
+    }
+    return true;
+}
+
+static bool is_multicast(const struct udp_address *a) {
+    return a->any.sa_family == AF_INET ? IN_MULTICAST(ntohl(a->v4.sin_addr.s_addr))
+                                       : IN6_IS_ADDR_MULTICAST(&a->v6.sin6_addr);
+}
+
+lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address) {
+    *s = (struct udp_socket){.fd = -1};
+    if (!take_memory(s)) {
+        lossynet_log("no memory for incoming datagrams");
+        udp_socket_close(s);
+        return LOSSYNET_NO_MEMORY;
+    }
+    int family = s->family = address->any.sa_family, discover = IP_PMTUDISC_DO, segment = 0,
+        one = 1;
+    socklen_t length = udp_address_bytes(address);
+    s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (s->fd >= 0 && is_multicast(address)) /* ranks of one host share the group's port */
+        setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+    if (s->fd < 0 || bind(s->fd, &address->any, length) ||
+        getsockname(s->fd, &address->any, &length)) {
+        lossynet_log("no UDP socket: %s", strerror(errno));
+        udp_socket_close(s);
+        return LOSSYNET_LINK;
+    }
+    if (family == AF_INET) /* lost fragments lose the whole packet: never fragment */
+        setsockopt(s->fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof discover);
+    else
+        setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &discover, sizeof discover);
+    s->segmentation = setsockopt(s->fd, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment) == 0;
+    setsockopt(s->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one); /* datagrams may come in one piece */
+    s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE, BUFFER_BYTES);
+    request_buffer(s->fd, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
+    if (s->granted / 2 < BUFFER_LEAST)
+        lossynet_log("a receive buffer of %zu KiB is small for full speed: as root, sysctl -w "
+                     "net.core.rmem_max=%d",
+                     s->granted >> 11, BUFFER_BYTES);
+    return LOSSYNET_OK;
+}
+
+bool udp_socket_join(struct udp_socket *s, const struct udp_address *group,
+                     const struct udp_interface *interface) {
+    int none = 0;
+    if (group->any.sa_family == AF_INET) {
+        struct ip_mreqn request = {.imr_multiaddr = group->v4.sin_addr,
+                                   .imr_ifindex = (int)interface->index};
+        setsockopt(s->fd, IPPROTO_IP, IP_MULTICAST_ALL, &none, sizeof none);
+        return setsockopt(s->fd, IPPROTO_IP, IP_ADD_MEMBERSHIP, &request, sizeof request) == 0;
+    }
+    struct ipv6_mreq request = {.ipv6mr_multiaddr = group->v6.sin6_addr,
+                                .ipv6mr_interface = interface->index};
+    return setsockopt(s->fd, IPPROTO_IPV6, IPV6_JOIN_GROUP, &request, sizeof request) == 0;
+}
+
+bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *interface) {
+    int index = (int)interface->index;
+    if (interface->address.any.sa_family == AF_INET) {
+        struct ip_mreqn request = {.imr_ifindex = index};
+        return setsockopt(s->fd, IPPROTO_IP, IP_MULTICAST_IF, &request, sizeof request) == 0;
+    }
+    return setsockopt(s->fd, IPPROTO_IPV6, IPV6_MULTICAST_IF, &index, sizeof index) == 0;
+}
+
+void udp_socket_close(struct udp_socket *s) {
+    if (s->fd >= 0) close(s->fd);
+    free(s->in_control);
+    free(s->control);
+    free(s->from);
+    free(s->out_part);
+    free(s->in_part);
+    free(s->out);
+    free(s->in);
+    free(s->incoming);
+    *s = (struct udp_socket){.fd = -1};
+}
+
+/* ---- sending ---- */
+
+/* Adds ancillary data to a message. */
+static void add_control(struct msghdr *m, uint8_t *control, int level, int type, const void *data,
+                        size_t bytes) {
+    struct cmsghdr *c = (struct cmsghdr *)(control + m->msg_controllen);
+    c->cmsg_level = level;
+    c->cmsg_type = type;
+    c->cmsg_len = CMSG_LEN(bytes);
+    memcpy(CMSG_DATA(c), data, bytes);
+    m->msg_control = control;
+    m->msg_controllen += CMSG_SPACE(bytes);
+}
+
+/* Adds to message `m` its datagrams from batch[i] on; returns how many. All but the last of a
+ * segmented message have one size. */
+static int fill_message(struct udp_socket *s, struct msghdr *m, struct iovec *part,
+                        uint8_t *control, const struct lossynet_datagram *batch, int count) {
+    size_t size = WIRE_HEADER_BYTES + batch[0].length, sum = 0;
+    int n = 0;
+    while (n < count) {
+        size_t bytes = WIRE_HEADER_BYTES + batch[n].length;
+        if (n > 0 && (!s->segmentation || bytes > size || sum + bytes > SEGMENTS_BYTES)) break;
+        part[2 * n] = (struct iovec){(void *)batch[n].header, WIRE_HEADER_BYTES};
+        part[2 * n + 1] = (struct iovec){(void *)batch[n].payload, batch[n].length};
+        sum += bytes;
+        n++;
+        if (bytes < size) break;
+    }
+    m->msg_iov = part;
+    m->msg_iovlen = (size_t)(2 * n);
+    m->msg_control = NULL;
+    m->msg_controllen = 0;
+    if (n > 1) {
+        uint16_t segment = (uint16_t)size;
+        add_control(m, control, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment);
+    }
+    if (batch[0].bulk && s->dscp) {
+        int class = s->dscp << 2; /* the lower two bits are for congestion notification */
+        bool v4 = s->family == AF_INET;
+        add_control(m, control, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_TOS : IPV6_TCLASS, &class,
+                    sizeof class);
+    }
+    return n;
+}
+
+static bool is_segmented(const struct msghdr *m) {
+    return m->msg_iovlen > 2; /* of which each datagram has two */
+}
+
+lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
+                         const struct lossynet_datagram *batch, int count) {
+again:;
+    int messages = 0;
+    for (int i = 0; i < count; messages++) {
+        struct msghdr *m = &s->out[messages].msg_hdr;
+        *m = (struct msghdr){.msg_name = (void *)&to->any, .msg_namelen = udp_address_bytes(to)};
+        i += fill_message(s, m, s->out_part + 2 * i, s->control[messages], batch + i, count - i);
+    }
+    for (int sent = 0; sent < messages;) {
+        int n = sendmmsg(s->fd, s->out + sent, (unsigned)(messages - sent), 0);
+        if (n > 0) {
+            sent += n;
+        } else if (errno == EMSGSIZE && !is_segmented(&s->out[sent].msg_hdr)) {
+            lossynet_log("a datagram of %zu bytes does not fit the path's MTU: choose a smaller "
+                         "packet size (packet_bytes)",
+                         WIRE_HEADER_BYTES + batch[0].length);
+            return LOSSYNET_LINK;
+        } else if (is_segmented(&s->out[sent].msg_hdr) && s->segmentation &&
+                   (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP || errno == EMSGSIZE)) {
+            s->segmentation = false; /* the interface cannot; what left already comes twice */
+            goto again;
+        } else if (errno != EINTR) {
+            sent++; /* ENOBUFS, EPERM, EHOSTUNREACH, ...: lost, like in the network */
+        }
+    }
+    return LOSSYNET_OK;
+}
+
+/* ---- receiving ---- */
+
+bool udp_empty(const struct udp_socket *s) {
+    return s->message >= s->messages;
+}
+
+/* Size of the datagrams that the kernel put into one message. */
+static size_t segment_of(struct msghdr *m, size_t bytes) {
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
+        int segment;
+        if (c->cmsg_level != IPPROTO_UDP || c->cmsg_type != UDP_GRO) continue;
+        memcpy(&segment, CMSG_DATA(c), sizeof segment);
+        if (segment > 0) return (size_t)segment;
+    }
+    return bytes;
+}
+
+static bool fetch(struct udp_socket *s) {
+    for (int i = 0; i < LOSSYNET_BATCH; i++) {
+        s->in[i].msg_hdr.msg_namelen = sizeof *s->from;
+        s->in[i].msg_hdr.msg_controllen = sizeof *s->in_control;
+    }
+    int n = recvmmsg(s->fd, s->in, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
+    s->messages = n > 0 ? n : 0;
+    s->message = 0;
+    s->offset = 0;
+    return n > 0;
+}
+
+bool udp_receive(struct udp_socket *s, uint8_t **bytes, size_t *count, struct udp_address **from) {
+    if (udp_empty(s) && !fetch(s)) return false;
+    struct mmsghdr *m = &s->in[s->message];
+    if (s->offset == 0) s->segment = segment_of(&m->msg_hdr, m->msg_len);
+    size_t left = m->msg_len - s->offset;
+    *bytes = s->in_part[s->message].iov_base;
+    *bytes += s->offset;
+    *count = left < s->segment ? left : s->segment;
+    *from = &s->from[s->message];
+    s->offset += *count;
+    if (s->offset >= m->msg_len) s->message++, s->offset = 0;
+    return true;
+}
+
+uint64_t udp_overruns(const struct udp_socket *s) {
+    uint32_t info[SK_MEMINFO_VARS] = {0};
+    socklen_t length = sizeof info;
+    getsockopt(s->fd, SOL_SOCKET, SO_MEMINFO, info, &length);
+    return info[SK_MEMINFO_DROPS];
+}

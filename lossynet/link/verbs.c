@@ -1,0 +1,447 @@
+/* verbs.c — datagrams over RDMA (InfiniBand, RoCE): one UD queue pair per rank.
+ *
+ * The queue pair and its buffers are verbs_queue.c, the port is verbs_port.c (verbs.h). Here ranks
+ * meet: at open each tells the others where it is, makes one address handle per peer, which may take
+ * the network's time (ARP), and learns what fits between any two. Then an address table says which
+ * rank a datagram came from, by the sender's queue pair number and GID, or LID.
+ *
+ * Multicast: all queue pairs are attached to one group, drawn from the run id. It is believed only
+ * after a test round at open, in which every rank heard every other: switches and adapters are
+ * free to ignore groups. Copies of what this rank sent come back, and are dropped.
+ */
+#include "lossynet/link/link.h"
+
+#ifdef LOSSYNET_VERBS
+#include "lossynet/link/verbs.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MULTICAST_QPN = 0xffffff, MTU_MOST = 4096 }; /* IBA 3.5.10, 7.2.1 */
+
+struct peer {
+    struct verbs_address address;
+    union ibv_gid gid;
+    uint16_t lid;
+};
+
+struct link_verbs {
+    struct lossynet_link link; /* first: a link is its address */
+    struct lossynet_link_settings settings;
+    struct verbs_queue queue;
+    struct peer *peers; /* [ranks] */
+    int *by_address;    /* hash table: rank + 1, 0 = empty */
+    unsigned table;     /* its size, a power of two */
+    struct verbs_address group;
+    union ibv_gid group_gid;
+    int group_socket; /* 0: none */
+    bool attached;
+};
+
+/* ---- peers by address ---- */
+
+static unsigned table_size(int ranks) {
+    unsigned size = 4;
+    while (size < 4 * (unsigned)ranks) size *= 2;
+    return size;
+}
+
+static unsigned hash_gid(uint32_t qpn, const union ibv_gid *gid) {
+    uint64_t tail;
+    memcpy(&tail, gid->raw + 8, sizeof tail);
+    return (unsigned)lossynet_mix(tail ^ lossynet_mix(qpn));
+}
+
+static unsigned hash_lid(uint32_t qpn, uint16_t lid) {
+    return (unsigned)lossynet_mix((uint64_t)lid << 32 ^ qpn);
+}
+
+static void insert(struct link_verbs *v, unsigned hash, int rank) {
+    while (v->by_address[hash & (v->table - 1)]) hash++;
+    v->by_address[hash & (v->table - 1)] = rank + 1;
+}
+
+static void fill_table(struct link_verbs *v) {
+    for (int r = 0; r < v->settings.world.ranks; r++) {
+        const struct peer *p = &v->peers[r];
+        insert(v, hash_gid(p->address.qpn, &p->gid), r);
+        if (!v->queue.port.ethernet) insert(v, hash_lid(p->address.qpn, p->lid), r);
+    }
+}
+
+/* -1: a stranger. */
+static int find_sender(const struct link_verbs *v, const struct verbs_incoming *in) {
+    unsigned hash = in->has_gid ? hash_gid(in->qpn, &in->gid) : hash_lid(in->qpn, in->lid);
+    for (;; hash++) {
+        int found = v->by_address[hash & (v->table - 1)] - 1;
+        if (found < 0) return -1;
+        const struct peer *p = &v->peers[found];
+        bool same = in->has_gid ? memcmp(&p->gid, &in->gid, sizeof p->gid) == 0 : p->lid == in->lid;
+        if (same && p->address.qpn == in->qpn) return found;
+    }
+}
+
+/* ---- agreement at open ---- */
+
+struct obstacle {  /* what stopped a rank, told to all */
+    char why[120]; /* empty: nothing did */
+};
+
+/* Collective. *bad: the first rank that was stopped, -1 if none was. */
+static lossynet_status agree(struct link_verbs *v, struct obstacle *all, const char *why,
+                             int *bad) {
+    const struct lossynet_world *world = &v->settings.world;
+    snprintf(all[world->rank].why, sizeof all->why, "%s", why ? why : "");
+    lossynet_status status = v->settings.share(v->settings.share_context, world, all, sizeof *all);
+    *bad = -1;
+    for (int r = world->ranks - 1; r >= 0; r--)
+        if (all[r].why[0]) *bad = r;
+    return status;
+}
+
+/* ---- multicast ---- */
+
+enum { ROUNDS = 5, PROBES = 5 };  /* a rank sends so many per round ... */
+static const double APART = 0.02; /* ... so many seconds apart */
+
+static bool is_probe(const struct link_verbs *v, const struct verbs_incoming *in) {
+    struct wire_header h;
+    if (in->count != WIRE_HEADER_BYTES) return false;
+    wire_decode(&h, in->bytes, in->count);
+    return h.type == WIRE_TEST && h.run == (uint32_t)v->settings.run;
+}
+
+/* Sends probes and listens. Whether this rank has heard all others, in this round or before. */
+static bool test_round(struct link_verbs *v, bool *heard) {
+    int ranks = v->settings.world.ranks, missing = ranks, sent = 0;
+    const struct wire_header h = {.magic = WIRE_MAGIC,
+                                  .version = WIRE_VERSION,
+                                  .type = WIRE_TEST,
+                                  .run = (uint32_t)v->settings.run,
+                                  .sender = (uint16_t)v->settings.world.rank,
+                                  .receiver = WIRE_EVERYONE};
+    struct lossynet_datagram d = {.length = 0};
+    wire_encode(d.header, &h);
+    double start = lossynet_now(), end = start + 2 * PROBES * APART;
+    for (double now = start; (missing || sent < PROBES) && now < end; now = lossynet_now()) {
+        if (sent < PROBES && now >= start + sent * APART) {
+            if (verbs_queue_send(&v->queue, &v->group, &d, 1)) return false;
+            sent++;
+        }
+        int n = verbs_queue_receive(&v->queue);
+        for (int i = 0; i < n; i++) {
+            int rank = find_sender(v, &v->queue.in[i]);
+            if (rank >= 0 && is_probe(v, &v->queue.in[i])) heard[rank] = true;
+        }
+        missing = 0;
+        for (int r = 0; r < ranks; r++) missing += !heard[r] && r != v->settings.world.rank;
+        if (!n) verbs_queue_wait(&v->queue, APART / 4);
+    }
+    return missing == 0;
+}
+
+/* Joins the group. What went wrong, or NULL. */
+static const char *join(struct link_verbs *v) {
+    struct verbs_port *port = &v->queue.port;
+    /* There the subnet manager makes groups, when librdmacm asks it to. */
+    if (!port->ethernet) return "made for RoCE, and this is InfiniBand";
+    v->group_gid = verbs_group(port, v->settings.run);
+    struct ibv_ah_attr attr = {
+        .is_global = 1,
+        .port_num = port->number,
+        .grh = {.dgid = v->group_gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
+    v->group.qpn = MULTICAST_QPN;
+    if (!verbs_address_open(&v->group, v->queue.pd, attr, v->settings.dscp)) return strerror(errno);
+    v->group_socket = verbs_group_join(port, &v->group_gid);
+    if (v->group_socket < 0) return strerror(errno);
+    int code = ibv_attach_mcast(v->queue.qp, &v->group_gid, 0);
+    v->attached = code == 0;
+    return code ? strerror(code) : NULL;
+}
+
+static void leave(struct link_verbs *v) {
+    if (v->attached) ibv_detach_mcast(v->queue.qp, &v->group_gid, 0);
+    verbs_address_close(&v->group);
+    if (v->group_socket > 0) close(v->group_socket);
+    v->attached = false;
+    v->group_socket = 0;
+}
+
+/* Joins the group and tries it. All ranks come to the same end. */
+static lossynet_status try_multicast(struct link_verbs *v, struct obstacle *all, bool *heard) {
+    int bad;
+    lossynet_status status = agree(v, all, join(v), &bad);
+    bool joined = bad < 0;
+    for (int round = 0; joined && !status && round < ROUNDS; round++) {
+        const char *why = test_round(v, heard) ? NULL : "does not hear every rank";
+        status = agree(v, all, why, &bad);
+        if (bad < 0) break;
+    }
+    v->link.multicast = !status && bad < 0;
+    if (v->link.multicast) return LOSSYNET_OK;
+    verbs_queue_flush(&v->queue);
+    leave(v);
+    if (!status && v->settings.world.rank == 0)
+        lossynet_log("multicast does not work over RDMA (rank %d: %s): parameters are sent to one "
+                     "rank after the other",
+                     bad, all[bad].why);
+    return status;
+}
+
+/* ---- what link.h asks for ---- */
+
+static lossynet_status link_send(struct lossynet_link *link, int peer,
+                                 const struct lossynet_datagram *batch, int count) {
+    struct link_verbs *v = (struct link_verbs *)link;
+    for (int i = 0; i < count; i++) {
+        if (batch[i].length <= link->payload_most) continue;
+        lossynet_log("rank %d, peer rank %d: a payload of %zu bytes: expected at most %zu, which "
+                     "the path's MTU leaves",
+                     v->settings.world.rank, peer, batch[i].length, link->payload_most);
+        return LOSSYNET_INVALID;
+    }
+    bool all = peer == LOSSYNET_EVERYONE;
+    return verbs_queue_send(&v->queue, all ? &v->group : &v->peers[peer].address, batch, count);
+}
+
+static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+    struct link_verbs *v = (struct link_verbs *)link;
+    int n, count = 0;
+    do {
+        n = verbs_queue_receive(&v->queue);
+        for (int i = 0; i < n; i++) {
+            const struct verbs_incoming *in = &v->queue.in[i];
+            int peer = find_sender(v, in);
+            if (peer == v->settings.world.rank) continue; /* our own, by multicast */
+            arrivals[count++] = (struct lossynet_arrival){in->bytes, in->count, peer};
+        }
+    } while (n > 0 && count == 0);
+    return count;
+}
+
+static void link_wait(struct lossynet_link *link, double seconds) {
+    verbs_queue_wait(&((struct link_verbs *)link)->queue, seconds);
+}
+
+static void link_wake(struct lossynet_link *link) {
+    verbs_queue_wake(&((struct link_verbs *)link)->queue);
+}
+
+static bool link_register(struct lossynet_link *link, const void *memory, size_t bytes,
+                          const struct lossynet_device_memory *device) {
+    return verbs_queue_register(&((struct link_verbs *)link)->queue, memory, bytes, device);
+}
+
+static void link_settle(struct lossynet_link *link) {
+    verbs_queue_flush(&((struct link_verbs *)link)->queue);
+}
+
+static uint64_t link_overruns(struct lossynet_link *link) {
+    return verbs_port_overruns(&((struct link_verbs *)link)->queue.port);
+}
+
+static void link_close(struct lossynet_link *link) {
+    struct link_verbs *v = (struct link_verbs *)link;
+    verbs_queue_flush(&v->queue);
+    leave(v);
+    for (int r = 0; v->peers && r < v->settings.world.ranks; r++)
+        verbs_address_close(&v->peers[r].address);
+    verbs_queue_close(&v->queue);
+    verbs_port_close(&v->queue.port);
+    free(v->by_address);
+    free(v->peers);
+    free(v);
+}
+
+/* ---- open ---- */
+
+struct card { /* what ranks tell each other at the start */
+    union ibv_gid gid;
+    uint32_t qpn, mtu;
+    uint16_t lid;
+    bool opened, ethernet, ipv4;
+};
+
+/* What this rank does alone. */
+static lossynet_status open_queue(struct link_verbs *v) {
+    const struct lossynet_world *world = &v->settings.world;
+    lossynet_status status =
+        verbs_port_open(v->settings.interface, world->local_rank, &v->queue.port);
+    v->queue.rank = world->rank;
+    if (status) return status;
+    /* The same on all ranks. With the high bit set it would stand for another (IBA 10.2.5). */
+    return verbs_queue_open(&v->queue, (uint32_t)lossynet_mix(v->settings.run) & 0x7fffffff);
+}
+
+/* Why two ranks cannot reach each other, or NULL. */
+static const char *misfit(const struct card *a, const struct card *b) {
+    if (a->ethernet != b->ethernet) return "one is on Ethernet, the other on InfiniBand";
+    if (a->ipv4 != b->ipv4) return "one has a GID for RoCE v2 over IPv4, the other has not";
+    return NULL;
+}
+
+static lossynet_status read_cards(struct link_verbs *v, const struct card *cards) {
+    const struct lossynet_world *world = &v->settings.world;
+    size_t mtu = MTU_MOST;
+    for (int r = 0; r < world->ranks; r++) {
+        if (!cards[r].opened) {
+            lossynet_log("rank %d: rank %d has no RDMA port: see its message", world->rank, r);
+            return LOSSYNET_LINK;
+        }
+        const char *why = misfit(&cards[0], &cards[r]);
+        if (why) {
+            lossynet_log("the RDMA ports of ranks 0 and %d do not fit: %s: choose another "
+                         "interface, DEVICE:PORT:GID_INDEX",
+                         r, why);
+            return LOSSYNET_LINK;
+        }
+        if (cards[r].mtu < mtu) mtu = cards[r].mtu;
+        v->peers[r].gid = cards[r].gid;
+        v->peers[r].lid = cards[r].lid;
+        v->peers[r].address.qpn = cards[r].qpn;
+    }
+    v->link.payload_most = (mtu - WIRE_HEADER_BYTES) / 4 * 4;
+    if (v->settings.payload_bytes <= v->link.payload_most) return LOSSYNET_OK;
+    lossynet_log("packets of %zu bytes: expected at most %zu, which the RDMA MTU of %zu leaves",
+                 v->settings.payload_bytes, v->link.payload_most, mtu);
+    return LOSSYNET_INVALID;
+}
+
+/* Those who failed say so too: nobody waits for them. */
+static lossynet_status introduce(struct link_verbs *v, lossynet_status status) {
+    const struct lossynet_world *world = &v->settings.world;
+    const struct verbs_port *port = &v->queue.port;
+    struct card *cards = lossynet_memory_take((size_t)world->ranks, sizeof *cards);
+    if (!cards) return LOSSYNET_NO_MEMORY;
+    if (!status)
+        cards[world->rank] = (struct card){.gid = port->gid,
+                                           .qpn = v->queue.qp->qp_num,
+                                           .mtu = (uint32_t)port->mtu,
+                                           .lid = port->lid,
+                                           .opened = true,
+                                           .ethernet = port->ethernet,
+                                           .ipv4 = port->ipv4};
+    lossynet_status shared =
+        v->settings.share(v->settings.share_context, world, cards, sizeof *cards);
+    if (!status) status = shared;
+    if (!status) status = read_cards(v, cards);
+    free(cards);
+    return status;
+}
+
+/* Makes the address handles, beginning with the next rank so that not all ask the same one at once.
+ * What went wrong, or NULL. */
+static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
+    const struct verbs_port *port = &v->queue.port;
+    int ranks = v->settings.world.ranks;
+    for (int d = 1; d < ranks; d++) {
+        int r = (v->settings.world.rank + d) % ranks;
+        struct peer *p = &v->peers[r];
+        bool routed = memcmp(p->gid.raw, port->gid.raw, 8) != 0; /* to another InfiniBand subnet */
+        struct ibv_ah_attr attr = {
+            .is_global = port->ethernet || routed,
+            .port_num = port->number,
+            .dlid = p->lid,
+            .grh = {.dgid = p->gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
+        if (verbs_address_open(&p->address, v->queue.pd, attr, v->settings.dscp)) continue;
+        char gid[VERBS_GID_TEXT];
+        snprintf(mine->why, sizeof mine->why, "no path to rank %d, %s: %s", r,
+                 verbs_gid_text(&p->gid, gid), strerror(errno));
+        return mine->why;
+    }
+    return NULL;
+}
+
+/* Collective, after open_queue, which gave `status`. */
+static lossynet_status connect_ranks(struct link_verbs *v, lossynet_status status,
+                                     struct obstacle *all, bool *heard) {
+    int bad;
+    struct obstacle mine;
+    status = introduce(v, status);
+    if (status) return status;
+    fill_table(v);
+    status = agree(v, all, find_paths(v, &mine), &bad);
+    if (!status && bad >= 0) {
+        lossynet_log("rank %d: RDMA: rank %d has %s", v->settings.world.rank, bad, all[bad].why);
+        status = LOSSYNET_LINK;
+    }
+    if (!status && v->settings.multicast) status = try_multicast(v, all, heard);
+    return status;
+}
+
+lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *settings,
+                                         struct lossynet_link **out) {
+    *out = NULL;
+    size_t ranks = (size_t)settings->world.ranks;
+    lossynet_status status = LOSSYNET_NO_MEMORY;
+    struct obstacle *all = lossynet_memory_take(ranks, sizeof *all);
+    bool *heard = lossynet_memory_take(ranks, sizeof *heard);
+    struct link_verbs *v = lossynet_memory_take(1, sizeof *v);
+    if (!v || !all || !heard) goto free_memory;
+    v->settings = *settings;
+    v->table = table_size(settings->world.ranks);
+    v->peers = lossynet_memory_take(ranks, sizeof *v->peers);
+    v->by_address = lossynet_memory_take(v->table, sizeof *v->by_address);
+    if (!v->peers || !v->by_address) goto close_link;
+    v->link = (struct lossynet_link){
+        .name = "verbs",
+        .checks_payload = true, /* by the invariant CRC (IBA 7.8.1) */
+        .send = link_send,
+        .receive = link_receive,
+        .wait = link_wait,
+        .wake = link_wake,
+        .register_memory = link_register,
+        .settle = link_settle,
+        .overruns = link_overruns,
+        .close = link_close,
+    };
+    status = connect_ranks(v, open_queue(v), all, heard);
+    if (status) goto close_link;
+    v->link.receive_queue = v->queue.receives;
+    v->link.memory_bytes = sizeof *v + ranks * sizeof *v->peers + v->table * sizeof *v->by_address +
+                           v->queue.memory_bytes;
+    *out = &v->link;
+    v = NULL;
+close_link:
+    if (v) link_close(&v->link);
+    v = NULL;
+free_memory:
+    if (status == LOSSYNET_NO_MEMORY)
+        lossynet_log("rank %d: no memory for an RDMA link of %zu ranks", settings->world.rank,
+                     ranks);
+    free(v);
+    free(heard);
+    free(all);
+    return status;
+}
+
+size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes) {
+    (void)payload_bytes; /* buffers hold the whole MTU: a longer datagram would break the queue */
+    return sizeof(struct link_verbs) + (size_t)ranks * sizeof(struct peer) +
+           table_size(ranks) * sizeof(int) + verbs_queue_memory(MTU_MOST);
+}
+
+#else
+
+lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *settings,
+                                         struct lossynet_link **out) {
+    (void)settings;
+    *out = NULL;
+    lossynet_log("link verbs, but this program was built without RDMA: install libibverbs-dev and "
+                 "build again");
+    return LOSSYNET_LINK;
+}
+
+size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes) {
+    (void)ranks, (void)payload_bytes;
+    return 0;
+}
+
+bool lossynet_link_verbs_available(void) {
+    return false;
+}
+
+#endif

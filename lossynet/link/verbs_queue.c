@@ -1,0 +1,427 @@
+/* verbs_queue.c — one Unreliable Datagram queue pair (UD): batches out, batches in. See verbs.h.
+ *
+ * send: header and payload are parts of one work request. The header is copied to a slot of
+ * registered memory, the payload behind it, unless it lies in memory that was registered: then the
+ * adapter reads it in place, at a time of its own. Of a batch one send in 32 asks for a completion,
+ * and the last.
+ *
+ * receive: as many buffers are posted as may come in a burst. Those that the caller has looked at go
+ * back to the adapter many at once.
+ *
+ * Neither end is told of a loss. A datagram larger than the path's MTU, with another qkey, or for
+ * which no receive is posted vanishes, and its send completes well.
+ *
+ * What arrives begins with 40 bytes of GRH, whether it had one or not (IBA 11.4.1.2); for RoCE v2
+ * over IPv4 the last 20 are the IP header and the first 20 nothing (A17.4.5.2).
+ *
+ * Payloads lie in host memory, pinned where a GPU copies them there, or in a GPU's memory that is
+ * registered by dma-buf (ibv_reg_dmabuf_mr) or, with nvidia-peermem, by its address.
+ */
+#ifdef LOSSYNET_VERBS
+#include "lossynet/link/verbs.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum {
+    GRH_BYTES = 40,
+    HEADER_AT = 64, /* in a receive slot: aligned, with room for the GRH before it */
+    SENDS = 512,
+    SENDS_LEAST = 2 * LOSSYNET_BATCH,
+    RECEIVES = 8192,
+    RECEIVE_BYTES = 32 << 20,
+    SIGNAL = 32, /* one completion for so many sends */
+    REFILL = 32, /* receives posted at once, if there is no wait in between */
+    SPINS = 256, /* polls before the processor is given away */
+};
+
+/* Seconds without a completion after which nobody waits for sends any longer: a port whose cable is
+ * out keeps them. They have until then while the link closes, too. */
+static const double STUCK = 0.1;
+
+lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why) {
+    if (!q->failed) lossynet_log("rank %d, RDMA port %s: %s: %s", q->rank, q->port.name, what, why);
+    q->failed = true;
+    return LOSSYNET_LINK;
+}
+
+/* ---- receiving ---- */
+
+static void refill(struct verbs_queue *q) {
+    while (q->spares > 0 && !q->failed) {
+        struct ibv_recv_wr wr[LOSSYNET_BATCH], *bad;
+        struct ibv_sge part[LOSSYNET_BATCH];
+        int n = q->spares < LOSSYNET_BATCH ? q->spares : LOSSYNET_BATCH;
+        for (int i = 0; i < n; i++) {
+            int slot = q->spare[--q->spares];
+            uint8_t *at = q->slots + (size_t)slot * q->slot + HEADER_AT - GRH_BYTES;
+            part[i] = (struct ibv_sge){.addr = (uintptr_t)at,
+                                       .length = (uint32_t)(q->slot - HEADER_AT + GRH_BYTES),
+                                       .lkey = q->slots_mr->lkey};
+            wr[i] = (struct ibv_recv_wr){.wr_id = (uint64_t)slot,
+                                         .next = i + 1 < n ? &wr[i + 1] : NULL,
+                                         .sg_list = &part[i],
+                                         .num_sge = 1};
+        }
+        int code = ibv_post_recv(q->qp, wr, &bad);
+        if (code) verbs_queue_broken(q, "ibv_post_recv", strerror(code));
+    }
+}
+
+static int poll_receives(struct verbs_queue *q) {
+    int n = ibv_poll_cq(q->receive_cq, LOSSYNET_BATCH, q->wc);
+    if (n < 0) verbs_queue_broken(q, "ibv_poll_cq", "the completion queue has failed");
+    return n > 0 ? n : 0;
+}
+
+static struct verbs_incoming look(const struct verbs_queue *q, const struct ibv_wc *wc) {
+    uint8_t *bytes = q->slots + wc->wr_id * q->slot + HEADER_AT;
+    const uint8_t *grh = bytes - GRH_BYTES;
+    struct verbs_incoming in = {.bytes = bytes,
+                                .count = wc->byte_len > GRH_BYTES ? wc->byte_len - GRH_BYTES : 0,
+                                .qpn = wc->src_qp,
+                                .lid = wc->slid,
+                                .has_gid = q->port.ethernet || wc->wc_flags & IBV_WC_GRH};
+    if (q->port.ipv4) {
+        in.gid.raw[10] = in.gid.raw[11] = 0xff;
+        memcpy(in.gid.raw + 12, grh + 20 + 12, 4); /* source address of the IP header */
+    } else {
+        memcpy(in.gid.raw, grh + 8, 16);
+    }
+    return in;
+}
+
+int verbs_queue_receive(struct verbs_queue *q) {
+    while (q->lents > 0) q->spare[q->spares++] = q->lent[--q->lents];
+    if (q->spares >= REFILL) refill(q);
+    int n = q->polled ? q->polled : poll_receives(q), count = 0;
+    q->polled = 0;
+    if (n == 0) refill(q);
+    for (int i = 0; i < n; i++) {
+        q->lent[q->lents++] = (int)q->wc[i].wr_id;
+        if (q->wc[i].status == IBV_WC_SUCCESS)
+            q->in[count++] = look(q, &q->wc[i]);
+        else
+            verbs_queue_broken(q, "a receive failed", ibv_wc_status_str(q->wc[i].status));
+    }
+    return count;
+}
+
+/* ---- waiting ---- */
+
+/* The device tells of trouble apart from completions. */
+static void take_events(struct verbs_queue *q) {
+    struct ibv_async_event event;
+    while (ibv_get_async_event(q->port.context, &event) == 0) {
+        enum ibv_event_type type = event.event_type;
+        ibv_ack_async_event(&event);
+        switch (type) {
+        case IBV_EVENT_CQ_ERR:
+        case IBV_EVENT_QP_FATAL:
+        case IBV_EVENT_QP_REQ_ERR:
+        case IBV_EVENT_QP_ACCESS_ERR:
+        case IBV_EVENT_DEVICE_FATAL:
+            verbs_queue_broken(q, "the device reports", ibv_event_type_str(type));
+            break;
+        case IBV_EVENT_PORT_ERR:
+        case IBV_EVENT_PORT_ACTIVE:
+        case IBV_EVENT_LID_CHANGE:
+        case IBV_EVENT_GID_CHANGE:
+            if (!(q->said >> type & 1))
+                lossynet_log("rank %d, RDMA port %s: the device reports: %s (said once)", q->rank,
+                             q->port.name, ibv_event_type_str(type));
+            q->said |= (uint64_t)1 << type;
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+void verbs_queue_wait(struct verbs_queue *q, double seconds) {
+    if (q->polled || q->failed || seconds <= 0) return;
+    refill(q);
+    if (!q->armed) {
+        int code = ibv_req_notify_cq(q->receive_cq, 0);
+        if (code) verbs_queue_broken(q, "ibv_req_notify_cq", strerror(code));
+        q->armed = true;
+    }
+    q->polled = poll_receives(q); /* what came before it was armed tells nobody */
+    if (q->polled || q->failed) return;
+    struct pollfd poll_for[3] = {{.fd = q->channel->fd, .events = POLLIN},
+                                 {.fd = q->wake, .events = POLLIN},
+                                 {.fd = q->port.context->async_fd, .events = POLLIN}};
+    struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
+    if (ppoll(poll_for, 3, &t, NULL) <= 0) return;
+    struct ibv_cq *cq;
+    void *context;
+    uint64_t count;
+    if (poll_for[0].revents && ibv_get_cq_event(q->channel, &cq, &context) == 0) {
+        ibv_ack_cq_events(cq, 1);
+        q->armed = false;
+    }
+    if (poll_for[2].revents) take_events(q);
+    if (poll_for[1].revents && read(q->wake, &count, sizeof count) < 0) return; /* was taken */
+}
+
+void verbs_queue_wake(struct verbs_queue *q) {
+    uint64_t one = 1;
+    if (write(q->wake, &one, sizeof one) < 0) return; /* it is full of ones: it will wake */
+}
+
+/* ---- addresses ---- */
+
+struct ibv_ah_attr verbs_bulk(struct ibv_ah_attr attr, int dscp) {
+    attr.grh.traffic_class = (uint8_t)(dscp << 2); /* RoCE v2: of the IP header (A17.4.3.1) */
+    attr.sl = (uint8_t)lossynet_service_level(dscp);
+    return attr;
+}
+
+bool verbs_address_open(struct verbs_address *a, struct ibv_pd *pd, struct ibv_ah_attr attr,
+                        int dscp) {
+    struct ibv_ah_attr bulk = verbs_bulk(attr, dscp);
+    a->ah = ibv_create_ah(pd, &attr);
+    a->bulk = a->ah && dscp ? ibv_create_ah(pd, &bulk) : a->ah;
+    return a->bulk;
+}
+
+void verbs_address_close(struct verbs_address *a) {
+    if (a->bulk && a->bulk != a->ah) ibv_destroy_ah(a->bulk);
+    if (a->ah) ibv_destroy_ah(a->ah);
+    a->ah = a->bulk = NULL;
+}
+
+/* ---- sending ---- */
+
+static const struct verbs_region *find_region(const struct verbs_queue *q, const void *payload,
+                                              size_t bytes) {
+    const uint8_t *at = (const uint8_t *)payload;
+    for (int i = 0; i < q->region_count; i++) {
+        const struct verbs_region *r = &q->regions[i];
+        if (at >= r->start && bytes <= r->bytes && (size_t)(at - r->start) <= r->bytes - bytes)
+            return r;
+    }
+    return NULL;
+}
+
+/* Takes the completions that are there. */
+static int poll_sends(struct verbs_queue *q) {
+    struct ibv_wc wc[16];
+    int n = ibv_poll_cq(q->send_cq, 16, wc);
+    for (int i = 0; i < n; i++) {
+        q->completed = wc[i].wr_id + 1; /* with all before it that have no completion */
+        if (wc[i].status) verbs_queue_broken(q, "a send failed", ibv_wc_status_str(wc[i].status));
+    }
+    if (n < 0) verbs_queue_broken(q, "ibv_poll_cq", "the completion queue has failed");
+    if (n > 0) q->stuck = false;
+    return n;
+}
+
+/* Waits until all sends before number `until` have completed; false where they do not. */
+static bool await_sends(struct verbs_queue *q, uint64_t until) {
+    double since = 0;
+    for (int idle = 0; q->completed < until && !q->failed;) {
+        if (poll_sends(q)) {
+            idle = 0;
+            continue;
+        }
+        if (q->stuck) return false;
+        if (++idle < SPINS) continue;
+        if (idle == SPINS) since = lossynet_now();
+        q->stuck = lossynet_now() - since > STUCK;
+        sched_yield();
+    }
+    return !q->failed;
+}
+
+/* Makes one work request of a datagram. */
+static void fill_request(struct verbs_queue *q, const struct verbs_address *to, uint64_t number,
+                         const struct lossynet_datagram *d, struct ibv_send_wr *wr,
+                         struct ibv_sge *part) {
+    uint8_t *staging = q->staging + number % q->sends * q->staging_slot;
+    const struct verbs_region *region = d->length ? find_region(q, d->payload, d->length) : NULL;
+    memcpy(staging, d->header, WIRE_HEADER_BYTES);
+    part[0] = (struct ibv_sge){(uintptr_t)staging, WIRE_HEADER_BYTES, q->staging_mr->lkey};
+    if (region) {
+        part[1] = (struct ibv_sge){(uintptr_t)d->payload, (uint32_t)d->length, region->mr->lkey};
+    } else if (d->length) {
+        memcpy(staging + WIRE_HEADER_BYTES, d->payload, d->length);
+        part[0].length += (uint32_t)d->length;
+    }
+    *wr = (struct ibv_send_wr){.wr_id = number,
+                               .sg_list = part,
+                               .num_sge = region ? 2 : 1,
+                               .opcode = IBV_WR_SEND,
+                               .wr.ud = {d->bulk ? to->bulk : to->ah, to->qpn, q->qkey}};
+}
+
+lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_address *to,
+                                 const struct lossynet_datagram *batch, int count) {
+    struct ibv_send_wr wr[LOSSYNET_BATCH], *bad;
+    struct ibv_sge part[2 * LOSSYNET_BATCH];
+    uint64_t last = q->posted + (uint64_t)count;
+    if (q->failed) return LOSSYNET_LINK;
+    if (last > q->sends && !await_sends(q, last - q->sends))
+        return q->failed ? LOSSYNET_LINK : LOSSYNET_OK; /* lost */
+    for (int i = 0; i < count; i++) {
+        fill_request(q, to, q->posted + (uint64_t)i, &batch[i], &wr[i], &part[2 * i]);
+        wr[i].next = i + 1 < count ? &wr[i + 1] : NULL;
+        if (i + 1 == count || (i + 1) % SIGNAL == 0) wr[i].send_flags = IBV_SEND_SIGNALED;
+    }
+    int code = ibv_post_send(q->qp, wr, &bad);
+    if (code) return verbs_queue_broken(q, "ibv_post_send", strerror(code));
+    q->posted = last;
+    return LOSSYNET_OK;
+}
+
+/* What is stuck may leave with a payload that has changed: its checksum will not fit. */
+void verbs_queue_flush(struct verbs_queue *q) {
+    if (q->qp) await_sends(q, q->posted);
+}
+
+static struct ibv_mr *make_region(struct verbs_queue *q, const void *memory, size_t bytes,
+                                  const struct lossynet_device_memory *device) {
+    if (device && device->dmabuf >= 0)
+        return ibv_reg_dmabuf_mr(q->pd, device->offset, bytes, (uintptr_t)memory, device->dmabuf,
+                                 0);
+    return ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* to be read */
+}
+
+bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes,
+                          const struct lossynet_device_memory *device) {
+    if (q->region_count == VERBS_REGIONS || bytes == 0) return false;
+    struct ibv_mr *mr = make_region(q, memory, bytes, device);
+    if (mr)
+        q->regions[q->region_count++] = (struct verbs_region){(const uint8_t *)memory, bytes, mr};
+    else if (device)
+        lossynet_log("rank %d, RDMA port %s: cannot register %zu MB of a GPU's memory (%s), so "
+                     "gradients go through the host's: this needs dma-buf or nvidia-peermem",
+                     q->rank, q->port.name, bytes >> 20, strerror(errno));
+    else
+        lossynet_log("rank %d, RDMA port %s: cannot register %zu MB (%s), so payloads are copied: "
+                     "raise the limit of locked memory (ulimit -l)",
+                     q->rank, q->port.name, bytes >> 20, strerror(errno));
+    return mr;
+}
+
+/* ---- open and close ---- */
+
+static size_t slot_bytes(size_t mtu) {
+    return (HEADER_AT + mtu + 63) / 64 * 64;
+}
+
+static size_t staging_bytes(size_t mtu) {
+    return (mtu + 63) / 64 * 64;
+}
+
+static int receives(size_t mtu, int most) {
+    int fit = (int)(RECEIVE_BYTES / slot_bytes(mtu));
+    if (fit > RECEIVES) fit = RECEIVES;
+    return fit < most ? fit : most;
+}
+
+static size_t memory(size_t mtu, unsigned sends, int receives) {
+    return sends * staging_bytes(mtu) + (size_t)receives * (slot_bytes(mtu) + sizeof(int));
+}
+
+size_t verbs_queue_memory(size_t mtu) {
+    return memory(mtu, SENDS, receives(mtu, RECEIVES));
+}
+
+static lossynet_status take_memory(struct verbs_queue *q) {
+    size_t sending = q->sends * q->staging_slot, receiving = (size_t)q->receives * q->slot;
+    q->memory_bytes = memory(q->port.mtu, q->sends, q->receives);
+    q->staging = lossynet_memory_take(q->sends, q->staging_slot);
+    q->slots = lossynet_memory_take((size_t)q->receives, q->slot);
+    q->spare = lossynet_memory_take((size_t)q->receives, sizeof *q->spare);
+    if (!q->staging || !q->slots || !q->spare) return LOSSYNET_NO_MEMORY;
+    for (; q->spares < q->receives; q->spares++) q->spare[q->spares] = q->receives - 1 - q->spares;
+    q->staging_mr = ibv_reg_mr(q->pd, q->staging, sending, 0);
+    q->slots_mr = ibv_reg_mr(q->pd, q->slots, receiving, IBV_ACCESS_LOCAL_WRITE);
+    if (q->staging_mr && q->slots_mr) return LOSSYNET_OK;
+    lossynet_log("rank %d, RDMA port %s: cannot register %zu MB of buffers: %s: raise the limit of "
+                 "locked memory (ulimit -l)",
+                 q->rank, q->port.name, (sending + receiving) >> 20, strerror(errno));
+    return LOSSYNET_LINK;
+}
+
+/* From RESET to RTS, with all spare receives posted in between (IBA 10.3.1). */
+static lossynet_status start(struct verbs_queue *q) {
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT, .port_num = q->port.number, .qkey = q->qkey};
+    int code =
+        ibv_modify_qp(q->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_QKEY);
+    if (!code) refill(q);
+    attr.qp_state = IBV_QPS_RTR;
+    if (!code) code = ibv_modify_qp(q->qp, &attr, IBV_QP_STATE);
+    attr.qp_state = IBV_QPS_RTS;
+    if (!code) code = ibv_modify_qp(q->qp, &attr, IBV_QP_STATE | IBV_QP_SQ_PSN);
+    if (code) verbs_queue_broken(q, "ibv_modify_qp", strerror(code));
+    return q->failed ? LOSSYNET_LINK : LOSSYNET_OK;
+}
+
+static bool unblock(int fd) {
+    int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
+    const struct ibv_device_attr *limits = &q->port.limits;
+    int most = limits->max_qp_wr < limits->max_cqe ? limits->max_qp_wr : limits->max_cqe;
+    q->qkey = qkey;
+    q->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    q->sends = most < SENDS ? (unsigned)most : SENDS;
+    q->receives = receives(q->port.mtu, most);
+    q->slot = slot_bytes(q->port.mtu);
+    q->staging_slot = staging_bytes(q->port.mtu);
+    if (most < SENDS_LEAST || limits->max_sge < 2) {
+        lossynet_log("RDMA port %s: queues of %d with %d parts: expected at least %d with 2",
+                     q->port.name, most, limits->max_sge, SENDS_LEAST);
+        return LOSSYNET_LINK;
+    }
+    q->pd = ibv_alloc_pd(q->port.context);
+    q->channel = ibv_create_comp_channel(q->port.context);
+    if (q->channel) {
+        q->send_cq = ibv_create_cq(q->port.context, (int)q->sends, NULL, NULL, 0);
+        q->receive_cq = ibv_create_cq(q->port.context, q->receives, NULL, q->channel, 0);
+    }
+    if (!q->pd || !q->channel || !q->send_cq || !q->receive_cq || q->wake < 0 ||
+        !unblock(q->channel->fd) || !unblock(q->port.context->async_fd))
+        return verbs_queue_broken(q, "no completion queues", strerror(errno));
+    lossynet_status status = take_memory(q);
+    if (status) return status;
+    struct ibv_qp_init_attr create = {.send_cq = q->send_cq,
+                                      .recv_cq = q->receive_cq,
+                                      .qp_type = IBV_QPT_UD,
+                                      .cap = {.max_send_wr = q->sends,
+                                              .max_recv_wr = (uint32_t)q->receives,
+                                              .max_send_sge = 2,
+                                              .max_recv_sge = 1}};
+    q->qp = ibv_create_qp(q->pd, &create);
+    if (!q->qp) return verbs_queue_broken(q, "no UD queue pair", strerror(errno));
+    return start(q);
+}
+
+void verbs_queue_close(struct verbs_queue *q) {
+    if (q->qp) ibv_destroy_qp(q->qp);
+    for (int i = 0; i < q->region_count; i++) ibv_dereg_mr(q->regions[i].mr);
+    if (q->slots_mr) ibv_dereg_mr(q->slots_mr);
+    if (q->staging_mr) ibv_dereg_mr(q->staging_mr);
+    if (q->receive_cq) ibv_destroy_cq(q->receive_cq);
+    if (q->send_cq) ibv_destroy_cq(q->send_cq);
+    if (q->channel) ibv_destroy_comp_channel(q->channel);
+    if (q->pd) ibv_dealloc_pd(q->pd);
+    if (q->wake > 0) close(q->wake);
+    free(q->spare);
+    free(q->slots);
+    free(q->staging);
+}
+
+#endif

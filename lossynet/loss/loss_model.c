@@ -1,0 +1,403 @@
+/* loss_model.c — injected loss: which packets of a link survive.
+ *
+ * A link is directed, from one worker to another, and has a life of its own in each phase. Loss
+ * is a pure function of (seed, step, phase, sender, receiver, packet): random numbers are hashes of
+ * these, counted rather than drawn, so that the outcome does not depend on how workers are spread
+ * over ranks and threads, nor on whether a run was resumed. A packet is counted as the k-th of its
+ * link in its step; since sender, receiver and phase name the owner, this says which packet of the
+ * vector it is.
+ *
+ * bernoulli   lost when the hash, as a number in [0, 1), is below p.
+ *
+ * burst:MEAN  Gilbert-Elliott (Gilbert 1960): a state per link, good loses nothing, bad loses
+ *     everything. From packet to packet, also from one step's last to the next step's first, it
+ *     moves good -> bad with probability a and bad -> good with probability b:
+ *         mean run of losses = 1/b             = MEAN
+ *         stationary loss    = a / (a + b)     = p      hence  a = p / (MEAN (1 - p))
+ *     a <= 1 asks for p <= MEAN / (MEAN + 1): shorter runs cannot lose that much.
+ *     MEAN = 1/(1-p) is bernoulli; anything longer is bursty.
+ *
+ *     The state is a pure function too. With one number u per packet, u < min(a, 1-b) leads to bad
+ *     and u >= max(a, 1-b) to good from either state; in between the state is kept (a < 1-b) or
+ *     flips (a > 1-b). So looking back to the last packet that decided, and counting flips since,
+ *     gives the state of a chain that has run for ever, that is, in its stationary distribution
+ *     (coupling from the past, Propp & Wilson 1996). Looking back takes MEAN (1-p) packets on
+ *     average; the word `chain` remembers where the last step ended and saves that in sequence.
+ *
+ * outage:MEAN  a link is down for whole steps, MEAN of them on average, and loses nothing in the steps
+ *     between: the same chain with steps in the place of packets, so p <= MEAN / (MEAN + 1) again.
+ *     Both phases of a step ask the same number u, so that an outage takes what the sender sends in
+ *     either; with unlike rates (and MEAN >= 1/(1-p)) the phase with the lower one is down only
+ *     while the other is. The opposite direction has a life of its own. What is sent again in the
+ *     step is lost again (retransmit.c). A packet's age is then 0 with probability 1-p and k > 0 with
+ *     p (1-s) s^(k-1), s = 1 - 1/MEAN: drift.c has what follows.
+ *
+ * trace:FILE  the file is read in a circle; a link starts at a place of its own, and goes on from
+ *     step to step. `rate` 0 turns loss off for a phase; other rates mean nothing.
+ *
+ * Some links may have a rate of their own (`at`), in both phases: those from and to a worker, or one
+ * directed link. All else of the model is as on the other links.
+ */
+#include "lossynet/loss/loss.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const phase_name[2] = {"gradient", "parameter"};
+
+/* ---- random numbers ---- */
+
+enum { STREAM_LOSS = 1, STREAM_STATIONARY = 2, STREAM_TRACE = 3 };
+
+struct directed { /* a link in a phase */
+    const struct lossynet_loss *loss;
+    lossynet_phase phase; /* GRADIENT for outages, which both phases share */
+    int sender, receiver;
+    double rate;
+};
+
+/* The key of all random numbers of a link in a step. */
+static uint64_t stream_key(const struct directed *link, int stream, uint64_t step) {
+    uint64_t key = lossynet_mix(link->loss->seed ^ ((uint64_t)stream << 8 | (uint64_t)link->phase));
+    key = lossynet_mix(key ^ step);
+    return lossynet_mix(key ^ ((uint64_t)link->sender << 32 | (uint64_t)link->receiver));
+}
+
+/* The k-th number of a stream, uniform in [0, 2^64). */
+static inline uint64_t stream_number(uint64_t key, size_t k) {
+    return lossynet_mix(key + k * 0xd1342543de82ef95u);
+}
+
+/* Probability p < 1 as a bound on a uniform 64-bit number. */
+static uint64_t bound(double p) {
+    return p >= 1 ? UINT64_MAX : (uint64_t)ldexp(p, 64);
+}
+
+/* ---- models ---- */
+
+static void mask_bernoulli(const struct directed *link, uint64_t step, size_t n, uint8_t *arrived) {
+    uint64_t key = stream_key(link, STREAM_LOSS, step);
+    uint64_t lost = bound(link->rate);
+    for (size_t k = 0; k < n; k++) arrived[k] = stream_number(key, k) >= lost;
+}
+
+struct chain { /* P(bad | good) and P(bad | bad), as bounds */
+    uint64_t enter, stay;
+};
+
+/* P(bad | good) of the chain with this rate and mean run; above 1 there is none. */
+static double enters(double rate, double mean_run) {
+    return rate / (mean_run * (1 - rate));
+}
+
+static struct chain chain_of(const struct directed *link) {
+    double mean = link->loss->mean_run;
+    return (struct chain){bound(enters(link->rate, mean)), bound(1 - 1 / mean)};
+}
+
+/* The chain's state before packet 0 of `step`: looks back until a packet decided. */
+static bool chain_look_back(const struct directed *link, const struct chain *c, uint64_t step,
+                            size_t n) {
+    uint64_t low = c->enter < c->stay ? c->enter : c->stay;
+    uint64_t high = c->enter < c->stay ? c->stay : c->enter;
+    bool flips = c->enter > c->stay, flipped = false;
+    /* One packet decides with probability >= 1/MEAN for a bursty chain, so this far back one has,
+     * but for a chance of e^-64. (MEAN = 1, p = 1/2 alternates for ever and never decides.) */
+    size_t limit = (size_t)(64 * link->loss->mean_run) + 1024;
+    for (size_t seen = 0; seen < limit;) {
+        step--; /* steps before 0 wrap round, and are as random as any */
+        uint64_t key = stream_key(link, STREAM_LOSS, step);
+        for (size_t k = n; k-- > 0; seen++) {
+            uint64_t u = stream_number(key, k);
+            if (u < low) return !flipped;
+            if (u >= high) return flipped;
+            flipped ^= flips;
+        }
+    }
+    uint64_t key = stream_key(link, STREAM_STATIONARY, step);
+    return (stream_number(key, 0) < bound(link->rate)) ^ flipped;
+}
+
+static void mask_burst(const struct directed *link, uint64_t step, size_t n, uint64_t *memory,
+                       uint8_t *arrived) {
+    const struct chain c = chain_of(link);
+    /* memory: (step after the one it ended) * 2 + state; 0 is "nothing known", and step 0. */
+    bool bad = memory && *memory >> 1 == step && step > 0 ? *memory & 1
+                                                          : chain_look_back(link, &c, step, n);
+    uint64_t key = stream_key(link, STREAM_LOSS, step);
+    for (size_t k = 0; k < n; k++) {
+        bad = stream_number(key, k) < (bad ? c.stay : c.enter);
+        arrived[k] = !bad;
+    }
+    if (memory) *memory = (step + 1) << 1 | bad;
+}
+
+static void mask_outage(const struct directed *link, uint64_t step, size_t n, uint64_t *memory,
+                        uint8_t *arrived) {
+    uint8_t up;
+    mask_burst(link, step, 1, memory, &up);
+    memset(arrived, up, n);
+}
+
+static void mask_trace(const struct directed *link, uint64_t step, size_t n, uint8_t *arrived) {
+    uint64_t key = stream_key(link, STREAM_TRACE, 0);
+    size_t length = link->loss->trace_length;
+    size_t at =
+        (size_t)((stream_number(key, 0) % length + (step % length) * (n % length)) % length);
+    for (size_t k = 0; k < n; k++) {
+        arrived[k] = link->loss->trace[at];
+        if (++at == length) at = 0;
+    }
+}
+
+/* Its own, or the phase's. The last that names the link counts. */
+static double link_rate(const struct lossynet_loss *loss, lossynet_phase phase, int sender,
+                        int receiver) {
+    double rate = loss->rate[phase];
+    for (int i = 0; i < loss->at_count; i++) {
+        const struct lossynet_loss_at *at = &loss->at[i];
+        if (at->receiver < 0 ? at->sender == sender || at->sender == receiver
+                             : at->sender == sender && at->receiver == receiver)
+            rate = at->rate;
+    }
+    return rate;
+}
+
+void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step,
+                        int sender, int receiver, size_t n, uint64_t *chain, uint8_t *arrived) {
+    if (n == 0) return;
+    const struct directed link = {loss, loss->model == LOSS_OUTAGE ? LOSSYNET_GRADIENT : phase,
+                                  sender, receiver, link_rate(loss, phase, sender, receiver)};
+    if (link.rate <= 0)
+        memset(arrived, 1, n);
+    else if (loss->model == LOSS_TRACE)
+        mask_trace(&link, step, n, arrived);
+    else if (link.rate >= 1)
+        memset(arrived, 0, n);
+    else if (loss->model == LOSS_BURST)
+        mask_burst(&link, step, n, chain, arrived);
+    else if (loss->model == LOSS_OUTAGE)
+        mask_outage(&link, step, n, chain, arrived);
+    else
+        mask_bernoulli(&link, step, n, arrived);
+}
+
+uint64_t lossynet_loss_fingerprint(const struct lossynet_loss *loss) {
+    uint64_t hash = lossynet_mix(loss->seed);
+    hash = lossynet_mix(hash ^ (uint64_t)loss->model);
+    const double numbers[] = {loss->rate[0], loss->rate[1], loss->mean_run};
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        uint64_t bits;
+        memcpy(&bits, &numbers[i], sizeof bits);
+        hash = lossynet_mix(hash ^ bits);
+    }
+    for (int i = 0; i < loss->at_count; i++) {
+        uint64_t bits;
+        memcpy(&bits, &loss->at[i].rate, sizeof bits);
+        hash = lossynet_mix(hash ^ bits);
+        hash = lossynet_mix(hash ^ (uint64_t)(uint32_t)loss->at[i].sender << 32 ^
+                            (uint32_t)loss->at[i].receiver);
+    }
+    return hash;
+}
+
+/* ---- settings ---- */
+
+static lossynet_status trace_read(struct lossynet_loss *loss, const char *path, char *why,
+                                  size_t why_size) {
+    lossynet_status status = LOSSYNET_FILE;
+    FILE *file = fopen(path, "r");
+    if (!file) {
+        snprintf(why, why_size, "loss trace %s: %s", path, strerror(errno));
+        return status;
+    }
+    size_t room = 0;
+    int line = 1;
+    for (int c = getc(file); c != EOF; c = getc(file)) {
+        if (c == '#') {
+            while (c != '\n' && c != EOF) c = getc(file);
+            if (c == EOF) break;
+        }
+        if (c == '\n') line++;
+        if (strchr(" \t\r\n", c) && c) continue;
+        if (c != '0' && c != '1') {
+            snprintf(why, why_size,
+                     "loss trace %s, line %d: byte %d, expected 0 (arrives) or 1 (lost)", path,
+                     line, c);
+            goto close_file;
+        }
+        if (loss->trace_length == room) {
+            room = room ? 2 * room : 4096;
+            uint8_t *larger = (uint8_t *)lossynet_memory_take(room, 1);
+            if (!larger) {
+                snprintf(why, why_size, "no memory for the loss trace %s", path);
+                status = LOSSYNET_NO_MEMORY;
+                goto close_file;
+            }
+            if (loss->trace) memcpy(larger, loss->trace, loss->trace_length);
+            free(loss->trace);
+            loss->trace = larger;
+        }
+        loss->trace[loss->trace_length++] = c == '0';
+    }
+    if (ferror(file))
+        snprintf(why, why_size, "loss trace %s: cannot be read: %s", path, strerror(errno));
+    else if (loss->trace_length == 0)
+        snprintf(why, why_size, "loss trace %s: empty, expected 0 (arrives) and 1 (lost)", path);
+    else
+        status = LOSSYNET_OK;
+close_file:
+    fclose(file);
+    return status;
+}
+
+/* A chain with runs of this mean length can lose no more than MEAN / (MEAN + 1). whose: of which
+ * loss rate that is. */
+static lossynet_status chain_check(const struct lossynet_loss *loss, double rate, const char *whose,
+                                   char *why, size_t why_size) {
+    const bool chained = loss->model == LOSS_BURST || loss->model == LOSS_OUTAGE;
+    double mean = loss->mean_run;
+    if (!chained || rate <= 0 || rate >= 1 || enters(rate, mean) <= 1 + 1e-12) return LOSSYNET_OK;
+    snprintf(why, why_size,
+             "loss model %s:%g loses at most %.4g of the packets, the %s loss rate is %g: expected "
+             "longer runs or a lower rate",
+             loss->model == LOSS_BURST ? "burst" : "outage", mean, mean / (mean + 1), whose, rate);
+    return LOSSYNET_INVALID;
+}
+
+/* model: NAME:MEAN */
+static lossynet_status chain_parse(struct lossynet_loss *loss, const char *model, char *why,
+                                   size_t why_size) {
+    const char *text = strchr(model, ':') + 1;
+    char *end;
+    double mean = strtod(text, &end);
+    if (end == text || *end || !(mean >= 1 && mean <= 1e6)) {
+        snprintf(why, why_size,
+                 "loss model %s: the mean run length must be a number from 1 to 1000000", model);
+        return LOSSYNET_INVALID;
+    }
+    loss->mean_run = mean;
+    lossynet_status status = LOSSYNET_OK;
+    for (int phase = 0; phase < 2 && !status; phase++)
+        status = chain_check(loss, loss->rate[phase], phase_name[phase], why, why_size);
+    return status;
+}
+
+/* One of `at`: WORKER=RATE or SENDER-RECEIVER=RATE, up to a comma. *text moves behind it. */
+static lossynet_status at_parse_one(struct lossynet_loss *loss, int workers, const char **text,
+                                    char *why, size_t why_size) {
+    struct lossynet_loss_at *at = &loss->at[loss->at_count++];
+    const char *start = *text;
+    const int length = (int)strcspn(start, ",");
+    char *end;
+    errno = 0;
+    long sender = strtol(start, &end, 10), receiver = -1;
+    bool ok = end != start, pair = ok && *end == '-';
+    if (pair) {
+        const char *second = end + 1;
+        receiver = strtol(second, &end, 10);
+        ok = end != second;
+    }
+    const char *number = end + 1;
+    double rate = ok && *end == '=' ? strtod(number, &end) : 0;
+    *text = start + length;
+    if (!ok || errno || end <= number || end != *text) {
+        snprintf(why, why_size,
+                 "'%.*s': expected WORKER=RATE or SENDER-RECEIVER=RATE, several with commas",
+                 length, start);
+        return LOSSYNET_INVALID;
+    }
+    if (sender < 0 || sender >= workers || (pair && (receiver < 0 || receiver >= workers))) {
+        snprintf(why, why_size, "'%.*s': worker %ld: expected 0 to %d", length, start,
+                 sender < 0 || sender >= workers ? sender : receiver, workers - 1);
+        return LOSSYNET_INVALID;
+    }
+    if (sender == receiver) {
+        snprintf(why, why_size, "'%.*s': expected two workers, one loses nothing to itself", length,
+                 start);
+        return LOSSYNET_INVALID;
+    }
+    if (!(rate >= 0 && rate <= 1)) {
+        snprintf(why, why_size, "'%.*s': loss rate %g: expected a number from 0 to 1", length,
+                 start, rate);
+        return LOSSYNET_INVALID;
+    }
+    *at = (struct lossynet_loss_at){(int)sender, (int)receiver, rate};
+    char whose[64];
+    if (pair)
+        snprintf(whose, sizeof whose, "link %ld-%ld's", sender, receiver);
+    else
+        snprintf(whose, sizeof whose, "worker %ld's", sender);
+    return chain_check(loss, rate, whose, why, why_size);
+}
+
+static lossynet_status at_parse(struct lossynet_loss *loss, const char *text, int workers,
+                                char *why, size_t why_size) {
+    if (loss->model == LOSS_TRACE) {
+        snprintf(why, why_size,
+                 "'%s': a trace has no rates; expected loss model bernoulli, burst or outage",
+                 text);
+        return LOSSYNET_INVALID;
+    }
+    size_t count = 1;
+    for (const char *c = text; *c; c++) count += *c == ',';
+    loss->at = (struct lossynet_loss_at *)lossynet_memory_take(count, sizeof *loss->at);
+    if (!loss->at) {
+        snprintf(why, why_size, "no memory for the loss rates of %zu links", count);
+        return LOSSYNET_NO_MEMORY;
+    }
+    lossynet_status status = at_parse_one(loss, workers, &text, why, why_size);
+    while (!status && *text++ == ',') status = at_parse_one(loss, workers, &text, why, why_size);
+    return status;
+}
+
+static lossynet_status model_parse(struct lossynet_loss *loss, const char *model, char *why,
+                                   size_t why_size) {
+    if (strcmp(model, "bernoulli") == 0) return LOSSYNET_OK;
+    if (strncmp(model, "burst:", 6) == 0) {
+        loss->model = LOSS_BURST;
+        return chain_parse(loss, model, why, why_size);
+    }
+    if (strncmp(model, "outage:", 7) == 0) {
+        loss->model = LOSS_OUTAGE;
+        return chain_parse(loss, model, why, why_size);
+    }
+    if (strncmp(model, "trace:", 6) == 0) {
+        loss->model = LOSS_TRACE;
+        return trace_read(loss, model + 6, why, why_size);
+    }
+    snprintf(why, why_size,
+             "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS or "
+             "trace:FILE",
+             model);
+    return LOSSYNET_INVALID;
+}
+
+lossynet_status lossynet_loss_open(struct lossynet_loss *loss,
+                                   const struct lossynet_loss_settings *settings, char *why,
+                                   size_t why_size) {
+    *loss = (struct lossynet_loss){.seed = settings->seed};
+    for (int phase = 0; phase < 2; phase++) {
+        loss->rate[phase] = settings->rate[phase];
+        if (!(settings->rate[phase] >= 0 && settings->rate[phase] <= 1)) {
+            snprintf(why, why_size, "%s loss rate %g: expected a number from 0 to 1",
+                     phase_name[phase], settings->rate[phase]);
+            return LOSSYNET_INVALID;
+        }
+    }
+    const char *model = settings->model ? settings->model : "bernoulli", *at = settings->at;
+    lossynet_status status = model_parse(loss, model, why, why_size);
+    if (!status && at && strcmp(at, "none") != 0)
+        status = at_parse(loss, at, settings->workers, why, why_size);
+    if (status) lossynet_loss_close(loss);
+    return status;
+}
+
+void lossynet_loss_close(struct lossynet_loss *loss) {
+    free(loss->trace);
+    free(loss->at);
+    *loss = (struct lossynet_loss){0};
+}

@@ -1,0 +1,46 @@
+/* loss_trace.c — which packets arrived, as a trace that the loss model trace:FILE reads (loss_model.c).
+ *
+ * Each rank writes what its workers received, from every other worker, injected loss included:
+ *
+ *     # step 12, gradient, worker 3 to 0
+ *     0000001110000...                 in order of (bucket, packet): 0 arrived, 1 did not
+ *
+ * scripts/loss_trace.py puts the steps of a link behind one another and tells how bursty they are.
+ */
+#include "lossynet/loss/loss.h"
+
+#include <errno.h>
+#include <inttypes.h>
+
+enum { LINE = 4096 };
+
+lossynet_status lossynet_loss_trace_open(const char *path, const struct lossynet_world *world,
+                                         FILE **out) {
+    char own[4096];
+    const char *format = world->ranks > 1 ? "%s.%d" : "%s";
+    int length = snprintf(own, sizeof own, format, path, world->rank);
+    *out = length < (int)sizeof own ? fopen(own, "w") : NULL;
+    if (*out) return LOSSYNET_OK;
+    lossynet_log("cannot write the loss trace %s: %s", own,
+                 length < (int)sizeof own ? strerror(errno) : "the name is too long");
+    return LOSSYNET_FILE;
+}
+
+void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender,
+                              int receiver, const uint8_t *arrived, size_t n) {
+    fprintf(trace, "# step %" PRIu64 ", %s, worker %d to %d\n", step,
+            phase == LOSSYNET_GRADIENT ? "gradient" : "parameter", sender, receiver);
+    char digits[LINE];
+    for (size_t start = 0; start < n; start += LINE) {
+        size_t count = n - start < LINE ? n - start : LINE;
+        for (size_t k = 0; k < count; k++) digits[k] = arrived[start + k] ? '0' : '1';
+        if (fwrite(digits, 1, count, trace) != count || putc('\n', trace) == EOF)
+            return; /* ferror tells */
+    }
+}
+
+lossynet_status lossynet_loss_trace_flush(FILE *trace, int rank) {
+    if (fflush(trace) == 0 && !ferror(trace)) return LOSSYNET_OK;
+    lossynet_log("rank %d: the loss trace cannot be written: %s", rank, strerror(errno));
+    return LOSSYNET_FILE;
+}

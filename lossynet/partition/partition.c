@@ -1,0 +1,83 @@
+/* partition.c — buckets, shards and packets: who owns which element, and which packet carries it.
+ *
+ *     vector   | bucket 0                  | bucket 1              | ...
+ *     shards   | owner 0 | owner 1 | own.2 | owner 0 | owner 1 |...|
+ *     packets  |p0|p1|p2 |p3|p4|p5 |p6|p7  |p8|p9|...
+ *
+ * In a bucket of E elements each of N owners gets a run of chunk = ceil(E / N) elements, rounded up
+ * to 16 (a cache line of float32, so that owners never share one); the last owners get less, or
+ * nothing when the bucket is small. A shard is cut in full packets and a last, shorter one.
+ * Packets never straddle shards. They are numbered in order of (bucket, owner, packet), which is
+ * also the order of their elements.
+ */
+#include "lossynet/partition/partition.h"
+
+#include <stdlib.h>
+
+enum { CHUNK_MULTIPLE = 16 };
+
+static size_t minimum(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static void fill(struct lossynet_partition *partition, const size_t *bucket_elements) {
+    size_t element = 0, packet = 0;
+    size_t owners = (size_t)partition->workers, row = (size_t)partition->buckets + 1;
+    for (int b = 0; b < partition->buckets; b++) {
+        size_t size = bucket_elements[b];
+        size_t chunk = (size - 1) / owners + 1;
+        chunk = (chunk + CHUNK_MULTIPLE - 1) / CHUNK_MULTIPLE * CHUNK_MULTIPLE;
+        for (size_t w = 0; w < owners; w++) {
+            size_t count = minimum((w + 1) * chunk, size) - minimum(w * chunk, size);
+            size_t packets = (count + partition->packet_elements - 1) / partition->packet_elements;
+            partition->shard_element[b * owners + w] = element;
+            partition->shard_packet[b * owners + w] = packet;
+            partition->owner_element[w * row + b + 1] =
+                partition->owner_element[w * row + b] + count;
+            partition->owner_packet[w * row + b + 1] =
+                partition->owner_packet[w * row + b] + packets;
+            if (packets > partition->largest_shard_packets)
+                partition->largest_shard_packets = packets;
+            element += count;
+            packet += packets;
+        }
+    }
+    partition->shard_element[(size_t)partition->buckets * owners] = partition->elements = element;
+    partition->shard_packet[(size_t)partition->buckets * owners] = partition->packets = packet;
+    for (size_t w = 0; w < owners; w++) {
+        size_t packets = lossynet_partition_owner_packets(partition, (int)w);
+        partition->owner_start[w + 1] = partition->owner_start[w] + packets;
+        if (packets > partition->largest_owner_packets) partition->largest_owner_packets = packets;
+    }
+}
+
+lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
+                                        int buckets, const size_t *bucket_elements,
+                                        size_t packet_bytes, size_t element_bytes) {
+    *partition = (struct lossynet_partition){.workers = workers, .buckets = buckets};
+    partition->packet_elements = packet_bytes / element_bytes;
+    partition->element_bytes = element_bytes;
+    size_t shards = (size_t)buckets * workers + 1, rows = ((size_t)buckets + 1) * workers;
+    partition->shard_element = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
+    partition->shard_packet = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
+    partition->owner_element = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
+    partition->owner_packet = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
+    partition->owner_start = (size_t *)lossynet_memory_take((size_t)workers + 1, sizeof(size_t));
+    if (!partition->shard_element || !partition->shard_packet || !partition->owner_element ||
+        !partition->owner_packet || !partition->owner_start) {
+        lossynet_log("no memory for the partition of %d buckets x %d workers", buckets, workers);
+        lossynet_partition_close(partition);
+        return LOSSYNET_NO_MEMORY;
+    }
+    fill(partition, bucket_elements);
+    return LOSSYNET_OK;
+}
+
+void lossynet_partition_close(struct lossynet_partition *partition) {
+    free(partition->shard_element);
+    free(partition->shard_packet);
+    free(partition->owner_element);
+    free(partition->owner_packet);
+    free(partition->owner_start);
+    *partition = (struct lossynet_partition){0};
+}

@@ -1,0 +1,99 @@
+/* partition.h — how vectors are cut: buckets, shards and packets, and what a packet's elements are.
+ *
+ * Knows which worker owns which elements, which packet carries them, and float32 and bfloat16.
+ * Must not know which packets arrive, who is where, or how anything is sent. Every function depends
+ * on its arguments alone. Uses base only.
+ */
+#ifndef LOSSYNET_PARTITION_H
+#define LOSSYNET_PARTITION_H
+
+#include "lossynet/base/base.h"
+
+/* ---- who owns what (partition.c) ---- */
+
+struct lossynet_partition {
+    int workers, buckets;
+    size_t elements, packets; /* in one vector */
+    size_t packet_elements;   /* in a full packet */
+    size_t element_bytes;     /* of a payload: 4, or 2 of bfloat16 */
+
+    /* Shards in order of (bucket, owner) follow one another without gaps, both in elements and in
+     * packets, so shard i = bucket * workers + owner ends where shard i + 1 starts. */
+    size_t *shard_element; /* [buckets * workers + 1] */
+    size_t *shard_packet;  /* [buckets * workers + 1] */
+
+    /* The same for one owner's shards alone: what it owns in buckets before this one. */
+    size_t *owner_element; /* [workers][buckets + 1] */
+    size_t *owner_packet;  /* [workers][buckets + 1] */
+    size_t *owner_start;   /* [workers + 1]: packets of all owners before this one */
+
+    size_t largest_shard_packets, largest_owner_packets;
+};
+
+lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
+                                        int buckets, const size_t *bucket_elements,
+                                        size_t packet_bytes, size_t element_bytes);
+void lossynet_partition_close(struct lossynet_partition *partition);
+
+static inline size_t lossynet_partition_owned(const struct lossynet_partition *partition,
+                                              int worker) {
+    return partition->owner_element[(size_t)(worker + 1) * (partition->buckets + 1) - 1];
+}
+
+static inline size_t lossynet_partition_owner_packets(const struct lossynet_partition *partition,
+                                                      int worker) {
+    return partition->owner_packet[(size_t)(worker + 1) * (partition->buckets + 1) - 1];
+}
+
+/* Where the elements of a shard are. */
+static inline void lossynet_shard_span(const struct lossynet_partition *partition, int owner,
+                                       int bucket, size_t *offset, size_t *count) {
+    const size_t *start = partition->shard_element + (size_t)bucket * partition->workers + owner;
+    *offset = start[0];
+    *count = start[1] - start[0];
+}
+
+/* Packets of a shard. */
+static inline size_t lossynet_shard_packets(const struct lossynet_partition *partition, int bucket,
+                                            int owner) {
+    size_t shard = (size_t)bucket * partition->workers + owner;
+    return partition->shard_packet[shard + 1] - partition->shard_packet[shard];
+}
+
+/* The owner's packets in buckets before this one. */
+static inline size_t lossynet_packets_before(const struct lossynet_partition *partition, int bucket,
+                                             int owner) {
+    return partition->owner_packet[(size_t)owner * (partition->buckets + 1) + bucket];
+}
+
+/* Where the elements of a packet of shard (bucket, owner) are. */
+static inline void lossynet_packet_span(const struct lossynet_partition *partition, int bucket,
+                                        int owner, size_t packet, size_t *offset, size_t *count) {
+    size_t shard = (size_t)bucket * partition->workers + owner;
+    size_t end = partition->shard_element[shard + 1];
+    *offset = partition->shard_element[shard] + packet * partition->packet_elements;
+    *count =
+        end - *offset < partition->packet_elements ? end - *offset : partition->packet_elements;
+}
+
+/* ---- elements on their way (elements.c) ---- */
+
+/* What is sent is rounded to bfloat16. */
+static inline bool lossynet_rounds(const struct lossynet_partition *partition) {
+    return partition->element_bytes != sizeof(float);
+}
+
+void lossynet_round(float *to, const float *from, size_t n); /* to may be from */
+/* A payload of bfloat16, little-endian as every machine this runs on. */
+void lossynet_elements_pack(uint16_t *to, const float *from, size_t n);
+/* A payload of n elements, at any address. */
+void lossynet_elements_unpack(const struct lossynet_partition *partition, float *to,
+                              const uint8_t *payload, size_t n);
+/* From one worker to another of the same rank. */
+void lossynet_elements_copy(const struct lossynet_partition *partition, float *to,
+                            const float *from, size_t n);
+/* A payload that a wire has changed may hold what no computation survives. */
+bool lossynet_elements_are_finite(const struct lossynet_partition *partition,
+                                  const uint8_t *payload, size_t bytes);
+
+#endif

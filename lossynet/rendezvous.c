@@ -1,0 +1,351 @@
+/* rendezvous.c — how ranks meet without MPI: rank 0 listens at a TCP address, the others connect.
+ *
+ * The connections carry only what ranks tell each other before a comm is open: a star, in which
+ * rank 0 collects every rank's part and sends all parts back. Nothing of a training step goes over
+ * them.
+ *
+ *     rank r -> rank 0    greeting   magic, r, ranks
+ *     rank 0 -> rank r    seat       magic, local rank and local ranks of r
+ *     rank r -> rank 0    bytes, part      } once per
+ *     rank 0 -> rank r    all parts        } share
+ *
+ * Ranks have the same byte order; the magic number tells where they do not.
+ */
+#include "lossynet/comm.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static const uint64_t MAGIC = 0x6c6f737379310001; /* "lossy1", version 1 */
+static const double GREETING_SECONDS = 2; /* a stranger that says nothing is not waited for */
+
+struct greeting {
+    uint64_t magic;
+    int32_t rank, ranks;
+};
+
+struct seat {
+    uint64_t magic;
+    int32_t local_rank, local_ranks;
+};
+
+struct rendezvous {
+    int ranks;
+    int *peer; /* [ranks] sockets by rank, -1: none; rank r > 0 has rank 0's only */
+};
+
+/* ---- sockets ---- */
+
+/* Splits "host:port"; a host in brackets may contain colons. */
+static bool split_address(const char *address, char host[256], const char **port) {
+    const char *colon = strrchr(address, ':');
+    if (!colon || !colon[1] || colon - address > 255) return false;
+    size_t length = (size_t)(colon - address);
+    *port = colon + 1;
+    if (length >= 2 && address[0] == '[' && address[length - 1] == ']') address++, length -= 2;
+    memcpy(host, address, length);
+    host[length] = '\0';
+    return true;
+}
+
+static struct addrinfo *resolve(const char *address, bool listen) {
+    char host[256];
+    const char *port;
+    struct addrinfo *found = NULL;
+    const struct addrinfo hints = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = listen ? AI_PASSIVE : 0};
+    if (!split_address(address, host, &port)) {
+        lossynet_log("rendezvous '%s': expected HOST:PORT, as 10.0.0.1:7000 or [::1]:7000",
+                     address);
+        return NULL;
+    }
+    int code = getaddrinfo(*host ? host : NULL, port, &hints, &found);
+    if (code) lossynet_log("rendezvous '%s': %s: expected HOST:PORT", address, gai_strerror(code));
+    return code ? NULL : found;
+}
+
+static void set_timeout(int fd, double seconds) {
+    if (seconds < 0.01) seconds = 0.01; /* 0 would mean for ever */
+    struct timeval limit = {(time_t)seconds, (suseconds_t)((seconds - (time_t)seconds) * 1e6)};
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+static bool send_all(int fd, const void *data, size_t bytes) {
+    for (const char *at = data; bytes > 0;) {
+        ssize_t sent = send(fd, at, bytes, MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent <= 0) return false;
+        at += sent;
+        bytes -= (size_t)sent;
+    }
+    return true;
+}
+
+static bool receive_all(int fd, void *data, size_t bytes) {
+    for (char *at = data; bytes > 0;) {
+        ssize_t received = recv(fd, at, bytes, 0);
+        if (received < 0 && errno == EINTR) continue;
+        if (received == 0) errno = ECONNRESET; /* the peer closed the connection */
+        if (received <= 0) return false;
+        at += received;
+        bytes -= (size_t)received;
+    }
+    return true;
+}
+
+static const char *reason(void) {
+    return errno == EAGAIN || errno == EWOULDBLOCK ? "it said nothing in time" : strerror(errno);
+}
+
+/* ---- sharing ---- */
+
+static lossynet_status share_as_root(const struct rendezvous *r, char *all, size_t bytes) {
+    for (int rank = 1; rank < r->ranks; rank++) {
+        uint64_t announced = 0;
+        if (!receive_all(r->peer[rank], &announced, sizeof announced) ||
+            (announced == bytes &&
+             !receive_all(r->peer[rank], all + (size_t)rank * bytes, bytes))) {
+            lossynet_log("rendezvous: rank 0 has heard nothing more from rank %d: %s", rank,
+                         reason());
+            return LOSSYNET_LINK;
+        }
+        if (announced != bytes) {
+            lossynet_log("rendezvous: rank %d shares %llu bytes, rank 0 %zu: expected the same "
+                         "program and settings on all ranks",
+                         rank, (unsigned long long)announced, bytes);
+            return LOSSYNET_PROTOCOL;
+        }
+    }
+    for (int rank = 1; rank < r->ranks; rank++) {
+        if (send_all(r->peer[rank], all, (size_t)r->ranks * bytes)) continue;
+        lossynet_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
+        return LOSSYNET_LINK;
+    }
+    return LOSSYNET_OK;
+}
+
+/* A lossynet_share. */
+static lossynet_status share(void *context, const struct lossynet_world *world, void *all,
+                             size_t bytes) {
+    const struct rendezvous *r = context;
+    if (world->rank == 0) return share_as_root(r, all, bytes);
+    uint64_t announced = bytes;
+    if (send_all(r->peer[0], &announced, sizeof announced) &&
+        send_all(r->peer[0], (char *)all + (size_t)world->rank * bytes, bytes) &&
+        receive_all(r->peer[0], all, (size_t)world->ranks * bytes))
+        return LOSSYNET_OK;
+    lossynet_log("rendezvous: rank %d has heard nothing more from rank 0: %s", world->rank,
+                 reason());
+    return LOSSYNET_LINK;
+}
+
+/* ---- rank 0 ---- */
+
+static int listen_at(const char *address, int ranks) {
+    struct addrinfo *found = resolve(address, true);
+    if (!found) return -1;
+    const int on = 1;
+    int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol);
+    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
+        bind(fd, found->ai_addr, found->ai_addrlen) || listen(fd, ranks)) {
+        lossynet_log("rendezvous '%s': rank 0 cannot listen there: %s: expected an address of "
+                     "this host and a free port",
+                     address, strerror(errno));
+        if (fd >= 0) close(fd);
+        fd = -1;
+    }
+    freeaddrinfo(found);
+    return fd;
+}
+
+/* Takes one connection. One that does not begin with the magic number is none of ours. */
+static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
+    struct greeting hello;
+    set_timeout(fd, GREETING_SECONDS);
+    if (!receive_all(fd, &hello, sizeof hello) || hello.magic != MAGIC) {
+        close(fd);
+        return LOSSYNET_OK;
+    }
+    if (hello.ranks != r->ranks || hello.rank < 1 || hello.rank >= r->ranks ||
+        r->peer[hello.rank] >= 0) {
+        lossynet_log("rendezvous: rank %d of %d has come: expected each of the ranks 1 to %d of %d "
+                     "once",
+                     hello.rank, hello.ranks, r->ranks - 1, r->ranks);
+        close(fd);
+        return LOSSYNET_INVALID;
+    }
+    set_timeout(fd, seconds);
+    r->peer[hello.rank] = fd;
+    return LOSSYNET_OK;
+}
+
+static lossynet_status gather(struct rendezvous *r, int listener, double seconds) {
+    const double end = lossynet_now() + seconds;
+    lossynet_status status = LOSSYNET_OK;
+    for (int missing = r->ranks - 1; missing > 0 && status == LOSSYNET_OK;) {
+        struct pollfd waiting = {.fd = listener, .events = POLLIN};
+        double left = end - lossynet_now();
+        if (left <= 0) {
+            lossynet_log("rendezvous: %d of %d ranks have not come in %g s: expected them to be "
+                         "started with the same address",
+                         missing, r->ranks, seconds);
+            return LOSSYNET_LINK;
+        }
+        if (poll(&waiting, 1, (int)(left * 1000) + 1) <= 0) continue;
+        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (fd >= 0) status = admit(r, fd, seconds);
+        missing = 0;
+        for (int rank = 1; rank < r->ranks; rank++) missing += r->peer[rank] < 0;
+    }
+    return status;
+}
+
+struct host { /* an IP address, IPv4 in the last four bytes */
+    uint8_t address[16];
+};
+
+static struct host host_of(const struct sockaddr_storage *a) {
+    struct host host = {{0}};
+    if (a->ss_family == AF_INET6)
+        memcpy(host.address, &((const struct sockaddr_in6 *)a)->sin6_addr, 16);
+    else
+        memcpy(host.address + 12, &((const struct sockaddr_in *)a)->sin_addr, 4);
+    return host;
+}
+
+/* Ranks are on one host when rank 0 sees them at one address; they are on rank 0's when a
+ * connection has the same address at both ends. host[0] stays 0. */
+static void find_hosts(const struct rendezvous *r, struct host *host) {
+    for (int rank = 1; rank < r->ranks; rank++) {
+        struct sockaddr_storage near = {0}, far = {0};
+        socklen_t near_bytes = sizeof near, far_bytes = sizeof far;
+        getsockname(r->peer[rank], (struct sockaddr *)&near, &near_bytes);
+        getpeername(r->peer[rank], (struct sockaddr *)&far, &far_bytes);
+        struct host here = host_of(&near), there = host_of(&far);
+        if (memcmp(&here, &there, sizeof here)) host[rank] = there;
+    }
+}
+
+static struct seat seat_of(const struct host *host, int rank, int ranks) {
+    struct seat seat = {.magic = MAGIC};
+    for (int other = 0; other < ranks; other++) {
+        bool together = memcmp(&host[rank], &host[other], sizeof *host) == 0;
+        seat.local_ranks += together;
+        seat.local_rank += together && other < rank;
+    }
+    return seat;
+}
+
+static lossynet_status meet_as_root(struct rendezvous *r, const char *address, double seconds,
+                                    struct seat *seat) {
+    int listener = listen_at(address, r->ranks);
+    if (listener < 0) return LOSSYNET_LINK;
+    lossynet_status status = gather(r, listener, seconds);
+    close(listener);
+    if (status) return status;
+    struct host *host = lossynet_memory_take((size_t)r->ranks, sizeof *host);
+    if (!host) {
+        lossynet_log("rendezvous: no memory for the addresses of %d ranks", r->ranks);
+        return LOSSYNET_NO_MEMORY;
+    }
+    find_hosts(r, host);
+    *seat = seat_of(host, 0, r->ranks);
+    for (int rank = 1; rank < r->ranks && !status; rank++) {
+        struct seat theirs = seat_of(host, rank, r->ranks);
+        if (send_all(r->peer[rank], &theirs, sizeof theirs)) continue;
+        lossynet_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
+        status = LOSSYNET_LINK;
+    }
+    free(host);
+    return status;
+}
+
+/* ---- the others ---- */
+
+/* Tries again until rank 0 listens. */
+static int connect_to(const struct addrinfo *found, double seconds) {
+    const struct timespec pause = {0, 50000000};
+    const double end = lossynet_now() + seconds;
+    for (const struct addrinfo *to = found;; to = to->ai_next ? to->ai_next : found) {
+        int fd = socket(to->ai_family, to->ai_socktype | SOCK_CLOEXEC, to->ai_protocol);
+        if (fd < 0) return -1;
+        set_timeout(fd, seconds);
+        if (connect(fd, to->ai_addr, to->ai_addrlen) == 0) return fd;
+        int failure = errno;
+        close(fd);
+        errno = failure;
+        if (lossynet_now() >= end) return -1;
+        nanosleep(&pause, NULL);
+    }
+}
+
+static lossynet_status meet_root(struct rendezvous *r, const char *address, int rank,
+                                 double seconds, struct seat *seat) {
+    struct addrinfo *found = resolve(address, false);
+    if (!found) return LOSSYNET_LINK;
+    int fd = r->peer[0] = connect_to(found, seconds);
+    freeaddrinfo(found);
+    if (fd < 0) {
+        lossynet_log("rendezvous '%s': rank %d reaches nobody in %g s: %s: expected rank 0 to "
+                     "listen there",
+                     address, rank, seconds, strerror(errno));
+        return LOSSYNET_LINK;
+    }
+    const struct greeting hello = {.magic = MAGIC, .rank = rank, .ranks = r->ranks};
+    if (send_all(fd, &hello, sizeof hello) && receive_all(fd, seat, sizeof *seat) &&
+        seat->magic == MAGIC)
+        return LOSSYNET_OK;
+    lossynet_log("rendezvous '%s': rank %d was not admitted: expected rank 0 of %d ranks there, "
+                 "and all others within %g s",
+                 address, rank, r->ranks, seconds);
+    return LOSSYNET_LINK;
+}
+
+/* ---- open and close ---- */
+
+lossynet_status lossynet_rendezvous_open(const char *address, int rank, int ranks, double seconds,
+                                         struct lossynet_world *world) {
+    *world = (struct lossynet_world){.rank = rank, .ranks = ranks, .local_ranks = 1};
+    if (ranks < 1 || rank < 0 || rank >= ranks || !(seconds > 0)) {
+        lossynet_log(
+            "rendezvous: rank %d of %d, %g s: expected 0 <= rank < ranks, and a time above "
+            "0",
+            rank, ranks, seconds);
+        return LOSSYNET_INVALID;
+    }
+    if (ranks == 1) return LOSSYNET_OK;
+    struct rendezvous *r = lossynet_memory_take(1, sizeof *r + (size_t)ranks * sizeof *r->peer);
+    if (!r) {
+        lossynet_log("rendezvous: rank %d: no memory for %d ranks", rank, ranks);
+        return LOSSYNET_NO_MEMORY;
+    }
+    r->ranks = ranks;
+    r->peer = (int *)(r + 1);
+    for (int i = 0; i < ranks; i++) r->peer[i] = -1;
+    world->share = share;
+    world->share_context = r;
+    struct seat seat = {0};
+    lossynet_status status = rank == 0 ? meet_as_root(r, address, seconds, &seat)
+                                       : meet_root(r, address, rank, seconds, &seat);
+    world->local_rank = seat.local_rank;
+    world->local_ranks = seat.local_ranks;
+    if (status) lossynet_rendezvous_close(world);
+    return status;
+}
+
+void lossynet_rendezvous_close(struct lossynet_world *world) {
+    if (world->share != share) return;
+    struct rendezvous *r = world->share_context;
+    for (int i = 0; i < r->ranks; i++)
+        if (r->peer[i] >= 0) close(r->peer[i]);
+    free(r);
+    world->share = NULL;
+    world->share_context = NULL;
+}

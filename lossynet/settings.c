@@ -1,0 +1,176 @@
+/* settings.c — names of settings, and whether their values make sense. */
+#include "lossynet/comm.h"
+
+#include <math.h>
+
+const char *lossynet_status_string(lossynet_status status) {
+    switch (status) {
+    case LOSSYNET_OK:
+        return "success";
+    case LOSSYNET_INVALID:
+        return "invalid argument or setting";
+    case LOSSYNET_NO_MEMORY:
+        return "out of memory";
+    case LOSSYNET_LINK:
+        return "the link between ranks failed";
+    case LOSSYNET_PROTOCOL:
+        return "a peer broke the protocol";
+    case LOSSYNET_FILE:
+        return "a file could not be read";
+    }
+    return "unknown status";
+}
+
+/* ---- names ---- */
+
+static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
+static const char *const wire_dtype_names[] = {"float32", "bf16"};
+static const char *const link_names[] = {"auto", "mpi", "udp", "verbs"};
+
+static int find(const char *name, const char *const *names, int count) {
+    for (int i = 0; i < count; i++)
+        if (strcmp(name, names[i]) == 0) return i;
+    return -1;
+}
+
+bool lossynet_estimator_parse(const char *name, lossynet_estimator *out) {
+    int found = find(name, estimator_names, 4);
+    if (found >= 0) *out = (lossynet_estimator)found;
+    return found >= 0;
+}
+
+bool lossynet_link_parse(const char *name, lossynet_link_kind *out) {
+    int found = find(name, link_names, 4);
+    if (found >= 0) *out = (lossynet_link_kind)found;
+    return found >= 0;
+}
+
+const char *lossynet_estimator_name(lossynet_estimator estimator) {
+    return estimator >= LOSSYNET_MEAN && estimator <= LOSSYNET_ZERO ? estimator_names[estimator]
+                                                                    : "unknown";
+}
+
+const char *lossynet_wire_dtype_name(uint64_t wire_dtype) {
+    return wire_dtype <= LOSSYNET_BF16 ? wire_dtype_names[wire_dtype] : "unknown";
+}
+
+/* ---- settings ---- */
+
+static lossynet_status check_sizes(const struct lossynet_settings *settings) {
+    if (settings->buckets < 1 || !settings->bucket_elements) {
+        lossynet_log("buckets %d: expected at least 1", settings->buckets);
+        return LOSSYNET_INVALID;
+    }
+    size_t elements = 0;
+    for (int b = 0; b < settings->buckets; b++) {
+        size_t size = settings->bucket_elements[b];
+        if (size == 0 || size > SIZE_MAX / 64 - elements) {
+            lossynet_log("bucket %d: %zu elements: expected at least 1, and a sum that fits memory",
+                         b, size);
+            return LOSSYNET_INVALID;
+        }
+        elements += size;
+    }
+    if (settings->packet_bytes % sizeof(float) || settings->packet_bytes > 1u << 30) {
+        lossynet_log("packet size %zu bytes: expected a multiple of 4 up to 1 GiB, or 0 for the "
+                     "default",
+                     settings->packet_bytes);
+        return LOSSYNET_INVALID;
+    }
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_settings_check(const struct lossynet_world *world,
+                                        const struct lossynet_settings *settings) {
+    if (world->ranks < 1 || world->rank < 0 || world->rank >= world->ranks) {
+        lossynet_log("rank %d of %d ranks: expected 0 <= rank < ranks", world->rank, world->ranks);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->workers < 1 || settings->workers > WIRE_WORKERS) {
+        lossynet_log("workers %d: expected 1 to %d", settings->workers, WIRE_WORKERS);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->memory && world->ranks > 1) {
+        lossynet_log("vectors outside the host's memory: expected 1 rank, got %d", world->ranks);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->workers % world->ranks) {
+        lossynet_log("workers %d: expected a multiple of the %d ranks", settings->workers,
+                     world->ranks);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->wire_dtype != LOSSYNET_FLOAT32 && settings->wire_dtype != LOSSYNET_BF16) {
+        lossynet_log("wire dtype %d: expected float32 or bf16", (int)settings->wire_dtype);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->memory && settings->wire_dtype && !settings->memory->masked_round) {
+        lossynet_log("wire dtype bf16, vectors outside the host's memory: expected masked_round");
+        return LOSSYNET_INVALID;
+    }
+    if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {
+        lossynet_log("estimator %d: expected mean, balanced, ht or zero", (int)settings->estimator);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->link < LOSSYNET_LINK_AUTO || settings->link > LOSSYNET_LINK_VERBS) {
+        lossynet_log("link %d: expected auto, mpi, udp or verbs", (int)settings->link);
+        return LOSSYNET_INVALID;
+    }
+    if (!(settings->pace_gbps >= 0) || !(settings->peer_timeout >= 0)) {
+        lossynet_log("pace %g Gbit/s, peer time-out %g s: expected 0 or more", settings->pace_gbps,
+                     settings->peer_timeout);
+        return LOSSYNET_INVALID;
+    }
+    if (!(settings->loss_budget >= 0 && settings->loss_budget < 1) ||
+        (settings->loss_budget > 0 && !(settings->pace_gbps > 0))) {
+        lossynet_log("loss budget %g at %g Gbit/s: expected a share below 1, and a rate not to be "
+                     "exceeded",
+                     settings->loss_budget, settings->pace_gbps);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->dscp < 0 || settings->dscp > 63) {
+        lossynet_log("traffic class %d: expected a DSCP from 0 to 63", settings->dscp);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->drift_samples < 0) {
+        lossynet_log("drift samples %d: expected 0 or more", settings->drift_samples);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->repair[0] < 0 || settings->repair[1] < 0) {
+        lossynet_log("repair rounds %d and %d: expected 0 or more", settings->repair[0],
+                     settings->repair[1]);
+        return LOSSYNET_INVALID;
+    }
+    if (!(settings->repair_budget >= 0 && settings->repair_budget < INFINITY)) {
+        lossynet_log("repair budget %g: expected a share of a phase's packets, or 0 for all",
+                     settings->repair_budget);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->carry && settings->estimator != LOSSYNET_MEAN &&
+        settings->estimator != LOSSYNET_ZERO) {
+        lossynet_log("carry: expected estimator mean or zero");
+        return LOSSYNET_INVALID;
+    }
+    if (settings->carry && settings->memory) {
+        lossynet_log("carry: expected vectors in the host's memory");
+        return LOSSYNET_INVALID;
+    }
+    if (settings->multicast && settings->repair[LOSSYNET_PARAMETER]) {
+        lossynet_log("multicast: expected no repair of parameters, which goes to single workers");
+        return LOSSYNET_INVALID;
+    }
+    return check_sizes(settings);
+}
+
+/* ---- loss, and traffic classes ---- */
+
+lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *settings, char *why,
+                                    size_t why_size) {
+    struct lossynet_loss loss;
+    lossynet_status status = lossynet_loss_open(&loss, settings, why, why_size);
+    lossynet_loss_close(&loss);
+    return status;
+}
+
+bool lossynet_traffic_class_parse(const char *name, int *dscp) {
+    return lossynet_dscp_parse(name, dscp);
+}

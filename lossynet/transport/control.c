@@ -1,0 +1,182 @@
+/* control.c — what must arrive but for messages: the state that opens windows and phases, the end of
+ * phases, and that a rank leaves. Everything here is idempotent and repeated until it is answered, or
+ * until what the peer says of itself implies the answer.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <math.h>
+
+/* ---- sending ---- */
+
+struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transport *t, int peer,
+                                                   int type, int kind, uint32_t index,
+                                                   uint32_t packet, const void *payload,
+                                                   size_t bytes) {
+    struct lossynet_datagram d = {.payload = payload, .length = bytes};
+    struct wire_header h = {.magic = WIRE_MAGIC,
+                            .version = WIRE_VERSION,
+                            .type = (uint8_t)type,
+                            .kind = (uint8_t)kind,
+                            .run = (uint32_t)t->session.id,
+                            .sender = (uint16_t)t->world.rank,
+                            .receiver = (uint16_t)peer,
+                            .packet = packet,
+                            .index = index,
+                            .sequence = t->peers[peer].flow.sent};
+    wire_encode(d.header, &h);
+    return d;
+}
+
+static void put_state(const struct lossynet_transport *t, int peer, uint8_t *to) {
+    const struct lossynet_peer *p = &t->peers[peer];
+    for (int kind = 0; kind < 2; kind++) {
+        const struct lossynet_phase_state *phase = &t->phase[kind];
+        uint32_t finished = phase->begun - (phase->begun > 0 && !p->tx[kind].complete);
+        wire_put(to + 4 * kind, phase->opened, 4);
+        wire_put(to + 8 + 4 * kind, finished, 4);
+    }
+    wire_put(to + 16, t->rounds.complete, 4);
+    wire_put(to + 20, p->flow.seen, 4);
+    wire_put(to + 24, p->flow.group_seen, 4);
+    wire_put(to + 28, t->sender.group_sent, 4);
+    wire_put(to + 32, p->flow.came, 4);
+}
+
+/* In two classes, what overtakes DATA does not say how much of it was sent (PROBE), and answers
+ * nothing (STATE). */
+static void send_in_class(struct lossynet_transport *t, int peer, int type, int kind,
+                          uint32_t index, uint32_t packet, bool bulk) {
+    struct lossynet_peer *p = &t->peers[peer];
+    bool overtakes = t->session.two_classes && !bulk;
+    uint8_t payload[WIRE_STATE_BYTES + 8];
+    size_t bytes = WIRE_STATE_BYTES;
+    put_state(t, peer, payload);
+    if (type == WIRE_ACK && kind == WIRE_MESSAGES) {
+        wire_put(payload + bytes, p->message.got, 8);
+        bytes += 8;
+    }
+    if (type == WIRE_STATE) packet = overtakes ? 0 : p->control.echo;
+    struct lossynet_datagram d =
+        lossynet_control_datagram(t, peer, type, kind, index, packet, payload, bytes);
+    if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
+    if (overtakes) wire_put(payload + 28, p->flow.group_credit, 4);
+    d.bulk = bulk;
+    lossynet_session_send(t, peer, &d, 1);
+}
+
+void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
+                           uint32_t index, uint32_t packet) {
+    struct lossynet_peer *p = &t->peers[peer];
+    send_in_class(t, peer, type, kind, index, packet, false);
+    /* Both: that of the default class comes also while the other class is starved. */
+    bool behind_data = type == WIRE_STATE ? p->control.answer_due : type == WIRE_PROBE && !packet;
+    if (t->session.two_classes && behind_data)
+        send_in_class(t, peer, type, kind, index, packet, true);
+    p->flow.unacknowledged = 0;
+    if (type == WIRE_STATE) p->control.state_due = p->control.answer_due = false;
+}
+
+void lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
+    struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_control *control = &p->control;
+    for (int kind = 0; kind < 2; kind++) {
+        struct lossynet_tx *tx = &p->tx[kind];
+        if (!tx->done_waits || !lossynet_timer_is_due(t, p, &tx->done, now)) continue;
+        if (t->link->reliable) tx->done.since = HUGE_VAL;
+        lossynet_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
+                              lossynet_is_group(t, kind) ? t->sender.group.sent : tx->sent);
+    }
+    if (t->threads.closing && !p->live.knows &&
+        lossynet_timer_is_due(t, p, &p->message.repeat, now))
+        lossynet_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
+    if (control->ack_due)
+        lossynet_control_send(t, peer, WIRE_ACK, WIRE_MESSAGES, t->rounds.begun - 1,
+                              p->message.got_before);
+    else if (control->state_due)
+        lossynet_control_send(t, peer, WIRE_STATE, 0, 0, 0);
+    control->ack_due = false;
+    if (control->left_due) lossynet_control_send(t, peer, WIRE_LEFT, 0, 0, 0);
+    control->left_due = false;
+}
+
+bool lossynet_control_busy(const struct lossynet_transport *t) {
+    bool busy = t->rounds.open || t->threads.closing;
+    for (int r = 0; !busy && r < t->world.ranks; r++)
+        busy = t->peers[r].tx[0].done_waits || t->peers[r].tx[1].done_waits;
+    return busy;
+}
+
+/* ---- receiving ---- */
+
+static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
+    return (int32_t)(a - b) > 0;
+}
+
+static void take_state(struct lossynet_transport *t, int peer, const uint8_t *from) {
+    struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_control *told = &p->control;
+    struct lossynet_flow *flow = &p->flow;
+    bool news = false;
+    for (int kind = 0; kind < 2; kind++) {
+        uint32_t open = (uint32_t)wire_get(from + 4 * kind, 4);
+        uint32_t finished = (uint32_t)wire_get(from + 8 + 4 * kind, 4);
+        if (later(open, told->open[kind])) told->open[kind] = open, news = true;
+        if (later(finished, told->finished[kind])) told->finished[kind] = finished, news = true;
+        /* Whoever opens the next phase has closed this one, and needs no DONE. */
+        if (later(told->open[kind], t->phase[kind].begun)) {
+            p->tx[kind].done_waits = false;
+            p->tx[kind].complete = true;
+        }
+    }
+    uint32_t messages = (uint32_t)wire_get(from + 16, 4), credit = (uint32_t)wire_get(from + 20, 4),
+             group = (uint32_t)wire_get(from + 24, 4);
+    if (later(messages, told->messages)) told->messages = messages, news = true;
+    if (later(credit, flow->credit) && !later(credit, flow->sent))
+        flow->credit = credit, flow->credited = t->receiver.now;
+    if (later(group, flow->group_credit) && !later(group, t->sender.group_sent))
+        flow->group_credit = group, flow->credited = t->receiver.now;
+    if (news || flow->credited == t->receiver.now) lossynet_timer_news(t, p);
+    lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
+}
+
+/* What was sent before the probe and has not come is given up. */
+static void take_probe(struct lossynet_peer *p, const struct wire_header *h,
+                       const uint8_t *payload) {
+    uint32_t group_sent = (uint32_t)wire_get(payload + 28, 4);
+    if (later(h->sequence, p->flow.seen)) p->flow.seen = h->sequence;
+    if (later(group_sent, p->flow.group_seen)) p->flow.group_seen = group_sent;
+    if (h->packet) p->control.echo = h->packet, p->control.answer_due = true;
+    p->control.state_due = true;
+}
+
+bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                              const uint8_t *payload) {
+    struct lossynet_peer *p = &t->peers[peer];
+    if (h->type != WIRE_STATE && h->type != WIRE_PROBE) lossynet_timer_news(t, p);
+    if (h->length < WIRE_STATE_BYTES) return false;
+    if (h->type != WIRE_ABORT) take_state(t, peer, payload); /* what it sent is not complete */
+    switch (h->type) {
+    case WIRE_STATE:
+        if (!later(h->packet, p->control.answered) || later(h->packet, t->receiver.nonces)) break;
+        p->control.answered = h->packet;
+        lossynet_timer_news(t, p);
+        break;
+    case WIRE_PROBE:
+        take_probe(p, h, payload);
+        break;
+    case WIRE_ACK:
+        if (h->kind < 2 && h->index + 1 == t->phase[h->kind].begun)
+            p->tx[h->kind].done_waits = false;
+        break;
+    case WIRE_ABORT:
+        if (!t->threads.closing) lossynet_session_fail(t, peer, "has failed");
+        /* fall through */
+    case WIRE_LEAVE:
+        p->live.left = p->live.knows = p->control.left_due = true;
+        break;
+    case WIRE_LEFT:
+        p->live.knows = true;
+        break;
+    }
+    return true;
+}

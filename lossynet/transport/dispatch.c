@@ -1,0 +1,26 @@
+/* dispatch.c — one datagram that has come: verified, then handed to who handles its type. */
+#include "lossynet/transport/progress.h"
+
+void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram, size_t bytes) {
+    struct wire_header h;
+    const uint8_t *payload = datagram + WIRE_HEADER_BYTES;
+    if (!lossynet_session_verify(t, peer, &h, datagram, bytes)) return;
+    t->peers[peer].live.heard = t->receiver.now;
+    if (h.type == WIRE_DATA) {
+        lossynet_recv_data(t, peer, &h, payload);
+        return;
+    }
+    if (h.type == WIRE_MESSAGE) {
+        lossynet_message_receive(t, peer, &h, payload);
+        return;
+    }
+    bool of_phase = h.kind < WIRE_MESSAGES;
+    bool valid =
+        lossynet_control_receive(t, peer, &h, payload) && (h.type != WIRE_DONE || of_phase);
+    if (!valid)
+        t->receiver.rejected.invalid++;
+    else if (h.type == WIRE_DONE)
+        lossynet_recv_done(t, peer, &h);
+    else if (h.type == WIRE_ACK && !of_phase)
+        lossynet_message_acknowledge(t, peer, &h, payload);
+}

@@ -1,0 +1,100 @@
+/* peer.h — what a rank remembers of each other rank.
+ *
+ *     live      whether it answers                        watched by progress.c
+ *     flow      datagrams on their way, in both directions   send.c, recv.c
+ *     control   what it told of itself, and what we owe it    control.c
+ *     tx, rx    the present phase of each kind             send.c, recv.c
+ *     message   the present round of small messages         message.c
+ */
+#ifndef LOSSYNET_PEER_H
+#define LOSSYNET_PEER_H
+
+#include "lossynet/base/base.h"
+
+enum { LOSSYNET_FRAGMENTS = 64 }; /* of a message on their way to a peer */
+
+struct lossynet_timer {
+    double since, pause; /* due so long after; pause 0: the first time, which repeats nothing */
+};
+
+struct lossynet_liveness {
+    double heard;     /* any valid datagram */
+    double expected;  /* since then we have waited for something of it; 0: we do not */
+    bool repeated;    /* something was, since it last said more than that it is there */
+    bool left;        /* it said LEAVE or ABORT */
+    bool knows;       /* that we leave */
+    bool probe_sends; /* the probe asks for what lets us send */
+    struct lossynet_timer probe;
+};
+
+struct lossynet_loss_report { /* what a peer told of our DATA, since the pace last changed */
+    uint32_t from;            /* DATA before this were sent earlier */
+    bool counting;
+    uint32_t seen, received;
+};
+
+struct lossynet_flow {
+    int window;                          /* DATA that may be on their way to it */
+    bool blocked;                        /* DATA could not leave: window or phase */
+    double credited;                     /* when credit last moved */
+    uint32_t sent, credit, group_credit; /* DATA to it */
+    uint32_t seen, group_seen;           /* sequences of its DATA: all before were seen */
+    uint32_t unacknowledged;             /* its DATA for which no credit was given yet */
+    uint32_t came;                       /* its DATA, since the start */
+    struct lossynet_loss_report report;
+};
+
+struct lossynet_control {
+    uint32_t open[2], finished[2], messages; /* what it told of itself (wire.h) */
+    bool state_due, left_due, answer_due, ack_due;
+    uint32_t echo;     /* nonce of the last PROBE from it */
+    uint32_t answered; /* nonce of the last PROBE of ours that it answered */
+};
+
+struct lossynet_tx { /* our present phase of a kind to one peer */
+    uint32_t sent;   /* DATA */
+    bool complete;   /* all sent, or given up */
+    bool done_waits; /* DONE is not acknowledged */
+    struct lossynet_timer done;
+};
+
+enum lossynet_rx_state {
+    RX_RECEIVING,
+    RX_ENDING, /* all has been sent, and what has not come may be on its way */
+    RX_OVER,   /* what has not come is lost */
+};
+
+struct lossynet_rx { /* one peer's present phase of a kind to us */
+    enum lossynet_rx_state state;
+    uint64_t received;
+    bool done; /* DONE has come, and said that so many were sent: */
+    uint32_t announced;
+    double last;    /* DATA came */
+    double ending;  /* since then RX_ENDING */
+    uint32_t nonce; /* of the PROBE sent then: its answer comes after what was sent before */
+    struct lossynet_timer probe;
+    bool next_done; /* DONE of the next phase came before we opened it: nothing was sent */
+    uint32_t next_announced;
+};
+
+struct lossynet_message { /* the present message round: ours to it, its to us */
+    const uint8_t *out;
+    uint8_t *in;
+    size_t out_bytes, in_bytes;
+    uint32_t fragments, acked_before, expects, got_before;
+    uint64_t acked, got;                /* bit i: ..._before + i */
+    double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo their number; 0: not yet */
+    uint32_t in_round;                  /* it has begun so many message rounds */
+    struct lossynet_timer repeat;       /* also of LEAVE */
+};
+
+struct lossynet_peer {
+    struct lossynet_liveness live;
+    struct lossynet_flow flow;
+    struct lossynet_control control;
+    struct lossynet_tx tx[2];
+    struct lossynet_rx rx[2];
+    struct lossynet_message message;
+};
+
+#endif

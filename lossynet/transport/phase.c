@@ -1,0 +1,146 @@
+/* phase.c — what callers ask of the transport while it runs: phases from their begin to their end, and
+ * rounds of messages.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <math.h>
+
+/* ---- begin ---- */
+
+/* What every sender's buckets have in packets for this rank. */
+static void expect(struct lossynet_transport *t, lossynet_phase phase) {
+    const int workers = t->shape.workers, local = t->shape.local;
+    struct lossynet_buckets *buckets = &t->phase[phase].buckets;
+    for (int b = 0; b < t->shape.buckets; b++) {
+        for (int w = 0; w < workers; w++) {
+            size_t i = (size_t)b * workers + w;
+            bool remote = w / local != t->world.rank;
+            buckets->missing[i] = remote ? t->calls.expected(t->calls.context, phase, b, w) : 0;
+            buckets->passed[i] = 0;
+        }
+        __atomic_store_n(&buckets->over[b], 0, __ATOMIC_RELEASE);
+    }
+    for (int w = 0; w < workers; w++) buckets->reached[w] = 0;
+}
+
+void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_phase phase) {
+    lossynet_progress_enter(t);
+    expect(t, phase);
+    double now = lossynet_now();
+    for (int r = 0; r < t->world.ranks; r++) {
+        const bool self = r == t->world.rank;
+        struct lossynet_rx *rx = &t->peers[r].rx[phase];
+        *rx = (struct lossynet_rx){.state = self ? RX_OVER : RX_RECEIVING,
+                                   .done = rx->next_done,
+                                   .announced = rx->next_announced,
+                                   .last = now};
+        t->peers[r].control.state_due = !self;
+    }
+    t->phase[phase].opened++;
+    lossynet_progress_push(t, now);
+    lossynet_progress_leave(t);
+}
+
+void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase phase) {
+    lossynet_progress_enter(t);
+    t->phase[phase].begun++;
+    for (int r = 0; r < t->world.ranks; r++)
+        t->peers[r].tx[phase] = (struct lossynet_tx){.complete = r == t->world.rank};
+    if (lossynet_is_group(t, phase)) t->sender.group = (struct lossynet_tx){0};
+    lossynet_progress_leave(t);
+}
+
+void lossynet_transport_wake(struct lossynet_transport *t) {
+    if (t->threads.threaded) t->link->wake(t->link);
+}
+
+/* ---- end ---- */
+
+static lossynet_status await(struct lossynet_transport *t, lossynet_phase phase,
+                             bool (*over)(struct lossynet_transport *, int), int argument) {
+    struct lossynet_phase_state *state = &t->phase[phase];
+    double start = lossynet_now();
+    state->awaited = true;
+    lossynet_status status = lossynet_progress_until(t, over, argument);
+    state->awaited = false;
+    double seconds = lossynet_now() - start;
+    state->seconds += state->seconds > 0 ? 0.25 * (seconds - state->seconds) : seconds;
+    return status;
+}
+
+/* Vectors may change: nothing reads them any longer. */
+static void settle(struct lossynet_transport *t) {
+    if (t->link->settle) t->link->settle(t->link);
+}
+
+static bool phase_is_over(struct lossynet_transport *t, int phase) {
+    return lossynet_recv_phase_is_over(t, phase) && lossynet_send_all_left(t, phase);
+}
+
+lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_phase phase) {
+    struct lossynet_phase_state *state = &t->phase[phase];
+    lossynet_progress_enter(t);
+    lossynet_status status = await(t, phase, phase_is_over, phase);
+    settle(t);
+    state->closed = state->opened;
+    state->closed_at = lossynet_now();
+    t->receiver.grace = fmax(GRACE_MIN, 0.98 * t->receiver.grace);
+    lossynet_progress_leave(t);
+    return status;
+}
+
+/* One caller at a time: others that wait for the same bucket find it over. */
+lossynet_status lossynet_transport_wait_bucket(struct lossynet_transport *t, lossynet_phase phase,
+                                               int bucket) {
+    lossynet_status status = LOSSYNET_OK;
+    pthread_mutex_lock(&t->threads.caller);
+    if (!lossynet_transport_bucket_is_over(t, phase, bucket)) {
+        lossynet_progress_enter(t);
+        status = await(t, phase,
+                       phase == LOSSYNET_GRADIENT ? lossynet_recv_gradient_is_over
+                                                  : lossynet_recv_parameter_is_over,
+                       bucket);
+        __atomic_store_n(&t->phase[phase].buckets.over[bucket], 1, __ATOMIC_RELEASE);
+        lossynet_progress_leave(t);
+    }
+    pthread_mutex_unlock(&t->threads.caller);
+    return status;
+}
+
+bool lossynet_transport_bucket_is_over(const struct lossynet_transport *t, lossynet_phase phase,
+                                       int bucket) {
+    return __atomic_load_n(&t->phase[phase].buckets.over[bucket], __ATOMIC_ACQUIRE);
+}
+
+lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_phase phase) {
+    lossynet_progress_enter(t);
+    lossynet_status status = lossynet_progress_until(t, lossynet_send_all_left, phase);
+    settle(t);
+    lossynet_progress_leave(t);
+    return status;
+}
+
+/* ---- messages ---- */
+
+static lossynet_status exchange(struct lossynet_transport *t, const uint8_t *out,
+                                const size_t *out_offset, bool same, uint8_t *in,
+                                const size_t *in_offset) {
+    lossynet_progress_enter(t);
+    lossynet_message_begin(t, out, out_offset, same, in, in_offset);
+    lossynet_status status = lossynet_progress_until(t, lossynet_message_exchanged, 0);
+    if (!status) lossynet_progress_push(t, lossynet_now()); /* our last acknowledgements */
+    t->rounds.open = false;
+    lossynet_progress_leave(t);
+    return status;
+}
+
+lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void *out,
+                                        const size_t *out_offset, void *in,
+                                        const size_t *in_offset) {
+    return exchange(t, out, out_offset, false, in, in_offset);
+}
+
+lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
+                                          const size_t *offset) {
+    return exchange(t, data, offset, true, data, offset);
+}

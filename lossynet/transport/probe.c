@@ -1,0 +1,282 @@
+/* probe.c — what the network carries from each rank to each other, before a run relies on it.
+ *
+ * TEST datagrams of full size over the very link that a run will use. In each round every rank
+ * sends to one other and receives from one other, so that all are loaded alike: with as many ranks
+ * on every node, all ranks of a node send to the ranks of one other node, or all to each other.
+ *
+ *     sender    TEST, kind 0, sequence 0, 1, ...        while less than a window is on its way
+ *     receiver  TEST, kind 1, packet: next sequence     what it has seen, lost ones included
+ *
+ * The window is at most what the receiver can hold, as in training (engine.h), so that what is lost
+ * is lost by the network. It opens with the answers: what nobody answers must not drown others, and
+ * a switch sends to everybody what is for a host that it cannot find. Ranks meet before a round and
+ * after its sending; what comes until it is quiet then counts as arrived, but not towards the rate.
+ */
+#include "lossynet/transport/transport.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const double STALL =
+    0.1; /* seconds without an answer, after which all is lost that waits for one */
+static const double ANSWER = 1e-3;    /* an answer waits no longer, */
+static const double REPEAT = 5e-3;    /* and is repeated so often */
+static const double QUIET = 0.02;     /* then nothing more will come of a round, */
+static const double QUIET_MOST = 1.0; /* and then we no longer wait for it */
+enum { WINDOW_MOST = 1024, ANSWERS = 8 /* per window */ };
+
+struct probe {
+    struct lossynet_world world;
+    struct lossynet_link *link;
+    lossynet_share share;
+    void *share_context;
+    uint64_t run;
+    uint8_t *payload, *meeting; /* [payload_bytes], [ranks] */
+    size_t payload_bytes;
+    int window, batch; /* most datagrams on their way; sent at once */
+    double rate, due;  /* pacing: bytes per second, 0 = none; when more may leave */
+
+    /* The present round. */
+    int round, to, from;
+    uint32_t sent, answered; /* sequences */
+    int open;                /* datagrams that may be on their way now */
+    double moved;            /* when `answered` was last moved */
+    uint32_t next, unsaid;   /* of `from`: sequences seen; since the last answer */
+    uint64_t arrived, bytes; /* datagrams; bytes behind the first ones */
+    double end, first, last, said;
+};
+
+/* ---- who with whom ---- */
+
+/* Ranks in order of (node, rank); *each: ranks of every node, 0 when they differ. */
+static void order_ranks(const int *node, int ranks, int *order, int *each) {
+    int nodes = 0, placed = 0;
+    *each = 0;
+    for (int r = 0; r < ranks; r++) nodes = node[r] >= nodes ? node[r] + 1 : nodes;
+    for (int n = 0; n < nodes; n++) {
+        const int before = placed;
+        for (int r = 0; r < ranks; r++)
+            if (node[r] == n) order[placed++] = r;
+        if (n == 0) *each = placed;
+        if (placed - before != *each) *each = 0;
+    }
+}
+
+/* Whom the rank at place `at` of the order sends to in round 1 ... ranks - 1; with -round, whom it
+ * receives from. */
+static int partner(int at, int round, int ranks, int each) {
+    const int sign = round < 0 ? -1 : 1, i = abs(round);
+    if (each == 0) return (at + sign * i + ranks) % ranks;
+    const int node = (at / each + sign * (i / each) + ranks / each) % (ranks / each);
+    return node * each + (at % each + sign * (i % each) + each) % each;
+}
+
+/* ---- datagrams ---- */
+
+static lossynet_status put(struct probe *p, int peer, int kind, uint32_t first, int count) {
+    struct lossynet_datagram batch[LOSSYNET_BATCH];
+    for (int i = 0; i < count; i++) {
+        const struct wire_header h = {.magic = WIRE_MAGIC,
+                                      .version = WIRE_VERSION,
+                                      .type = WIRE_TEST,
+                                      .kind = (uint8_t)kind,
+                                      .run = (uint32_t)p->run,
+                                      .index = (uint32_t)p->round,
+                                      .sender = (uint16_t)p->world.rank,
+                                      .receiver = (uint16_t)peer,
+                                      .packet = p->next,
+                                      .sequence = first + (uint32_t)i};
+        batch[i].payload = p->payload;
+        batch[i].length = kind ? 0 : p->payload_bytes;
+        wire_encode(batch[i].header, &h);
+    }
+    return p->link->send(p->link, peer, batch, count);
+}
+
+static void take(struct probe *p, const struct lossynet_arrival *a, double now) {
+    struct wire_header h;
+    if (a->count < WIRE_HEADER_BYTES) return;
+    wire_decode(&h, a->bytes, a->count);
+    if (h.magic != WIRE_MAGIC || h.type != WIRE_TEST || h.run != (uint32_t)p->run ||
+        h.index != (uint32_t)p->round)
+        return;
+    if (h.kind == 1 && a->peer == p->to && (int32_t)(h.packet - p->answered) > 0) {
+        const int more = p->open + (int)(h.packet - p->answered);
+        p->open = more < p->window ? more : p->window;
+        p->answered = h.packet;
+        p->moved = now;
+    } else if (h.kind == 0 && a->peer == p->from) {
+        p->arrived++;
+        p->unsaid++;
+        if ((int32_t)(h.sequence + 1 - p->next) > 0) p->next = h.sequence + 1;
+        if (p->first == 0) p->first = now;
+        if (now > p->first && now < p->end) {
+            p->bytes += a->count;
+            p->last = now;
+        }
+    }
+}
+
+/* Takes what has come, answers. Returns how many came. */
+static int receive(struct probe *p, lossynet_status *status) {
+    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    const int n = p->link->receive(p->link, arrivals);
+    const double now = lossynet_now(), since = now - p->said;
+    for (int i = 0; i < n; i++) take(p, &arrivals[i], now);
+    if ((int)p->unsaid >= p->window / ANSWERS || (p->unsaid && since > ANSWER) ||
+        (p->next && since > REPEAT && !p->link->reliable)) {
+        *status = put(p, p->from, 1, 0, 1);
+        p->unsaid = 0;
+        p->said = now;
+    }
+    return n;
+}
+
+/* ---- rounds ---- */
+
+static lossynet_status meet(struct probe *p) {
+    return p->share(p->share_context, &p->world, p->meeting, 1);
+}
+
+static bool may_send(struct probe *p, double now) {
+    if (!p->link->reliable && now > p->moved + STALL) {
+        p->answered = p->sent;
+        p->open = p->batch;
+        p->moved = now;
+    }
+    return (int)(p->sent - p->answered) + p->batch <= p->open && now >= p->due;
+}
+
+static lossynet_status send_and_receive(struct probe *p, double seconds) {
+    const double start = lossynet_now();
+    lossynet_status status = LOSSYNET_OK;
+    p->end = start + seconds;
+    p->moved = p->due = start;
+    for (double now = start; now < p->end && !status; now = lossynet_now()) {
+        int moved = receive(p, &status);
+        if (!status && may_send(p, now)) {
+            status = put(p, p->to, 0, p->sent, p->batch);
+            p->sent += (uint32_t)p->batch;
+            const double bytes = (double)p->batch * (double)(p->payload_bytes + WIRE_HEADER_BYTES);
+            if (p->rate > 0) p->due = fmax(p->due, now - STALL) + bytes / p->rate;
+            moved++;
+        }
+        if (!moved) p->link->wait(p->link, ANSWER / 2);
+    }
+    return status;
+}
+
+/* What is still on its way. */
+static lossynet_status drain(struct probe *p) {
+    const double start = lossynet_now();
+    lossynet_status status = LOSSYNET_OK;
+    double now = start, last = start;
+    while (now < last + QUIET && now < start + QUIET_MOST && !status) {
+        const int n = receive(p, &status);
+        now = lossynet_now();
+        if (n) last = now;
+        if (!n) p->link->wait(p->link, ANSWER);
+    }
+    return status;
+}
+
+struct told { /* of one rank, by peer */
+    uint64_t sent, arrived;
+    double gbps;
+};
+
+static lossynet_status all_rounds(struct probe *p, const int *node, double seconds,
+                                  struct told *mine) {
+    const int ranks = p->world.ranks;
+    int *order = lossynet_memory_take((size_t)ranks, sizeof *order), each, at = 0;
+    lossynet_status status = LOSSYNET_OK;
+    if (!order) return LOSSYNET_NO_MEMORY;
+    order_ranks(node, ranks, order, &each);
+    while (order[at] != p->world.rank) at++;
+    for (p->round = 1; p->round < ranks && !status; p->round++) {
+        p->to = order[partner(at, p->round, ranks, each)];
+        p->from = order[partner(at, -p->round, ranks, each)];
+        p->sent = p->answered = p->next = p->unsaid = 0;
+        p->arrived = p->bytes = 0;
+        p->open = p->batch;
+        p->first = p->last = 0;
+        p->said = lossynet_now();
+        status = meet(p);
+        if (!status) status = send_and_receive(p, seconds);
+        if (!status) status = meet(p);
+        if (!status) status = drain(p);
+        mine[p->to].sent = p->sent;
+        mine[p->from].arrived = p->arrived;
+        if (p->bytes)
+            mine[p->from].gbps = 8e-9 * (double)p->bytes / fmax(p->last - p->first, seconds / 4);
+    }
+    free(order);
+    return status;
+}
+
+/* ---- the whole ---- */
+
+static lossynet_status over_link(struct probe *p, const int *node, double seconds,
+                                 struct lossynet_path *out) {
+    const size_t ranks = (size_t)p->world.ranks, rank = (size_t)p->world.rank;
+    struct told *told = lossynet_memory_take(ranks * ranks, sizeof *told);
+    lossynet_status status = LOSSYNET_NO_MEMORY;
+    p->payload = lossynet_memory_take(p->payload_bytes, 1);
+    p->meeting = lossynet_memory_take(ranks, 1);
+    if (!told || !p->payload || !p->meeting) goto release;
+    for (size_t i = 0; i < p->payload_bytes; i++)
+        p->payload[i] = (uint8_t)lossynet_mix(i); /* as gradients: nothing to compress */
+    status = all_rounds(p, node, seconds, told + rank * ranks);
+    if (!status) status = p->share(p->share_context, &p->world, told, ranks * sizeof *told);
+    for (size_t s = 0; s < ranks; s++)
+        for (size_t r = 0; r < ranks; r++)
+            out[s * ranks + r] = (struct lossynet_path){.sent = told[s * ranks + r].sent,
+                                                        .arrived = told[r * ranks + s].arrived,
+                                                        .gbps = told[r * ranks + s].gbps};
+release:
+    if (status == LOSSYNET_NO_MEMORY)
+        lossynet_log("rank %d: no memory to test the paths of %zu ranks", p->world.rank, ranks);
+    free(p->meeting);
+    free(p->payload);
+    free(told);
+    return status;
+}
+
+static lossynet_status common_run(struct probe *p) {
+    uint64_t *run = lossynet_memory_take((size_t)p->world.ranks, sizeof *run);
+    if (!run) return LOSSYNET_NO_MEMORY;
+    run[p->world.rank] = lossynet_random();
+    lossynet_status status = p->share(p->share_context, &p->world, run, sizeof *run);
+    p->run = run[0];
+    free(run);
+    return status;
+}
+
+lossynet_status lossynet_transport_probe(const struct lossynet_transport_settings *settings,
+                                         lossynet_link_open link_open, lossynet_share share,
+                                         void *share_context, const int *node, double seconds,
+                                         struct lossynet_path *out, const char **link_name) {
+    const struct lossynet_world *world = &settings->world;
+    struct probe p = {.world = *world, .share = share, .share_context = share_context};
+    lossynet_status status = common_run(&p);
+    if (status) return status;
+    const struct lossynet_link_settings link = {.world = *world,
+                                                .share = share,
+                                                .share_context = share_context,
+                                                .run = p.run,
+                                                .payload_bytes = settings->packet_bytes,
+                                                .interface = settings->interface};
+    status = link_open(&link, &p.link);
+    if (status) return status;
+    *link_name = p.link->name;
+    p.payload_bytes = settings->packet_bytes ? settings->packet_bytes : p.link->payload_most;
+    p.rate = settings->pace_gbps * 1e9 / 8;
+    p.window = p.link->receive_queue / 2;
+    if (p.link->reliable) p.window /= world->ranks - 1; /* answers need room too */
+    if (p.window > WINDOW_MOST) p.window = WINDOW_MOST;
+    if (p.window < 2) p.window = 2;
+    p.batch = p.window / 2 < LOSSYNET_BATCH ? p.window / 2 : LOSSYNET_BATCH;
+    status = over_link(&p, node, seconds, out);
+    p.link->close(p.link);
+    return status;
+}

@@ -1,0 +1,198 @@
+/* progress.c — the loop that drives the transport, and the two threads that take turns in it: see
+ * progress.h. One turn receives what has come, answers, sends what may leave, and repeats what is due.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <math.h>
+#include <signal.h>
+
+enum { TURNS = 8 };
+
+static const double IDLE = 1.0;      /* longest sleep; a datagram or a caller ends it */
+static const double TICK = 1e-4;     /* longest sleep while something is expected, of few, ... */
+static const double TICK_MAX = 0.01; /* ... and of many */
+static const double LEAVING = 1.0;   /* longest wait for peers to take note that we leave */
+static const double LEFT = 0.1;      /* silence of a rank that has left: what it sent has come */
+
+/* ---- a turn ---- */
+
+/* Handles what has come; false when nothing has. */
+static bool receive(struct lossynet_transport *t) {
+    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    bool any = false;
+    for (int turn = 0; turn < TURNS; turn++) {
+        t->receiver.now = lossynet_now();
+        int n = t->link->receive(t->link, arrivals);
+        if (n == 0) t->receiver.empty = t->receiver.now;
+        for (int i = 0; i < n; i++)
+            lossynet_dispatch(t, arrivals[i].peer, arrivals[i].bytes, arrivals[i].count);
+        any |= n > 0;
+        if (n == 0) break;
+    }
+    return any;
+}
+
+void lossynet_progress_push(struct lossynet_transport *t, double now) {
+    for (int distance = 1; distance < t->world.ranks; distance++) {
+        int r = (t->world.rank + distance) % t->world.ranks;
+        lossynet_message_push(t, r, now);
+        lossynet_control_push(t, r, now);
+    }
+}
+
+/* Asks a peer of which something is expected, and finds that it is dead. */
+static void watch_peer(struct lossynet_transport *t, int peer, double now) {
+    struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_liveness *live = &p->live;
+    const bool blocked = p->flow.blocked;
+    double silence = lossynet_timer_silence(t, peer);
+    if (live->left && silence > LEFT)
+        lossynet_session_fail(t, peer, "has left the run");
+    else if (silence > t->session.peer_timeout)
+        lossynet_session_fail(t, peer,
+                              "was not heard for %.1f s: expected an answer within %g s "
+                              "(peer time-out)",
+                              silence, t->session.peer_timeout);
+    /* What is lost on its way to us is repeated by the peer, except for what lets us send. */
+    double pause = blocked ? RTO_MIN : RTO_MAX;
+    bool moves = blocked && now - p->flow.credited < RTO_MIN;
+    if (moves || blocked != live->probe_sends)
+        live->probe = (struct lossynet_timer){.since = now, .pause = pause};
+    else if (lossynet_timer_is_due(t, p, &live->probe, now))
+        lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, 0);
+    live->probe_sends = blocked;
+}
+
+/* True while anything is expected of anybody. */
+static bool watch(struct lossynet_transport *t, double now) {
+    bool expecting = false;
+    for (int r = 0; r < t->world.ranks; r++) {
+        if (r == t->world.rank) continue;
+        struct lossynet_peer *p = &t->peers[r];
+        if (!p->flow.blocked && !lossynet_recv_awaits(t, r) && !lossynet_message_awaits(t, r)) {
+            p->live.expected = 0;
+            continue;
+        }
+        expecting = true;
+        if (p->live.expected == 0) p->live.expected = now, p->live.probe_sends = !p->flow.blocked;
+        if (!t->link->reliable && !t->threads.closing) watch_peer(t, r, now);
+    }
+    return expecting;
+}
+
+double lossynet_progress_turn(struct lossynet_transport *t) {
+    double wait = IDLE;
+    bool any = receive(t);
+    double now = lossynet_now();
+    lossynet_recv_check(t);
+    lossynet_progress_push(t, now);
+    any |= lossynet_send_push(t, &wait);
+    bool expecting = watch(t, now);
+    if (any) return 0;
+    if (!expecting && !lossynet_control_busy(t)) return wait;
+    return fmin(wait, fmin(TICK_MAX, TICK * lossynet_timer_slowness(t)));
+}
+
+/* ---- threads ---- */
+
+void lossynet_progress_enter(struct lossynet_transport *t) {
+    struct lossynet_threads *threads = &t->threads;
+    if (!threads->threaded) return;
+    __atomic_add_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
+    t->link->wake(t->link);
+    pthread_mutex_lock(&threads->lock);
+}
+
+void lossynet_progress_leave(struct lossynet_transport *t) {
+    struct lossynet_threads *threads = &t->threads;
+    if (!threads->threaded) return;
+    __atomic_sub_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
+    pthread_cond_signal(&threads->handed_back);
+    pthread_mutex_unlock(&threads->lock);
+}
+
+lossynet_status lossynet_progress_until(struct lossynet_transport *t,
+                                        bool (*over)(struct lossynet_transport *, int),
+                                        int argument) {
+    while (!t->failed && !over(t, argument)) {
+        double wait = lossynet_progress_turn(t);
+        if (wait > 0 && !t->failed && !over(t, argument)) t->link->wait(t->link, wait);
+    }
+    return t->failed;
+}
+
+/* The transport's own thread: holds the lock but while a caller wants it. A failure is the next
+ * caller's to hear of; until then peers may still be answered. */
+static void *run(void *argument) {
+    struct lossynet_transport *t = argument;
+    struct lossynet_threads *threads = &t->threads;
+    pthread_mutex_lock(&threads->lock);
+    while (!threads->stop) {
+        if (__atomic_load_n(&threads->wanted, __ATOMIC_SEQ_CST) > 0) {
+            pthread_cond_wait(&threads->handed_back, &threads->lock);
+            continue;
+        }
+        double wait = lossynet_progress_turn(t);
+        if (wait > 0 && __atomic_load_n(&threads->wanted, __ATOMIC_SEQ_CST) == 0)
+            t->link->wait(t->link, wait);
+    }
+    pthread_mutex_unlock(&threads->lock);
+    return NULL;
+}
+
+lossynet_status lossynet_progress_start(struct lossynet_transport *t) {
+    struct lossynet_threads *threads = &t->threads;
+    if (t->link->reliable) return LOSSYNET_OK;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's */
+    threads->threaded = pthread_create(&threads->thread, NULL, run, t) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (threads->threaded) return LOSSYNET_OK;
+    lossynet_log("rank %d: no thread for the exchange with peers", t->world.rank);
+    return LOSSYNET_LINK;
+}
+
+/* ---- leaving ---- */
+
+static bool all_know(struct lossynet_transport *t, int unused) {
+    (void)unused;
+    bool all = true;
+    for (int r = 0; r < t->world.ranks; r++) all &= r == t->world.rank || t->peers[r].live.knows;
+    return all || lossynet_now() > t->threads.closing_since + LEAVING;
+}
+
+/* Peers may still miss our last answers: we leave when they know that we do. */
+static void say_leave(struct lossynet_transport *t) {
+    const lossynet_status failed = t->failed;
+    const int type = failed ? WIRE_ABORT : WIRE_LEAVE;
+    t->failed = LOSSYNET_OK;
+    t->threads.closing = true;
+    t->threads.closing_since = lossynet_now();
+    for (int kind = 0; kind < 2; kind++) t->phase[kind].awaited = false;
+    t->rounds.open = false;
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct lossynet_peer *p = &t->peers[r];
+        if (r == t->world.rank) continue;
+        p->message.repeat = lossynet_timer_at_once();
+        for (int kind = 0; kind < 2; kind++)
+            p->tx[kind].complete = true, p->tx[kind].done_waits &= !failed;
+        if (failed) lossynet_control_send(t, r, type, 0, 0, 0), p->live.knows = true;
+    }
+    t->sender.group.complete = true;
+    if (!failed) lossynet_progress_until(t, all_know, 0);
+    /* Those who left first may have missed that we know; they give up after LEAVING. */
+    for (int r = 0; r < t->world.ranks; r++)
+        if (r != t->world.rank) lossynet_control_send(t, r, failed ? type : WIRE_LEFT, 0, 0, 0);
+    t->failed = failed;
+}
+
+void lossynet_progress_stop(struct lossynet_transport *t) {
+    if (!t->threads.threaded) return;
+    lossynet_progress_enter(t);
+    say_leave(t);
+    t->threads.stop = true;
+    lossynet_progress_leave(t);
+    t->link->wake(t->link);
+    pthread_join(t->threads.thread, NULL);
+}

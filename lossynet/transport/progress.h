@@ -1,0 +1,300 @@
+/* progress.h — the transport from inside: one protocol over any link, driven by one loop.
+ *
+ *     caller's thread                      the transport's own thread
+ *     send_begin, wake, end ...       -->  sends what is ready, receives, answers peers, while the
+ *     wait_bucket, swap, gather            caller computes
+ *            |                                       |
+ *         phase.c, transport.c                       |
+ *            +---> progress.c: a turn <--------------+   whoever holds the lock turns;
+ *                  dispatch.c                            the caller goes before the thread
+ *                    |        |       |
+ *                 send.c   recv.c   message.c
+ *                    |        |       |
+ *                 control.c, pacing.c, timer.c
+ *                    |
+ *                 session.c: seals, verifies  -->  link->send, link->receive
+ *
+ * DATA is sent once. It may leave when its bucket is ready, when the peer has opened the phase
+ * (it says so in its state), and while at most a window of DATA is on its way to that peer: so no
+ * receive queue overflows, whoever is slower, and nothing comes early. The window moves with
+ * credit, which counts what the receiver saw or gave up; lost credit is asked for with PROBE.
+ *
+ * A phase with a peer is over when all that its DONE announced has arrived; or after DONE, or what
+ * implies DONE, when a PROBE has been answered and nothing came for a moment (what was overtaken has
+ * come then); or when it has been silent for longer than a deadline that adapts to the phases seen.
+ * A bucket is over for a peer when it is complete, or a moment after later buckets of that peer
+ * began to come: it is averaged, or computed with, while later ones are on their way.
+ *
+ * A peer that answers is waited for: every step needs one number from every rank (the norm of the
+ * gradient), so that going on without it would gain nothing. A peer of which something is expected
+ * and that is silent for peer_timeout is dead: the call returns LOSSYNET_LINK after one line.
+ *
+ * DATA may travel in another traffic class than the rest (`dscp`), whose queues are longer. What
+ * counts on coming behind DATA travels in its class then: the answer to a probe's nonce, and a PROBE
+ * that says how much was sent.
+ *
+ * MPI makes no progress while the caller computes: over a reliable link there is no thread, nothing
+ * is repeated and nothing times out.
+ */
+#ifndef LOSSYNET_PROGRESS_H
+#define LOSSYNET_PROGRESS_H
+
+#include "lossynet/crypto/crypto.h"
+#include "lossynet/transport/peer.h"
+#include "lossynet/transport/transport.h"
+
+#include <pthread.h>
+
+static const double RTO_MIN = 3e-4; /* before something unanswered is repeated, s, ... */
+/* ... so many times longer each time: where 10% is lost, several losses in a row are common. */
+static const double RTO_BACKOFF = 1.5;
+static const double RTO_MAX = 0.02;
+static const double GRACE_MIN = 2e-4; /* for DATA that was overtaken; longer where some came late */
+static const double GRACE_MAX = 0.02;
+
+/* Time-outs grow by the square of n / CROWD, where n peers, more than that, have said nothing new since
+ * something was repeated to them: they are slow then, not deaf, and every repetition slows them more.
+ * But so many repetitions fit the time-out of peers at least. */
+enum { CROWD = 4, REPETITIONS_LEAST = 8 };
+
+struct lossynet_rejected { /* datagrams dropped on receipt, by the first thing found wrong */
+    uint64_t truncated;    /* shorter than the header, or than it says */
+    uint64_t foreign;      /* another magic or session, or from a stranger */
+    uint64_t version;
+    uint64_t corrupt;    /* checksum or authentication */
+    uint64_t invalid;    /* type, worker, bucket, packet or length that cannot be */
+    uint64_t late;       /* DATA of a phase, or a bucket, that is not open */
+    uint64_t duplicate;  /* DATA that came before */
+    uint64_t not_finite; /* NaN or infinity, over links that lose datagrams */
+};
+
+struct lossynet_pacing {
+    double rate, most;            /* bytes per second; 0: no limit */
+    double burst, tokens, filled; /* token bucket; when it was filled */
+    int batch;                    /* datagrams that leave at once, at most */
+    double budget;                /* share of DATA that may be lost; 0: any */
+    double expected, arrived;     /* since the rate last changed, ... */
+    double stepped;               /* ... at this time */
+    double clear;                 /* cumulative sum that grows while less is lost */
+    double rise;                  /* power of the factor of a step up; 0: the last was none */
+    double risen;                 /* when that changed */
+};
+
+struct lossynet_buckets { /* of the present phase of a kind, as received */
+    uint32_t *missing;    /* [B][N]: packets for local workers that have not come */
+    double *passed;       /* [B][N]: when a later bucket of that sender began to come */
+    int *reached;         /* [N]: latest bucket seen, in the phase's order */
+    uint8_t *over;        /* [B]; atomic */
+};
+
+struct lossynet_phase_state { /* our present phase of a kind */
+    uint32_t begun;           /* phases so far; the present one is begun - 1 */
+    uint32_t opened;          /* for receiving */
+    uint32_t closed;
+    bool awaited; /* the caller waits for its end */
+    double closed_at;
+    double seconds; /* that ends took to wait for, averaged */
+    struct lossynet_buckets buckets;
+};
+
+struct lossynet_session { /* what all datagrams of a run have in common */
+    uint64_t id;
+    struct lossynet_secure *secure; /* NULL: not encrypted */
+    uint8_t *sealed;                /* [LOSSYNET_BATCH][payload_most], with secure */
+    size_t payload_most;            /* with the trailer */
+    bool two_classes;               /* DATA has a class of its own */
+    bool multicast;
+    double peer_timeout;
+    int window; /* DATA that a peer may have on its way to us */
+};
+
+struct lossynet_sender {
+    struct lossynet_datagram batch[LOSSYNET_BATCH];
+    struct lossynet_span spans[LOSSYNET_BATCH];
+    int first;           /* distance of the peer to begin with */
+    uint32_t group_sent; /* multicast: DATA so far */
+    struct lossynet_tx group;
+};
+
+struct lossynet_rounds { /* of messages */
+    uint32_t begun;
+    uint32_t complete; /* here: we have everybody's part */
+    bool open;
+    size_t fragment_bytes;
+};
+
+struct lossynet_receiver {
+    double now; /* of the datagrams being handled */
+    double
+        empty; /* when the link was last seen empty: a rank that was itself stopped must not blame
+                     peers whose datagrams it has yet to read */
+    double grace;    /* learnt from what came late, forgotten slowly */
+    uint32_t nonces; /* PROBEs with a number, so far */
+    int unanswered;  /* peers with live.repeated */
+    struct lossynet_rejected rejected;
+    uint64_t ignored;    /* TEST datagrams */
+    uint64_t stragglers; /* phases of peers that ended by deadline */
+};
+
+struct lossynet_threads {
+    bool threaded, stop, closing;
+    double closing_since;
+    int wanted; /* callers that want the lock; atomic */
+    pthread_mutex_t lock, caller;
+    pthread_cond_t handed_back;
+    pthread_t thread;
+};
+
+struct lossynet_transport {
+    struct lossynet_world world;
+    struct lossynet_transport_shape shape;
+    struct lossynet_transport_calls calls;
+    struct lossynet_link *link;
+    struct lossynet_session session;
+    struct lossynet_peer *peers; /* [R] */
+    struct lossynet_phase_state phase[2];
+    struct lossynet_rounds rounds;
+    struct lossynet_sender sender;
+    struct lossynet_receiver receiver;
+    struct lossynet_pacing pacing;
+    struct lossynet_threads threads;
+    lossynet_status failed;
+    uint64_t step; /* the caller's, for messages; atomic */
+};
+
+static inline bool lossynet_is_group(const struct lossynet_transport *t, int kind) {
+    return t->session.multicast && kind == LOSSYNET_PARAMETER;
+}
+
+/* ---- session.c: what every datagram goes through ---- */
+
+/* Seals and sends up to LOSSYNET_BATCH datagrams with headers but for their checksum. */
+void lossynet_session_send(struct lossynet_transport *t, int peer, struct lossynet_datagram *batch,
+                           int n);
+/* Verifies and decrypts a datagram: false, and counted, when no rank of this run has sent it. */
+bool lossynet_session_verify(struct lossynet_transport *t, int peer, struct wire_header *h,
+                             uint8_t *datagram, size_t bytes);
+/* Says once that a peer made the transport fail. */
+void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+static inline uint64_t lossynet_session_step(const struct lossynet_transport *t) {
+    return __atomic_load_n(&t->step, __ATOMIC_RELAXED);
+}
+
+/* ---- timer.c: repeating what was not answered ---- */
+
+/* How many times longer than for few peers to wait before something is repeated. */
+double lossynet_timer_slowness(const struct lossynet_transport *t);
+/* A peer has said more than that it is there. */
+void lossynet_timer_news(struct lossynet_transport *t, struct lossynet_peer *peer);
+/* Whether to send now, for the first time or again, what a peer has not answered. */
+bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *peer,
+                           struct lossynet_timer *timer, double now);
+/* Seconds since a peer of which something is expected was heard. */
+double lossynet_timer_silence(const struct lossynet_transport *t, int peer);
+
+static inline struct lossynet_timer lossynet_timer_at_once(void) {
+    return (struct lossynet_timer){0, 0};
+}
+
+static inline struct lossynet_timer lossynet_timer_from(double now) {
+    return (struct lossynet_timer){now, RTO_MIN};
+}
+
+/* ---- pacing.c ---- */
+
+void lossynet_pacing_open(struct lossynet_pacing *pacing, double gbps, double loss_budget);
+/* Seconds to wait before `bytes` may leave; 0: they may, and count. */
+double lossynet_pacing_wait(struct lossynet_pacing *pacing, size_t bytes);
+/* So many of them did not leave. */
+void lossynet_pacing_unused(struct lossynet_pacing *pacing, size_t bytes);
+/* A peer's state: it has seen, or given up, `seen` of our DATA; `received` have come. */
+void lossynet_pacing_report(struct lossynet_transport *t, int peer, uint32_t seen,
+                            uint32_t received);
+/* The next rate, when the share `lost` was lost at the present one. */
+double lossynet_pacing_step(struct lossynet_pacing *pacing, double lost, double now);
+
+/* ---- control.c: state, probes, the end of phases, leaving ---- */
+
+struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transport *t, int peer,
+                                                   int type, int kind, uint32_t index,
+                                                   uint32_t packet, const void *payload,
+                                                   size_t bytes);
+/* Sends one datagram with our state. */
+void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
+                           uint32_t index, uint32_t packet);
+/* Sends to a peer what is due. */
+void lossynet_control_push(struct lossynet_transport *t, int peer, double now);
+/* A datagram other than DATA and MESSAGE; false when it is malformed. What DONE and the ACK of a
+ * message say is for recv.c and message.c. */
+bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                              const uint8_t *payload);
+bool lossynet_control_busy(const struct lossynet_transport *t); /* repeats until answered */
+
+/* ---- message.c ---- */
+
+/* Sends to a peer what is due of our message. */
+void lossynet_message_push(struct lossynet_transport *t, int peer, double now);
+void lossynet_message_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                              const uint8_t *payload);
+void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
+                                  const struct wire_header *h, const uint8_t *payload);
+bool lossynet_message_awaits(const struct lossynet_transport *t, int peer);
+/* Begins a round: the part for rank r is bytes out_offset[r] ... out_offset[r + 1], or of this rank's
+ * where it is the same for all; in_offset: the parts from them. */
+void lossynet_message_begin(struct lossynet_transport *t, const uint8_t *out,
+                            const size_t *out_offset, bool same, uint8_t *in,
+                            const size_t *in_offset);
+/* For lossynet_progress_until: all parts have come, and ours have arrived. */
+bool lossynet_message_exchanged(struct lossynet_transport *t, int unused);
+
+/* ---- send.c ---- */
+
+/* Sends a batch to each peer that can take one. True when something left; *wait: for pacing. */
+bool lossynet_send_push(struct lossynet_transport *t, double *wait);
+/* Nothing of this phase will follow: DONE says so. */
+static inline void lossynet_send_complete(struct lossynet_tx *tx) {
+    tx->complete = true;
+    tx->done_waits = true;
+    tx->done = lossynet_timer_at_once();
+}
+/* For lossynet_progress_until: all our packets of a phase have left. */
+bool lossynet_send_all_left(struct lossynet_transport *t, int phase);
+
+/* ---- recv.c ---- */
+
+void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                        const uint8_t *payload);
+void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wire_header *h);
+/* Ends what will not end by itself; gives up on the silent. */
+void lossynet_recv_check(struct lossynet_transport *t);
+/* Something of the awaited phases is missing from this peer. */
+bool lossynet_recv_awaits(const struct lossynet_transport *t, int peer);
+/* For lossynet_progress_until: all is there that will come of a phase, or of a bucket. */
+bool lossynet_recv_phase_is_over(struct lossynet_transport *t, int phase);
+bool lossynet_recv_gradient_is_over(struct lossynet_transport *t, int bucket);
+bool lossynet_recv_parameter_is_over(struct lossynet_transport *t, int bucket);
+
+/* ---- dispatch.c ---- */
+
+/* Verifies one datagram and hands it to who handles it; the lock is held. */
+void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram, size_t bytes);
+
+/* ---- progress.c ---- */
+
+/* One turn; returns seconds until something is due, 0 when there may be more to do now. */
+double lossynet_progress_turn(struct lossynet_transport *t);
+/* Sends to all peers what is due, but for DATA. */
+void lossynet_progress_push(struct lossynet_transport *t, double now);
+/* Takes the lock from the transport's thread, gives it back. */
+void lossynet_progress_enter(struct lossynet_transport *t);
+void lossynet_progress_leave(struct lossynet_transport *t);
+/* Turns, with the lock held, until over(t, argument) or failure. */
+lossynet_status lossynet_progress_until(struct lossynet_transport *t,
+                                        bool (*over)(struct lossynet_transport *t, int argument),
+                                        int argument);
+lossynet_status lossynet_progress_start(struct lossynet_transport *t);
+/* Takes leave of the peers and ends the thread. */
+void lossynet_progress_stop(struct lossynet_transport *t);
+
+#endif

@@ -1,0 +1,223 @@
+/* recv.c — the packets of a phase as they come, and how it is known that no more will: see progress.h.
+ *
+ * Every field of a datagram is validated before any is believed. Here a lost packet is noticed: a
+ * phase of a peer, or a bucket, ends without it (check_complete).
+ */
+#include "lossynet/transport/progress.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+/* s, least deadline of a silent peer within a phase. Going on without it would gain little, since
+ * every step needs one number from every rank; so this is longer than a busy machine may keep a rank
+ * from running. */
+static const double PATIENCE = 2;
+static const double PATIENCE_SHARE = 0.2; /* or of the time after which a peer is dead */
+static const double PATIENCE_PHASES = 8;  /* or so many times what phases take to wait for */
+
+/* ---- receiving ---- */
+
+static bool is_local(const struct lossynet_transport *t, int worker) {
+    return worker / t->shape.local == t->world.rank;
+}
+
+static bool fit(const struct lossynet_transport *t, uint8_t elements) {
+    return elements == t->shape.elements ||
+           (elements == WIRE_DEVICE_FLOAT32 && t->link->checks_payload &&
+            t->shape.elements == WIRE_FLOAT32);
+}
+
+/* Checks what DATA says: the counter of what is wrong, or NULL. */
+static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *h,
+                        struct lossynet_packet *packet) {
+    struct lossynet_rejected *rejected = &t->receiver.rejected;
+    bool group = h->receiver == WIRE_EVERYONE;
+    if (h->kind >= 2 || !fit(t, h->elements) || h->sender >= t->shape.workers ||
+        is_local(t, h->sender) || h->bucket >= (uint32_t)t->shape.buckets ||
+        group != lossynet_is_group(t, h->kind))
+        return &rejected->invalid;
+    *packet = (struct lossynet_packet){.sender = h->sender,
+                                       .receiver = group ? LOSSYNET_EVERYONE : h->receiver,
+                                       .bucket = (int)h->bucket,
+                                       .number = h->packet};
+    size_t bytes = t->calls.bytes(t->calls.context, (lossynet_phase)h->kind, packet);
+    if (bytes == 0 || h->length != bytes) return &rejected->invalid;
+
+    const struct lossynet_phase_state *phase = &t->phase[h->kind];
+    const struct lossynet_peer *p = &t->peers[h->sender / t->shape.local];
+    if (h->index + 1 != phase->opened || phase->closed == phase->opened ||
+        p->rx[h->kind].state == RX_OVER || phase->buckets.over[h->bucket])
+        return &rejected->late;
+    return NULL;
+}
+
+/* DATA of the phase that has just ended was on its way for longer than we waited. */
+static void learn_grace(struct lossynet_transport *t, const struct wire_header *h) {
+    const struct lossynet_phase_state *phase = &t->phase[h->kind];
+    if (h->index + 1 != phase->closed) return;
+    double late = 2 * (t->receiver.now - phase->closed_at);
+    t->receiver.grace = fmin(fmax(t->receiver.grace, late), GRACE_MAX);
+}
+
+/* A bucket of this sender begins to come: those before it will not. */
+static void reach(struct lossynet_transport *t, const struct wire_header *h) {
+    const lossynet_phase phase = (lossynet_phase)h->kind;
+    const int buckets = t->shape.buckets;
+    struct lossynet_buckets *b = &t->phase[phase].buckets;
+    int order = lossynet_transport_bucket(phase, buckets, (int)h->bucket); /* its own inverse */
+    size_t i = (size_t)h->bucket * t->shape.workers + h->sender;
+    if (b->missing[i] > 0) b->missing[i]--;
+    for (int *at = &b->reached[h->sender]; *at < order; ++*at)
+        b->passed[(size_t)lossynet_transport_bucket(phase, buckets, *at) * t->shape.workers +
+                  h->sender] = t->receiver.now;
+}
+
+static void check_complete(struct lossynet_transport *t, int kind, int peer);
+
+void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                        const uint8_t *payload) {
+    struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_flow *flow = &p->flow;
+    struct lossynet_rejected *rejected = &t->receiver.rejected;
+    uint32_t *seen = h->receiver == WIRE_EVERYONE ? &flow->group_seen : &flow->seen;
+    if ((int32_t)(h->sequence + 1 - *seen) > 0) *seen = h->sequence + 1;
+    flow->came++;
+    if (++flow->unacknowledged >= ((uint32_t)t->session.window + 3) / 4)
+        p->control.state_due = true;
+    struct lossynet_packet packet;
+    uint64_t *wrong = t->failed ? &rejected->late : reject(t, h, &packet);
+    if (wrong) {
+        ++*wrong;
+        if (wrong == &rejected->late) learn_grace(t, h);
+        return;
+    }
+    enum lossynet_delivery delivery =
+        t->calls.deliver(t->calls.context, (lossynet_phase)h->kind, &packet, payload, h->length);
+    if (delivery != LOSSYNET_TAKEN) {
+        ++*(delivery == LOSSYNET_NOT_FINITE ? &rejected->not_finite : &rejected->duplicate);
+        return;
+    }
+    lossynet_timer_news(t, p);
+    p->rx[h->kind].received++;
+    p->rx[h->kind].last = t->receiver.now;
+    reach(t, h);
+    check_complete(t, h->kind, peer);
+}
+
+void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wire_header *h) {
+    struct lossynet_rx *rx = &t->peers[peer].rx[h->kind];
+    uint32_t opened = t->phase[h->kind].opened;
+    if (h->index == opened) { /* we have not opened it, so that nothing was sent */
+        rx->next_done = true;
+        rx->next_announced = h->packet;
+    } else if (h->index + 1 == opened) {
+        rx->done = true;
+        rx->announced = h->packet;
+        check_complete(t, h->kind, peer);
+    } else if ((int32_t)(h->index - opened) > 0) {
+        return; /* nobody is so far ahead */
+    }
+    lossynet_control_send(t, peer, WIRE_ACK, h->kind, h->index, 0);
+}
+
+/* ---- the end ---- */
+
+/* A reliable link: DONE comes behind all DATA. */
+static void check_reliable(struct lossynet_transport *t, int peer, struct lossynet_rx *rx) {
+    if (!rx->done) return;
+    rx->state = RX_OVER;
+    if (rx->received == rx->announced) return;
+    lossynet_log("rank %d, step %" PRIu64 ": rank %d sent %" PRIu32 " packets, %" PRIu64
+                 " arrived over a link that loses none",
+                 t->world.rank, lossynet_session_step(t), peer, rx->announced, rx->received);
+    if (!t->failed) t->failed = LOSSYNET_PROTOCOL;
+}
+
+/* Ends a peer's phase to us when it is over: all has come, or what has not is lost. */
+static void check_complete(struct lossynet_transport *t, int kind, int peer) {
+    struct lossynet_peer *p = &t->peers[peer];
+    const struct lossynet_phase_state *phase = &t->phase[kind];
+    struct lossynet_receiver *receiver = &t->receiver;
+    struct lossynet_rx *rx = &p->rx[kind];
+    if (rx->state == RX_OVER || phase->opened == phase->closed) return;
+    if (t->link->reliable) {
+        check_reliable(t, peer, rx);
+        return;
+    }
+    bool all = rx->done && (uint32_t)rx->received == rx->announced;
+    bool ended = rx->done || (int32_t)(p->control.finished[kind] - phase->opened) >= 0;
+    if (ended && rx->state == RX_RECEIVING) {
+        rx->state = RX_ENDING;
+        rx->ending = receiver->now;
+        rx->nonce = ++receiver->nonces;
+        rx->probe = lossynet_timer_at_once();
+    }
+    bool quiet = ended && receiver->empty - fmax(rx->last, rx->ending) > receiver->grace;
+    /* Whoever has left answers no more; all that it sent is on its way. */
+    bool answered = ended && (p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0);
+    if (all || (quiet && answered)) {
+        rx->state = RX_OVER;
+        return;
+    }
+    if (ended && !answered && lossynet_timer_is_due(t, p, &rx->probe, receiver->now))
+        lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, rx->nonce);
+}
+
+static double patience(const struct lossynet_transport *t,
+                       const struct lossynet_phase_state *phase) {
+    const double least = fmax(PATIENCE, PATIENCE_SHARE * t->session.peer_timeout);
+    return fmax(least, PATIENCE_PHASES * phase->seconds);
+}
+
+void lossynet_recv_check(struct lossynet_transport *t) {
+    if (t->link->reliable) return;
+    for (int kind = 0; kind < 2; kind++) {
+        const struct lossynet_phase_state *phase = &t->phase[kind];
+        for (int r = 0; r < t->world.ranks; r++) {
+            struct lossynet_peer *p = &t->peers[r];
+            if (r == t->world.rank) continue;
+            check_complete(t, kind, r);
+            if (lossynet_timer_silence(t, r) <= patience(t, phase)) continue;
+            if (phase->awaited && p->rx[kind].state != RX_OVER) {
+                p->rx[kind].state = RX_OVER;
+                t->receiver.stragglers++;
+            }
+            if (phase->begun > 0 && !p->tx[kind].complete && p->flow.blocked)
+                lossynet_send_complete(&p->tx[kind]); /* what is left is lost */
+        }
+    }
+}
+
+bool lossynet_recv_awaits(const struct lossynet_transport *t, int peer) {
+    for (int kind = 0; kind < 2; kind++)
+        if (t->phase[kind].awaited && t->peers[peer].rx[kind].state != RX_OVER) return true;
+    return false;
+}
+
+bool lossynet_recv_phase_is_over(struct lossynet_transport *t, int phase) {
+    for (int r = 0; r < t->world.ranks; r++)
+        if (t->peers[r].rx[phase].state != RX_OVER) return false;
+    return true;
+}
+
+static bool bucket_is_over(const struct lossynet_transport *t, int kind, int bucket) {
+    const struct lossynet_buckets *b = &t->phase[kind].buckets;
+    const struct lossynet_receiver *receiver = &t->receiver;
+    for (int w = 0; w < t->shape.workers; w++) {
+        size_t i = (size_t)bucket * t->shape.workers + w;
+        if (b->missing[i] == 0 || is_local(t, w)) continue;
+        if (t->peers[w / t->shape.local].rx[kind].state == RX_OVER) continue;
+        double passed = b->passed[i];
+        if (t->link->reliable || passed == 0 || receiver->empty - passed <= receiver->grace)
+            return false;
+    }
+    return true;
+}
+
+bool lossynet_recv_gradient_is_over(struct lossynet_transport *t, int bucket) {
+    return bucket_is_over(t, LOSSYNET_GRADIENT, bucket);
+}
+
+bool lossynet_recv_parameter_is_over(struct lossynet_transport *t, int bucket) {
+    return bucket_is_over(t, LOSSYNET_PARAMETER, bucket);
+}

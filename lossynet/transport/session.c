@@ -1,0 +1,102 @@
+/* session.c — what every datagram goes through: sealing on its way out, verifying on its way in.
+ *
+ * Over links that lose datagrams each carries a checksum, or is encrypted (crypto.h). What comes is
+ * believed when a rank of this run has sent it to this rank; what it says is for others to check.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *format, ...) {
+    if (t->failed) return;
+    char what[256];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(what, sizeof what, format, arguments);
+    va_end(arguments);
+    lossynet_log("rank %d, step %" PRIu64 ", peer rank %d %s", t->world.rank,
+                 lossynet_session_step(t), peer, what);
+    t->failed = LOSSYNET_LINK;
+}
+
+/* ---- out ---- */
+
+static void seal(struct lossynet_transport *t, struct lossynet_datagram *d, int slot) {
+    struct lossynet_session *session = &t->session;
+    wire_put(d->header + WIRE_CHECKSUM_AT, 0, 4);
+    if (session->secure) {
+        size_t sealed = d->length + LOSSYNET_SECURE_BYTES;
+        uint8_t *out = session->sealed + (size_t)slot * session->payload_most;
+        lossynet_secure_seal(session->secure, d->header, d->payload, d->length, out);
+        d->payload = out;
+        d->length = sealed;
+    } else if (!t->link->reliable) {
+        uint32_t crc = lossynet_crc32c(0, d->header, WIRE_HEADER_BYTES);
+        if (!d->device) crc = lossynet_crc32c(crc, d->payload, d->length);
+        wire_put(d->header + WIRE_CHECKSUM_AT, crc, 4);
+    }
+}
+
+void lossynet_session_send(struct lossynet_transport *t, int peer, struct lossynet_datagram *batch,
+                           int n) {
+    for (int i = 0; i < n; i++) seal(t, &batch[i], i);
+    lossynet_status status = t->link->send(t->link, peer, batch, n);
+    if (status && !t->failed) t->failed = status;
+}
+
+/* ---- in ---- */
+
+static bool is_intact(const struct lossynet_transport *t, const struct wire_header *h,
+                      uint8_t *datagram, size_t bytes) {
+    if (t->link->reliable) return true;
+    wire_put(datagram + WIRE_CHECKSUM_AT, 0, 4);
+    bool header_alone =
+        t->link->checks_payload && h->type == WIRE_DATA && h->elements == WIRE_DEVICE_FLOAT32;
+    uint32_t crc = lossynet_crc32c(0, datagram, header_alone ? WIRE_HEADER_BYTES : bytes);
+    wire_put(datagram + WIRE_CHECKSUM_AT, h->checksum, 4);
+    return crc == h->checksum;
+}
+
+/* From that peer, and for us. */
+static bool is_addressed(const struct lossynet_transport *t, int peer,
+                         const struct wire_header *h) {
+    const int local = t->shape.local;
+    if (h->type != WIRE_DATA) return h->sender == peer && h->receiver == t->world.rank;
+    return h->sender / local == peer &&
+           (h->receiver == WIRE_EVERYONE || h->receiver / local == t->world.rank);
+}
+
+/* The counter of what is wrong with a datagram as such, NULL when a rank of this run has sent it. */
+static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_header *h,
+                        uint8_t *datagram, size_t bytes) {
+    struct lossynet_session *session = &t->session;
+    struct lossynet_rejected *rejected = &t->receiver.rejected;
+    if (bytes < WIRE_HEADER_BYTES) return &rejected->truncated;
+    wire_decode(h, datagram, bytes);
+    if (h->magic != WIRE_MAGIC || peer < 0 || peer >= t->world.ranks || peer == t->world.rank)
+        return &rejected->foreign;
+    if (h->version != WIRE_VERSION) return &rejected->version;
+    if (h->run != (uint32_t)session->id) return &rejected->foreign;
+    if (h->type == WIRE_TEST) return &t->receiver.ignored;
+    if (session->secure) {
+        if (h->length < LOSSYNET_SECURE_BYTES ||
+            !lossynet_secure_open_datagram(session->secure, peer, datagram,
+                                           datagram + WIRE_HEADER_BYTES, h->length))
+            return &rejected->corrupt;
+        h->length -= LOSSYNET_SECURE_BYTES;
+    } else if (!is_intact(t, h, datagram, bytes)) {
+        return &rejected->corrupt;
+    }
+    if (h->type == 0 || h->type >= WIRE_TYPES || h->kind >= WIRE_KINDS || !is_addressed(t, peer, h))
+        return &rejected->invalid;
+    return NULL;
+}
+
+bool lossynet_session_verify(struct lossynet_transport *t, int peer, struct wire_header *h,
+                             uint8_t *datagram, size_t bytes) {
+    uint64_t *wrong = reject(t, peer, h, datagram, bytes);
+    if (wrong) ++*wrong;
+    return !wrong;
+}

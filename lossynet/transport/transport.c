@@ -1,0 +1,204 @@
+/* transport.c — the transport from open to close: ranks introduce themselves, memory is taken. */
+#include "lossynet/transport/progress.h"
+
+#include <stdlib.h>
+
+enum { FRAGMENT_BYTES = 8192, WINDOW_MIN = 4, WINDOW_MAX = 1024 };
+
+static const double PEER_TIMEOUT = 10;
+
+/* ---- open ---- */
+
+struct hello { /* what ranks tell each other before the link opens, and after */
+    uint64_t session, encrypt;
+    int64_t window;
+};
+
+static lossynet_status share_hello(struct lossynet_transport *t, lossynet_share share,
+                                   void *context, struct hello *all, struct hello mine) {
+    memset(all, 0, (size_t)t->world.ranks * sizeof *all);
+    all[t->world.rank] = mine;
+    return share(context, &t->world, all, sizeof *all);
+}
+
+/* Agrees on a session and, where datagrams are encrypted, on its keys. */
+static lossynet_status open_session(struct lossynet_transport *t,
+                                    const struct lossynet_transport_settings *settings,
+                                    lossynet_share share, void *context, struct hello *all) {
+    lossynet_status status =
+        share_hello(t, share, context, all,
+                    (struct hello){.session = lossynet_random(), .encrypt = settings->encrypt});
+    if (status) return status;
+    t->session.id = all[0].session;
+    for (int r = 1; r < t->world.ranks; r++) {
+        if (all[r].encrypt == all[0].encrypt) continue;
+        lossynet_log("rank %d was started %s encryption, rank 0 %s: expected the same on all ranks",
+                     r, all[r].encrypt ? "with" : "without", all[0].encrypt ? "with" : "without");
+        return LOSSYNET_INVALID;
+    }
+    if (!settings->encrypt) return LOSSYNET_OK;
+    return lossynet_secure_open(&t->world, t->session.id, share, context, &t->session.secure);
+}
+
+/* Opens the link and tells the peers how much they may send. */
+static lossynet_status introduce(struct lossynet_transport *t,
+                                 const struct lossynet_transport_settings *settings,
+                                 lossynet_link_open link_open, lossynet_share share, void *context,
+                                 struct hello *all) {
+    struct lossynet_session *session = &t->session;
+    const int ranks = t->world.ranks;
+    lossynet_status status = open_session(t, settings, share, context, all);
+    if (status) return status;
+    const size_t trailer = settings->encrypt ? LOSSYNET_SECURE_BYTES : 0;
+    const struct lossynet_link_settings link = {
+        .world = t->world,
+        .share = share,
+        .share_context = context,
+        .run = session->id,
+        .payload_bytes = settings->packet_bytes ? settings->packet_bytes + trailer : 0,
+        .interface = settings->interface,
+        .dscp = settings->dscp,
+        .multicast = settings->multicast,
+    };
+    session->two_classes = settings->dscp > 0;
+    status = link_open(&link, &t->link);
+    if (status) return status;
+    session->payload_most = t->link->payload_most;
+    session->multicast = settings->multicast && t->link->multicast;
+    size_t room = session->payload_most - trailer;
+    t->rounds.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
+
+    /* All peers together may fill half of the queue; the rest is for what is not counted. */
+    int window = t->link->receive_queue / 2 / (ranks - 1);
+    session->window = window < WINDOW_MIN ? WINDOW_MIN : window > WINDOW_MAX ? WINDOW_MAX : window;
+    status = share_hello(t, share, context, all, (struct hello){.window = session->window});
+    for (int r = 0; r < ranks && !status; r++) t->peers[r].flow.window = (int)all[r].window;
+    return status;
+}
+
+lossynet_status lossynet_transport_open(const struct lossynet_transport_settings *settings,
+                                        lossynet_link_open link_open, lossynet_share share,
+                                        void *share_context, struct lossynet_transport **out) {
+    *out = NULL;
+    const size_t ranks = (size_t)settings->world.ranks;
+    struct lossynet_transport *t = lossynet_memory_take(1, sizeof *t);
+    struct hello *all = lossynet_memory_take(ranks, sizeof *all);
+    lossynet_status status = LOSSYNET_NO_MEMORY;
+    if (t) {
+        t->world = settings->world;
+        t->peers = lossynet_memory_take(ranks, sizeof *t->peers);
+        pthread_mutex_init(&t->threads.lock, NULL);
+        pthread_mutex_init(&t->threads.caller, NULL);
+        pthread_cond_init(&t->threads.handed_back, NULL);
+    }
+    if (!t || !all || !t->peers) {
+        lossynet_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
+    } else {
+        t->session.peer_timeout =
+            settings->peer_timeout > 0 ? settings->peer_timeout : PEER_TIMEOUT;
+        lossynet_pacing_open(&t->pacing, settings->pace_gbps, settings->loss_budget);
+        t->receiver.empty = lossynet_now();
+        t->receiver.grace = GRACE_MIN;
+        status = introduce(t, settings, link_open, share, share_context, all);
+    }
+    free(all);
+    if (status)
+        lossynet_transport_close(t);
+    else
+        *out = t;
+    return status;
+}
+
+void lossynet_transport_shape(struct lossynet_transport *t, struct lossynet_pool *pool,
+                              const struct lossynet_transport_shape *shape,
+                              const struct lossynet_transport_calls *calls) {
+    const size_t workers = (size_t)shape->workers, buckets = (size_t)shape->buckets;
+    struct lossynet_transport measured; /* counts only */
+    if (!t) t = &measured;
+    for (int kind = 0; kind < 2; kind++) {
+        struct lossynet_buckets *b = &t->phase[kind].buckets;
+        POOL_TAKE(pool, b->missing, buckets * workers);
+        POOL_TAKE(pool, b->passed, buckets * workers);
+        POOL_TAKE(pool, b->reached, workers);
+        POOL_TAKE(pool, b->over, buckets);
+    }
+    if (t == &measured) return;
+    t->shape = *shape;
+    t->calls = *calls;
+    if (t->session.secure)
+        t->session.sealed = lossynet_pool_take(pool, LOSSYNET_BATCH, t->session.payload_most);
+}
+
+lossynet_status lossynet_transport_start(struct lossynet_transport *t) {
+    return lossynet_progress_start(t);
+}
+
+size_t lossynet_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
+    size_t bytes = sizeof(struct lossynet_transport) + (size_t)ranks * sizeof(struct lossynet_peer);
+    if (encrypt)
+        bytes +=
+            lossynet_secure_memory(ranks) + LOSSYNET_BATCH * (packet_bytes + LOSSYNET_SECURE_BYTES);
+    return bytes;
+}
+
+/* ---- close ---- */
+
+void lossynet_transport_close(struct lossynet_transport *t) {
+    if (!t) return;
+    lossynet_progress_stop(t);
+    if (t->link) t->link->close(t->link);
+    lossynet_secure_close(t->session.secure);
+    pthread_cond_destroy(&t->threads.handed_back);
+    pthread_mutex_destroy(&t->threads.caller);
+    pthread_mutex_destroy(&t->threads.lock);
+    for (int kind = 0; kind < 2; kind++) {
+        free(t->phase[kind].buckets.over);
+        free(t->phase[kind].buckets.reached);
+        free(t->phase[kind].buckets.passed);
+        free(t->phase[kind].buckets.missing);
+    }
+    free(t->session.sealed);
+    free(t->peers);
+    free(t);
+}
+
+/* ---- queries ---- */
+
+struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_transport *t) {
+    return (struct lossynet_transport_facts){
+        .session = t->session.id,
+        .link = t->link->name,
+        .payload_most = t->session.payload_most - (t->session.secure ? LOSSYNET_SECURE_BYTES : 0),
+        .link_bytes = t->link->memory_bytes,
+        .multicast = t->session.multicast,
+        .threaded = t->threads.threaded,
+        .reliable = t->link->reliable,
+        .reads_devices = t->link->checks_payload,
+    };
+}
+
+void lossynet_transport_counters(struct lossynet_transport *t, uint64_t *events) {
+    lossynet_progress_enter(t);
+    const struct lossynet_rejected *r = &t->receiver.rejected;
+    events[LOSSYNET_LATE] = r->late;
+    events[LOSSYNET_DUPLICATE] = r->duplicate;
+    events[LOSSYNET_REJECTED] =
+        r->truncated + r->foreign + r->version + r->corrupt + r->invalid + r->not_finite;
+    events[LOSSYNET_OVERRUN] = t->link->overruns ? t->link->overruns(t->link) : 0;
+    events[LOSSYNET_STRAGGLER] = t->receiver.stragglers;
+    events[LOSSYNET_PACE] = (uint64_t)(t->pacing.rate * 8e-3);
+    lossynet_progress_leave(t);
+}
+
+void lossynet_transport_set_step(struct lossynet_transport *t, uint64_t step) {
+    __atomic_store_n(&t->step, step, __ATOMIC_RELAXED); /* lossynet_session_step */
+}
+
+bool lossynet_transport_register(struct lossynet_transport *t, const void *memory, size_t bytes,
+                                 const struct lossynet_device_memory *device) {
+    if (!t->link->register_memory || t->session.secure) return false;
+    lossynet_progress_enter(t);
+    bool done = t->link->register_memory(t->link, memory, bytes, device);
+    lossynet_progress_leave(t);
+    return done;
+}

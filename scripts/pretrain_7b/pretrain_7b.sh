@@ -1,0 +1,260 @@
+#!/bin/bash
+# Llama-2 7B on 64 GPUs over a network that loses packets: data, a look at the nodes, training that
+# survives time limits, perplexity.
+#
+#   pretrain_7b.sh --prepare --tokenizer FILE    where the internet is: data (once)
+#   pretrain_7b.sh --hosts FILE                  with mpirun; FILE: lines "NODE slots=8"
+#   sbatch scripts/pretrain_7b/pretrain_7b.sbatch   with Slurm, from the repository; the same options
+#   pretrain_7b.sh --rehearse                    the same path with a tiny model, here
+#
+#   --loss P           share of packets lost by injection, beside what the network loses [0.1]
+#   --from DIR         go on from Hugging Face's Llama-2-7b; default: from scratch
+#   --corpus NAME      c4 or fineweb [c4]
+#   --data DIR         its token files: train_*.bin, val*.bin, tokenizer.model [data/CORPUS]
+#   --tokenizer FILE   Llama-2's tokenizer.model, for --prepare [FROM/tokenizer.model]
+#   --files N          of the corpus, for --prepare [64 of c4, 15 of fineweb: 10^10 tokens]
+#   --out DIR          checkpoints, log, perplexity [out/7b]; all nodes must share it
+#   --ranks N          GPUs [64; in a Slurm job: its tasks]
+#   --steps N          [2400]
+#   --link NAME        verbs, udp or mpi [verbs; in a rehearsal: udp]
+#   --interface NAME   of that link; one adapter per GPU: mlx5_0,mlx5_1,...
+#   --no-preflight     do not look at the nodes first
+#   --print            only print the commands
+#   -- OPTION...       further options of train_llama2
+#
+# The same command, again and again, goes on where the run stands. SIGUSR1 (Slurm sends it before
+# the time limit) and SIGTERM end it with a checkpoint: in a Slurm job it requeues itself, elsewhere
+# the exit code is 75. 0: trained and evaluated; 1: failed; 2: wrong usage.
+#
+# What it takes. Numbers marked = are held to `train_llama2 --dry-run` by test/system/test_cluster.py.
+#
+#   tokens per step       = 4194304     64 workers, 16 micro-batches of 1 x 4096
+#   memory of a GPU       = 71.738 GB   parameters, gradients, 1/64 of the optimizer state and sums
+#                                       in float32; weights in use and activations in bf16: an H100
+#                                       of 80 GB will do
+#   memory of its host    = 138.7 GB    per GPU: what travels lies in pinned memory. The copy of the
+#                                       model (27 GB) is rank 0's alone: 921 GB for 8 GPUs
+#   a checkpoint          = 250.669 GB  model, moments, and at 10% loss 64 replicas' stale packets;
+#                                       2 are kept, one is being written: 752 GB
+#   sent per GPU and step = 26.533 GB   gradients and parameters, bf16; as much is received
+#   on the link           = 543 ms      per step at 400 Gbit/s per GPU, or
+#                         = 2171 ms     at 100 Gbit/s
+#   computing             = 9.5 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
+#                                       parameter, and attention), a third more to recompute
+#   copies over PCIe        3.2 s       per step: 81 GB at 25 GB/s, in float32: gradients out, those
+#                                       of other ranks in, which the GPU averages, parameters in
+#   2400 steps            = 8.9 h       at 400 Gbit/s, or
+#                         = 9.9 h       at 100 Gbit/s; one after the other: what overlaps is saved
+#
+# The exchange runs at the speed that the pre-flight measures ("in", "out"), where that is less.
+set -u -o pipefail
+
+fail() { echo "pretrain_7b.sh: $1" >&2; exit "${2-1}"; }
+usage() { sed -n '2,/^# What it takes/{/^# What it takes/d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
+say() { printf '\n== %s\n' "$*"; }
+
+# ---- options --------------------------------------------------------------------------------
+loss=0.1 from= corpus=c4 data= tokenizer= files= out= ranks= steps= link= interface= hosts=
+prepare= rehearse= print= preflight=yes
+while [ $# -gt 0 ]; do
+    case $1 in
+    --loss | --from | --corpus | --data | --tokenizer | --files | --out | --ranks | --steps | \
+        --link | --interface | --hosts)
+        [ $# -gt 1 ] || fail "$1: expected a value after it (see --help)" 2
+        printf -v "${1#--}" %s "$2"
+        shift 2
+        ;;
+    --prepare | --rehearse | --print) printf -v "${1#--}" yes && shift ;;
+    --no-preflight) preflight= && shift ;;
+    --help) usage ;;
+    --) shift && break ;;
+    *) fail "$1: unknown option (see --help; options of train_llama2 follow after --)" 2 ;;
+    esac
+done
+here=$(cd "$(dirname "$0")/../.." && pwd) || exit 1
+train_llama2=${TRAIN_LLAMA2:-$here/build/train_llama2}
+tokenize=${TOKENIZE:-$here/build/tokenize}
+case $loss in
+'' | *[!0-9.]* | *.*.*) fail "--loss: expected a number from 0 to 1, got '$loss'" 2 ;;
+esac
+for number in files ranks steps; do
+    case ${!number} in
+    *[!0-9]* | 0*) fail "--$number: expected a whole number, got '${!number}'" 2 ;;
+    esac
+done
+case $corpus in
+c4 | fineweb) ;;
+*) fail "--corpus: expected c4 or fineweb, got '$corpus'" 2 ;;
+esac
+[ -z "$hosts" ] || [ -r "$hosts" ] || fail "--hosts: cannot read '$hosts'" 2
+job=${SLURM_JOB_ID-}
+ranks=${ranks:-${SLURM_NTASKS:-64}}
+
+if [ "$rehearse" ]; then
+    out=${out:-out/rehearsal}
+    data=${data:-$out/data}
+    link=${link:-udp}
+    text=$data/held-out.txt
+    export CONTEXTS=${CONTEXTS:-64} STRIDE=${STRIDE:-32} TRAIN_LLAMA2=$train_llama2
+    model=(--model "${from:-260K}" --device cpu --wire-dtype bf16 --threads 1 --batch 1 --seq 64
+        --micro-batches 2 --steps "${steps:-20}" --lr 2e-3 --warmup 4 --save-every 8 --eval-every 10
+        --eval-sequences 64 --peer-timeout 60)
+    evaluation=(--threads 1)
+else
+    out=${out:-out/7b}
+    data=${data:-data/$corpus}
+    link=${link:-verbs}
+    text=- # WikiText-2's test text
+    # Llama 2 (Touvron et al. 2023), section 2.2, for a shorter run; from its weights gently.
+    rate=(--lr 3e-4 --warmup 200)
+    [ -z "$from" ] || rate=(--lr 3e-5 --warmup 100)
+    model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16 --recompute block
+        --batch 1 --seq 4096 --micro-batches 16 --steps "${steps:-2400}" "${rate[@]}" --beta1 0.9 --beta2 0.95
+        --adam-eps 1e-5 --weight-decay 0.1 --clip 1 --save-every 200 --keep 2 --eval-every 200
+        --eval-sequences 256)
+    evaluation=(--device cuda --dtype bf16)
+fi
+run=("${model[@]}" --train "$data/train_*.bin" --val "$data/val*.bin" --loss-rate "$loss"
+    --link "$link" --out "$out")
+[ -z "$interface" ] || run+=(--interface "$interface")
+run+=("$@")
+
+# ---- data -----------------------------------------------------------------------------------
+prepare_corpus() {
+    tokenizer=${tokenizer:-$from/tokenizer.model}
+    [ -f "$tokenizer" ] ||
+        fail "--prepare: no tokenizer at '$tokenizer'; --tokenizer names Llama-2's" 2
+    [ "$corpus" = fineweb ] && files=${files:-15}
+    local python=${PYTHON:-/usr/bin/python3} separator=(--separator '<|endoftext|>')
+    "$python" "$here/data/fetch.py" "$corpus" "$data" --files "${files:-64}" &&
+        "$python" "$here/data/fetch.py" wikitext-2 "$here/data/wikitext-2" || exit 1
+    if [ -f "$data/val.txt" ]; then
+        "$tokenize" --tokenizer "$tokenizer" "${separator[@]}" --input "$data/val.txt" \
+            --train "$data/val.bin" &&
+            "$tokenize" --tokenizer "$tokenizer" "${separator[@]}" --input "$data/train.txt" \
+                --train "$data/train.bin" --shard-tokens 100000000 || exit 1
+    else # a hundredth is held out
+        "$tokenize" --tokenizer "$tokenizer" "${separator[@]}" --input "$data/train.txt" \
+            --train "$data/train.bin" --val "$data/val.bin" --val-fraction 0.01 \
+            --shard-tokens 100000000 || exit 1
+    fi
+}
+
+prepare_rehearsal() { # the King James Bible
+    [ -f "$data/val.bin" ] && [ -f "$text" ] && return
+    mkdir -p "$data"
+    TOKENIZE=$tokenize "$here/data/kjv.sh" "$data" 512 || exit 1
+    ln -sf kjv_train.bin "$data/train_0000.bin"
+    ln -sf kjv_val.bin "$data/val.bin"
+    tail -c 20000 "$data/kjv.txt" >"$text.partial" && mv "$text.partial" "$text"
+}
+
+# ---- launching ------------------------------------------------------------------------------
+stopping= child=
+forward() {
+    stopping=yes
+    [ -z "$child" ] || kill -USR1 "$child" 2>/dev/null
+}
+trap forward USR1 TERM
+
+await() { # COMMAND...: its status, also when signals come meanwhile
+    local status
+    "$@" &
+    child=$!
+    while wait "$child"; status=$?; [ $status -gt 128 ] && kill -0 "$child" 2>/dev/null; do :; done
+    child=
+    return $status
+}
+
+# What comes before train_llama2: one rank per GPU. Ranks bind themselves to nothing: each takes its
+# share of the host's cores.
+launcher=(mpirun -np "$ranks" --bind-to none)
+if [ "$job" ] && srun --mpi=list 2>&1 | grep -q pmix; then
+    launcher=(srun --mpi=pmix --kill-on-bad-exit=1 --cpu-bind=none)
+elif [ "$hosts" ]; then
+    launcher+=(--hostfile "$hosts" -x PATH -x LD_LIBRARY_PATH)
+elif [ "$rehearse" ] && [ -z "$job" ]; then
+    launcher+=(--oversubscribe --mca mpi_yield_when_idle 1)
+    # In containers people are root; there is nothing here that mpirun could harm.
+    [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+[ -z "${LD_LIBRARY_PATH-}" ] && for i in "${!launcher[@]}"; do
+    [ "${launcher[i]}" != LD_LIBRARY_PATH ] || unset "launcher[i-1]" "launcher[i]"
+done
+
+if [ "$print" ]; then
+    quoted() { printf '%q ' "$@" && echo; }
+    [ -z "$preflight" ] || quoted "${launcher[@]}" "$train_llama2" --preflight "${run[@]}"
+    quoted "${launcher[@]}" "$train_llama2" --resume auto "${run[@]}"
+    quoted "$here/scripts/perplexity.sh" "$out/checkpoint-..." "$text" "${evaluation[@]}"
+    exit 0
+fi
+
+# ---- what is missing? -----------------------------------------------------------------------
+missing=
+lack() { missing="$missing${missing:+; }$1"; }
+[ -x "$train_llama2" ] && [ -x "$tokenize" ] || lack "the program (make)"
+if [ -z "$rehearse$prepare" ]; then
+    [ "$job$hosts" ] || lack "nodes (--hosts FILE, or sbatch scripts/pretrain_7b/pretrain_7b.sbatch)"
+    [ "$hosts" ] || command -v nvidia-smi >/dev/null || lack "GPUs (no nvidia-smi here)"
+    ls "$data"/train_*.bin "$data"/val*.bin >/dev/null 2>&1 ||
+        lack "token files in $data (--prepare, where the internet is)"
+    [ -f "$here/data/wikitext-2/test.joined.txt" ] || lack "WikiText-2 (--prepare)"
+fi
+[ -z "$from" ] || [ -f "$from/config.json" ] || lack "a Hugging Face model in '$from'"
+[ "$prepare" ] || command -v "${launcher[0]}" >/dev/null || lack "${launcher[0]} (Open MPI)"
+[ "$rehearse" ] || hint=" - to try all of it on this machine: --rehearse"
+[ -z "$missing" ] || fail "missing: $missing${hint-}"
+
+if [ "$prepare" ]; then
+    prepare_corpus
+    exit 0
+fi
+[ -z "$rehearse" ] || prepare_rehearsal
+mkdir -p "$out" || exit 1
+
+# ---- the run --------------------------------------------------------------------------------
+ended() { # how the log says that training ended: complete, stopped, not finite
+    tail -n 1 "$out/log.jsonl" 2>/dev/null |
+        sed -n 's/.*"event": *"end".*"status": *"\([^"]*\)".*/\1/p'
+}
+
+stopped() {
+    [ "$stopping" ] || return 0
+    if [ "$job" ]; then
+        say "Stopped by a signal; job $job is requeued, and goes on from the last checkpoint"
+        scontrol requeue "$job" || fail "scontrol requeue $job failed; submit it again to go on"
+        exit 0
+    fi
+    say "Stopped by a signal; the same command goes on from the last checkpoint"
+    exit 75
+}
+
+if [ "$preflight" ]; then
+    say "Looking at the nodes"
+    if ! await "${launcher[@]}" "$train_llama2" --preflight "${run[@]}"; then
+        stopped
+        fail "the pre-flight found something, see above; leave that node out (--hosts, or\
+ sbatch --exclude=NODE), or go on all the same with --no-preflight"
+    fi
+fi
+if [ "$(ended)" != complete ]; then
+    say "Training"
+    await "${launcher[@]}" "$train_llama2" --resume auto "${run[@]}"
+    status=$?
+    stopped
+    [ $status = 0 ] || fail "training ended with exit code $status; its log is $out/log.jsonl"
+    if [ "$(ended)" = stopped ]; then # the signal went to the ranks, not to us
+        stopping=yes
+        stopped
+    fi
+fi
+
+say "Perplexity"
+checkpoint=$(ls -d "$out"/checkpoint-???????? 2>/dev/null | tail -n 1)
+[ "$checkpoint" ] || fail "no checkpoint in '$out'"
+await "$here/scripts/perplexity.sh" "$checkpoint" "$text" "${evaluation[@]}" >"$out/perplexity.txt"
+status=$?
+stopped
+cat "$out/perplexity.txt"
+[ $status = 0 ] || fail "scripts/perplexity.sh ended with exit code $status"

@@ -1,0 +1,358 @@
+#!/usr/bin/python3
+"""Trains many runs that differ in loss rate, algorithm, estimator, seed, ...; reports what loss costs.
+
+    scripts/sweeps/sweep.py quick | paper-small | shapes | beyond | paper-7b | FILE     [OPTION]...
+
+FILE is a settings file such as scripts/sweeps/settings/quick:
+
+    prepare = data/gcide.sh out/gcide    # a command that makes the data, once
+    model = 260K                         # any option of train_llama2, for all sections
+    seed = 1 2 3                         # several values: an axis
+    [steep]                              # a section: every combination of its axes
+    loss-rate = 0 0.1 0.2
+    estimator = mean balanced
+    [one phase]
+    gradient-loss-rate/parameter-loss-rate = 0/0 0.2/0 0/0.2     # set together, not combined
+    [continued]
+    start = steep                        # from the model of steep's first run without loss
+    order = 2                            # after all of order 1 (the default)
+    title = Continued training           # what tables and plots call it
+    launch = mpirun -np 64               # before the first section: stands before every command
+
+Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run
+without loss of the same seed. Everything is kept in out/sweeps/NAME: logs, results (results.jsonl),
+table.md, table.csv, plots. Stop it with Ctrl-C or SIGTERM and call it again: unfinished runs are saved
+and resumed, and finished runs are not repeated, nor are those whose results are in
+settings/NAME.jsonl (--keep) or in other files (--results).
+"""
+import argparse
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+from sweep_report import as_text, report
+from sweep_results import add_result, read_results, result_of, steps_done
+from sweep_settings import Settings, SettingsError
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BASELINE_EVALUATIONS = 10  # what the share of steps lost is read from
+
+
+def duration(seconds):
+    minutes = int(seconds / 60 + 0.5)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else \
+        f"{minutes} min" if seconds >= 60 else f"{int(seconds)} s"
+
+
+class Sweep:
+    def __init__(self, settings, arguments, program):
+        self.settings, self.arguments, self.program = settings, arguments, program
+        self.out = arguments.out or os.path.join("out", "sweeps", settings.name)
+        self.file = os.path.join(self.out, "results.jsonl")
+        self.kept_file = os.path.join(HERE, "settings", settings.name + ".jsonl")
+        self.results, self.active, self.failed, self.stopping = {}, [], [], False
+        self.began, self.worked = time.monotonic(), 0.0  # tokens done by this call
+
+    # ---- what is there -------------------------------------------------------------------
+
+    def load(self):
+        for path in [self.kept_file] + self.arguments.results + [self.file]:
+            self.results.update(read_results(path))
+
+    def directory(self, run):
+        return os.path.join(self.out, "runs", run.id)
+
+    def log(self, run):
+        return os.path.join(self.directory(run), "log.jsonl")
+
+    def checkpoint(self, run):
+        """The model at the end of a run that others start from, None before."""
+        path = os.path.join(self.directory(run), f"checkpoint-{int(run.options['steps']):08d}")
+        return path if os.path.exists(os.path.join(path, "trainer.json")) else None
+
+    def missing(self):
+        """Runs to do: without a result, or without the model that such a run starts from."""
+        todo = [run for run in self.settings.runs if run.id not in self.results]
+        ids = {run.id for run in todo}
+        for run in list(todo):
+            while run.start and not self.checkpoint(run.start) and run.start.id not in ids:
+                ids.add(run.start.id)
+                todo.append(run.start)
+                run = run.start
+        return [run for run in self.settings.runs if run.id in ids]
+
+    # ---- running -------------------------------------------------------------------------
+
+    def slots(self):
+        a = self.arguments
+        if a.gpus:
+            return [{"CUDA_VISIBLE_DEVICES": str(gpu)} for gpu in range(a.gpus)]
+        if self.settings.launch:
+            return [{} for _ in range(a.jobs or 1)]
+        jobs = a.jobs or max(1, len(os.sched_getaffinity(0)) // a.threads)
+        # Waiting threads sleep soon: runs share the cores.
+        return [{"OMP_NUM_THREADS": str(a.threads), "GOMP_SPINCOUNT": "1000"} for _ in range(jobs)]
+
+    def begin(self, run, slot):
+        directory = self.directory(run)
+        os.makedirs(directory, exist_ok=True)
+        command = self.settings.launch + run.command(self.program, self.settings.known)
+        command += ["--out", directory, "--resume", "auto", "--quiet"]
+        if run.start:
+            command += ["--model", self.checkpoint(run.start)]
+        if "threads" not in run.options and not self.arguments.gpus and not self.settings.launch:
+            command += ["--threads", str(self.arguments.threads)]
+        if run.lossless() and "eval-every" not in run.options:
+            every = max(1, int(run.options["steps"]) // BASELINE_EVALUATIONS)
+            command += ["--eval-every", str(every)]
+        errors = open(os.path.join(directory, "stderr"), "wb")
+        # Ctrl-C reaches the whole process group: runs ignore it, and stop() tells them to save. A
+        # launcher would not ignore it.
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
+            env={**os.environ, **slot}, start_new_session=bool(self.settings.launch),
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN))
+        errors.close()
+        self.active.append({"run": run, "process": process, "slot": slot, "began": time.monotonic(),
+                            "first": steps_done(self.log(run))})
+
+    def end(self, job):
+        """Takes in the result of a process that ended."""
+        run, status = job["run"], job["process"].returncode
+        self.active.remove(job)
+        result = result_of(run, self.log(run))
+        if result:
+            self.worked += self.done_by(job)
+            self.take(run, result)
+            return
+        if not self.stopping:
+            self.failed.append(run)
+            with open(os.path.join(self.directory(run), "stderr"), encoding="utf-8",
+                      errors="replace") as file:
+                said = [line for line in file.read().splitlines() if line.strip()]
+            print(f"\nsweep: {run.section.name}, {run.label()}, seed {run.value('seed', '1')}: "
+                  f"exit code {status}: {said[-1] if said else 'no reason given'}",
+                  file=sys.stderr)
+
+    def take(self, run, result):
+        add_result(self.file, result)
+        self.results[run.id] = result
+        needed = any(other.start and other.start.id == run.id for other in self.settings.runs)
+        for name in os.listdir(self.directory(run)):
+            if name.startswith("checkpoint-") and not needed:
+                shutil.rmtree(os.path.join(self.directory(run), name))
+
+    def done_by(self, job):
+        run = job["run"]
+        return (steps_done(self.log(run)) - job["first"]) / float(run.options["steps"]) * run.tokens()
+
+    def ready(self, todo):
+        for run in todo:
+            if run.start and not self.checkpoint(run.start):
+                continue
+            return run
+        return None
+
+    def work(self):
+        todo = []
+        for run in self.missing():
+            result = result_of(run, self.log(run)) if run.id not in self.results else None
+            if result:  # it ended after the last call was killed
+                self.take(run, result)
+            else:
+                todo.append(run)
+        self.total = sum(run.tokens() for run in todo)
+        self.started = sum(steps_done(self.log(run)) / float(run.options["steps"]) * run.tokens()
+                           for run in todo)
+        free = self.slots()
+        deadline = self.began + 60 * (self.arguments.minutes or 1e9)
+        while (todo and not self.stopping) or self.active:
+            while free and not self.stopping:
+                run = self.ready(todo)
+                if not run:
+                    break
+                todo.remove(run)
+                self.begin(run, free.pop(0))
+            if not self.active:
+                break  # what is left starts from a run that failed
+            time.sleep(0.05 if not sys.stdout.isatty() else 0.2)
+            for job in list(self.active):
+                if job["process"].poll() is not None:
+                    free.append(job["slot"])
+                    self.end(job)
+                    if job["run"].id in self.results:
+                        self.tell(job)
+            self.show()
+            if time.monotonic() > deadline and not self.stopping:
+                self.stop()
+        if sys.stdout.isatty():
+            print("\r" + " " * 79, end="\r")
+        return todo
+
+    def stop(self, *_):
+        """Every run saves and ends; a second time, they are killed."""
+        for job in self.active:
+            if self.stopping:
+                job["process"].kill()
+            else:
+                job["process"].send_signal(signal.SIGUSR1)  # mpirun and srun pass it on
+        self.stopping = True
+
+    # ---- telling ---------------------------------------------------------------------------
+
+    def left(self):
+        """Seconds until all is done, at the pace of this call so far; None when not known."""
+        worked = self.worked + sum(self.done_by(job) for job in self.active)
+        spent = time.monotonic() - self.began
+        if worked <= 0 or spent < 2:
+            return None
+        return (self.total - self.started - worked) * spent / worked
+
+    def counts(self):
+        done = sum(run.id in self.results for run in self.settings.runs)
+        left = self.left()
+        return f"{done}/{len(self.settings.runs)}", f"{duration(left)} left" if left else ""
+
+    def change(self, run):
+        mine = self.results[run.id].get("perplexity")
+        base = self.results.get(run.baseline, {}).get("perplexity")
+        if not mine or not base or run.baseline == run.id:
+            return ""
+        return f" ({100 * (mine / base - 1):+.2f}%)"
+
+    def tell(self, job):
+        """One line for a run that is done."""
+        run, (count, left) = job["run"], self.counts()
+        perplexity = self.results[run.id]["perplexity"]
+        text = f"{perplexity:.2f}{self.change(run)}" if perplexity else "not finite"
+        what = f"{run.section.name}, {run.label()}, seed {run.value('seed', '1')}"
+        tail = f": {text}, {duration(time.monotonic() - job['began'])}"
+        if left:
+            tail += f"; {left}"
+        room = 79 - len(count) - 1 - len(tail)
+        self.line(f"{count} {what[:room]}{tail}", "\n")
+        report(self.settings, self.results, self.out, plots=False)
+
+    def line(self, text, end):
+        if sys.stdout.isatty():
+            print("\r" + text[:79].ljust(79), end=end, flush=True)
+        elif end == "\n":
+            print(text[:79], flush=True)
+
+    def show(self):
+        count, left = self.counts()
+        parts = []
+        for job in self.active:
+            steps = steps_done(self.log(job["run"]))
+            parts.append(f"{job['run'].label()} {steps}/{job['run'].options['steps']}")
+        self.line(f"{count}  {left}  " + " | ".join(parts) if not self.stopping else
+                  "saving what is running ...", "")
+
+    def list(self):
+        for run in self.settings.runs:
+            state = "done" if run.id in self.results else \
+                f"{steps_done(self.log(run))}/{run.options['steps']}"
+            print(f"{run.id}  {state:>11}  {run.section.name}, {run.label()}, "
+                  f"seed {run.value('seed', '1')}")
+
+
+def keep(sweep):
+    """Puts this settings' new results into the file beside it, for the repository."""
+    kept = read_results(sweep.kept_file)
+    new = [sweep.results[run.id] for run in sweep.settings.runs
+           if run.id in sweep.results and run.id not in kept]
+    for result in new:
+        add_result(sweep.kept_file, result)
+    print(f"{len(new)} new results in {os.path.relpath(sweep.kept_file)}")
+
+
+def parse():
+    parser = argparse.ArgumentParser(
+        prog="sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", help="quick, paper-small, paper-7b, or a file")
+    parser.add_argument("--out", metavar="DIR", help="default: out/sweeps/NAME")
+    parser.add_argument("--jobs", type=int, metavar="N",
+                        help="runs side by side; default: cores / threads")
+    parser.add_argument("--threads", type=int, default=1, metavar="N", help="of each run [1]")
+    parser.add_argument("--gpus", type=int, metavar="N", help="side by side, one run on each GPU")
+    parser.add_argument("--minutes", type=float, metavar="N", help="stop after so long")
+    parser.add_argument("--results", action="append", default=[], metavar="FILE",
+                        help="more results that need not be repeated")
+    parser.add_argument("--table", action="store_true", help="tables and plots of what is there")
+    parser.add_argument("--list", action="store_true", help="the runs and how far they are")
+    parser.add_argument("--keep", action="store_true",
+                        help="when done, put results beside the settings, for the repository")
+    arguments = parser.parse_args()
+    for name in ("jobs", "threads", "gpus"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} is {value}, expected 1 or more")
+    for path in arguments.results:
+        if not os.path.exists(path):
+            parser.error(f"--results: there is no file '{path}'")
+    return arguments
+
+
+def prepare(settings):
+    """Makes the data, when the settings say how."""
+    if not settings.prepare:
+        return
+    try:
+        status = subprocess.run(settings.prepare, check=False).returncode
+    except OSError as error:
+        raise SettingsError(f"{settings.path}: prepare: {error}") from None
+    if status:
+        raise SettingsError(f"{settings.path}: '{' '.join(settings.prepare)}' failed, see above")
+
+
+def main():
+    arguments = parse()
+    program = os.environ.get("TRAIN_LLAMA2",
+                             os.path.join(os.environ.get("BUILD", "build"), "train_llama2"))
+    path = arguments.settings
+    ready_made = os.path.join(HERE, "settings", path)
+    if not os.path.exists(path) and os.path.exists(ready_made):
+        path = os.path.relpath(ready_made)
+    try:
+        settings = Settings(path, program)
+        prepare(settings)
+        settings.expand()
+        if not arguments.table and not arguments.list:
+            settings.check(program)
+    except SettingsError as error:
+        print(f"sweep: {error}", file=sys.stderr)
+        return 2
+    sweep = Sweep(settings, arguments, program)
+    sweep.load()
+    if arguments.list:
+        sweep.list()
+        return 0
+    os.makedirs(sweep.out, exist_ok=True)
+    if not arguments.table:
+        lock = open(os.path.join(sweep.out, "lock"), "w", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print(f"sweep: another sweep is at work in {sweep.out}; wait, or give --out",
+                  file=sys.stderr)
+            return 1
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, sweep.stop)
+        sweep.work()
+    rows = report(settings, sweep.results, sweep.out, plots=True)
+    print(as_text(rows))
+    print(f"in {sweep.out}: table.md, table.csv, plots (PNG and SVG), logs of the runs")
+    if arguments.keep:
+        keep(sweep)
+    left = len(sweep.missing())
+    if left and not arguments.table:
+        print(f"sweep: {left} runs are left; the same command goes on", file=sys.stderr)
+    return 1 if sweep.failed or (left and not arguments.table and not arguments.minutes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,376 @@
+"""Tables and plots of a sweep: what each loss rate costs, paired by seed, with intervals.
+
+report() writes table.md, table.csv and the plots; it takes whatever is finished.
+"""
+import csv
+import math
+import os
+
+from report import smooth
+
+# Weintraub, Banner & Orda 2025, Llama-2 7B on 64 GPUs: loss rate, change of perplexity in %.
+# 0.8% at 10% is their claim; the others as secondary sources quote their table.
+PAPER = ((0.1, 0.8), (0.2, 2.6), (0.3, 3.8))
+
+
+# ---- statistics -----------------------------------------------------------------------------
+
+def interval(values):
+    """Half the width of the 95% confidence interval of the mean; None below two values."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = sum(values) / n
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    from scipy import stats  # slow to import, and needed only where a table is written
+    return float(stats.t.ppf(0.975, n - 1)) * deviation / math.sqrt(n)
+
+
+# ---- rows -----------------------------------------------------------------------------------
+
+def step_tax(base, perplexity):
+    """Share of its steps that the run without loss could have done without: 1 - s/S, where its curve
+    of evaluations first stays below `perplexity`. Negative gains count as 0; None: no curve."""
+    curve = base.get("evaluations") or []
+    if len(curve) < 2 or perplexity is None:
+        return None
+    last = curve[-1][0]
+    if perplexity <= curve[-1][1]:
+        return 0.0
+    for (s0, p0), (s1, p1) in zip(reversed(curve[:-1]), reversed(curve[1:])):
+        if p0 >= perplexity:
+            return 1 - (s0 + (s1 - s0) * (p0 - perplexity) / (p0 - p1)) / last
+    return 1.0
+
+
+def group_runs(settings, results):
+    """Per section and label: the finished runs, with their baselines where those are finished. In the
+    order of the file, but by loss rate within what differs by that alone."""
+    groups = {}
+    for section in settings.sections:
+        # A run without loss alone compares nothing, where others are to come.
+        if all(run.lossless() for run in section.runs if run.id in results) and \
+           not all(run.lossless() for run in section.runs):
+            continue
+        for run in section.runs:
+            if run.id not in results:
+                continue
+            group = groups.setdefault((section.name, run.label()), {
+                "section": section, "label": run.label(), "run": run, "members": []})
+            if run.id not in (member[-1].id for member in group["members"]):
+                group["members"].append((run.value("seed", "1"), results[run.id],
+                                         results.get(run.baseline), run))
+    place, kinds = {section: i for i, section in enumerate(settings.sections)}, {}
+    def order(group):
+        run = group["run"]
+        kind = (run.value("algorithm", "lossy").replace("reliable", "lossy"),
+                *(run.options[name] for name in run.section.varying if name != "seed"
+                  and "rate" not in name and name != "algorithm"))
+        first = kinds.setdefault((run.section, kind), len(kinds))
+        return place[run.section], not run.lossless(), first, run.rates()
+    return sorted(groups.values(), key=order)
+
+
+def average(values):
+    values = [value for value in values if value is not None]
+    return sum(values) / len(values) if values else None
+
+
+def summarise(group):
+    """Numbers of one row of the table."""
+    members = group["members"]
+    row = {"section": group["section"].title, "run": group["label"],
+           "seeds": [seed for seed, *_ in members]}
+    mean = lambda name: average([result.get(name) for _, result, _, _ in members])
+    for name in ("perplexity", "replica_perplexity", "gradient_loss_rate", "parameter_loss_rate",
+                 "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age",
+                 "late_mean_age", "extra_traffic"):
+        row[name] = mean(name)
+    row["max_age"] = max(result["max_age"] for _, result, _, _ in members)
+    row["seconds"] = mean("seconds")
+    row["diverged"] = sum(result["status"] != "complete" for _, result, _, _ in members)
+    row["changes"], row["taxes"] = [], []
+    for _, result, base, run in members:
+        if run.baseline == run.id or not base or not result["perplexity"] or not base["perplexity"]:
+            continue
+        row["changes"].append(100 * (result["perplexity"] / base["perplexity"] - 1))
+        row["taxes"].append(step_tax(base, result["perplexity"]))
+    row["mean"] = average(row["changes"])
+    row["interval"] = interval(row["changes"])
+    row["step_tax"] = average(row["taxes"])
+    return row
+
+
+def number(value, form):
+    return "" if value is None else form.format(value)
+
+
+def percent_pair(row):
+    gradient, parameter = row["gradient_loss_rate"], row["parameter_loss_rate"]
+    if gradient is None or parameter is None:
+        return ""
+    if abs(gradient - parameter) < 0.005:
+        return f"{50 * (gradient + parameter):.2f}"
+    return f"{100 * gradient:.1f}, {100 * parameter:.1f}"
+
+
+HEADINGS = ("run", "lost, %", "seeds", "perplexity", "change per seed, %", "mean, %", "±95%",
+            "step tax", "drift", "formula", "paper", "mean age", "oldest", "sent again")
+
+
+def cells(row):
+    changes = " ".join(f"{change:+.2f}" for change in row["changes"])
+    return (row["run"], percent_pair(row), str(len(row["seeds"])),
+            number(row["perplexity"], "{:.3f}") + (" (diverged)" if row["diverged"] else ""),
+            changes, number(row["mean"], "{:+.2f}"), number(row["interval"], "{:.2f}"),
+            "" if row["step_tax"] is None else f"{100 * row['step_tax']:.0f}%",
+            number(row["drift"] or None, "{:.3g}"), number(row["drift_expected"] or None, "{:.3g}"),
+            number(row["drift_paper"] or None, "{:.3g}"), number(row["mean_age"], "{:.3f}"),
+            str(row["max_age"]),
+            f"{100 * row['extra_traffic']:.1f}%" if row["extra_traffic"] else "")
+
+
+def as_markdown(rows):
+    """A table for each section."""
+    text = []
+    for title in dict.fromkeys(row["section"] for row in rows):
+        text += [f"**{title}**", "", "| " + " | ".join(HEADINGS) + " |",
+                 "| --- " + "| ---: " * (len(HEADINGS) - 1) + "|"]
+        text += ["| " + " | ".join(cells(row)) + " |" for row in rows if row["section"] == title]
+        text.append("")
+    return "\n".join(text)
+
+
+def as_text(rows):
+    """For the terminal, 79 columns: without the drift."""
+    lines = []
+    for title in dict.fromkeys(row["section"] for row in rows):
+        lines += ["", title[:79], f"{'run':<39} {'seeds':>5} {'perplexity':>10} {'change':>8} "
+                  f"{'±95%':>6} {'tax':>5}"]
+        for row in rows:
+            if row["section"] == title:
+                c = cells(row)
+                change = c[5] + "%" if c[5] else ""
+                lines.append(f"{c[0][:39]:<39} {c[2]:>5} {number(row['perplexity'], '{:.3f}'):>10} "
+                             f"{change:>8} {c[6]:>6} {c[7]:>5}")
+    return "\n".join(lines + [""])
+
+
+def write_csv(rows, path):
+    names = ["section", "run", "seeds", "perplexity", "replica_perplexity", "changes", "mean",
+             "interval", "step_tax", "gradient_loss_rate", "parameter_loss_rate", "drift",
+             "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age", "max_age",
+             "extra_traffic", "diverged", "seconds"]
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        for row in rows:
+            writer.writerow([" ".join(f"{value:.6g}" if isinstance(value, float) else str(value)
+                                      for value in row[name])
+                             if isinstance(row[name], list) else row[name] for name in names])
+
+
+# ---- plots ----------------------------------------------------------------------------------
+
+COLOURS = ["#1b6ca8", "#d95f02", "#1b9e77", "#7570b3", "#e7298a", "#66a61e", "#a6761d", "#444444",
+           "#c51b7d", "#35978f"]
+
+
+def same_rates(run):
+    return run.rates()[0] == run.rates()[1]
+
+
+def is_plain(run):
+    """Plain `lossy` with the section's first value of every other axis: a curve over loss rates."""
+    if run.value("algorithm", "lossy") not in ("lossy", "reliable") or not same_rates(run):
+        return False
+    first = run.section.runs[0].options
+    return all(run.options[name] == first[name] for name in run.section.varying
+               if name not in ("loss-rate", "seed", "algorithm", "gradient-loss-rate",
+                               "parameter-loss-rate"))
+
+
+def save(figure, out, name):
+    figure.tight_layout()
+    for kind in ("png", "svg"):
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(os.path.join(out, f"{name}.{kind}"), dpi=110, metadata=metadata)
+
+
+def finish(axes, legend=True):
+    axes.grid(alpha=0.25)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    if legend and axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False, fontsize=8)
+
+
+def plot_change(plt, groups, out):
+    """Change of perplexity against loss rate: a line for each section that has plain `lossy`, or
+    lossy with repair (dashed), at several rates, single marks for loss in one phase, and the paper's
+    points. Intervals of two seeds would hide the rest and are left out."""
+    figure, axes = plt.subplots(figsize=(8, 6.6))
+    colours = iter(COLOURS * 3)
+    for section in dict.fromkeys(group["section"] for group in groups):
+        kinds = {}
+        for group in groups:
+            run, row = group["run"], group["row"]
+            if group["section"] is not section or row["mean"] is None or run.lossless():
+                continue
+            gradient, parameter = run.rates()
+            kind = "o-" if is_plain(run) else "s--" if run.value("repair", "0") != "0" else None
+            if run.value("algorithm", "lossy") == "lossy" and 0 in (gradient, parameter):
+                kind = "^" if gradient else "v"
+            if kind:
+                error = row["interval"] or 0 if len(row["seeds"]) > 2 else 0
+                kinds.setdefault(kind, []).append((100 * max(gradient, parameter), row["mean"], error))
+        kinds = {kind: points for kind, points in kinds.items()
+                 if kind in "^v" or len(points) == len({x for x, _, _ in points}) > 1}
+        colour = next(colours) if kinds else None
+        for kind, points in kinds.items():
+            if kind not in "^v":
+                points.append((0, 0, 0))
+            x, y, error = zip(*sorted(points))
+            label = section.title + {"^": " (gradient)", "v": " (parameter)"}.get(kind, "")
+            axes.errorbar(x, y, yerr=error, fmt=kind, color=colour, ms=5, lw=1.4, capsize=3,
+                          mfc="white" if kind in "^v" else colour, label=label)
+    axes.plot([100 * p for p, _ in PAPER], [change for _, change in PAPER], "*", color="black",
+              ms=11, label="the paper: 7B, 64 GPUs")
+    axes.set(xlabel="packets lost, %", ylabel="change of perplexity, %",
+             title="What loss costs, against the same seed without loss (mean, 95%)")
+    axes.axhline(0, color="black", lw=0.6)
+    axes.set_yscale("symlog", linthresh=1)  # even up to 1%, logarithmic beyond
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    finish(axes, legend=False)
+    axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12))
+    save(figure, out, "change")
+
+
+def panel_each(plt, sections):
+    """A figure in two columns, and its axes, one for each section."""
+    columns = min(2, len(sections))
+    rows = -(-len(sections) // columns)
+    figure, panels = plt.subplots(rows, columns, figsize=(6.2 * columns, 3.9 * rows), squeeze=False)
+    for panel in panels.flat[len(sections):]:
+        panel.set_visible(False)
+    return figure, panels.flat
+
+
+def plot_curves(plt, groups, out):
+    """Training loss of the first seed, a panel for each section."""
+    sections = list(dict.fromkeys(group["section"] for group in groups))[:6]
+    figure, panels = panel_each(plt, sections)
+    for section, axes in zip(sections, panels):
+        for group, colour in zip([g for g in groups if g["section"] is section], COLOURS * 3):
+            curve = group["members"][0][1]["losses"]
+            losses = [loss for _, loss in curve]
+            if losses and None not in losses:
+                axes.plot([step for step, _ in curve], smooth(losses, 2), color=colour, lw=1.2,
+                          label=group["label"])
+        axes.set(xlabel="step", ylabel="training loss", title=section.title)
+        lines = [line.get_ydata() for line in axes.get_lines()]
+        if lines:  # the first tenth would flatten the rest
+            late = [y for line in lines for y in line[len(line) // 10:]]
+            margin = 0.04 * (max(late) - min(late)) + 1e-6
+            axes.set_ylim(min(late) - margin, max(late) + margin)
+        finish(axes)
+    save(figure, out, "curves")
+
+
+def plot_drift(plt, groups, out):
+    """Drift over time: measured (line), our formula (dashes), the paper's (dots); first seeds."""
+    sections = [s for s in dict.fromkeys(g["section"] for g in groups)
+                if any(g["members"][0][1].get("drifts") for g in groups if g["section"] is s)][:6]
+    if not sections:
+        sections = [groups[0]["section"]]
+    figure, panels = panel_each(plt, sections)
+    for section, axes in zip(sections, panels):
+        colours = iter(COLOURS * 3)
+        for group in (g for g in groups if g["section"] is section):
+            drifts = group["members"][0][1].get("drifts")
+            if not drifts:
+                continue
+            colour = next(colours)
+            steps = [point[0] for point in drifts]
+            axes.plot(steps, [point[1] for point in drifts], color=colour, lw=1.6, alpha=0.75,
+                      label=group["label"])
+            for place, style in ((2, "--"), (3, ":")):
+                axes.plot(steps, [point[place] if point[place] else math.nan for point in drifts],
+                          style, color=colour if place == 3 else "black", lw=1)
+        axes.set(xlabel="step", ylabel=r"$\|\theta_i-\theta_j\|^2$", yscale="log",
+                 title=section.title + "\ndashes: our formula, dots: the paper's")
+        finish(axes)
+    save(figure, out, "drift")
+
+
+def plot_ages(plt, groups, out):
+    """Ages of packets: shares beside (1-p) p^k; mean and largest against the loss rate."""
+    figure, (shares, left, right) = plt.subplots(1, 3, figsize=(16, 4.4))
+    plot_shares(shares, groups)
+    sections = list(dict.fromkeys(group["section"] for group in groups))
+    most = 0.0
+    for section, colour in zip(sections, COLOURS * 2):
+        points = []
+        for group in groups:
+            row, run = group["row"], group["run"]
+            if group["section"] is section and row["parameter_loss_rate"] and \
+               run.value("algorithm", "lossy") == "lossy":
+                points.append((100 * row["parameter_loss_rate"], row["late_mean_age"],
+                               row["max_age"]))
+                most = max(most, row["parameter_loss_rate"])
+        if points:
+            points = list(zip(*sorted(points)))
+            left.plot(points[0], points[1], "o", color=colour, ms=5, mfc="white",
+                      label=section.title)
+            right.plot(points[0], points[2], "o", color=colour, ms=5, mfc="white",
+                       label=section.title)
+    rates = [most * 1.05 * i / 100 for i in range(1, 101)] if most else []
+    left.plot([100 * p for p in rates], [p / (1 - p) for p in rates], color="black", lw=1,
+              label="independent losses: p/(1-p)")
+    left.set(xlabel="parameter packets lost, %", ylabel="steps",
+             title="Mean age of the parameters a worker holds")
+    right.set(xlabel="parameter packets lost, %", ylabel="steps", title="Oldest in the run")
+    finish(left)
+    finish(right)
+    save(figure, out, "ages")
+
+
+def plot_shares(axes, groups):
+    """Share of packets of each age, one line for each loss rate, with the geometric distribution."""
+    seen, colours = set(), iter(COLOURS * 3)
+    for group in groups:
+        ages, run = group["members"][0][1].get("ages"), group["run"]
+        what = (f"{100 * run.rates()[1]:g}%", run.value("loss-model", "bernoulli"))
+        if not ages or what in seen or run.value("algorithm", "lossy") != "lossy":
+            continue
+        seen.add(what)
+        p, colour = group["row"]["parameter_loss_rate"], next(colours)
+        last = len(ages) - 1  # that or more
+        axes.plot(range(len(ages)), [share or math.nan for share in ages], "o", color=colour, ms=5,
+                  mfc="white", label=what[0] if what[1] == "bernoulli" else ", ".join(what))
+        axes.plot(range(len(ages)), [(1 - p) * p**k if k < last else p**k
+                                     for k in range(len(ages))], color=colour, lw=1)
+    axes.set(xlabel="age, steps (the last: or more)", ylabel="share of packets", yscale="log",
+             ylim=(1e-6, 1.5), title="Ages; lines: (1-p) p^k")
+    finish(axes)
+
+
+def report(settings, results, out, plots):
+    """Writes tables, and plots if asked; returns the rows."""
+    groups = group_runs(settings, results)
+    for group in groups:
+        group["row"] = summarise(group)
+    rows = [group["row"] for group in groups]
+    os.makedirs(out, exist_ok=True)
+    with open(os.path.join(out, "table.md"), "w", encoding="utf-8") as file:
+        file.write(as_markdown(rows))
+    write_csv(rows, os.path.join(out, "table.csv"))
+    if plots and groups:
+        import matplotlib
+        matplotlib.use("Agg")
+        matplotlib.rcParams["svg.hashsalt"] = "sweep"
+        import matplotlib.pyplot as plt
+        for plot in (plot_change, plot_curves, plot_drift, plot_ages):
+            plot(plt, groups, out)
+        plt.close("all")
+    return rows

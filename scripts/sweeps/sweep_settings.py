@@ -1,0 +1,357 @@
+"""Settings of a sweep: a small text file in, a list of runs out. scripts/sweeps/sweep.py says how it looks.
+
+A run is known by its *key*: the options that decide its result, normalised, so that a finished run
+is recognised whatever file asked for it. Not in the key: where things lie, how many threads compute,
+what is logged, and whatever has its default value.
+"""
+import difflib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+import subprocess
+
+
+class SettingsError(Exception):
+    """One line: what is wrong, where, and what was expected."""
+
+
+# ---- what train_llama2 understands ----------------------------------------------------------
+
+# Options that cannot change a result, and those that a sweep sets itself.
+NEUTRAL = {"threads", "memory", "link-gbps", "interface", "pace-gbps", "peer-timeout", "no-overlap",
+           "multicast", "encrypt", "save-every", "keep", "eval-every", "sample-every",
+           "drift-samples", "tokenizer", "recompute"}
+OWN = {"out", "log", "resume", "overwrite", "progress", "quiet", "eval", "generate", "tokens",
+       "temperature", "top-p", "dry-run", "help", "version"}
+# Results that are older than an option were measured with this value; their keys leave it out.
+EARLIER = {"lead": "off"}
+
+
+def read_options(program):
+    """{name: (group, default)} from --help; a flag's default is None."""
+    try:
+        text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise SettingsError(f"'{program} --help' failed ({error}); build it with make") from None
+    options, group, name = {}, "", None
+    helps = {}
+    for line in text.splitlines():
+        entry = re.match(r"  --([a-z0-9-]+)( \S+)?", line)
+        if entry:
+            name = entry[1]
+            options[name] = (group, entry[2])
+            helps[name] = line
+        elif re.match(r"[A-Z]", line):
+            group, name = line.split(" (")[0].strip(), None
+        elif name:
+            helps[name] = f"{helps[name]} {line.strip()}".rstrip()
+    for name, (group, argument) in options.items():
+        default = re.search(r"\[([^\][]*)\]$", helps[name])
+        options[name] = (group, (default[1] if default else "") if argument else None)
+    return options
+
+
+def plain(value):
+    """Numbers as short as they go, so that 0.10 and 1e-1 are one."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return int(number) if number.is_integer() and abs(number) < 2**53 else number
+
+
+def fingerprint(pattern, cache={}):
+    """Of token files, wherever they lie: names, sizes and the beginning of the first."""
+    import glob
+    if pattern not in cache:
+        paths = sorted(glob.glob(pattern))
+        if not paths:
+            raise SettingsError(f"there is no file '{pattern}'")
+        digest = hashlib.sha256()
+        for path in paths:
+            digest.update(f"{os.path.basename(path)} {os.path.getsize(path)}\n".encode())
+        with open(paths[0], "rb") as file:
+            digest.update(file.read(1 << 20))
+        cache[pattern] = f"{os.path.basename(paths[0])} {digest.hexdigest()[:12]}"
+    return cache[pattern]
+
+
+# ---- runs -----------------------------------------------------------------------------------
+
+class Run:
+    """One training run: a section's, with one value of each axis."""
+
+    def __init__(self, section, options, start):
+        self.section, self.options, self.start = section, options, start
+        self.key = self.id = self.baseline = None
+
+    def value(self, name, default="0"):
+        return self.options.get(name, default)
+
+    def rates(self):
+        """Loss rates that are asked for: gradient, parameter."""
+        if self.options.get("algorithm") == "reliable":
+            return 0.0, 0.0
+        both = self.value("loss-rate")
+        return (float(self.value("gradient-loss-rate", both)),
+                float(self.value("parameter-loss-rate", both)))
+
+    def lossless(self):
+        if self.value("lead", "auto") not in ("auto", "off") or \
+                float(self.value("lead-extra", "0")):
+            return False  # a look-ahead by choice is another run, also without loss
+        uneven = self.options.get("algorithm") != "reliable" and \
+            self.value("loss-at", "none") != "none"
+        return self.rates() == (0, 0) and not uneven and \
+            not self.value("loss-model").startswith("trace")
+
+    def identify(self, known):
+        """Sets key and id, and the id of the run without loss that it is compared with."""
+        key = {}
+        for name, value in self.options.items():
+            group, default = known[name]
+            if name in NEUTRAL or group == "Loss" or (name in ("train", "val")):
+                continue
+            value = plain(value)
+            if value == "no" or value == plain(default) and default not in ("", None):
+                continue
+            key[name] = value
+        key["data"] = [fingerprint(self.options[name]) for name in ("train", "val")
+                       if name in self.options]
+        if self.start:
+            key["start"] = self.start.id
+            key.pop("model", None)
+        elif "/" in str(key.get("model", "")):
+            key["model"] = os.path.basename(os.path.normpath(key["model"]))
+        algorithm = self.value("algorithm", "lossy")
+        # Without loss, naive and lossy are what reliable is, to the last bit.
+        base = dict(key, algorithm=algorithm if algorithm == "rps" else "reliable")
+        self.baseline = hash_of(base)
+        if self.lossless():
+            key = base
+        else:
+            gradient, parameter = self.rates()
+            key["algorithm"] = algorithm
+            options = dict(self.options)
+            if algorithm in ("lossy", "reliable"):
+                options.setdefault("lead", known.get("lead", ("", "off"))[1])
+            for name, value in options.items():
+                default = EARLIER.get(name, known[name][1])
+                if known[name][0] != "Loss" or name in ("algorithm", "loss-rate"):
+                    continue
+                if name in ("gradient-loss-rate", "parameter-loss-rate") or value == "no":
+                    continue
+                if name == "loss-seed" and plain(value) == plain(self.value("seed", "1")):
+                    continue
+                if default in ("", None) or plain(value) != plain(default):
+                    key[name] = plain(value)
+            if gradient == parameter:
+                key["loss-rate"] = gradient
+            else:
+                key["gradient-loss-rate"], key["parameter-loss-rate"] = gradient, parameter
+        self.key, self.id = key, hash_of(key)
+
+    def command(self, program, known):
+        words = [program]
+        for name, value in self.options.items():
+            if known[name][1] is None:
+                words += [f"--{name}"] if value == "yes" else []
+            elif not (self.start and name == "model"):
+                words += [f"--{name}", value]
+        return words
+
+    def tokens(self):
+        """How much work it is."""
+        number = lambda name, default: float(self.value(name, default))
+        return (number("steps", "1000") * max(1, number("workers", "1")) * number("batch", "8")
+                * number("micro-batches", "1") * max(1, number("seq", "1024")))
+
+    def label(self):
+        """What tells it from others of its section, but for the seed."""
+        gradient, parameter = self.rates()
+        algorithm = self.value("algorithm", "lossy")
+        words = [] if algorithm in ("lossy", "reliable") else [algorithm]
+        if self.lossless():
+            words.append("no loss" if not words else "0%")
+        elif gradient == parameter:
+            words.append(f"{100 * gradient:g}%")
+        elif parameter == 0:
+            words.append(f"{100 * gradient:g}% gradient phase")
+        elif gradient == 0:
+            words.append(f"{100 * parameter:g}% parameter phase")
+        else:
+            words.append(f"{100 * gradient:g}% gradient, {100 * parameter:g}% parameter phase")
+        skip = {"seed", "algorithm", "loss-rate", "gradient-loss-rate", "parameter-loss-rate"}
+        for name in self.section.varying:
+            value = self.options.get(name)
+            if name in skip or value is None:
+                continue
+            if self.lossless() and name in self.section.loss_options:
+                continue
+            words.append(f"{name} {value}" if value not in ("yes", "no") else
+                         name if value == "yes" else "")
+        return ", ".join(word for word in words if word)
+
+
+def hash_of(key):
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+
+
+# ---- the file -------------------------------------------------------------------------------
+
+class Section:
+    def __init__(self, name, line):
+        self.name, self.line = name, line
+        self.title, self.start, self.order = name, None, 1
+        self.axes = {}  # names (tuple): list of tuples of values
+        self.varying, self.loss_options, self.runs = [], set(), []
+
+
+class Settings:
+    """A parsed file. runs: in the order in which they are to be done, each key once."""
+
+    def __init__(self, path, program):
+        self.path, self.prepare, self.launch, self.title = path, None, [], None
+        self.known = read_options(program)
+        self.name = os.path.splitext(os.path.basename(path))[0]
+        self.common, self.sections = Section("", 0), []
+        try:
+            with open(path, encoding="utf-8") as file:
+                lines = file.read().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise SettingsError(f"{path}: {reason}") from None
+        for number, line in enumerate(lines, 1):
+            self.read_line(number, line.split("#")[0].strip())
+        if not self.sections:
+            raise SettingsError(f"{path}: no section; a line such as '[steep]' begins one")
+        self.runs = []
+
+    def wrong(self, line, text):
+        return SettingsError(f"{self.path}:{line}: {text}")
+
+    def read_line(self, number, line):
+        if not line:
+            return
+        if line.startswith("["):
+            name = line[1:-1].strip()
+            if not line.endswith("]") or not re.fullmatch(r"[\w ,-]+", name):
+                raise self.wrong(number, f"expected a section's name in brackets, got '{line}'")
+            if any(section.name == name for section in self.sections):
+                raise self.wrong(number, f"there is a section [{name}] already")
+            self.sections.append(Section(name, number))
+            return
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if not equals or not name or not value:
+            raise self.wrong(number, f"expected 'option = value value ...', got '{line}'")
+        section = self.sections[-1] if self.sections else self.common
+        if name in ("prepare", "launch"):
+            if section is not self.common:
+                raise self.wrong(number, f"'{name}' belongs before the first section")
+            setattr(self, name, shlex.split(value))
+        elif name == "title":
+            section.title = value
+        elif name == "start":
+            section.start = value
+        elif name == "order":
+            if not value.isdigit():
+                raise self.wrong(number, f"order is '{value}', expected a whole number")
+            section.order = int(value)
+        else:
+            self.read_axis(number, section, name, value.split())
+
+    def read_axis(self, number, section, name, values):
+        names = tuple(name.split("/"))
+        for one in names:
+            if one in OWN:
+                raise self.wrong(number, f"'{one}' is the sweep's own to set")
+            if one not in self.known:
+                near = difflib.get_close_matches(one, list(self.known) + ["prepare", "launch"], 1)
+                raise self.wrong(number, f"train_llama2 has no option '--{one}'"
+                                 + (f"; '{near[0]}' perhaps" if near else ""))
+            if any(one in others for others in section.axes):
+                raise self.wrong(number, f"'{one}' is set already in this section")
+        rows = [tuple(value.split("/")) if len(names) > 1 else (value,) for value in values]
+        for row in rows:
+            if len(row) != len(names):
+                raise self.wrong(number, f"'{'/'.join(row)}' gives {len(row)} values for "
+                                 f"{len(names)} options")
+            for one, value in zip(names, row):
+                if self.known[one][1] is None and value not in ("yes", "no"):
+                    raise self.wrong(number, f"'{one}' is '{value}', expected yes or no")
+        section.axes[names] = rows
+
+    def expand(self):
+        """Makes the runs. The data must be there, since keys name it."""
+        for section in self.sections:
+            axes = dict(section.axes)
+            taken = {name for names in axes for name in names}
+            for names, rows in self.common.axes.items():
+                if not taken.intersection(names):
+                    axes[names] = rows
+                elif not taken.issuperset(names):
+                    raise self.wrong(section.line, f"[{section.name}] sets a part of "
+                                     f"'{'/'.join(names)}' only")
+            for needed in ("train", "val", "steps", "model"):
+                if not any(needed in names for names in axes) and not (section.start and
+                                                                       needed == "model"):
+                    raise self.wrong(section.line, f"[{section.name}] has no '{needed}'")
+            section.varying = [name for names, rows in axes.items() if len(rows) > 1
+                               for name in names]
+            section.loss_options = {name for name, (group, _) in self.known.items()
+                                    if group == "Loss"}
+            start = self.start_of(section)
+            for values in itertools.product(*axes.values()):
+                options = {name: value for names, row in zip(axes, values)
+                           for name, value in zip(names, row)}
+                run = Run(section, options, start)
+                run.identify(self.known)
+                section.runs.append(run)
+        self.schedule()
+
+    def start_of(self, section):
+        if not section.start:
+            return None
+        for other in self.sections:
+            if other.name == section.start and other.runs:
+                for run in other.runs:
+                    if run.lossless():
+                        return run
+        raise self.wrong(section.line, f"[{section.name}] starts from '{section.start}', expected "
+                         "an earlier section that has a run without loss")
+
+    def schedule(self):
+        """By order, seed, section; first what others need. Runs that are the same become one."""
+        ranked = []
+        for number, section in enumerate(self.sections):
+            seeds = list(dict.fromkeys(run.value("seed", "1") for run in section.runs))
+            for place, run in enumerate(section.runs):
+                ranked.append((section.order, seeds.index(run.value("seed", "1")), number,
+                               not run.lossless(), place, run))
+        seen = set()
+        def add(run):
+            if run.start:
+                add(run.start)
+            if run.id not in seen:
+                seen.add(run.id)
+                self.runs.append(run)
+        for *_, run in sorted(ranked, key=lambda row: row[:-1]):
+            add(run)
+        for run in self.runs:
+            if run.baseline not in seen:
+                raise self.wrong(run.section.line, f"[{run.section.name}] has no run without loss "
+                                 f"to compare '{run.label()}' with; add 0 to its loss rates")
+
+    def check(self, program):
+        """Lets the program judge every run's options, without training."""
+        for run in self.runs:
+            command = run.command(program, self.known) + ["--dry-run"]
+            if run.start:
+                command += ["--model", run.start.options["model"]]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+                raise self.wrong(run.section.line, f"[{run.section.name}] {run.label()}: {said}")

@@ -1,0 +1,86 @@
+/* test_cuda_kernels.c — the operator tests (operators.h) on the CUDA kernels, run by the emulation
+ * (dev/emulation) in float32 and bfloat16, with the threads in several orders.
+ *
+ * Under sanitizers, which are slow, it takes small shapes and the first two orders alone.
+ */
+#include "test/llmc/operators.h"
+#include "test/cuda/kernels_backend.h"
+
+static const struct {
+    const char *name;
+    enum kernels_order order;
+    int seed;
+} orders[] = {
+    {"forward", KERNELS_FORWARD, 0}, {"reverse", KERNELS_REVERSE, 0},
+    {"random 1", KERNELS_RANDOM, 1}, {"random 2", KERNELS_RANDOM, 2},
+    {"random 3", KERNELS_RANDOM, 3}, {"random 4", KERNELS_RANDOM, 4},
+};
+static int order; /* the one under test */
+
+static int setup(void **state) {
+    (void)state;
+    operators_seed(order); /* other numbers in every order */
+    kernels_order(orders[order].order, orders[order].seed);
+    return 0;
+}
+
+/* The order of threads must not show in a result. */
+static void test_same_bits_in_any_order_of_threads(void **state) {
+    (void)state;
+    struct inputs *in = inputs_new();
+    struct outputs expected = {0}, got = {0};
+    kernels_order(KERNELS_FORWARD, 0);
+    run_everything(in, &expected);
+    for (int i = 1; i < 3; i++) { /* reverse, random */
+        kernels_order(orders[i].order, orders[i].seed + order);
+        run_everything(in, &got);
+        assert_same_bits(&expected, &got, "in order", i);
+        outputs_free(&got);
+    }
+    outputs_free(&expected);
+    inputs_free(in);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_memory, setup),
+        cmocka_unit_test_setup(test_embedding, setup),
+        cmocka_unit_test_setup(test_rmsnorm, setup),
+        cmocka_unit_test_setup(test_matmul, setup),
+        cmocka_unit_test_setup(test_rope, setup),
+        cmocka_unit_test_setup(test_attention, setup),
+        cmocka_unit_test_setup(test_attention_large_logits, setup),
+        cmocka_unit_test_setup(test_attention_continue, setup),
+        cmocka_unit_test_setup(test_swiglu, setup),
+        cmocka_unit_test_setup(test_classifier, setup),
+        cmocka_unit_test_setup(test_classifier_large_logits, setup),
+        cmocka_unit_test_setup(test_adamw, setup),
+        cmocka_unit_test_setup(test_sum_of_squares, setup),
+        cmocka_unit_test_setup(test_weighted_sum, setup),
+        cmocka_unit_test_setup(test_convert, setup),
+        cmocka_unit_test_setup(test_masked_copy, setup),
+        cmocka_unit_test_setup(test_masked_round, setup),
+        cmocka_unit_test_setup(test_gather, setup),
+        cmocka_unit_test_setup(test_same_bits_at_any_alignment, setup),
+        cmocka_unit_test_setup(test_same_bits_in_any_order_of_threads, setup),
+    };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    size_t most_work[] = {13000, 13000};
+    int count = 2;
+#else
+    size_t most_work[] = {500000, 40000};
+    int count = LENGTH(orders);
+#endif
+    int failures = 0;
+    for (int half = 0; half < 2; half++) {
+        subject.backend = kernels_backend(half);
+        for (order = 0; order < count; order++) {
+            char name[64];
+            subject.most_work = most_work[order > 0];
+            snprintf(name, sizeof name, "%s, %s", subject.backend->name, orders[order].name);
+            failures += cmocka_run_group_tests_name(name, tests, NULL, NULL);
+            if (order == 0 || order == count - 1) operators_report(name);
+        }
+    }
+    return failures ? 1 : 0;
+}

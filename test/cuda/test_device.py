@@ -1,0 +1,194 @@
+"""Training on a device whose memory the host cannot touch: the CUDA backend's own sources on the
+emulated device (build/emulated/train_llama2), beside the CPU; and what is said where there is no
+GPU. Sizes are small: every CUDA thread is a fiber."""
+import pytest
+
+from program import BUILD, PROGRAM, events, markov_tokens, run, succeed, write_tokens
+
+EMULATED = BUILD / "emulated" / "train_llama2"
+VOCABULARY = 128
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(5_000, VOCABULARY, 1), VOCABULARY)
+    write_tokens(folder / "val.bin", markov_tokens(300, VOCABULARY, 2), VOCABULARY)
+    return folder
+
+
+def train(data, out, *more, program=EMULATED, environment=None):
+    """Two steps of three workers; the log's steps, its evaluation, and what the terminal showed."""
+    done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
+                   "--workers=3", "--batch=1", "--seq=32", "--steps=2", "--lr=3e-3", "--seed=5",
+                   "--packet-bytes=512", "--eval-sequences=3", f"--out={out}", *more,
+                   program=program, environment=environment)
+    return (events(out / "log.jsonl", "step"), events(out / "log.jsonl", "eval")[0], done.stdout)
+
+
+def same(one, other, tolerance, *fields):
+    for field in fields:
+        assert abs(one[field] - other[field]) <= tolerance * abs(other[field]), \
+            f"{field}: {one[field]}, expected {other[field]}"
+
+
+@pytest.mark.parametrize("algorithm, wire", [("lossy", "float32"), ("rps", "float32"),
+                                             ("naive", "float32"), ("lossy", "bf16")])
+def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire):
+    options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2",
+               f"--wire-dtype={wire}"]
+    steps, evaluation, shown = train(data, tmp_path / "device", "--device=cuda",
+                                     "--dtype=float32", *options)
+    expected, expected_evaluation, _ = train(data, tmp_path / "cpu", "--device=cpu", *options)
+    assert "emulated, float32" in shown
+    for one, other in zip(steps, expected, strict=True):
+        same(one, other, 1e-5, "loss", "grad_norm", "drift")
+        same(one, other, 0, "gradient_loss_rate", "parameter_loss_rate", "mean_age")
+    same(evaluation, expected_evaluation, 1e-5, "val_loss", "replica_val_loss")
+
+
+def test_bf16_trains_nearly_as_the_cpu(data, tmp_path):
+    """Rounded weights and activations; master weights, gradients and moments are float32, so the
+    drift of float32 replicas is nearly the CPU's."""
+    steps, evaluation, shown = train(data, tmp_path / "device", "--device=cuda",
+                                     "--loss-rate=0.3")
+    expected, expected_evaluation, _ = train(data, tmp_path / "cpu", "--device=cpu",
+                                             "--loss-rate=0.3")
+    assert "bf16 with float32 sums and master weights" in shown
+    for one, other in zip(steps, expected, strict=True):
+        same(one, other, 1e-3, "loss")
+        same(one, other, 0.02, "grad_norm", "drift")
+    same(evaluation, expected_evaluation, 1e-3, "val_loss")
+    # What was saved are the master weights: the CPU reads them, and finds the same loss.
+    (model,) = (tmp_path / "device").glob("checkpoint-*")
+    evaluated = tmp_path / "eval.jsonl"
+    succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=32",
+            "--eval-sequences=3", "--device=cpu", f"--log={evaluated}")
+    same(events(evaluated, "eval")[0], evaluation, 1e-3, "val_loss")
+    # And the device reads what the CPU saved.
+    (model,) = (tmp_path / "cpu").glob("checkpoint-*")
+    succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=32",
+            "--eval-sequences=3", "--device=cuda", f"--log={evaluated}", "--overwrite", program=EMULATED)
+    same(events(evaluated, "eval")[0], expected_evaluation, 1e-3, "val_loss")
+
+
+def test_recomputing_changes_nothing(data, tmp_path):
+    kept = train(data, tmp_path / "kept", "--device=cuda", "--recompute=none")
+    again = train(data, tmp_path / "again", "--device=cuda", "--recompute=block")
+    for one, other in zip(kept[0], again[0], strict=True):
+        same(one, other, 0, "loss", "grad_norm", "drift")
+
+
+def needed(data, recompute, batch):
+    """Bytes that a run of one worker takes, by --dry-run's arithmetic on a device that has none."""
+    done = run("--model=260K", f"--train={data}/train.bin", "--device=cuda", f"--batch={batch}",
+               f"--recompute={recompute}", "--steps=1", "--seq=64", program=EMULATED,
+               environment={"EMULATED_MEMORY": "1000"})
+    assert done.returncode == 1
+    words = done.stderr.split()
+    assert "GPU has 0.000 GB free" in done.stderr
+    return float(words[words.index("needs") + 1]) * 1e9
+
+
+def test_memory_decides_what_is_computed_again(data):
+    """--recompute auto takes the least that fits."""
+    none, block = needed(data, "none", 8), needed(data, "block", 8)
+    assert block < none
+    command = ["--model=260K", f"--train={data}/train.bin", "--batch=8", "--seq=64", "--steps=1"]
+    done = run(*command, "--dry-run", "--device=cuda", f"--vocab-size={VOCABULARY}",
+               program=EMULATED)
+    assert f"{block / 1e9:.3f} GB with --recompute block" in done.stdout
+    done = succeed(*command, "--device=cuda", program=EMULATED,
+                   environment={"EMULATED_MEMORY": str(int((block + none) / 2))})
+    assert "to save memory: --recompute " in done.stdout
+    done = run(*command, "--device=cuda", program=EMULATED,
+               environment={"EMULATED_MEMORY": str(int(block - 3e6))})
+    assert done.returncode == 1 and "with --recompute block, and the GPU has" in done.stderr
+
+
+def test_too_little_memory_falls_back_to_the_cpu(data, tmp_path):
+    _, _, shown = train(data, tmp_path, environment={"EMULATED_MEMORY": "100000000"})
+    assert "computing on the CPU: this run needs 0." in shown.splitlines()[0]
+
+
+@pytest.mark.parametrize("program, environment", [
+    (EMULATED, {"EMULATED_DEVICE": "none"}), (PROGRAM, {})], ids=["emulated", "as_built"])
+def test_no_gpu(data, tmp_path, program, environment):
+    command = ["--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=32", "--batch=1"]
+    done = run(*command, "--device=cuda", program=program, environment=environment)
+    without = "no CUDA backend" in done.stderr # built without
+    assert done.returncode == (2 if without else 1)
+    assert len(done.stderr.splitlines()) == 1 and "--device cuda: " in done.stderr
+    done = succeed(*command, program=program, environment=environment)
+    note = "computing on the CPU: "
+    assert done.stdout.count(note) == (0 if without else 1)
+    done = succeed(*command, "--dtype=bf16", program=program, environment=environment)
+    assert done.stdout.count(note) == (0 if without else 1) and "bf16 products by" in done.stdout
+
+
+@pytest.mark.parametrize("algorithm, link, wire", [
+    ("lossy", "mpi", "float32"), ("lossy", "udp", "float32"), ("lossy", "udp", "bf16"),
+    ("rps", "mpi", "float32"), ("naive", "mpi", "float32"), ("reliable", "mpi", "float32"),
+    ("reliable", "mpi", "bf16")])
+def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire):
+    """Three ranks with a GPU each, whose vectors the network reads in the host's memory: the same
+    numbers as three workers of one rank, that exchange on the device. (What is called on an emulated
+    stream happens as late as it may.)"""
+    options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3",
+               f"--wire-dtype={wire}"]
+    one = train(data, tmp_path / "one", *options)
+    done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
+                   "--workers=3", "--batch=1", "--seq=32", "--steps=2", "--lr=3e-3", "--seed=5",
+                   "--packet-bytes=512", "--eval-sequences=3", f"--out={tmp_path}/three", *options,
+                   f"--link={link}", program=EMULATED, ranks=3)
+    assert "3 workers in 3 processes, emulated" in done.stdout
+    log = tmp_path / "three" / "log.jsonl"
+    for step, other in zip(events(log, "step"), one[0], strict=True):
+        same(step, other, 1e-6, "loss", "grad_norm", "drift")
+        same(step, other, 0, "gradient_loss_rate", "parameter_loss_rate", "mean_age")
+    same(events(log, "eval")[0], one[1], 1e-6, "val_loss", "replica_val_loss")
+
+
+@pytest.mark.parametrize("dtype, modes", [("float32", ["late", "others", "soon"]),
+                                          ("bf16", ["others"])])
+def test_overlap_changes_nothing(data, tmp_path, dtype, modes):
+    """Buckets leave during backward and come during forward, whichever of the device's streams is
+    ahead: the same bits as when nothing overlaps. Two workers in each rank; two micro-batches, of
+    which only the last one's gradients leave; an evaluation in between, for which all parameters
+    come at once."""
+    logs = []
+    for mode in [None, *modes]:
+        log = tmp_path / f"{mode}.jsonl"
+        succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4",
+                "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3", "--seed=5", "--micro-batches=2",
+                "--packet-bytes=512", "--eval-sequences=4", "--eval-every=2", "--link=udp",
+                "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}",
+                *([] if mode else ["--no-overlap"]), program=EMULATED, ranks=2,
+                environment={"EMULATED_STREAMS": mode or "late"})
+        logs.append(events(log, "step") + events(log, "eval"))
+    assert len(logs[0]) == 3 + 2
+    for log in logs[1:]:
+        for one, other in zip(log, logs[0], strict=True):
+            fields = {"loss", "grad_norm", "drift", "mean_age", "val_loss", "replica_val_loss"}
+            same(one, other, 0, *(fields & one.keys()))
+
+
+@pytest.mark.parametrize("ranks", [0, 3])
+@pytest.mark.parametrize("algorithm, wire", [("lossy", "float32"), ("lossy", "bf16"),
+                                             ("naive", "float32")])
+def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, ranks):
+    """Moments and stale packets are read from the device and go back to it and, of several ranks, to
+    where the network reads them."""
+    def steps(out, count, *more):
+        succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
+                "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=3e-3",
+                "--warmup=0", "--packet-bytes=512", f"--algorithm={algorithm}",
+                "--loss-rate=0.3", f"--wire-dtype={wire}", f"--out={out}", *more, program=EMULATED,
+                ranks=ranks)
+        return {event["step"]: event for event in events(out / "log.jsonl", "step")}
+
+    whole = steps(tmp_path / "whole", 3)
+    steps(tmp_path / "parts", 1)
+    parts = steps(tmp_path / "parts", 3, "--resume=auto")
+    for step in (1, 2):
+        same(parts[step], whole[step], 0, "loss", "grad_norm", "drift", "mean_age")

@@ -1,0 +1,134 @@
+"""All CUDA sources as nvcc compiles them, for sm_80 and sm_90: no warnings, no spills, and no kernel
+beyond its budget of registers and static shared memory (nvcc_budget.txt).
+
+The budget is what a kernel's occupancy was chosen for. After a change on purpose write it anew with
+
+    UPDATE_BUDGET=1 python3 -m pytest test/cuda/test_nvcc.py
+
+and look at the difference.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from program import ROOT
+
+BUDGET = pathlib.Path(__file__).with_name("nvcc_budget.txt")
+ARCHITECTURES = ("sm_80", "sm_90")
+# A source and what it is compiled with; one after the other they instantiate every kernel.
+SOURCES = [("llmc/backend/cuda/backend_cuda.cu", "-DBACKEND_DTYPE=float32"),
+           ("llmc/backend/cuda/backend_cuda.cu", "-DBACKEND_DTYPE=bf16"),
+           ("llmc/backend/cuda/device.cu",), ("llmc/backend/cuda/streams.cu",), ("llmc/backend/cuda/product.cu",)]
+HEADER = """\
+# Registers of a thread and bytes of static shared memory of a block, at most, of every kernel, on
+# {0}. Dynamic shared memory is in the launchers. See test_nvcc.py.
+"""
+
+
+def nvcc():
+    path = os.environ.get("NVCC") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not os.path.exists(path):
+        pytest.skip("no nvcc here: warnings, spills and registers of kernels were not checked")
+    return path
+
+
+def demangle(names):
+    done = subprocess.run(["c++filt"], input="\n".join(names), text=True, capture_output=True,
+                          check=True)
+    text = done.stdout.replace("__nv_bfloat16", "bfloat16").replace("void ", "")
+    # Up to the arguments; those of a template may hold casts, as in kernel<64, (bool)1>.
+    return [re.match(r"\w+(<.*?>(?=\())?", name).group() for name in text.splitlines()]
+
+
+def compile_source(source, flags, folder):
+    """The (kernel, architecture) -> (registers, shared bytes, spilled bytes) of one source."""
+    codes = [flag for sm in ARCHITECTURES
+             for flag in ("-gencode", f"arch=compute_{sm[3:]},code={sm}")]
+    command = [nvcc(), "-std=c++17", "-O3", "-I.", "-D_GNU_SOURCE", *codes, *flags, "-Xptxas", "-v",
+               "-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function",
+               "-c", source, "-o", str(folder / "object.o")]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    # Some of nvcc's own system headers may warn; what is ours may not.
+    assert "warning" not in done.stderr.lower(), done.stderr[-4000:]
+    found = re.findall(r"entry function '(\w+)' for '(sm_\d+)'(.*?)Used (\d+) registers([^\n]*)",
+                       done.stderr, re.DOTALL)
+    names = demangle([entry[0] for entry in found]) if found else []
+    usage = {}
+    for name, (_, sm, details, registers, rest) in zip(names, found):
+        spilled = sum(map(int, re.findall(r"(\d+) bytes spill", details)))
+        stack = int(re.search(r"(\d+) bytes stack frame", details).group(1))
+        shared = re.search(r"(\d+) bytes smem", rest)
+        usage[name, sm] = int(registers), int(shared.group(1)) if shared else 0, spilled + stack
+    return usage
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    usage = {}
+    for source, *flags in SOURCES:
+        if (ROOT / source).exists():
+            usage.update(compile_source(source, flags, tmp_path_factory.mktemp("nvcc")))
+    assert len(usage) > 2 * 20, "hardly any kernel found in what nvcc says"
+    return usage
+
+
+def test_static_shared_memory_is_small(kernels):
+    """launch() (common.cuh) asks for more than 48 KiB of both from 32 KiB of dynamic memory on."""
+    large = [f"{name} on {sm}: {shared} bytes" for (name, sm), (_, shared, _) in kernels.items()
+             if shared > 16 << 10]
+    assert not large, "\n".join(large)
+
+
+def read_budget():
+    budget = {}
+    for line in BUDGET.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, *numbers = line.rsplit(maxsplit=2 * len(ARCHITECTURES))
+            budget[name.strip()] = list(map(int, numbers))
+    return budget
+
+
+def write_budget(kernels):
+    names = sorted({name for name, _ in kernels})
+    with open(BUDGET, "w", encoding="utf-8") as file:
+        file.write(HEADER.format(" and then on ".join(ARCHITECTURES)))
+        for name in names:
+            numbers = [n for sm in ARCHITECTURES for n in kernels[name, sm][:2]]
+            file.write(f"{name:<66}" + "".join(f"{n:6}" for n in numbers) + "\n")
+
+
+def test_no_kernel_spills(kernels):
+    spilling = [f"{name} on {sm}: {spilled} bytes" for (name, sm), (_, _, spilled)
+                in kernels.items() if spilled]
+    assert not spilling, "\n".join(spilling)
+
+
+def test_kernels_keep_to_their_budget(kernels):
+    if os.environ.get("UPDATE_BUDGET"):
+        write_budget(kernels)
+    budget = read_budget()
+    over = []
+    for (name, sm), (registers, shared, _) in sorted(kernels.items()):
+        if name not in budget:
+            over.append(f"{name}: not in {BUDGET.name}")
+            continue
+        at = 2 * ARCHITECTURES.index(sm)
+        # nvcc's releases differ by a few registers; 8 is the step in which they are allocated.
+        if registers > (budget[name][at] + 7) // 8 * 8 or shared > budget[name][at + 1]:
+            over.append(f"{name} on {sm}: {registers} registers, {shared} bytes of shared memory; "
+                        f"budget {budget[name][at]}, {budget[name][at + 1]}")
+    gone = sorted(set(budget) - {name for name, _ in kernels})
+    assert not over and not gone, "\n".join(over + [f"{name}: no such kernel" for name in gone])
+
+
+def test_the_main_file_is_cpp_too():
+    """train_llama2.cu is compiled as C11, and stays in what C++20 accepts (designated initialisers)."""
+    done = subprocess.run(["g++", "-std=c++20", "-x", "c++", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
+                           "-fopenmp", "-I.", "-D_GNU_SOURCE", "train_llama2.cu"], cwd=ROOT, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]

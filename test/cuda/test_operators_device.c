@@ -1,0 +1,95 @@
+/* test_operators_device.c — the operator tests (operators.h) on the CUDA backend as the program uses
+ * it (llmc/backend/cuda/backend_cuda.cu), in float32 and bfloat16, on a GPU. Where there is none, it says so and
+ * exits with 77. OPERATORS_MOST_WORK=N leaves out shapes of more than N elements. (test_operators_emulated.c is the same on the emulated device.)
+ */
+#include "test/llmc/operators.h"
+
+#include <omp.h>
+
+#include "llmc/backend/cuda/backend_cuda.h"
+
+#ifdef EMULATED
+#include "dev/emulation/device_emulated.h"
+#endif
+
+/* The order of an emulated device's threads; a GPU has its own. */
+static void set_order(bool random) {
+#ifdef EMULATED
+    emulated_order(random ? EMULATED_RANDOM : EMULATED_FORWARD, 99);
+#else
+    (void)random;
+#endif
+}
+
+static int setup(void **state) {
+    (void)state;
+    operators_seed(7);
+    set_order(false);
+    return 0;
+}
+
+/* Called twice, by two threads at once, and in another order of the device's threads. */
+static void test_same_bits_when_called_again(void **state) {
+    (void)state;
+    struct inputs *in = inputs_new();
+    struct outputs expected = {0}, got[2] = {{0}};
+    run_everything(in, &expected);
+    set_order(true);
+#pragma omp parallel num_threads(2)
+    run_everything(in, &got[omp_get_thread_num()]);
+    for (int i = 0; i < 2; i++) {
+        assert_same_bits(&expected, &got[i], "on thread", i);
+        outputs_free(&got[i]);
+    }
+    outputs_free(&expected);
+    inputs_free(in);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(test_memory, setup),
+        cmocka_unit_test_setup(test_embedding, setup),
+        cmocka_unit_test_setup(test_rmsnorm, setup),
+        cmocka_unit_test_setup(test_matmul, setup),
+        cmocka_unit_test_setup(test_rope, setup),
+        cmocka_unit_test_setup(test_attention, setup),
+        cmocka_unit_test_setup(test_attention_large_logits, setup),
+        cmocka_unit_test_setup(test_attention_continue, setup),
+        cmocka_unit_test_setup(test_swiglu, setup),
+        cmocka_unit_test_setup(test_classifier, setup),
+        cmocka_unit_test_setup(test_classifier_large_logits, setup),
+        cmocka_unit_test_setup(test_adamw, setup),
+        cmocka_unit_test_setup(test_sum_of_squares, setup),
+        cmocka_unit_test_setup(test_weighted_sum, setup),
+        cmocka_unit_test_setup(test_weighted_sum_pinned, setup),
+        cmocka_unit_test_setup(test_convert, setup),
+        cmocka_unit_test_setup(test_masked_copy, setup),
+        cmocka_unit_test_setup(test_masked_round, setup),
+        cmocka_unit_test_setup(test_gather, setup),
+        cmocka_unit_test_setup(test_same_bits_at_any_alignment, setup),
+        cmocka_unit_test_setup(test_same_bits_when_called_again, setup),
+    };
+    int failures = 0;
+    subject.in_place = true;
+    const char *most = getenv("OPERATORS_MOST_WORK"); /* smaller shapes, for slow sanitizers */
+    if (most) subject.most_work = strtoull(most, NULL, 10);
+#ifdef EMULATED
+    subject.most_work = 500000;
+#ifdef __SANITIZE_ADDRESS__
+    subject.most_work = 10000;
+#endif
+#endif
+    for (int half = 0; half < 2; half++) {
+        char why[256];
+        subject.backend = backend_cuda(half ? DTYPE_BF16 : DTYPE_FLOAT32, 0, why, sizeof why);
+        if (!subject.backend) {
+            printf("no GPU to test on: %s\n", why);
+            return 77;
+        }
+        printf("# %s\n", subject.backend->details);
+        fflush(stdout);
+        failures += cmocka_run_group_tests_name(half ? "bfloat16" : "float32", tests, NULL, NULL);
+        operators_report(subject.backend->details);
+    }
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,164 @@
+/* operators_device.c — what a device's memory needs beside operations: conversion, and the copies
+ * of packets and elements that lossynet asks for; see operators.h. */
+#include "test/llmc/operators.h"
+
+static bool too_large(size_t elements) {
+    return subject.most_work && elements > subject.most_work;
+}
+
+void test_convert(void **state) {
+    (void)state;
+    size_t sizes[] = {1, 7, 64, 1000, 100003};
+    for (int s = 0; s < LENGTH(sizes); s++) {
+        if (too_large(sizes[s])) continue;
+        struct array from = array_random(sizes[s], 3, FLOAT32), to = array_empty(from.n, WEIGHT);
+        struct array expected = array_empty(from.n, WEIGHT);
+        float *exact = array_read(&from), *rounded;
+        array_write_floats(&expected, exact);
+        rounded = array_read(&expected);
+        for (size_t i = 0; i < from.n; i++) to.reference[i] = rounded[i];
+        free(exact), free(rounded);
+        subject.backend->convert(to.value, from.value, from.n);
+        assert_close(&to, "convert", 0, 0);
+        array_free(&from), array_free(&to), array_free(&expected);
+    }
+}
+
+void test_masked_copy(void **state) {
+    (void)state;
+    size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 7}};
+    for (int s = 0; s < LENGTH(shapes); s++) {
+        size_t n = shapes[s][0], packet = shapes[s][1];
+        if (too_large(n)) continue;
+        struct array to = array_random(n + packet, 1, FLOAT32); /* more than is to be copied */
+        struct array from = array_random(n + packet, 1, FLOAT32);
+        uint8_t *arrived = (uint8_t *)malloc((n + packet - 1) / packet);
+        assert_non_null(arrived);
+        for (size_t k = 0; k * packet < n; k++) arrived[k] = random_uniform() > 0;
+        for (size_t j = 0; j < n; j++)
+            if (arrived[j / packet]) to.reference[j] = from.reference[j];
+        subject.backend->masked_copy(to.value, from.value, arrived, n, packet);
+        assert_close(&to, "masked_copy", 0, 0);
+        array_free(&to), array_free(&from);
+        free(arrived);
+    }
+}
+
+/* To bfloat16, worked out in float64: numbers between two of 8 bits go to the nearer, and in the
+ * middle to the even one. From 255.5 units of the last place of the largest binade on: infinity. */
+static float rounded_reference(float x) {
+    int exponent;
+    if (x == 0 || isinf(x)) return x;
+    frexp((double)x, &exponent);
+    const int last = exponent - 8 < -133 ? -133 : exponent - 8; /* below it: subnormal */
+    return (float)ldexp(nearbyint(ldexp((double)x, -last)), last);
+}
+
+static const float edges[] = {
+    0.0f,          -0.0f,           1.0f,        0x1.01p0f,        0x1.03p0f,     -0x1.01p0f,
+    0x1.010002p0f, 0x1.00fffep0f,   0x1.fep0f,   0x1.ffp0f,        0x1.fffffep0f, 0x1p-126f,
+    0x1p-133f,     0x1p-134f,       0x1.8p-133f, 0x1.000002p-134f, 0x1p-149f,     -0x1p-149f,
+    0x1.fep127f,   0x1.fefffep127f, 0x1.ffp127f, 0x1.fffffep127f,  -0x1.ffp127f,  INFINITY,
+    -INFINITY};
+
+static void check_rounded(float got, float from) {
+    const float want = rounded_reference(from);
+    if (memcmp(&got, &want, sizeof got) != 0)
+        fail_msg("masked_round: %a becomes %a, expected %a", from, got, want);
+}
+
+/* Numbers of every kind, by bits. */
+static void check_masked_round_edges(void) {
+    enum { EDGES = LENGTH(edges), NANS = 4 };
+    const uint32_t nans[NANS] = {0x7f800001, 0x7fc00000, 0x7fffffff, 0xff80ffff};
+    const uint8_t arrived[1] = {1};
+    float values[EDGES + NANS];
+    memcpy(values, edges, sizeof edges);
+    memcpy(values + EDGES, nans, sizeof nans);
+    void *device = subject.backend->allocate(sizeof values);
+    assert_non_null(device);
+    subject.backend->upload(device, values, sizeof values);
+    subject.backend->masked_round((float *)device, (const float *)device, arrived, EDGES + NANS,
+                                  EDGES + NANS);
+    subject.backend->download(values, device, sizeof values);
+    for (int i = 0; i < EDGES; i++) check_rounded(values[i], edges[i]);
+    for (int i = EDGES; i < EDGES + NANS; i++) {
+        uint32_t bits;
+        memcpy(&bits, &values[i], sizeof bits);
+        assert_true(isnan(values[i]) && !(bits & 0xffff));
+        assert_int_equal(bits >> 31, nans[i - EDGES] >> 31);
+    }
+    subject.backend->release(device);
+}
+
+void test_masked_round(void **state) {
+    (void)state;
+    check_masked_round_edges();
+    size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 8}};
+    for (int s = 0; s < LENGTH(shapes); s++) {
+        size_t n = shapes[s][0], packet = shapes[s][1];
+        if (too_large(n)) continue;
+        struct array to = array_random(n + packet, 1, FLOAT32);
+        struct array from = array_random(n + packet, 1, FLOAT32);
+        uint8_t *arrived = (uint8_t *)malloc((n + packet - 1) / packet);
+        assert_non_null(arrived);
+        for (size_t k = 0; k * packet < n; k++) arrived[k] = random_uniform() > 0;
+        for (size_t j = 0; j < n; j++)
+            if (arrived[j / packet]) to.reference[j] = rounded_reference((float)from.reference[j]);
+        subject.backend->masked_round(to.value, from.value, arrived, n, packet);
+        assert_close(&to, "masked_round", 0, 0);
+        /* In place, and what is rounded already stays. */
+        memset(arrived, 1, (n + packet - 1) / packet);
+        for (size_t j = 0; j < n; j++) to.reference[j] = rounded_reference((float)to.reference[j]);
+        subject.backend->masked_round(to.value, to.value, arrived, n, packet);
+        assert_close(&to, "masked_round in place", 0, 0);
+        array_free(&to), array_free(&from);
+        free(arrived);
+    }
+}
+
+/* To the last bit, since the owner's average may be computed on any machine; out is a sender, and is
+ * there on return. What did not arrive is not a number. */
+void test_weighted_sum_pinned(void **state) {
+    (void)state;
+    enum { SENDERS = 5, OUT = 2 };
+    size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 8}};
+    for (int s = 0; s < LENGTH(shapes); s++) {
+        const size_t n = shapes[s][0], packet = shapes[s][1], packets = (n + packet - 1) / packet;
+        if (too_large(n)) continue;
+        float *all = (float *)subject.backend->allocate_pinned(SENDERS * n * sizeof *all);
+        float *weight = (float *)malloc(packets * SENDERS * sizeof *weight);
+        float *want = (float *)calloc(n, sizeof *want);
+        const float *sender[SENDERS];
+        assert_true(all && weight && want);
+        for (int i = 0; i < SENDERS; i++) sender[i] = all + (size_t)i * n;
+        for (size_t k = 0; k < packets * SENDERS; k++)
+            weight[k] = random_uniform() > 0 ? (float)random_uniform() : 0;
+        for (size_t j = 0; j < n; j++)
+            for (size_t i = 0; i < SENDERS; i++) {
+                const float w = weight[j / packet * SENDERS + i];
+                all[i * n + j] = w == 0 ? NAN : (float)random_uniform();
+                if (w != 0) want[j] = fmaf(w, all[i * n + j], want[j]);
+            }
+        subject.backend->weighted_sum_pinned(all + OUT * n, sender, weight, SENDERS, n, packet);
+        assert_memory_equal(all + OUT * n, want, n * sizeof *want);
+        subject.backend->release_pinned(all);
+        free(weight);
+        free(want);
+    }
+}
+
+void test_gather(void **state) {
+    (void)state;
+    enum { MOST = 1000, FROM = 50000 };
+    struct array from = array_random(FROM, 1, FLOAT32);
+    size_t element[MOST];
+    float out[MOST];
+    for (size_t n = 1; n <= MOST; n = n * 3 + 7) {
+        for (size_t i = 0; i < n; i++) element[i] = (size_t)(fabs(random_uniform()) * (FROM - 1));
+        element[0] = FROM - 1;
+        subject.backend->gather(out, from.value, element, n);
+        for (size_t i = 0; i < n; i++) assert_true(out[i] == (float)from.reference[element[i]]);
+    }
+    array_free(&from);
+}

@@ -1,0 +1,81 @@
+/* fake_link.h — a link of rank 0 whose peers are the test: it hears what rank 0 sends, and answers or
+ * not. Other ranks of threads exchange over the mailboxes of test_lossynet_ranks.c or over UDP. */
+#ifndef TEST_FAKE_LINK_H
+#define TEST_FAKE_LINK_H
+
+#include "test_lossynet.h"
+
+enum { FAKE_ANSWERS = 256, FAKE_BYTES = WIRE_HEADER_BYTES + WIRE_STATE_BYTES };
+
+static struct {
+    struct lossynet_link link;
+    /* Called in the progress engine's thread for each datagram that rank 0 sends; NULL: not. */
+    void (*hear)(int peer, const uint8_t *header);
+    uint8_t answer[FAKE_ANSWERS][FAKE_BYTES], shown[LOSSYNET_BATCH][FAKE_BYTES];
+    int peer[FAKE_ANSWERS], answers;
+} fake;
+
+/* Rank 0 receives this control datagram from the peer next, unless too many wait already. Only for
+ * `hear`: answers belong to the progress engine's thread. */
+static inline void fake_answer(int peer, const uint8_t datagram[FAKE_BYTES]) {
+    if (fake.answers == FAKE_ANSWERS) return;
+    memcpy(fake.answer[fake.answers], datagram, FAKE_BYTES);
+    fake.peer[fake.answers++] = peer;
+}
+
+static lossynet_status fake_send(struct lossynet_link *link, int peer,
+                                 const struct lossynet_datagram *batch, int count) {
+    (void)link;
+    for (int i = 0; fake.hear && i < count; i++) fake.hear(peer, batch[i].header);
+    return LOSSYNET_OK;
+}
+
+static int fake_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+    (void)link;
+    int n = 0;
+    for (; n < LOSSYNET_BATCH && fake.answers > 0; n++) {
+        memcpy(fake.shown[n], fake.answer[--fake.answers], FAKE_BYTES);
+        arrivals[n] = (struct lossynet_arrival){
+            .bytes = fake.shown[n], .count = FAKE_BYTES, .peer = fake.peer[fake.answers]};
+    }
+    return n;
+}
+
+static void fake_wait(struct lossynet_link *link, double seconds) {
+    (void)link;
+    seconds = fmin(seconds, 1e-3);
+    nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
+}
+
+static void fake_nothing(struct lossynet_link *link) {
+    (void)link;
+}
+
+/* A lossynet_link_open; what the test hears is chosen before. */
+static lossynet_status fake_open(const struct lossynet_link_settings *settings,
+                                 struct lossynet_link **out) {
+    (void)settings;
+    fake.link = (struct lossynet_link){
+        .name = "test",
+        .payload_most = 4096,
+        .receive_queue = 1000,
+        .send = fake_send,
+        .receive = fake_receive,
+        .wait = fake_wait,
+        .wake = fake_nothing,
+        .close = fake_nothing,
+    };
+    fake.answers = 0;
+    *out = &fake.link;
+    return LOSSYNET_OK;
+}
+
+/* An exchange at the start: the missing ranks say what rank 0 says. */
+static lossynet_status fake_exchange(void *context, const struct lossynet_world *world, void *all,
+                                     size_t bytes) {
+    (void)context;
+    for (int r = 1; r < world->ranks; r++) memcpy((char *)all + (size_t)r * bytes, all, bytes);
+    return LOSSYNET_OK;
+}
+
+#endif

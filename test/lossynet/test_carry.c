@@ -1,0 +1,156 @@
+/* test_carry.c — lost gradients that are added to the next ones, against a reference that keeps,
+ * for every packet and sender, what it holds in double; and what must be true of sums over time.
+ */
+#include "test_lossynet.h"
+
+enum { WORKERS = 4, BUCKETS = 2, ELEMENTS = 500 + 130, PACKETS_MOST = 64 };
+static const size_t elements[BUCKETS] = {500, 130};
+
+static struct lossynet_settings carry_settings(double p, lossynet_estimator estimator) {
+    struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, p);
+    settings.estimator = estimator;
+    settings.carry = true;
+    return settings;
+}
+
+static double gradient(uint64_t step, int worker, size_t element) {
+    return 1 + random_unit(step, (uint64_t)worker, element);
+}
+
+static void against_reference(double p, lossynet_estimator estimator, double share) {
+    struct lossynet_settings settings = carry_settings(p, estimator);
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(WORKERS, ELEMENTS);
+    static double residual[WORKERS][ELEMENTS], mass[WORKERS][ELEMENTS]; /* mass: per element too */
+    memset(residual, 0, sizeof residual);
+    memset(mass, 0, sizeof mass);
+    lossynet_carry_share(comm, share);
+    for (uint64_t step = 0; step < 12; step++) {
+        for (int w = 0; w < WORKERS; w++)
+            for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)gradient(step, w, e);
+        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+        size_t of_owner[WORKERS] = {0};
+        for (int b = 0; b < BUCKETS; b++) {
+            for (int o = 0; o < WORKERS; o++) {
+                size_t offset, count, n = lossynet_partition_owner_packets(&comm->partition, o);
+                lossynet_shard(comm, o, b, &offset, &count);
+                for (size_t at = 0; at < count; at += 16, of_owner[o]++) {
+                    bool there[WORKERS];
+                    for (int w = 0; w < WORKERS; w++) {
+                        uint8_t mask[PACKETS_MOST];
+                        lossynet_loss_mask(&comm->loss, LOSSYNET_GRADIENT, step, w, o, n, NULL,
+                                           mask);
+                        there[w] = w == o || mask[of_owner[o]];
+                    }
+                    for (size_t e = offset + at; e < offset + count && e < offset + at + 16; e++) {
+                        double sum = 0, masses = 0;
+                        for (int w = 0; w < WORKERS; w++) {
+                            double sent = (float)gradient(step, w, e) + share * residual[w][e];
+                            double holds = 1 + share * mass[w][e];
+                            if (there[w]) sum += sent, masses += holds;
+                            residual[w][e] = there[w] ? 0 : sent;
+                            mass[w][e] = there[w] ? 0 : holds;
+                        }
+                        double by = estimator == LOSSYNET_ZERO ? WORKERS : masses;
+                        assert_close(x[o][e], sum / by, 1e-5 * (1 + fabs(sum)));
+                    }
+                }
+            }
+        }
+    }
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
+static void test_reference(void **state) {
+    (void)state;
+    against_reference(0, LOSSYNET_MEAN, 1);
+    against_reference(0.4, LOSSYNET_MEAN, 1);
+    against_reference(0.4, LOSSYNET_MEAN, 0.5);
+    against_reference(0.4, LOSSYNET_MEAN, 0);
+    against_reference(0.4, LOSSYNET_ZERO, 1);
+    against_reference(1, LOSSYNET_MEAN, 1);
+}
+
+/* Nothing is lost, only late: with `zero` the sum over time is that of all gradients but what is
+ * still on its way; and with `mean` a gradient that never changes comes out as it is. */
+static void test_nothing_is_lost(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        struct lossynet_settings settings = carry_settings(0.3, i ? LOSSYNET_MEAN : LOSSYNET_ZERO);
+        struct lossynet_comm *comm = open_alone(&settings);
+        float **x = take_vectors(WORKERS, ELEMENTS);
+        double sum[ELEMENTS] = {0};
+        for (uint64_t step = 0; step < 40; step++) {
+            for (int w = 0; w < WORKERS; w++)
+                for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = 3;
+            assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+            assert_int_equal(lossynet_reduce(comm, x, step == 39), LOSSYNET_OK); /* all comes in */
+            for (int w = 0; w < WORKERS; w++) {
+                for (int b = 0; b < BUCKETS; b++) {
+                    size_t offset, count;
+                    lossynet_shard(comm, w, b, &offset, &count);
+                    for (size_t e = offset; e < offset + count; e++) {
+                        if (i) assert_close(x[w][e], 3, 1e-5);
+                        sum[e] += x[w][e];
+                    }
+                }
+            }
+        }
+        for (size_t e = 0; e < ELEMENTS; e++) assert_close(sum[e], 120, 1e-3);
+        free_vectors(x);
+        lossynet_close(comm);
+    }
+}
+
+/* A comm that takes over another's state goes on like it. */
+static void test_state(void **state) {
+    (void)state;
+    struct lossynet_settings settings = carry_settings(0.4, LOSSYNET_MEAN);
+    struct lossynet_comm *comm[2] = {open_alone(&settings), NULL};
+    float **x[2] = {take_vectors(WORKERS, ELEMENTS), take_vectors(WORKERS, ELEMENTS)};
+    for (uint64_t step = 0; step < 10; step++) {
+        if (step == 5) {
+            comm[1] = open_alone(&settings);
+            for (int w = 0; w < WORKERS; w++) {
+                size_t bytes = lossynet_state_bytes(comm[0], w);
+                void *saved = malloc(bytes);
+                lossynet_state_save(comm[0], w, saved);
+                assert_true(lossynet_state_load(comm[1], w, saved, bytes));
+                free(saved);
+            }
+        }
+        for (int i = 0; i < 2 && comm[i]; i++) {
+            for (int w = 0; w < WORKERS; w++)
+                for (size_t e = 0; e < ELEMENTS; e++) x[i][w][e] = (float)gradient(step, w, e);
+            assert_int_equal(lossynet_step_begin(comm[i], step), LOSSYNET_OK);
+            assert_int_equal(lossynet_reduce(comm[i], x[i], false), LOSSYNET_OK);
+        }
+        for (int w = 0; w < WORKERS && comm[1]; w++)
+            assert_memory_equal(x[0][w], x[1][w], ELEMENTS * sizeof(float));
+    }
+    for (int i = 0; i < 2; i++) {
+        free_vectors(x[i]);
+        lossynet_close(comm[i]);
+    }
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = NULL;
+    struct lossynet_settings settings = carry_settings(0.1, LOSSYNET_HT);
+    capture_begin();
+    assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
+    assert_message(capture_end(), "carry: expected estimator mean or zero");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reference),
+        cmocka_unit_test(test_nothing_is_lost),
+        cmocka_unit_test(test_state),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("lost gradients, later", tests, NULL, NULL);
+}

@@ -1,0 +1,345 @@
+/* test_elements.c — elements that are rounded to bfloat16 on their way: against rounding worked out
+ * in float64, what a phase leaves where, and what is counted. The same bits over links and ranks:
+ * test_lossynet_ranks.c, test_lossynet_udp.c, test_lossynet_mpi.c.
+ */
+#include "test_lossynet.h"
+
+static const struct lossynet_partition layout_bf16 = {.element_bytes = 2};
+static const struct lossynet_partition layout_float32 = {.element_bytes = 4};
+
+static float from_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float rounded(float x) {
+    lossynet_round(&x, &x, 1);
+    return x;
+}
+
+/* Between two numbers of 8 bits the nearer, in the middle the even one. */
+static float reference(float x) {
+    int exponent;
+    if (x == 0 || isinf(x)) return x;
+    frexp((double)x, &exponent);
+    const int last = exponent - 8 < -133 ? -133 : exponent - 8; /* below it: subnormal */
+    return (float)ldexp(nearbyint(ldexp((double)x, -last)), last);
+}
+
+static void check_bits(uint32_t bits) {
+    const float x = from_bits(bits), got = rounded(x);
+    uint16_t packed;
+    float unpacked;
+    lossynet_elements_pack(&packed, &x, 1);
+    lossynet_elements_unpack(&layout_bf16, &unpacked, (const uint8_t *)&packed, 1);
+    assert_int_equal(bits_of(unpacked), bits_of(got));
+    assert_int_equal(bits_of(got) & 0xffff, 0);
+    if (isnan(x)) {
+        assert_true(isnan(got) && bits_of(got) >> 31 == bits >> 31);
+    } else if (bits_of(got) != bits_of(reference(x))) {
+        fail_msg("%a becomes %a, expected %a", x, got, reference(x));
+    }
+    const bool finite = lossynet_elements_are_finite(&layout_bf16, (uint8_t *)&packed, 2);
+    assert_int_equal(finite, isfinite(got) != 0);
+    assert_int_equal(bits_of(rounded(got)), bits_of(got)); /* twice is as once */
+}
+
+static void test_every_upper_half(void **state) {
+    (void)state;
+    const uint32_t lower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+    for (uint32_t upper = 0; upper < 1 << 16; upper++)
+        for (int i = 0; i < 6; i++) check_bits(upper << 16 | lower[i]);
+}
+
+/* In units of what the last bit stands for the error is uniform: its mean is 0, its mean square
+ * 1/12, for positive and for negative numbers. (Cutting off would have -1/2 and 1/2.) */
+static void test_rounding_is_unbiased(void **state) {
+    (void)state;
+    enum { N = 1 << 20 };
+    for (int sign = -1; sign <= 1; sign += 2) {
+        double sum = 0, squares = 0;
+        for (uint64_t i = 0; i < N; i++) {
+            int exponent;
+            float x = (float)(sign * (1e-3 + fabs(random_unit(3, (uint64_t)(sign + 1), i))));
+            frexp((double)x, &exponent);
+            double error = ldexp((double)rounded(x) - (double)x, 8 - exponent);
+            assert_true(fabs(error) <= 0.5);
+            sum += error;
+            squares += error * error;
+        }
+        assert_close(sum / N, 0, 5 * sqrt(1.0 / 12 / N));
+        assert_close(squares / N, 1.0 / 12, 0.001);
+    }
+}
+
+/* As they are: also unaligned, and any bits. */
+static void test_float32_is_copied(void **state) {
+    (void)state;
+    const float x[4] = {1, from_bits(0x7fffffff), from_bits(0x00012345), -INFINITY};
+    uint8_t payload[sizeof x + 1];
+    float out[4];
+    memcpy(payload + 1, x, sizeof x);
+    lossynet_elements_unpack(&layout_float32, out, payload + 1, 4);
+    assert_memory_equal(out, x, sizeof x);
+    assert_true(lossynet_elements_are_finite(&layout_float32, payload + 1, 4));
+    assert_false(lossynet_elements_are_finite(&layout_float32, payload + 1, 8));
+    assert_true(lossynet_elements_are_finite(&layout_float32, payload + 9, 4));
+    assert_false(lossynet_elements_are_finite(&layout_float32, payload + 9, 8));
+    memset(out, 0, sizeof out);
+    lossynet_elements_copy(&layout_float32, out, x, 4);
+    assert_memory_equal(out, x, sizeof x);
+}
+
+/* ---- what a phase leaves ---- */
+
+enum { WORKERS = 5, BUCKETS = 3, ELEMENTS = 1000 + 7 + 333 };
+static const size_t elements[BUCKETS] = {1000, 7, 333};
+
+static struct lossynet_comm *open_bf16(double p) {
+    struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, p);
+    settings.wire_dtype = LOSSYNET_BF16;
+    settings.drift_samples = ELEMENTS;
+    return open_alone(&settings);
+}
+
+static void fill(float **x, uint64_t seed) {
+    for (int w = 0; w < WORKERS; w++)
+        for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)random_unit(seed, (uint64_t)w, e);
+}
+
+static int owner_of(const struct lossynet_comm *comm, size_t element) {
+    for (int b = 0; b < BUCKETS; b++) {
+        for (int w = 0; w < WORKERS; w++) {
+            size_t offset, count;
+            lossynet_shard(comm, w, b, &offset, &count);
+            if (element >= offset && element < offset + count) return w;
+        }
+    }
+    fail_msg("element %zu has no owner", element);
+    return -1;
+}
+
+static void test_packets_hold_twice_as_much(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_bf16(0);
+    size_t packets = 0;
+    for (int b = 0; b < BUCKETS; b++) {
+        for (int w = 0; w < WORKERS; w++) {
+            size_t offset, count;
+            lossynet_shard(comm, w, b, &offset, &count);
+            packets += (count + 31) / 32;
+        }
+    }
+    assert_int_equal(lossynet_packet_bytes(comm), 64);
+    assert_int_equal(lossynet_packets(comm), packets);
+    lossynet_close(comm);
+}
+
+/* Others get the owner's value rounded, or keep what they have; the owner keeps its own, and so does
+ * the model. */
+static void test_broadcast(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_bf16(0.3);
+    float **x = take_vectors(WORKERS, ELEMENTS), **before = take_vectors(WORKERS, ELEMENTS);
+    float *fresh = calloc(ELEMENTS, sizeof *fresh);
+    fill(x, 1);
+    for (int w = 0; w < WORKERS; w++) memcpy(before[w], x[w], ELEMENTS * sizeof **x);
+    assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
+    assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
+    assert_int_equal(lossynet_gather_fresh(comm, x, fresh), LOSSYNET_OK);
+    size_t stale = 0;
+    for (int w = 0; w < WORKERS; w++) {
+        size_t cursor = 0, offset = 0, count = 0;
+        for (size_t e = 0; e < ELEMENTS; e++) {
+            const int owner = owner_of(comm, e);
+            while (e >= offset + count && lossynet_next_fresh(comm, w, &cursor, &offset, &count)) {
+            }
+            const bool is_fresh = e >= offset && e < offset + count;
+            const float sent = owner == w ? before[w][e] : rounded(before[owner][e]);
+            assert_true(x[w][e] == (is_fresh ? sent : before[w][e]));
+            assert_true(fresh[e] == before[owner][e]);
+            stale += !is_fresh;
+        }
+    }
+    assert_true(stale > ELEMENTS / 2 && stale < 2 * ELEMENTS);
+    free(fresh);
+    free_vectors(before);
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
+/* Each estimator averages the others' gradients rounded and the owner's own as it is. */
+static void check_reduce(lossynet_estimator estimator) {
+    struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0);
+    settings.wire_dtype = LOSSYNET_BF16;
+    settings.estimator = estimator;
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(WORKERS, ELEMENTS), **before = take_vectors(WORKERS, ELEMENTS);
+    fill(x, 2);
+    for (int w = 0; w < WORKERS; w++) memcpy(before[w], x[w], ELEMENTS * sizeof **x);
+    for (int again = 0; again < 2; again++) { /* once more in the step: rounding changes nothing */
+        for (size_t e = 0; e < ELEMENTS; e++)
+            x[owner_of(comm, e)][e] = before[owner_of(comm, e)][e];
+        assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+        for (size_t e = 0; e < ELEMENTS; e++) {
+            const int owner = owner_of(comm, e);
+            double sum = before[owner][e];
+            for (int w = 0; w < WORKERS; w++)
+                if (w != owner) sum += (double)rounded(before[w][e]);
+            assert_close(x[owner][e], sum / WORKERS, 1e-6);
+        }
+    }
+    free_vectors(before);
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
+static void test_reduce(void **state) {
+    (void)state;
+    check_reduce(LOSSYNET_MEAN);
+    check_reduce(LOSSYNET_BALANCED);
+    check_reduce(LOSSYNET_HT);
+    check_reduce(LOSSYNET_ZERO);
+}
+
+static void test_bytes_are_half(void **state) {
+    (void)state;
+    struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0.2);
+    settings.repair[0] = settings.repair[1] = 1;
+    for (int half = 0; half < 2; half++) {
+        struct lossynet_counters c;
+        settings.wire_dtype = half ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
+        settings.loss.rate[0] = settings.loss.rate[1] = 1; /* all is sent twice */
+        struct lossynet_comm *comm = open_alone(&settings);
+        float **x = take_vectors(WORKERS, ELEMENTS);
+        lossynet_step_begin(comm, 0);
+        lossynet_reduce(comm, x, false);
+        lossynet_broadcast(comm, x, false);
+        assert_int_equal(lossynet_step_counters(comm, 0, &c), LOSSYNET_OK);
+        for (int phase = 0; phase < 2; phase++) {
+            assert_int_equal(c.bytes[phase], 2 * (WORKERS - 1) * ELEMENTS * (half ? 2 : 4));
+            assert_int_equal(c.expected[phase], (WORKERS - 1) * lossynet_packets(comm));
+        }
+        free_vectors(x);
+        lossynet_close(comm);
+    }
+}
+
+/* From the start on, and as long as nothing is lost, replicas are not apart: what others have is what
+ * the owner's values are rounded. */
+static void test_no_drift_without_loss(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_bf16(0);
+    float **x = take_vectors(WORKERS, ELEMENTS);
+    struct lossynet_drift drift;
+    for (uint64_t step = 0; step < 4; step++) {
+        if (step == 0) {
+            for (int w = 0; w < WORKERS; w++)
+                for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)random_unit(4, 0, e);
+            lossynet_start(comm, x);
+            for (int w = 0; w < WORKERS; w++) {
+                for (size_t e = 0; e < ELEMENTS; e++) {
+                    const float first = (float)random_unit(4, 0, e);
+                    assert_true(x[w][e] == (owner_of(comm, e) == w ? first : rounded(first)));
+                }
+            }
+        } else {
+            for (size_t e = 0; e < ELEMENTS; e++)
+                x[owner_of(comm, e)][e] += (float)(1e-3 * random_unit(5, step, e));
+            lossynet_step_begin(comm, step);
+            assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
+        }
+        assert_int_equal(lossynet_drift_measure(comm, x, &drift), LOSSYNET_OK);
+        assert_true(drift.pair == 0 && drift.owner == 0);
+        assert_true(step == 0 || drift.sigma2 > 0);
+    }
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
+/* ---- vectors that the host cannot touch ---- */
+
+static int rounds, copies;
+
+static void masked(float *to, const float *from, const uint8_t *arrived, size_t n, size_t packet,
+                   bool round) {
+    for (size_t i = 0; i < n; i++)
+        if (arrived[i / packet]) to[i] = round ? rounded(from[i]) : from[i];
+}
+
+static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet) {
+#pragma omp atomic
+    copies++;
+    masked(to, from, arrived, n, packet, false);
+}
+
+static void masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet) {
+#pragma omp atomic
+    rounds++;
+    masked(to, from, arrived, n, packet, true);
+}
+
+static void copy(void *to, const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+}
+
+static void gather(float *out, const float *vector, const size_t *element, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = vector[element[i]];
+}
+
+static void test_other_memory(void **state) {
+    (void)state;
+    struct lossynet_memory memory = {masked_copy, masked_round, copy, gather};
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
+    settings.wire_dtype = LOSSYNET_BF16;
+    settings.repair[LOSSYNET_GRADIENT] = 1;
+    uint64_t digest[2];
+    for (int i = 0; i < 2; i++) {
+        settings.memory = i ? &memory : NULL;
+        struct lossynet_comm *comm = open_alone(&settings);
+        digest[i] = scenario_run(comm, 0, SCENARIO_WORKERS);
+        lossynet_close(comm);
+    }
+    assert_true(digest[0] == digest[1] && digest[0]);
+    assert_true(rounds > 0 && copies == 0);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    struct lossynet_memory memory = {masked_copy, NULL, copy, gather};
+    struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0);
+    struct lossynet_comm *comm;
+    settings.memory = &memory;
+    comm = open_alone(&settings);
+    lossynet_close(comm);
+    settings.wire_dtype = LOSSYNET_BF16;
+    capture_begin();
+    assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
+    assert_message(capture_end(), "expected masked_round");
+    settings.memory = NULL;
+    settings.wire_dtype = (lossynet_wire_dtype)2;
+    capture_begin();
+    assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
+    assert_message(capture_end(), "wire dtype 2: expected float32 or bf16");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_upper_half),  cmocka_unit_test(test_rounding_is_unbiased),
+        cmocka_unit_test(test_float32_is_copied), cmocka_unit_test(test_packets_hold_twice_as_much),
+        cmocka_unit_test(test_broadcast),         cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_bytes_are_half),    cmocka_unit_test(test_no_drift_without_loss),
+        cmocka_unit_test(test_other_memory),      cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("elements on their way", tests, NULL, NULL);
+}

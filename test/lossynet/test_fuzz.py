@@ -1,0 +1,77 @@
+"""lossynet on a simulated network that a fuzzer makes up (dev/fuzz/fuzz_packets.c).
+
+test/corpus/packets holds inputs that reach different code, and each that once found a defect. They
+are replayed here, under the address and undefined-behaviour sanitizers of two compilers; then
+libFuzzer goes on from them for a while, from a fixed seed. To search longer, with another seed:
+
+    make instrumented
+    cp -r test/corpus/packets /tmp/corpus
+    build/fuzz_packets -max_total_time=3600 -len_control=0 -max_len=2500 -close_fd_mask=2 /tmp/corpus
+
+and to keep what is new and worth it, few and small:
+
+    build/fuzz_packets -set_cover_merge=1 -close_fd_mask=2 test/corpus/packets /tmp/corpus
+"""
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from program import BUILD, ROOT
+
+CORPUS = ROOT / "test" / "corpus" / "packets"
+SECONDS = 20
+ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=1:quarantine_size_mb=32",
+               "UBSAN_OPTIONS": "print_stacktrace=1"}
+
+
+def run(program, *arguments):
+    return subprocess.run([str(program), *map(str, arguments)], cwd=ROOT, env=ENVIRONMENT,
+                          text=True, capture_output=True, errors="replace", timeout=600,
+                          check=False)
+
+
+def explain(done):
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("lossynet: ")]
+    return f"exit code {done.returncode}\n" + "\n".join(lines[-60:])
+
+
+@pytest.fixture(scope="module", name="fuzzer")
+def find_fuzzer():
+    if not shutil.which("clang"):
+        pytest.skip("no clang here: libFuzzer is part of it")
+    return BUILD / "fuzz_packets"
+
+
+def inputs():
+    files = sorted(CORPUS.iterdir())
+    assert len(files) > 50
+    return files
+
+
+def test_all_of_lossynet_is_simulated():
+    """No object reads the real clock or real random numbers: a run is a function of its input."""
+    objects = sorted((BUILD / "replay" / "lossynet").rglob("*.o"))
+    assert len(objects) > 20
+    used = subprocess.run(["nm", "-u", *map(str, objects)], text=True, capture_output=True,
+                          check=True).stdout.split()
+    assert not {"clock_gettime", "getrandom", "pthread_mutex_lock", "pthread_create"} & set(used)
+
+
+def test_corpus_gcc():
+    done = run(BUILD / "replay_packets", *inputs())
+    assert done.returncode == 0, explain(done)
+
+
+def test_corpus_clang(fuzzer):
+    done = run(fuzzer, "-timeout=60", *inputs())
+    assert done.returncode == 0, explain(done)
+
+
+def test_new_inputs(fuzzer, tmp_path):
+    shutil.copytree(CORPUS, tmp_path / "corpus")
+    done = run(fuzzer, f"-max_total_time={SECONDS}", "-len_control=0", "-max_len=2500", "-seed=1",
+               "-timeout=60", f"-artifact_prefix={tmp_path}/", tmp_path / "corpus")
+    assert done.returncode == 0, explain(done)  # the input stands there in Base64
+    assert "Done " in done.stderr

@@ -1,0 +1,125 @@
+"""lossynet as others use it: installed, found by pkg-config, and dev/examples/average.c with it."""
+import os
+import re
+import socket
+import subprocess
+
+import pytest
+
+from program import BUILD, ROOT
+
+STEPS = 5
+
+
+def shell(command, **environment):
+    done = subprocess.run(command, shell=True, cwd=ROOT, env={**os.environ, **environment}, text=True,
+                          capture_output=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def make(target, **variables):
+    words = " ".join(f"{name}='{value}'" for name, value in variables.items())
+    # The variables of a `make test` above it would otherwise be inherited.
+    return shell(f"make --no-print-directory {target} BUILD='{BUILD}' {words}",
+                 MAKEFLAGS="", MAKEOVERRIDES="", MFLAGS="")
+
+
+@pytest.fixture(name="prefix", scope="module")
+def fixture_prefix(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("installed")
+    make("install", PREFIX=prefix)
+    return prefix
+
+
+def header_version():
+    text = (ROOT / "lossynet" / "lossynet.h").read_text(encoding="utf-8")
+    return re.search(r'^#define LOSSYNET_VERSION "([0-9]+\.[0-9]+\.[0-9]+)"$', text, re.M)[1]
+
+
+def declared(header):
+    """The functions that a header declares."""
+    text = re.sub(r"/\*.*?\*/|^#.*?$", "", header.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return set(re.findall(r"^\w[\w\s\*]*?\b(lossynet_\w+)\(", text, re.M))
+
+
+def files(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+def test_install_and_uninstall(tmp_path):
+    version = header_version()
+    soname = f"liblossynet.so.{version.rsplit('.', 1)[0]}"
+    make("install", PREFIX="/opt/lossynet", DESTDIR=tmp_path)
+    assert files(tmp_path / "opt/lossynet") == {
+        "include/lossynet.h", "lib/pkgconfig/lossynet.pc", "lib/liblossynet.a", "lib/liblossynet.so",
+        f"lib/{soname}", f"lib/liblossynet.so.{version}"}
+    library = tmp_path / "opt/lossynet/lib/liblossynet.so"
+    assert f"Library soname: [{soname}]" in shell(f"readelf -d '{library}'")
+    package = (tmp_path / "opt/lossynet/lib/pkgconfig/lossynet.pc").read_text(encoding="utf-8")
+    assert "prefix=/opt/lossynet\n" in package and f"Version: {version}\n" in package
+    make("uninstall", PREFIX="/opt/lossynet", DESTDIR=tmp_path)
+    assert files(tmp_path) == set()
+
+
+def test_shared_library_exports_what_the_header_declares(prefix):
+    names = shell(f"nm -D --defined-only '{prefix}/lib/liblossynet.so'")
+    exported = {line.split()[2] for line in names.splitlines()}
+    public = declared(prefix / "include" / "lossynet.h")
+    assert "lossynet_open" in public and len(public) > 40
+    assert exported == public
+
+
+@pytest.mark.parametrize("compiler", ["cc -std=c11", "c++ -std=c++17 -x c++"])
+def test_header_stands_alone(prefix, tmp_path, compiler):
+    source = tmp_path / "alone.c"
+    source.write_text('#include <lossynet.h>\nint main(void) { return !lossynet_version()[0]; }\n',
+                      encoding="utf-8")
+    shell(f"{compiler} -Wall -Wextra -Werror -I'{prefix}/include' -c '{source}' -o '{tmp_path}/alone.o'")
+
+
+def compile_example(prefix, program, kind):
+    flags = shell(f"pkg-config --cflags --libs {'--static' if kind == 'static' else ''} lossynet",
+                  PKG_CONFIG_PATH=f"{prefix}/lib/pkgconfig").strip()
+    if kind == "static":
+        flags = flags.replace("-llossynet", f"'{prefix}/lib/liblossynet.a'")
+    shell(f"cc -std=c11 -Wall -Wextra -Werror dev/examples/average.c {flags} -o '{program}'")
+    return {**os.environ, "LD_LIBRARY_PATH": f"{prefix}/lib", "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("kind", ["shared", "static"])
+def test_two_processes_average(prefix, tmp_path, kind):
+    program = tmp_path / "average"
+    environment = compile_example(prefix, program, kind)
+    libraries = subprocess.run(["ldd", program], env=environment, text=True, capture_output=True,
+                               check=True).stdout
+    assert (f"{prefix}/lib/liblossynet.so" in libraries) == (kind == "shared")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    # As in two terminals; the second comes first, and waits.
+    ranks = [subprocess.Popen([program, str(rank), address], env=environment, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in (1, 0)]
+    for rank in ranks:
+        output, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors
+        steps = re.findall(r"step (\d): (\d+) of (\d+) packets arrived, ([\d.]+)% of", output)
+        assert [int(step) for step, *_ in steps] == list(range(STEPS))
+        for _, arrived, expected, averaged in steps:
+            # A busy machine may lose some more than the 10%.
+            assert 0.5 < int(arrived) / int(expected) < 0.93
+            # Half of the elements need one packet, the others two: (0.9 + 0.81) / 2.
+            assert 50 < float(averaged) < 89
+
+
+def test_example_is_short():
+    lines = (ROOT / "dev/examples/average.c").read_text(encoding="utf-8").count("\n")
+    assert lines <= 60
+
+
+def test_example_without_the_other_rank_says_what_it_expects(prefix, tmp_path):
+    environment = compile_example(prefix, tmp_path / "average", "shared")
+    done = subprocess.run([tmp_path / "average", "2"], env=environment, text=True,
+                          capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "rank 2 of 2" in done.stderr and "expected 0 <= rank < ranks" in done.stderr

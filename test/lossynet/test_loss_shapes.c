@@ -1,0 +1,346 @@
+/* test_loss_shapes.c — losses that are neither independent nor even: links that are down for whole
+ * steps, and links with a rate of their own. What owners and replicas make of them.
+ */
+#include "test_lossynet.h"
+
+static struct lossynet_loss open_loss(double gradient, double parameter, const char *model,
+                                      const char *at) {
+    struct lossynet_loss_settings settings = {
+        .rate = {gradient, parameter}, .model = model, .seed = 5, .at = at, .workers = 8};
+    struct lossynet_loss loss;
+    char why[256] = "";
+    if (lossynet_loss_open(&loss, &settings, why, sizeof why)) fail_msg("%s", why);
+    return loss;
+}
+
+/* Whether the link is up in this step; all packets of a phase must share its fate. */
+static bool up(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step, int sender,
+               int receiver, uint64_t *chain) {
+    uint8_t mask[7];
+    lossynet_loss_mask(loss, phase, step, sender, receiver, sizeof mask, chain, mask);
+    for (size_t k = 1; k < sizeof mask; k++) assert_int_equal(mask[k], mask[0]);
+    return mask[0];
+}
+
+/* ---- outages ---- */
+
+enum { STEPS = 100000 };
+
+/* Rate and mean length over many steps of a link, within 5 standard errors; and the same steps from
+ * nothing, in any order, as a resumed run or another spread of the workers asks for them. */
+static void check_outages(double mean, double p) {
+    char model[32];
+    snprintf(model, sizeof model, "outage:%g", mean);
+    struct lossynet_loss loss = open_loss(p, p, model, NULL);
+    static bool was_up[STEPS];
+    uint64_t chain[2] = {0};
+    size_t down = 0, runs = 0;
+    for (int step = 0; step < STEPS; step++) {
+        was_up[step] = up(&loss, LOSSYNET_GRADIENT, (uint64_t)step, 3, 4, &chain[0]);
+        assert_int_equal(up(&loss, LOSSYNET_PARAMETER, (uint64_t)step, 3, 4, &chain[1]),
+                         was_up[step]); /* one state for both phases */
+        down += !was_up[step];
+        runs += !was_up[step] && (step == 0 || was_up[step - 1]);
+    }
+    double r = 1 - 1 / (mean * (1 - p)); /* correlation of neighbours, as for bursts */
+    assert_close((double)down / STEPS, p, 5 * sqrt(p * (1 - p) / STEPS * (1 + r) / (1 - r)));
+    assert_close((double)down / (double)runs, mean,
+                 5 * sqrt(mean * (mean - 1) / (double)runs) + mean * 1e-3);
+    for (int step = STEPS - 1; step >= 0; step -= 7)
+        assert_int_equal(up(&loss, LOSSYNET_GRADIENT, (uint64_t)step, 3, 4, NULL), was_up[step]);
+}
+
+static void test_outages(void **state) {
+    (void)state;
+    check_outages(1, 0.1);       /* never two steps in a row */
+    check_outages(1 / 0.9, 0.1); /* independent steps */
+    check_outages(5, 0.1);
+    check_outages(20, 0.1);
+    check_outages(4, 0.5);
+}
+
+/* Links, directions and seeds are independent; a run begins in the stationary state. */
+static void test_outages_of_many_links(void **state) {
+    (void)state;
+    enum { LINKS = 20000 };
+    const double p = 0.3;
+    struct lossynet_loss loss = open_loss(p, p, "outage:10", NULL), other = loss;
+    other.seed++;
+    double sum = 0, back = 0, next = 0, seed = 0;
+    for (int i = 0; i < LINKS; i++) {
+        double down = !up(&loss, LOSSYNET_PARAMETER, 0, i, i + 1, NULL) - p;
+        sum += down;
+        back += down * (!up(&loss, LOSSYNET_PARAMETER, 0, i + 1, i, NULL) - p);
+        next += down * (!up(&loss, LOSSYNET_PARAMETER, 0, i, i + 2, NULL) - p);
+        seed += down * (!up(&other, LOSSYNET_PARAMETER, 0, i, i + 1, NULL) - p);
+    }
+    double error = 5 / sqrt(LINKS);
+    assert_close(sum / LINKS, 0, error * sqrt(p * (1 - p)));
+    assert_close(back / LINKS, 0, error * p * (1 - p));
+    assert_close(next / LINKS, 0, error * p * (1 - p));
+    assert_close(seed / LINKS, 0, error * p * (1 - p));
+}
+
+/* With unlike rates the phase with the lower one is down only while the other is; 0 and 1 mean
+ * what they say. */
+static void test_outages_with_unlike_rates(void **state) {
+    (void)state;
+    struct lossynet_loss loss = open_loss(0.1, 0.4, "outage:5", NULL);
+    int down[2] = {0};
+    for (uint64_t step = 0; step < 20000; step++) {
+        bool gradient = up(&loss, LOSSYNET_GRADIENT, step, 1, 2, NULL);
+        bool parameter = up(&loss, LOSSYNET_PARAMETER, step, 1, 2, NULL);
+        assert_true(gradient || !parameter);
+        down[0] += !gradient;
+        down[1] += !parameter;
+    }
+    assert_close(down[0] / 20000.0, 0.1, 0.04);
+    assert_close(down[1] / 20000.0, 0.4, 0.06);
+    loss = open_loss(0, 1, "outage:5", NULL);
+    for (uint64_t step = 0; step < 100; step++) {
+        assert_true(up(&loss, LOSSYNET_GRADIENT, step, 1, 2, NULL));
+        assert_false(up(&loss, LOSSYNET_PARAMETER, step, 1, 2, NULL));
+    }
+}
+
+/* ---- a comm: what arrives, link by link ---- */
+
+enum { WORKERS = 8, ELEMENTS = 8 * 640 }; /* 40 packets of 16 elements for each owner */
+
+struct arrivals { /* [sender][receiver], summed over steps */
+    double gradient[WORKERS][WORKERS], parameter[WORKERS][WORKERS];
+};
+
+/* Reduces vectors of worker w's number, 2^w, and broadcasts; shares of packets that arrived. With
+ * estimator zero the average says who arrived. */
+static void run_net(const char *model, double p, const char *at, int repair, int steps,
+                    struct arrivals *out) {
+    const size_t elements = ELEMENTS;
+    struct lossynet_settings settings = simple_settings(WORKERS, &elements, 1, p);
+    settings.loss.model = model;
+    settings.loss.at = at;
+    settings.estimator = LOSSYNET_ZERO;
+    settings.repair[0] = settings.repair[1] = repair;
+    struct lossynet_comm *comm = open_alone(&settings);
+    float **x = take_vectors(WORKERS, elements);
+    memset(out, 0, sizeof *out);
+    for (int step = 0; step < steps; step++) {
+        for (int w = 0; w < WORKERS; w++)
+            for (size_t e = 0; e < elements; e++) x[w][e] = ldexpf(WORKERS, w);
+        lossynet_step_begin(comm, (uint64_t)step);
+        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+        for (int o = 0; o < WORKERS; o++) {
+            size_t offset, count;
+            lossynet_shard(comm, o, 0, &offset, &count);
+            for (size_t e = offset; e < offset + count; e++) {
+                int who = (int)x[o][e];
+                assert_true((who >> o & 1) && who < 1 << WORKERS);
+                for (int w = 0; w < WORKERS; w++)
+                    out->gradient[w][o] += (who >> w & 1) / (double)(steps * (int)count);
+                x[o][e] = -1;
+            }
+        }
+        assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
+        for (int o = 0; o < WORKERS; o++) {
+            size_t offset, count;
+            lossynet_shard(comm, o, 0, &offset, &count);
+            for (int w = 0; w < WORKERS; w++)
+                for (size_t e = offset; e < offset + count; e++)
+                    out->parameter[o][w] += (x[w][e] == -1) / (double)(steps * (int)count);
+        }
+    }
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
+/* Every link's share of 40 packets x 50 steps against what it should be. */
+static void check_rates(const char *at, int repair, double rate[WORKERS][WORKERS]) {
+    static struct arrivals a;
+    run_net("bernoulli", 0.1, at, repair, 50, &a);
+    for (int s = 0; s < WORKERS; s++)
+        for (int r = 0; r < WORKERS; r++) {
+            double p = s == r ? 0 : pow(rate[s][r], repair + 1);
+            double error = 5 * sqrt(p * (1 - p) / (40 * 50));
+            assert_close(1 - a.gradient[s][r], p, error + 1e-9);
+            assert_close(1 - a.parameter[s][r], p, error + 1e-9);
+        }
+}
+
+static void test_uneven_rates(void **state) {
+    (void)state;
+    for (int repair = 0; repair < 2; repair++) {
+        double rate[WORKERS][WORKERS];
+        for (int i = 0; i < WORKERS * WORKERS; i++) rate[i / WORKERS][i % WORKERS] = 0.1;
+        check_rates("none", repair, rate);
+        rate[2][5] = 1; /* but not 5 to 2 */
+        check_rates("2-5=1", repair, rate);
+        for (int w = 0; w < WORKERS; w++) rate[3][w] = rate[w][3] = 0.5;
+        check_rates("2-5=1,3=0.5", repair, rate);
+        rate[3][0] = rate[0][3] = 0; /* the last counts */
+        rate[0][1] = 0.25;
+        check_rates("2-5=1,3=0.5,3-0=0.3,3-0=0,0-3=0e0,0-1=.25", repair, rate);
+    }
+}
+
+/* A round of repair brings nothing while a link is down, and everything else is there anyway. */
+static void test_outages_outlast_repair(void **state) {
+    (void)state;
+    static struct arrivals once, again;
+    run_net("outage:3", 0.3, NULL, 0, 60, &once);
+    run_net("outage:3", 0.3, NULL, 2, 60, &again);
+    assert_memory_equal(&once, &again, sizeof once);
+    double mean = 0;
+    for (int i = 0; i < WORKERS * WORKERS; i++)
+        mean += i / WORKERS == i % WORKERS ? 0 : once.gradient[i / WORKERS][i % WORKERS] / 56;
+    assert_close(mean, 0.7, 0.1);
+    assert_memory_equal(once.gradient, once.parameter, sizeof once.gradient);
+}
+
+/* A link of its own keeps the model: bursts and outages of the same length at another rate. */
+static void test_chains_with_a_rate_of_their_own(void **state) {
+    (void)state;
+    struct lossynet_loss loss = open_loss(0.1, 0.1, "outage:5", "2-5=0.5,6=0");
+    struct lossynet_loss plain = open_loss(0.5, 0.5, "outage:5", NULL);
+    struct lossynet_loss burst = open_loss(0.1, 0.1, "burst:5", "2-5=0.5"),
+                         even = open_loss(0.5, 0.5, "burst:5", NULL);
+    for (uint64_t step = 0; step < 1000; step++) {
+        uint8_t a[10], b[10];
+        assert_int_equal(up(&loss, LOSSYNET_GRADIENT, step, 2, 5, NULL),
+                         up(&plain, LOSSYNET_GRADIENT, step, 2, 5, NULL));
+        assert_true(up(&loss, LOSSYNET_GRADIENT, step, 6, 5, NULL));
+        assert_true(up(&loss, LOSSYNET_PARAMETER, step, 1, 6, NULL));
+        lossynet_loss_mask(&burst, LOSSYNET_PARAMETER, step, 2, 5, 10, NULL, a);
+        lossynet_loss_mask(&even, LOSSYNET_PARAMETER, step, 2, 5, 10, NULL, b);
+        assert_memory_equal(a, b, sizeof a);
+    }
+    lossynet_loss_close(&loss);
+    lossynet_loss_close(&burst);
+}
+
+/* ---- estimators ---- */
+
+/* What gradient.c says of uneven links: a sender's mean weight is its share of what is delivered.
+ * Worker 3 delivers half of what the others do. */
+static void test_weight_of_a_bad_worker(void **state) {
+    (void)state;
+    enum { BAD = 3, ROUNDS = 400 };
+    const lossynet_estimator estimators[] = {LOSSYNET_MEAN, LOSSYNET_BALANCED, LOSSYNET_HT};
+    const size_t elements = ELEMENTS;
+    for (int i = 0; i < 3; i++) {
+        struct lossynet_settings settings = simple_settings(WORKERS, &elements, 1, 0);
+        settings.loss.at = "3=0.5";
+        settings.estimator = estimators[i];
+        struct lossynet_comm *comm = open_alone(&settings);
+        float **x = take_vectors(WORKERS, elements);
+        double weight = 0, total = 0; /* of BAD and of all, at owner 0 */
+        size_t offset, count;
+        lossynet_shard(comm, 0, 0, &offset, &count);
+        for (int step = 0; step < ROUNDS; step++) {
+            for (int what = 0; what < 2; what++) {
+                for (int w = 0; w < WORKERS; w++)
+                    for (size_t e = 0; e < elements; e++) x[w][e] = what || w == BAD;
+                lossynet_step_begin(comm, (uint64_t)step);
+                assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+                double sum = 0;
+                for (size_t e = offset; e < offset + count; e++) sum += x[0][e];
+                *(what ? &total : &weight) += sum / (double)count / ROUNDS;
+            }
+        }
+        assert_close(total, 1, 0.01);
+        /* mean: 1/8 where it arrives. balanced: 7/8 over 7. ht: 1/8 times 7/6.5. */
+        const double want[] = {0.5 / 8, 0.5 / 8, 0.5 * 7 / 6.5 / 8};
+        assert_close(weight, want[i], 0.02 / 8);
+        free_vectors(x);
+        lossynet_close(comm);
+    }
+}
+
+/* ---- settings ---- */
+
+static void test_check(void **state) {
+    (void)state;
+    const struct {
+        const char *model, *at, *says;
+        double rate;
+    } wrong[] = {
+        {"outage:0.5", NULL, "outage:0.5: the mean run length must be a number from 1", 0},
+        {"outage:", NULL, "the mean run length must be", 0},
+        {"outage", NULL, "\"outage\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN", 0},
+        {"outage:1", NULL, "outage:1 loses at most 0.5 of the packets, the gradient loss rate",
+         0.6},
+        {"bernoulli", "3", "'3': expected WORKER=RATE or SENDER-RECEIVER=RATE", 0},
+        {"bernoulli", "", "'': expected WORKER=RATE", 0},
+        {"bernoulli", "=0.5", "'=0.5': expected WORKER=RATE", 0},
+        {"bernoulli", "3=", "'3=': expected WORKER=RATE", 0},
+        {"bernoulli", "3=x", "'3=x': expected WORKER=RATE", 0},
+        {"bernoulli", "3=0.5x", "expected WORKER=RATE", 0},
+        {"bernoulli", "3:0.5", "expected WORKER=RATE", 0},
+        {"bernoulli", "2-=1", "'2-=1': expected WORKER=RATE", 0},
+        {"bernoulli", "2-", "expected WORKER=RATE", 0},
+        {"bernoulli", "3=0.5,", "'': expected WORKER=RATE", 0},
+        {"bernoulli", "3=0.5,,4=1", "'': expected WORKER=RATE", 0},
+        {"bernoulli", "1e9=0.5", "expected WORKER=RATE", 0},
+        {"bernoulli", "99999999999999999999=0.5", "expected WORKER=RATE", 0},
+        {"bernoulli", "8=0.5", "'8=0.5': worker 8: expected 0 to 7", 0},
+        {"bernoulli", "-1=0.5", "worker -1: expected 0 to 7", 0},
+        {"bernoulli", "1=0,2-8=0.5", "'2-8=0.5': worker 8: expected 0 to 7", 0},
+        {"bernoulli", "2--1=0.5", "worker -1: expected 0 to 7", 0},
+        {"bernoulli", "2-2=0.5", "'2-2=0.5': expected two workers", 0},
+        {"bernoulli", "2=1.5", "'2=1.5': loss rate 1.5: expected a number from 0 to 1", 0},
+        {"bernoulli", "2=-0.5", "loss rate -0.5: expected", 0},
+        {"bernoulli", "2=nan", "loss rate nan: expected", 0},
+        {"burst:2", "2=0.9", "burst:2 loses at most 0.6667 of the packets, the worker 2's loss", 0},
+        {"outage:2", "2-1=0.9", "outage:2 loses at most 0.6667 of the packets, the link 2-1's", 0},
+    };
+    char why[256];
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        struct lossynet_loss_settings settings = {
+            .rate = {wrong[i].rate, 0}, .model = wrong[i].model, .at = wrong[i].at, .workers = 8};
+        why[0] = 0;
+        assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+        if (!strstr(why, wrong[i].says) || strchr(why, '\n'))
+            fail_msg("\"%s\" lacks \"%s\"", why, wrong[i].says);
+    }
+    char path[64], model[96];
+    snprintf(path, sizeof path, "/tmp/test_loss_shapes.%ld", (long)getpid());
+    snprintf(model, sizeof model, "trace:%s", path);
+    FILE *file = fopen(path, "w");
+    fputs("01", file);
+    fclose(file);
+    struct lossynet_loss_settings settings = {.rate = {1, 1}, .model = model, .at = "2=0.5"};
+    assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_INVALID);
+    assert_non_null(strstr(why, "'2=0.5': a trace has no rates"));
+    settings.at = "none";
+    assert_int_equal(lossynet_loss_check(&settings, why, sizeof why), LOSSYNET_OK);
+    remove(path);
+}
+
+/* What ranks compare before they start (comm.c). */
+static void test_fingerprint(void **state) {
+    (void)state;
+    const char *const at[] = {NULL,      "1=0.5",   "1=0.25",     "2=0.5",
+                              "2-1=0.5", "1-2=0.5", "1=0.5,2=0.5"};
+    const char *const models[] = {"bernoulli", "burst:5", "outage:5", "outage:6"};
+    uint64_t seen[28];
+    for (size_t i = 0; i < 28; i++) {
+        struct lossynet_loss loss = open_loss(0.1, 0.1, models[i % 4], at[i / 4]);
+        seen[i] = lossynet_loss_fingerprint(&loss);
+        for (size_t j = 0; j < i; j++) assert_true(seen[i] != seen[j]);
+        lossynet_loss_close(&loss);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_outages),
+        cmocka_unit_test(test_outages_of_many_links),
+        cmocka_unit_test(test_outages_with_unlike_rates),
+        cmocka_unit_test(test_uneven_rates),
+        cmocka_unit_test(test_outages_outlast_repair),
+        cmocka_unit_test(test_chains_with_a_rate_of_their_own),
+        cmocka_unit_test(test_weight_of_a_bad_worker),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_fingerprint),
+    };
+    return cmocka_run_group_tests_name("loss shapes", tests, NULL, NULL);
+}

@@ -1,0 +1,392 @@
+/* test_lossynet_receive.c — what a rank does with the datagrams it gets, good, broken and hostile.
+ *
+ * A comm of rank 0 of 2, two workers in each; its only peer is this test, which speaks through a
+ * link that carries nothing by itself. Run under the address sanitizer, a read or write outside of
+ * what a datagram may touch ends the test.
+ */
+#include "fake_link.h"
+
+#include "lossynet/transport/progress.h"
+
+/* ---- the peer ---- */
+
+static void only_rank_1(int peer, const uint8_t *header) {
+    (void)header;
+    assert_int_equal(peer, 1);
+}
+
+static const size_t peer_elements[2] = {200, 90}; /* 4 owners: chunks of 64 and of 32 */
+
+/* A datagram in memory of just its size, so that address sanitizer sees overruns. seal: with a
+ * checksum that fits. */
+static void feed_bytes(struct lossynet_comm *comm, const uint8_t *bytes, size_t count, bool seal,
+                       int known_as) {
+    uint8_t *copy = malloc(count);
+    if (count) memcpy(copy, bytes, count);
+    if (seal && count >= WIRE_HEADER_BYTES) {
+        wire_put(copy + WIRE_CHECKSUM_AT, 0, 4);
+        wire_put(copy + WIRE_CHECKSUM_AT, lossynet_crc32c(0, copy, count), 4);
+    }
+    lossynet_progress_enter(comm->transport);
+    lossynet_dispatch(comm->transport, known_as, copy, count);
+    lossynet_progress_leave(comm->transport);
+    free(copy);
+}
+
+enum { FEED_BYTES = 1 << 12 };
+
+/* `bytes` of payload, each float 7. */
+static void feed(struct lossynet_comm *comm, struct wire_header header, size_t bytes) {
+    uint8_t datagram[WIRE_HEADER_BYTES + FEED_BYTES];
+    const float seven = 7;
+    assert_true(bytes <= FEED_BYTES);
+    wire_encode(datagram, &header);
+    for (size_t i = 0; i < bytes; i++)
+        datagram[WIRE_HEADER_BYTES + i] = ((const uint8_t *)&seven)[i % sizeof seven];
+    feed_bytes(comm, datagram, WIRE_HEADER_BYTES + bytes, true, 1);
+}
+
+static struct wire_header data_header(const struct lossynet_comm *comm, int kind, uint32_t index) {
+    return (struct wire_header){.magic = WIRE_MAGIC,
+                                .version = WIRE_VERSION,
+                                .type = WIRE_DATA,
+                                .kind = (uint8_t)kind,
+                                .run = (uint32_t)comm->transport->session.id,
+                                .sender = 2,
+                                .receiver = 1,
+                                .length = 64,
+                                .index = index};
+}
+
+/* A control datagram of rank 1, which has closed all our phases, sent `finished` of each of its own
+ * and seen all our messages. */
+static void feed_control(struct lossynet_comm *comm, int type, int kind, uint32_t index,
+                         uint32_t packet, uint32_t finished) {
+    struct wire_header h = data_header(comm, kind, index);
+    uint8_t datagram[WIRE_HEADER_BYTES + WIRE_STATE_BYTES];
+    h.type = (uint8_t)type;
+    h.sender = 1, h.receiver = 0;
+    h.packet = packet;
+    h.length = WIRE_STATE_BYTES;
+    wire_encode(datagram, &h);
+    uint8_t *state = datagram + WIRE_HEADER_BYTES;
+    memset(state, 0, WIRE_STATE_BYTES);
+    wire_put(state, 1000, 4);
+    wire_put(state + 4, 1000, 4);
+    wire_put(state + 8, finished, 4);
+    wire_put(state + 12, finished, 4);
+    feed_bytes(comm, datagram, sizeof datagram, true, 1);
+}
+
+static struct lossynet_comm *open_peer_with(lossynet_wire_dtype wire_dtype) {
+    struct lossynet_world world = {.rank = 0, .ranks = 2};
+    struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
+    settings.wire_dtype = wire_dtype;
+    struct lossynet_comm *comm;
+    fake.hear = only_rank_1;
+    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+                     LOSSYNET_OK);
+    assert_string_equal(lossynet_link_name(comm), "test");
+    feed_control(comm, WIRE_STATE, 0, 0, 0, 0);
+    return comm;
+}
+
+static struct lossynet_comm *open_peer(void) {
+    return open_peer_with(LOSSYNET_FLOAT32);
+}
+
+static void close_peer(struct lossynet_comm *comm) {
+    feed_control(comm, WIRE_LEFT, 0, 0, 0, 0);
+    lossynet_close(comm);
+}
+
+/* ---- tests ---- */
+
+static void test_wire(void **state) {
+    (void)state;
+    struct wire_header in = {.magic = WIRE_MAGIC,
+                             .version = 5,
+                             .kind = 1,
+                             .elements = 2,
+                             .run = 0x11223344,
+                             .sender = 0x1234,
+                             .receiver = 0x5678,
+                             .index = 0x87654321,
+                             .sequence = 0x05060708,
+                             .checksum = 0x090a0b0c,
+                             .length = 5};
+    struct wire_header out;
+    uint8_t bytes[WIRE_HEADER_BYTES];
+    for (in.type = WIRE_DATA; in.type < WIRE_TYPES; in.type++) {
+        in.bucket = in.type == WIRE_DATA ? WIRE_BUCKETS - 1 : 0;
+        in.packet = in.type == WIRE_DATA ? WIRE_PACKETS - 2 : 0xfedcba98;
+        wire_encode(bytes, &in);
+        wire_decode(&out, bytes, WIRE_HEADER_BYTES + in.length);
+        assert_true(in.run == out.run && in.sender == out.sender && in.receiver == out.receiver &&
+                    in.bucket == out.bucket && in.packet == out.packet && in.length == out.length &&
+                    in.type == out.type && in.kind == out.kind && in.elements == out.elements &&
+                    in.version == out.version && in.magic == out.magic && in.index == out.index &&
+                    in.sequence == out.sequence && in.checksum == out.checksum);
+    }
+    in.type = WIRE_DATA, in.bucket = 0x123, in.packet = 0x45678;
+    wire_encode(bytes, &in);
+    /* The partition that wire.h draws. */
+    const uint8_t drawn[WIRE_HEADER_BYTES] = {
+        'L',  'N',  5,    0x91, 0x44, 0x33, 0x22, 0x11, 0x34, 0x12, 0x78, 0x56, 0x21, 0x43,
+        0x65, 0x87, 0x78, 0x56, 0x34, 0x12, 0x08, 0x07, 0x06, 0x05, 0x0c, 0x0b, 0x0a, 0x09};
+    assert_memory_equal(bytes, drawn, sizeof drawn);
+}
+
+/* Good datagrams land where they belong, and only there. */
+static void test_receive(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    float **x = take_vectors(2, 290);
+    lossynet_step_begin(comm, 5);
+
+    /* Worker 2's first packet for worker 1: shard at 64; with its own 0 that averages to 7/3. */
+    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
+    feed(comm, data_header(comm, LOSSYNET_GRADIENT, 0), 64);
+    feed_control(comm, WIRE_DONE, LOSSYNET_GRADIENT, 0, 1, 1);
+    comm->averaging.estimator =
+        LOSSYNET_MEAN; /* over own, worker 0's (p = 0 within the rank) and 2's */
+    assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+    for (size_t e = 0; e < 290; e++) {
+        assert_true(x[0][e] == 0);
+        assert_close(x[1][e], e >= 64 && e < 80 ? 7 / 3.0 : 0, 1e-6);
+    }
+
+    memset(x[1], 0, 290 * sizeof(float));
+    assert_int_equal(lossynet_broadcast_begin(comm, x, false), LOSSYNET_OK);
+    struct wire_header h = data_header(comm, LOSSYNET_PARAMETER, 0); /* worker 2: at 128 */
+    h.packet = 3;
+    feed(comm, h, 64);
+    h.bucket = 1; /* at 200 + 64, the last packet of the shard: 10 elements */
+    h.packet = 1;
+    h.length = 40;
+    feed(comm, h, 40);
+    feed_control(comm, WIRE_DONE, LOSSYNET_PARAMETER, 0, 2, 1);
+    assert_int_equal(lossynet_broadcast_end(comm), LOSSYNET_OK);
+    for (size_t e = 0; e < 290; e++)
+        assert_true(x[1][e] == ((e >= 176 && e < 192) || e >= 280 ? 7 : 0));
+    size_t cursor = 0, offset, count, runs = 0;
+    const size_t fresh[3][2] = {{0, 128}, {176, 16}, {0, 0}};
+    while (lossynet_next_fresh(comm, 1, &cursor, &offset, &count)) {
+        if (runs < 2) {
+            assert_int_equal(offset, fresh[runs][0]);
+            assert_int_equal(count, fresh[runs][1]);
+        }
+        runs++;
+    }
+    assert_int_equal(runs, 4); /* and 200 ... 263, 280 ... 289 */
+    free_vectors(x);
+    close_peer(comm);
+}
+
+/* The same of bfloat16, of which a datagram holds twice as many: the bytes of a float 7 are 0 and 7.
+ * What says that it holds float32 is refused, and so is what is not finite. */
+static void test_receive_bf16(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer_with(LOSSYNET_BF16);
+    float **x = take_vectors(2, 290);
+    uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};
+    const uint16_t nan = 0x7fc0;
+    lossynet_step_begin(comm, 5);
+    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
+    struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
+    feed(comm, h, 64);
+    h.elements = 2;
+    feed(comm, h, 64);
+    assert_int_equal(comm->transport->receiver.rejected.invalid, 2);
+    h.elements = WIRE_BF16;
+    wire_encode(bytes, &h);
+    for (size_t at = 0; at < 64; at += 2) {
+        memset(bytes + WIRE_HEADER_BYTES, 0, 64);
+        memcpy(bytes + WIRE_HEADER_BYTES + at, &nan, sizeof nan);
+        feed_bytes(comm, bytes, sizeof bytes, true, 1);
+    }
+    assert_int_equal(comm->transport->receiver.rejected.not_finite, 32);
+    feed(comm, h, 64);
+    feed_control(comm, WIRE_DONE, LOSSYNET_GRADIENT, 0, 1, 1);
+    comm->averaging.estimator = LOSSYNET_MEAN;
+    assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+    for (size_t e = 0; e < 290; e++)
+        assert_close(x[1][e], e >= 64 && e < 96 && e % 2 ? 7 / 3.0 : 0, 1e-6);
+
+    memset(x[1], 0, 290 * sizeof(float));
+    assert_int_equal(lossynet_broadcast_begin(comm, x, false), LOSSYNET_OK);
+    h = data_header(comm, LOSSYNET_PARAMETER, 0); /* worker 2: at 128 and 264, 64 and 26 elements */
+    h.elements = WIRE_BF16;
+    h.packet = 1;
+    feed(comm, h, 64);
+    h.bucket = 1, h.packet = 0;
+    feed(comm, h, 64);
+    feed(comm, h, 50);
+    assert_int_equal(comm->transport->receiver.rejected.invalid, 4);
+    feed(comm, h, 52);
+    feed_control(comm, WIRE_DONE, LOSSYNET_PARAMETER, 0, 2, 1);
+    assert_int_equal(lossynet_broadcast_end(comm), LOSSYNET_OK);
+    for (size_t e = 0; e < 290; e++)
+        assert_true(x[1][e] == (((e >= 160 && e < 192) || e >= 264) && e % 2 ? 7 : 0));
+    free_vectors(x);
+    close_peer(comm);
+}
+
+/* From a device's memory, over a link whose hardware checks payloads: the checksum is the header's. */
+static void test_receive_from_a_device(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    float **x = take_vectors(2, 290);
+    const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    uint8_t bytes[WIRE_HEADER_BYTES + sizeof ones];
+    fake.link.checks_payload = true;
+    lossynet_step_begin(comm, 5);
+    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
+    struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
+    h.elements = WIRE_DEVICE_FLOAT32;
+    wire_encode(bytes, &h);
+    wire_put(bytes + WIRE_CHECKSUM_AT, lossynet_crc32c(0, bytes, WIRE_HEADER_BYTES), 4);
+    memcpy(bytes + WIRE_HEADER_BYTES, ones, sizeof ones);
+    feed_bytes(comm, bytes, sizeof bytes, true, 1); /* the checksum of all */
+    assert_int_equal(comm->transport->receiver.rejected.corrupt, 1);
+    for (int i = 0; i < WIRE_HEADER_BYTES; i++) {
+        bytes[i] ^= 1;
+        feed_bytes(comm, bytes, sizeof bytes, false, 1);
+        bytes[i] ^= 1;
+    }
+    feed_bytes(comm, bytes, sizeof bytes, false, 1);
+    feed_control(comm, WIRE_DONE, LOSSYNET_GRADIENT, 0, 1, 1);
+    comm->averaging.estimator = LOSSYNET_MEAN;
+    assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+    for (size_t e = 0; e < 290; e++) assert_close(x[1][e], e >= 64 && e < 80 ? 1 / 3.0 : 0, 1e-6);
+    free_vectors(x);
+    close_peer(comm);
+}
+
+/* Each wrong datagram is counted as what is wrong with it, and changes nothing. */
+static void test_rejected(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    float **x = take_vectors(2, 290);
+    for (int kind = 0; kind < 2; kind++) {
+        const struct wire_header good = data_header(comm, kind, 0);
+        struct lossynet_rejected want = {0};
+        memset(&comm->transport->receiver.rejected, 0, sizeof comm->transport->receiver.rejected);
+        if (kind == 0) feed(comm, data_header(comm, 1, 0), 64), want.late++; /* not begun yet */
+        lossynet_status status =
+            kind ? lossynet_broadcast_begin(comm, x, false) : lossynet_reduce_begin(comm, x, false);
+        assert_int_equal(status, LOSSYNET_OK);
+        struct wire_header h;
+#define WRONG(counter, change) (h = good, change, feed(comm, h, h.length), want.counter++)
+        WRONG(foreign, h.magic ^= 1);
+        WRONG(foreign, h.run ^= 1);
+        WRONG(version, h.version = WIRE_VERSION - 1);
+        WRONG(version, h.version = 0);
+        WRONG(late, h.index++);
+        WRONG(late, h.index--);
+        WRONG(invalid, h.kind = 2);
+        WRONG(invalid, h.kind = 3);
+        WRONG(invalid, h.elements = WIRE_BF16);
+        WRONG(invalid, h.elements = WIRE_DEVICE_FLOAT32); /* no hardware checks its payload */
+        WRONG(invalid, h.elements = 3);
+        WRONG(invalid, h.type = 0);
+        WRONG(invalid, h.type = WIRE_TYPES);
+        WRONG(invalid, h.type = 15);
+        WRONG(invalid, h.kind = 15);
+        WRONG(invalid, h.sender = 4);
+        WRONG(invalid, h.sender = 65535);
+        WRONG(invalid, h.sender = 0);   /* hosted here */
+        WRONG(invalid, h.receiver = 2); /* hosted there */
+        WRONG(invalid, h.receiver = 65535);
+        WRONG(invalid, h.bucket = 2);
+        WRONG(invalid, h.bucket = WIRE_BUCKETS - 1);
+        WRONG(invalid, h.packet = 4);
+        WRONG(invalid, h.packet = WIRE_PACKETS - 1);
+        WRONG(invalid, h.length = 60);
+        WRONG(invalid, h.length = 68);
+        WRONG(invalid, h.length = 0);
+        WRONG(invalid, (h.type = WIRE_DONE, h.sender = 1, h.receiver = 0, h.length = 0));
+        WRONG(invalid, (h.type = WIRE_DONE, h.sender = 1, h.receiver = 1));
+        uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};
+        wire_encode(bytes, &good);
+        feed_bytes(comm, bytes, sizeof bytes, false, 1);
+        want.corrupt++;
+        feed_bytes(comm, bytes, sizeof bytes, true, -1); /* a stranger */
+        feed_bytes(comm, bytes, sizeof bytes, true, 0);
+        want.foreign += 2;
+        float nan = NAN;
+        memcpy(bytes + WIRE_HEADER_BYTES + 60, &nan, sizeof nan);
+        feed_bytes(comm, bytes, sizeof bytes, true, 1);
+        want.not_finite++;
+        for (size_t n = 0; n < WIRE_HEADER_BYTES; n++) feed_bytes(comm, bytes, n, true, 1);
+        want.truncated += WIRE_HEADER_BYTES;
+        for (size_t e = 0; e < 290; e++) assert_true(x[1][e] == 0);
+
+        feed(comm, good, 64);
+        feed(comm, good, 64);
+        want.duplicate++;
+        feed_control(comm, WIRE_DONE, kind, 0, 1, 1);
+        feed_control(comm, WIRE_DONE, kind, 0, 1, 1); /* repeated: fine */
+        feed(comm, good, 64);                         /* over */
+        want.late++;
+        status = kind ? lossynet_broadcast_end(comm) : lossynet_reduce(comm, x, false);
+        assert_int_equal(status, LOSSYNET_OK);
+        assert_memory_equal(&comm->transport->receiver.rejected, &want, sizeof want);
+        memset(x[1], 0, 290 * sizeof(float));
+    }
+    free_vectors(x);
+    close_peer(comm);
+}
+
+/* Datagrams with bits flipped and cut short, but with a checksum that fits (a peer gone mad):
+ * nothing is written outside the packet that a valid header names. */
+static void random_datagrams(lossynet_wire_dtype wire_dtype) {
+    struct lossynet_comm *comm = open_peer_with(wire_dtype);
+    float **x = take_vectors(2, 290);
+    capture_begin(); /* ABORTs */
+    lossynet_reduce_begin(comm, x, false);
+    lossynet_broadcast_begin(comm, x, false);
+    for (uint64_t i = 0; i < 60000; i++) {
+        struct wire_header h = data_header(comm, (int)(i % 2), 0);
+        uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};
+        size_t count = sizeof bytes;
+        h.elements = (uint8_t)wire_dtype;
+        h.packet = (uint32_t)(random_bits(1, i, 0) % 5);
+        h.bucket = (uint32_t)(random_bits(1, i, 1) % 2);
+        h.sender = (uint16_t)(random_bits(1, i, 2) % 4);
+        h.receiver = (uint16_t)(random_bits(1, i, 3) % 4);
+        if (i % 5 == 0 && i > 30000) { /* a DONE or ABORT may end it all */
+            h.type = (uint8_t)(2 + random_bits(1, i, 5) % 9);
+            h.sender = 1, h.receiver = 0;
+        }
+        wire_encode(bytes, &h);
+        for (uint64_t flips = random_bits(1, i, 4) % 4; flips > 0; flips--)
+            bytes[random_bits(2, i, flips) % count] ^=
+                (uint8_t)(1u << random_bits(3, i, flips) % 8);
+        if (i % 7 == 0) count = random_bits(4, i, 0) % (count + 1);
+        feed_bytes(comm, bytes, count, i % 11 != 0, 1);
+    }
+    capture_end();
+    struct lossynet_rejected *r = &comm->transport->receiver.rejected;
+    assert_true(r->truncated && r->foreign && r->version && r->invalid && r->late && r->duplicate &&
+                r->corrupt);
+    capture_begin();
+    close_peer(comm);
+    capture_end();
+    free_vectors(x);
+}
+
+static void test_random_datagrams(void **state) {
+    (void)state;
+    random_datagrams(LOSSYNET_FLOAT32);
+    random_datagrams(LOSSYNET_BF16);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_wire),         cmocka_unit_test(test_receive),
+        cmocka_unit_test(test_receive_bf16), cmocka_unit_test(test_receive_from_a_device),
+        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_random_datagrams),
+    };
+    return cmocka_run_group_tests_name("lossynet, receiving", tests, NULL, NULL);
+}

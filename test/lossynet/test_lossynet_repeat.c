@@ -1,0 +1,101 @@
+/* test_lossynet_repeat.c — how often a rank repeats itself to peers that do not answer, or only that
+ * they are there.
+ *
+ * A comm of rank 0 of many, one worker in each; the others are this test, which counts what is sent to
+ * them and answers, or not. Nothing here depends on how fast the machine is: a slow one repeats less.
+ */
+#include "fake_link.h"
+
+#include "lossynet/transport/progress.h"
+
+#include <stdatomic.h>
+
+enum { RANKS = 64 };
+
+static int silent_ranks; /* ranks 1 ... silent_ranks say nothing, the others answer each PROBE */
+static atomic_int sent_control;
+
+/* Counts control datagrams. A PROBE's answer is a STATE that says nothing: phases closed, nothing
+ * sent, nothing seen. */
+static void hear(int peer, const uint8_t *header) {
+    const int type = wire_type(header);
+    atomic_fetch_add(&sent_control, type != WIRE_DATA);
+    if (type != WIRE_PROBE || peer <= silent_ranks) return;
+    struct wire_header h;
+    uint8_t state[FAKE_BYTES] = {0};
+    wire_decode(&h, header, WIRE_HEADER_BYTES);
+    h.type = WIRE_STATE;
+    h.sender = (uint16_t)peer, h.receiver = 0;
+    h.checksum = 0;
+    wire_encode(state, &h);
+    wire_put(state + WIRE_CHECKSUM_AT, lossynet_crc32c(0, state, FAKE_BYTES), 4);
+    fake_answer(peer, state);
+}
+
+/* ---- counting ---- */
+
+/* Control datagrams that rank 0 sends within `seconds` of a phase to so many others. */
+static int count(int others, int silent, double seconds) {
+    const size_t elements = 64 * RANKS;
+    const struct lossynet_world world = {.ranks = others + 1, .local_ranks = others + 1};
+    struct lossynet_settings settings = simple_settings(others + 1, &elements, 1, 0);
+    struct lossynet_comm *comm;
+    fake.hear = hear;
+    silent_ranks = silent;
+    atomic_store(&sent_control, 0);
+    settings.peer_timeout = 60;
+    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+                     LOSSYNET_OK);
+    float **vectors = take_vectors(1, elements);
+    assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
+    assert_int_equal(lossynet_reduce_begin(comm, vectors, false), LOSSYNET_OK);
+    lossynet_bucket_ready(comm, 0, 0);
+    lossynet_progress_enter(comm->transport);
+    comm->transport->phase[LOSSYNET_GRADIENT].awaited = true; /* as in lossynet_reduce */
+    int before = atomic_load(&sent_control);
+    lossynet_progress_leave(comm->transport);
+    nanosleep(&(struct timespec){(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)}, NULL);
+    int sent = atomic_load(&sent_control) - before;
+    lossynet_progress_enter(comm->transport);
+    comm->transport->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
+    lossynet_progress_leave(comm->transport);
+    lossynet_close(comm);
+    free_vectors(vectors);
+    print_message("%d others, %d silent: %d datagrams in %g s\n", others, silent, sent, seconds);
+    return sent;
+}
+
+/* Where loss is what keeps few from answering, they are told again soon, ... */
+static void test_few_are_told_often(void **state) {
+    (void)state;
+    assert_in_range(count(3, 3, 0.5), 3 * 10, 3 * 60);
+}
+
+/* ... and many are not flooded: all together no more than a few. */
+static void test_many_are_not_flooded(void **state) {
+    (void)state;
+    assert_in_range(count(63, 63, 0.5), 63, 2 * 63 + 4 * 60);
+}
+
+/* Some that are silent among many that answer are few. */
+static void test_few_of_many(void **state) {
+    (void)state;
+    assert_true(count(63, 3, 0.5) > 3 * 10);
+}
+
+/* Whoever answers that there is nothing new is asked less and less often. */
+static void test_no_news(void **state) {
+    (void)state;
+    assert_in_range(count(3, 0, 0.5), 3 * 10, 3 * 60);
+    assert_in_range(count(63, 0, 0.5), 63, 63 * 60);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_few_are_told_often),
+        cmocka_unit_test(test_many_are_not_flooded),
+        cmocka_unit_test(test_few_of_many),
+        cmocka_unit_test(test_no_news),
+    };
+    return cmocka_run_group_tests_name("repetition", tests, NULL, NULL);
+}

@@ -1,0 +1,245 @@
+/* Ranks that meet without MPI (lossynet/rendezvous.c): threads with a world each, over loopback. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#include "test/lossynet/test_lossynet.h"
+
+enum { RANKS = 4 };
+
+static char address[32];
+static char messages[4096];
+
+static void keep_message(void *context, const char *message) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    (void)context;
+    pthread_mutex_lock(&lock);
+    size_t used = strlen(messages);
+    snprintf(messages + used, sizeof messages - used, "%s\n", message);
+    pthread_mutex_unlock(&lock);
+}
+
+static void assert_said(const char *text) {
+    if (!strstr(messages, text)) fail_msg("expected '%s' in: %s", text, messages);
+}
+
+/* A port of loopback that was free a moment ago, and nothing said so far. */
+static int begin(void **state) {
+    (void)state;
+    struct sockaddr_in any = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t bytes = sizeof any;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    if (fd < 0 || bind(fd, (struct sockaddr *)&any, bytes) ||
+        getsockname(fd, (struct sockaddr *)&any, &bytes))
+        return -1;
+    close(fd);
+    snprintf(address, sizeof address, "127.0.0.1:%d", ntohs(any.sin_port));
+    messages[0] = '\0';
+    lossynet_log_to(keep_message, NULL);
+    return 0;
+}
+
+/* ---- ranks are threads ---- */
+
+struct rank {
+    int rank, ranks;
+    double seconds;
+    size_t bytes; /* of what it shares, up to 65536; 0: it opens a comm instead */
+    pthread_t thread;
+    struct lossynet_world world;
+    lossynet_status met, shared;
+    uint8_t all[RANKS * 65536];
+    float vector[1000];
+};
+
+static lossynet_status average(struct rank *self) {
+    const size_t elements = sizeof self->vector / sizeof *self->vector;
+    struct lossynet_settings settings = simple_settings(self->ranks, &elements, 1, 0);
+    settings.link = LOSSYNET_LINK_UDP;
+    settings.log = keep_message;
+    struct lossynet_comm *comm;
+    float *vectors[] = {self->vector};
+    for (size_t i = 0; i < elements; i++) self->vector[i] = (float)self->rank;
+    lossynet_status status = lossynet_open(&self->world, &settings, &comm);
+    if (status) return status;
+    status = lossynet_step_begin(comm, 0);
+    if (!status) status = lossynet_reduce(comm, vectors, true);
+    if (!status) status = lossynet_broadcast(comm, vectors, true);
+    lossynet_close(comm);
+    return status;
+}
+
+static void *live(void *argument) {
+    struct rank *self = argument;
+    self->met =
+        lossynet_rendezvous_open(address, self->rank, self->ranks, self->seconds, &self->world);
+    if (self->met) return NULL;
+    if (self->bytes) {
+        memset(self->all + (size_t)self->rank * self->bytes, self->rank + 1, self->bytes);
+        self->shared = lossynet_bootstrap_gather(&self->world, self->all, self->bytes);
+    } else {
+        self->shared = average(self);
+    }
+    lossynet_rendezvous_close(&self->world);
+    return NULL;
+}
+
+static struct rank *take_ranks(int ranks, double seconds, size_t bytes) {
+    struct rank *all = calloc((size_t)ranks, sizeof *all);
+    assert_non_null(all);
+    for (int r = 0; r < ranks; r++) {
+        all[r].rank = r;
+        all[r].ranks = ranks;
+        all[r].seconds = seconds;
+        all[r].bytes = bytes;
+    }
+    return all;
+}
+
+/* The last rank comes first, so that it must wait for rank 0. */
+static void live_all(struct rank *all, int ranks) {
+    for (int r = ranks; r-- > 0;)
+        assert_int_equal(pthread_create(&all[r].thread, NULL, live, &all[r]), 0);
+    for (int r = 0; r < ranks; r++) pthread_join(all[r].thread, NULL);
+}
+
+/* ---- cases ---- */
+
+static void ranks_meet_and_share(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 12, 65536};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        struct rank *all = take_ranks(RANKS, 20, sizes[s]);
+        live_all(all, RANKS);
+        for (int r = 0; r < RANKS; r++) {
+            assert_int_equal(all[r].met, LOSSYNET_OK);
+            assert_int_equal(all[r].shared, LOSSYNET_OK);
+            assert_int_equal(all[r].world.rank, r);
+            assert_int_equal(all[r].world.ranks, RANKS);
+            assert_int_equal(all[r].world.local_rank, r);
+            assert_int_equal(all[r].world.local_ranks, RANKS);
+            for (size_t i = 0; i < RANKS * sizes[s]; i++)
+                assert_int_equal(all[r].all[i], i / sizes[s] + 1);
+        }
+        free(all);
+        begin(NULL);
+    }
+    assert_string_equal(messages, "");
+}
+
+static void ranks_that_met_average_over_udp(void **state) {
+    (void)state;
+    struct rank *all = take_ranks(RANKS, 20, 0);
+    live_all(all, RANKS);
+    for (int r = 0; r < RANKS; r++) {
+        assert_int_equal(all[r].met, LOSSYNET_OK);
+        assert_int_equal(all[r].shared, LOSSYNET_OK);
+        for (int i = 0; i < 1000; i++) assert_close(all[r].vector[i], 1.5, 0);
+    }
+    free(all);
+}
+
+static void a_rank_alone_meets_nobody(void **state) {
+    (void)state;
+    struct lossynet_world world;
+    assert_int_equal(lossynet_rendezvous_open("nowhere", 0, 1, 1, &world), LOSSYNET_OK);
+    assert_int_equal(world.local_ranks, 1);
+    lossynet_rendezvous_close(&world);
+}
+
+static void a_rank_that_does_not_come_is_missed(void **state) {
+    (void)state;
+    struct lossynet_world world;
+    assert_int_equal(lossynet_rendezvous_open(address, 0, 3, 0.1, &world), LOSSYNET_LINK);
+    assert_said("2 of 3 ranks have not come in 0.1 s");
+    assert_int_equal(lossynet_rendezvous_open(address, 1, 3, 0.1, &world), LOSSYNET_LINK);
+    assert_said("rank 1 reaches nobody in 0.1 s");
+    lossynet_rendezvous_close(&world); /* does nothing */
+}
+
+static void what_makes_no_sense_is_refused(void **state) {
+    (void)state;
+    struct lossynet_world world;
+    assert_int_equal(lossynet_rendezvous_open(address, 2, 2, 1, &world), LOSSYNET_INVALID);
+    assert_said("rank 2 of 2, 1 s");
+    assert_int_equal(lossynet_rendezvous_open(address, 0, 2, 0, &world), LOSSYNET_INVALID);
+    assert_int_equal(lossynet_rendezvous_open("127.0.0.1", 0, 2, 1, &world), LOSSYNET_LINK);
+    assert_said("rendezvous '127.0.0.1': expected HOST:PORT");
+    assert_int_equal(lossynet_rendezvous_open("192.0.2.1:7000", 0, 2, 1, &world), LOSSYNET_LINK);
+    assert_said("expected an address of this host and a free port");
+}
+
+static lossynet_status refuse(void *context, const struct lossynet_world *world, void *all,
+                              size_t bytes) {
+    (void)context, (void)world, (void)all, (void)bytes;
+    return LOSSYNET_LINK;
+}
+
+static void link_mpi_needs_mpi(void **state) {
+    (void)state;
+    const struct lossynet_world met = {.ranks = 2, .local_ranks = 2, .share = refuse};
+    const size_t elements = 10;
+    struct lossynet_settings settings = simple_settings(2, &elements, 1, 0);
+    struct lossynet_comm *comm;
+    settings.link = LOSSYNET_LINK_MPI;
+    assert_int_equal(lossynet_open(&met, &settings, &comm), LOSSYNET_INVALID);
+    assert_null(comm);
+    assert_said("link mpi: expected ranks that MPI started");
+}
+
+static void ranks_started_differently_are_named(void **state) {
+    (void)state;
+    struct rank *all = take_ranks(2, 5, 8);
+    all[1].ranks = 3;
+    live_all(all, 2);
+    assert_int_equal(all[0].met, LOSSYNET_INVALID);
+    assert_said("rank 1 of 3 has come: expected each of the ranks 1 to 1 of 2 once");
+    assert_int_equal(all[1].met, LOSSYNET_LINK);
+    assert_said("rank 1 was not admitted");
+    begin(NULL);
+    all[1].ranks = 2;
+    all[1].bytes = 12;
+    live_all(all, 2);
+    assert_int_equal(all[0].shared, LOSSYNET_PROTOCOL);
+    assert_said("rank 1 shares 12 bytes, rank 0 8");
+    assert_int_equal(all[1].shared, LOSSYNET_LINK);
+    assert_said("rank 1 has heard nothing more from rank 0");
+    free(all);
+}
+
+/* Another program's connection is closed, and the ranks meet. */
+static void a_stranger_is_not_counted(void **state) {
+    (void)state;
+    struct rank *all = take_ranks(2, 20, 8);
+    assert_int_equal(pthread_create(&all[0].thread, NULL, live, &all[0]), 0);
+    struct sockaddr_in to = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    to.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+    const char text[] = "GET / HTTP/1.1\r\nHost: a web browser\r\n\r\n";
+    char answer;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    while (connect(fd, (struct sockaddr *)&to, sizeof to)) usleep(1000);
+    assert_int_equal(send(fd, text, sizeof text, MSG_NOSIGNAL), sizeof text);
+    assert_true(recv(fd, &answer, 1, 0) <= 0);
+    close(fd);
+    assert_int_equal(pthread_create(&all[1].thread, NULL, live, &all[1]), 0);
+    for (int r = 0; r < 2; r++) pthread_join(all[r].thread, NULL);
+    for (int r = 0; r < 2; r++) assert_int_equal(all[r].shared, LOSSYNET_OK);
+    assert_string_equal(messages, "");
+    free(all);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup(ranks_meet_and_share, begin),
+        cmocka_unit_test_setup(ranks_that_met_average_over_udp, begin),
+        cmocka_unit_test_setup(a_rank_alone_meets_nobody, begin),
+        cmocka_unit_test_setup(a_rank_that_does_not_come_is_missed, begin),
+        cmocka_unit_test_setup(what_makes_no_sense_is_refused, begin),
+        cmocka_unit_test_setup(link_mpi_needs_mpi, begin),
+        cmocka_unit_test_setup(ranks_started_differently_are_named, begin),
+        cmocka_unit_test_setup(a_stranger_is_not_counted, begin),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,375 @@
+/* test_secure.c — encryption of datagrams: what was sealed opens, and nothing else does.
+ *
+ * Four ranks are threads that exchange keys at a barrier; a hook changes chosen bytes of what one of
+ * them sees. Afterwards one thread plays all ranks. Allocations of OpenSSL are counted.
+ */
+#include "test_lossynet.h"
+
+#include "failing_memory.h"
+#include "lossynet/crypto/crypto.h"
+
+#ifdef LOSSYNET_SECURE
+
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+#include <pthread.h>
+
+enum { RANKS = 4, MOST = 8192 };
+
+/* ---- allocations of OpenSSL ---- */
+
+static __thread long allocations;
+static __thread size_t allocated;
+
+static void *counted_malloc(size_t bytes, const char *file, int line) {
+    (void)file, (void)line;
+    allocations++;
+    allocated += bytes;
+    return malloc(bytes);
+}
+
+static void *counted_realloc(void *old, size_t bytes, const char *file, int line) {
+    (void)file, (void)line;
+    allocations++;
+    return realloc(old, bytes);
+}
+
+static void counted_free(void *memory, const char *file, int line) {
+    (void)file, (void)line;
+    free(memory);
+}
+
+/* ---- four ranks ---- */
+
+/* A change to what `victim` sees of rank `from` in the round-th call of share. */
+struct change {
+    int round, victim, from;
+    size_t byte;
+    uint8_t flip;
+    bool zero; /* the whole part of that rank */
+};
+
+struct group {
+    struct lossynet_secure *rank[RANKS];
+    lossynet_status status[RANKS];
+    uint64_t run[RANKS];
+    struct change change;
+    pthread_barrier_t barrier;
+    uint8_t all[RANKS * RANKS * 64];
+    int round[RANKS];
+};
+
+static lossynet_status share(void *context, const struct lossynet_world *world, void *all,
+                             size_t bytes) {
+    struct group *group = context;
+    const struct change *change = &group->change;
+    size_t mine = (size_t)world->rank * bytes;
+    memcpy(group->all + mine, (char *)all + mine, bytes);
+    pthread_barrier_wait(&group->barrier);
+    memcpy(all, group->all, bytes * RANKS);
+    pthread_barrier_wait(&group->barrier);
+    if (group->round[world->rank]++ == change->round && world->rank == change->victim) {
+        uint8_t *from = (uint8_t *)all + (size_t)change->from * bytes;
+        from[change->byte] ^= change->flip;
+        if (change->zero) memset(from, 0, bytes);
+    }
+    return LOSSYNET_OK;
+}
+
+struct thread {
+    struct group *group;
+    int rank;
+};
+
+static void *open_rank(void *argument) {
+    struct thread *thread = argument;
+    struct group *group = thread->group;
+    int r = thread->rank;
+    struct lossynet_world world = {.rank = r, .ranks = RANKS};
+    group->status[r] = lossynet_secure_open(&world, group->run[r], share, group, &group->rank[r]);
+    return NULL;
+}
+
+static void group_open(struct group *group) {
+    pthread_t threads[RANKS];
+    struct thread arguments[RANKS];
+    pthread_barrier_init(&group->barrier, NULL, RANKS);
+    for (int r = 0; r < RANKS; r++) {
+        arguments[r] = (struct thread){group, r};
+        assert_int_equal(pthread_create(&threads[r], NULL, open_rank, &arguments[r]), 0);
+    }
+    for (int r = 0; r < RANKS; r++) pthread_join(threads[r], NULL);
+    pthread_barrier_destroy(&group->barrier);
+}
+
+static struct group *group_take(uint64_t run) {
+    struct group *group = calloc(1, sizeof *group);
+    group->change.round = -1;
+    for (int r = 0; r < RANKS; r++) group->run[r] = run;
+    return group;
+}
+
+static struct group *group_of(uint64_t run) {
+    struct group *group = group_take(run);
+    group_open(group);
+    for (int r = 0; r < RANKS; r++) assert_int_equal(group->status[r], LOSSYNET_OK);
+    return group;
+}
+
+static void group_close(struct group *group) {
+    for (int r = 0; r < RANKS; r++) lossynet_secure_close(group->rank[r]);
+    free(group);
+}
+
+/* ---- datagrams ---- */
+
+struct datagram {
+    uint8_t header[WIRE_HEADER_BYTES];
+    uint8_t payload[MOST + LOSSYNET_SECURE_BYTES];
+    size_t length; /* with the trailer */
+};
+
+static uint8_t plain[MOST];
+
+static struct datagram sealed(struct group *group, int sender, size_t length) {
+    struct datagram d = {.length = length + LOSSYNET_SECURE_BYTES};
+    for (size_t i = 0; i < WIRE_HEADER_BYTES; i++) d.header[i] = (uint8_t)random_bits(1, i, 0);
+    lossynet_secure_seal(group->rank[sender], d.header, plain, length, d.payload);
+    return d;
+}
+
+/* Opens a copy that ends where the datagram ends, so that address sanitizer sees overruns. */
+static bool opens(struct group *group, int receiver, int sender, const struct datagram *d) {
+    uint8_t *copy = malloc(d->length + 1);
+    memcpy(copy, d->payload, d->length);
+    bool opened =
+        lossynet_secure_open_datagram(group->rank[receiver], sender, d->header, copy, d->length);
+    if (opened) assert_memory_equal(copy, plain, d->length - LOSSYNET_SECURE_BYTES);
+    free(copy);
+    return opened;
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    struct group *group = group_of(1);
+    const size_t lengths[] = {0, 4, 1420, 4096, 8192};
+    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++)
+        for (int sender = 0; sender < RANKS; sender++) {
+            struct datagram d = sealed(group, sender, lengths[i]);
+            for (int r = 0; r < RANKS; r++) /* the same bytes for all; none for itself */
+                assert_int_equal(opens(group, r, sender, &d), r != sender);
+        }
+    group_close(group);
+}
+
+/* Nothing of the payload is readable, and the same payload never looks the same. */
+static void test_secret(void **state) {
+    (void)state;
+    struct group *group = group_of(1);
+    struct datagram a = sealed(group, 0, 4096), b = sealed(group, 0, 4096);
+    size_t like_plain = 0, like_other = 0;
+    for (size_t i = 0; i < 4096; i++) {
+        like_plain += a.payload[i] == plain[i];
+        like_other += a.payload[i] == b.payload[i];
+    }
+    assert_in_range(like_plain, 0, 60); /* 16 by chance */
+    assert_in_range(like_other, 0, 60);
+    group_close(group);
+}
+
+static void test_every_bit(void **state) {
+    (void)state;
+    struct group *group = group_of(1);
+    struct datagram d = sealed(group, 2, 20);
+    assert_true(opens(group, 1, 2, &d));
+    uint8_t *part[2] = {d.header, d.payload};
+    size_t bytes[2] = {WIRE_HEADER_BYTES, d.length};
+    for (int p = 0; p < 2; p++)
+        for (size_t bit = 0; bit < 8 * bytes[p]; bit++) {
+            part[p][bit / 8] ^= (uint8_t)(1u << bit % 8);
+            assert_false(opens(group, 1, 2, &d));
+            part[p][bit / 8] ^= (uint8_t)(1u << bit % 8);
+        }
+    assert_true(opens(group, 1, 2, &d));
+    group_close(group);
+}
+
+static void test_truncated(void **state) {
+    (void)state;
+    struct group *group = group_of(1);
+    struct datagram d = sealed(group, 2, 100);
+    size_t whole = d.length;
+    for (d.length = 0; d.length < whole; d.length++) assert_false(opens(group, 1, 2, &d));
+    d.length = whole + 1;
+    assert_false(opens(group, 1, 2, &d));
+    d.length = whole;
+    assert_true(opens(group, 1, 2, &d));
+    group_close(group);
+}
+
+static void test_other_sender(void **state) {
+    (void)state;
+    struct group *group = group_of(1);
+    struct datagram d = sealed(group, 2, 64);
+    const int senders[] = {0, 1, 3, 4, -1, INT32_MAX, INT32_MIN};
+    for (size_t i = 0; i < sizeof senders / sizeof *senders; i++)
+        assert_false(opens(group, 1, senders[i], &d));
+    assert_true(opens(group, 1, 2, &d));
+    group_close(group);
+}
+
+static void test_other_run(void **state) {
+    (void)state;
+    struct group *a = group_of(1), *b = group_of(2), *again = group_of(1);
+    struct datagram d = sealed(a, 2, 64);
+    assert_false(opens(b, 1, 2, &d));
+    assert_false(opens(again, 1, 2, &d));
+    assert_true(opens(a, 1, 2, &d));
+    group_close(a);
+    group_close(b);
+    group_close(again);
+}
+
+static void test_nonces(void **state) {
+    (void)state;
+    struct group *group = group_of(1);
+    uint64_t last = 0;
+    for (int i = 0; i < 1000000; i++) {
+        uint8_t header[WIRE_HEADER_BYTES] = {0}, out[4 + LOSSYNET_SECURE_BYTES];
+        lossynet_secure_seal(group->rank[0], header, plain, 4, out);
+        uint64_t counter = wire_get(out + 4, 8);
+        if (i > 0) assert_true(counter > last);
+        last = counter;
+    }
+    group_close(group);
+}
+
+static void test_allocates_nothing(void **state) {
+    (void)state;
+    struct group *group = group_of(1);
+    struct datagram d = sealed(group, 2, 1420), bad = d;
+    bad.payload[7] ^= 1;
+    assert_true(opens(group, 1, 2, &d));
+    assert_false(opens(group, 1, 2, &bad));
+    long before = allocations;
+    for (int i = 0; i < 100; i++) {
+        d = sealed(group, 2, 1420);
+        assert_true(opens(group, 1, 2, &d));
+        assert_false(opens(group, 1, 2, &bad));
+    }
+    assert_int_equal(allocations, before);
+    group_close(group);
+}
+
+/* ---- the exchange of keys ---- */
+
+/* All four fail, with one line each. */
+static void refused(struct group *group) {
+    capture_begin();
+    group_open(group);
+    const char *text = capture_end();
+    int lines = 0;
+    for (const char *c = text; *c; c++) lines += *c == '\n';
+    for (int r = 0; r < RANKS; r++) {
+        assert_int_equal(group->status[r], LOSSYNET_PROTOCOL);
+        assert_null(group->rank[r]);
+    }
+    assert_int_equal(lines, RANKS);
+    group_close(group);
+}
+
+static void test_tampered(void **state) {
+    (void)state;
+    for (size_t byte = 0; byte < 32; byte += 3) { /* rank 3's public key, as rank 1 sees it */
+        struct group *group = group_take(1);
+        group->change =
+            (struct change){.round = 0, .victim = 1, .from = 3, .byte = byte, .flip = 4};
+        refused(group);
+    }
+    for (size_t byte = 0; byte < 48; byte += 3) { /* the key that rank 3 sealed for rank 1 */
+        struct group *group = group_take(1);
+        group->change =
+            (struct change){.round = 1, .victim = 1, .from = 3, .byte = 48 + byte, .flip = 16};
+        refused(group);
+    }
+    struct group *group = group_take(1); /* a public key whose secret would be known to all */
+    group->change = (struct change){.round = 0, .victim = 1, .from = 3, .zero = true};
+    refused(group);
+    group = group_take(1);
+    group->run[2] = 7;
+    refused(group);
+}
+
+static lossynet_status share_fails(void *context, const struct lossynet_world *world, void *all,
+                                   size_t bytes) {
+    (void)world, (void)all, (void)bytes;
+    return --*(int *)context < 0 ? LOSSYNET_LINK : LOSSYNET_OK;
+}
+
+/* A rank alone, and everything that can fail for it. */
+static void test_alone(void **state) {
+    (void)state;
+    const struct lossynet_world world = {.rank = 0, .ranks = 1};
+    struct lossynet_secure *secure = NULL;
+    for (int calls = 0; calls < 4; calls++) {
+        int left = calls;
+        lossynet_status status = lossynet_secure_open(&world, 1, share_fails, &left, &secure);
+        assert_int_equal(status, calls < 3 ? LOSSYNET_LINK : LOSSYNET_OK);
+        assert_true((secure != NULL) == (calls == 3));
+    }
+    lossynet_secure_close(secure);
+    lossynet_secure_close(NULL);
+    for (int after = 0; after < 2; after++) {
+        int left = 3;
+        memory_fail_after = after;
+        capture_begin();
+        lossynet_status status = lossynet_secure_open(&world, 1, share_fails, &left, &secure);
+        assert_message(capture_end(), "no memory");
+        memory_fail_after = -1;
+        assert_int_equal(status, LOSSYNET_NO_MEMORY);
+        assert_null(secure);
+    }
+}
+
+/* What is said to be held is about what OpenSSL takes for a context. */
+static void test_memory(void **state) {
+    (void)state;
+    enum { CONTEXTS = 16 };
+    EVP_CIPHER_CTX *context[CONTEXTS];
+    uint8_t key[32] = {0};
+    size_t before = allocated;
+    for (int i = 0; i < CONTEXTS; i++) {
+        context[i] = EVP_CIPHER_CTX_new();
+        assert_int_equal(EVP_CipherInit_ex(context[i], EVP_aes_256_gcm(), NULL, key, NULL, 0), 1);
+    }
+    double said = (double)(lossynet_secure_memory(1 + CONTEXTS) - lossynet_secure_memory(1));
+    double ratio = said / (double)(allocated - before);
+    assert_true(ratio > 0.8 && ratio < 1.5);
+    for (int i = 0; i < CONTEXTS; i++) EVP_CIPHER_CTX_free(context[i]);
+}
+
+int main(void) {
+    if (CRYPTO_set_mem_functions(counted_malloc, counted_realloc, counted_free) != 1) return 1;
+    for (size_t i = 0; i < MOST; i++) plain[i] = (uint8_t)random_bits(2, i, 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_every_bit),    cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_other_sender), cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_nonces),       cmocka_unit_test(test_allocates_nothing),
+        cmocka_unit_test(test_tampered),     cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_memory),
+    };
+    return cmocka_run_group_tests_name("encryption", tests, NULL, NULL);
+}
+
+#else
+
+int main(void) {
+    const struct lossynet_world world = {.rank = 0, .ranks = 1};
+    struct lossynet_secure *secure;
+    if (lossynet_secure_open(&world, 1, NULL, NULL, &secure) != LOSSYNET_INVALID) return 1;
+    printf("built without OpenSSL\n");
+    return 77;
+}
+
+#endif

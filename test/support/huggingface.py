@@ -1,0 +1,72 @@
+"""Hugging Face transformers, from PyPI, in a virtual environment under build/.
+
+The environment is that of `make bench` (PyTorch: 2.6 GB to download, 4.4 GB on disk) with
+transformers added; it is made once. HUGGINGFACE=0 does without.
+"""
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+
+import pytest
+
+from program import BUILD, ROOT
+
+VENV = BUILD / "venv-bench"
+PYTHON = VENV / "bin" / "python"
+ROOM = 8e9  # bytes, while it is installed
+PATIENCE = 1800  # seconds
+
+
+def is_installed(name):
+    stamp = VENV / name
+    wanted = ROOT / "dev" / ("bench/cpu/requirements-bench.txt" if name == "requirements.txt"
+                            else f"goldens/{name}")
+    return stamp.exists() and stamp.read_text() == wanted.read_text(), wanted, stamp
+
+
+def install(name):
+    installed, wanted, stamp = is_installed(name)
+    if installed:
+        return
+    print(f"installing {wanted.relative_to(ROOT)} in {VENV}", file=sys.stderr)
+    done = subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+                           "--timeout", "20", "--retries", "2", "--no-deps", "-r", wanted],
+                          text=True, capture_output=True, timeout=PATIENCE, check=False)
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        pytest.skip(f"cannot install {wanted.name} from PyPI: {said}")
+    stamp.write_text(wanted.read_text())
+
+
+def environment():
+    """The Python that has transformers; skips the test where it cannot be had."""
+    if os.environ.get("HUGGINGFACE") == "0":
+        pytest.skip("HUGGINGFACE=0: transformers was not tried")
+    if not is_installed("requirements.txt")[0]:
+        shutil.rmtree(VENV, ignore_errors=True)
+        BUILD.mkdir(exist_ok=True)
+        if shutil.disk_usage(BUILD).free < ROOM:
+            pytest.skip(f"less than {ROOM / 1e9:.0f} GB free for transformers and PyTorch")
+        try:
+            venv.create(VENV, with_pip=True)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"cannot make a virtual environment: {error}")
+    try:
+        install("requirements-goldens.txt")  # small: says soon when PyPI is out of reach
+        install("requirements.txt")
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"PyPI took more than {PATIENCE} s")
+    return PYTHON
+
+
+def ask(*tasks):
+    """Has test/support/huggingface_tasks.py do them, in one process. Returns a list of answers."""
+    done = subprocess.run([environment(), ROOT / "test" / "support" / "huggingface_tasks.py"],
+                          input=json.dumps(tasks, default=str), text=True, capture_output=True,
+                          timeout=600, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,101 @@
+"""What the tests of the built program share: starting it, reading its log, small token files."""
+import json
+import os
+import pathlib
+import struct
+import subprocess
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("BUILD", "build"))
+BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
+PROGRAM = BUILD / "train_llama2"
+SANITIZED = BUILD / "sanitize" / "train_llama2"
+TIMEOUT = 300  # seconds for one run; a hang is a failure
+
+# Open MPI in a container: as root, more ranks than cores, and no busy waiting.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+       "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+       "OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+       "OMPI_MCA_orte_tmpdir_base": "/tmp",
+       "GOMP_SPINCOUNT": "1000",  # as llmc/util/threads.h says
+       "CUDA_VISIBLE_DEVICES": ""}  # the CPU, where not told otherwise: results are compared with it
+
+
+def environment_of(given=None):
+    """The environment of every program that a test starts, with what it is given."""
+    return {**os.environ, **MPI, "OMP_NUM_THREADS": "2", **(given or {})}
+
+
+def launch(*arguments, ranks=0, program=PROGRAM, flags=(), shell=()):
+    """The command, under mpirun when ranks are given; the trainer's link is then mpi unless told
+    otherwise, which loses nothing on a busy machine either. `flags` are mpirun's, and `shell` are words
+    before each rank's program."""
+    command = [*shell, str(program), *map(str, arguments)]
+    if not ranks:
+        return command
+    told = program.name != PROGRAM.name or any(word == "--link" or word.startswith("--link=") for word in command)
+    return ["mpirun", *flags, "-np", str(ranks), *command, *(() if told else ("--link=mpi",))]
+
+
+def start(*arguments, environment=None, **keywords):
+    """Starts the program, under mpirun when ranks are given. Returns the process, with pipes for its
+    output."""
+    return subprocess.Popen(launch(*arguments, **keywords), cwd=ROOT, env=environment_of(environment),
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def run(*arguments, ranks=0, program=PROGRAM, environment=None, cwd=ROOT):
+    """Runs the program, under mpirun when ranks are given. Returns the completed process."""
+    return subprocess.run(launch(*arguments, ranks=ranks, program=program), cwd=cwd, text=True,
+                          env=environment_of(environment), capture_output=True, timeout=TIMEOUT,
+                          check=False)
+
+
+def succeed(*arguments, **keywords):
+    done = run(*arguments, **keywords)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def read_log(path):
+    """The events of a log; every line must be a JSON object without NaN or infinity."""
+    def refuse(text):
+        raise AssertionError(f"{path}: {text} is not JSON")
+    with open(path, encoding="utf-8") as file:
+        return [json.loads(line, parse_constant=refuse) for line in file]
+
+
+def events(path, kind):
+    return [event for event in read_log(path) if event["event"] == kind]
+
+
+def write_tokens(path, tokens, vocabulary=0, magic=20240520, version=1, count=None):
+    header = [magic, version, len(tokens) if count is None else count, vocabulary] + [0] * 252
+    with open(path, "wb") as file:
+        file.write(struct.pack("<256i", *header))
+        file.write(np.asarray(tokens, dtype="<u2").tobytes())
+
+
+def markov_tokens(count, vocabulary, seed):
+    """Text with something to learn: each token has four likely successors."""
+    random = np.random.default_rng(seed)
+    successors = np.random.default_rng(7).integers(0, vocabulary, (vocabulary, 4))
+    choice = random.integers(0, 4, count)
+    other = random.random(count) < 0.1
+    noise = random.integers(0, vocabulary, count)
+    tokens = np.zeros(count, dtype=np.int64)
+    for i in range(1, count):
+        tokens[i] = noise[i] if other[i] else successors[tokens[i - 1], choice[i]]
+    return tokens
+
+
+def tensors(path):
+    """A safetensors file as {name: bytes}."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:8 + length])
+    header.pop("__metadata__", None)
+    return {name: raw[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]]
+            for name, entry in header.items()}

@@ -1,0 +1,146 @@
+"""A run does not overwrite what an earlier one left, unless it is told to."""
+import hashlib
+
+import pytest
+
+from program import events, markov_tokens, run, succeed, write_tokens
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(5000, 512, 1), 512)
+    write_tokens(folder / "val.bin", markov_tokens(600, 512, 2), 512)
+    return folder
+
+
+def line(data, *more):
+    return ["--model=260K", f"--train={data}/train.bin", "--batch=1", "--seq=32", "--drift-samples=64",
+            *(["--steps=4"] if not any("--steps" in str(m) for m in more) else []),
+            *(["--save-every=2"] if any("--out" in str(m) for m in more) else []),
+            *more]
+
+
+def contents(folder):
+    return {path.relative_to(folder): (path.stat().st_mtime_ns, path.is_file() and
+                                       hashlib.sha256(path.read_bytes()).hexdigest())
+            for path in folder.rglob("*")}
+
+
+def refused(done, code, *texts):
+    assert done.returncode == code, done.stdout + done.stderr
+    told = [text for text in done.stderr.splitlines() if text.startswith("train_llama2: ")]
+    assert len(told) == 1, done.stderr
+    for text in texts:
+        assert text in told[0], told[0]
+
+
+@pytest.fixture(scope="module")
+def earlier(data, tmp_path_factory):
+    """A run of 4 steps, which the tests that use it must leave as it is."""
+    out = tmp_path_factory.mktemp("earlier")
+    succeed(*line(data, f"--out={out}"))
+    before = contents(out)
+    yield out
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_same_line_again_is_refused(data, earlier, ranks):
+    done = run(*line(data, f"--out={earlier}"), ranks=ranks)
+    refused(done, 1, f"--out: '{earlier}' holds an earlier run (checkpoint-00000004)",
+            "--resume auto", "--overwrite")
+
+
+def test_a_run_that_had_no_checkpoint_yet(data, tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"event":"run"}\n')
+    refused(run(*line(data, f"--out={tmp_path}")), 1, "holds an earlier run (log.jsonl)")
+    assert (tmp_path / "log.jsonl").read_text() == '{"event":"run"}\n'
+    succeed(*line(data, f"--out={tmp_path}", "--resume=auto"))
+    assert len(events(tmp_path / "log.jsonl", "step")) == 4
+
+
+def test_only_a_checkpoint(data, tmp_path):
+    (tmp_path / "checkpoint-00000002").mkdir()
+    refused(run(*line(data, f"--out={tmp_path}")), 1, "holds an earlier run (checkpoint-00000002)")
+
+
+def test_other_files_are_no_run(data, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint-best").mkdir()
+    (tmp_path / "log.jsonl").write_text("")
+    succeed(*line(data, f"--out={tmp_path}"))
+    assert (tmp_path / "notes.txt").read_text() == "mine" and (tmp_path / "checkpoint-best").is_dir()
+
+
+def test_overwrite_replaces_the_run(data, tmp_path):
+    succeed(*line(data, f"--out={tmp_path}"))
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "checkpoint-00000099").mkdir()  # not written by a run
+    succeed(*line(data, f"--out={tmp_path}", "--overwrite", "--steps=1"))
+    assert len(events(tmp_path / "log.jsonl", "run")) == 1
+    assert len(events(tmp_path / "log.jsonl", "step")) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "checkpoint-00000001", "checkpoint-00000099", "log.jsonl", "notes.txt"]
+
+
+def test_overwrite_that_cannot_start_removes_no_checkpoint(data, tmp_path):
+    succeed(*line(data, f"--out={tmp_path}"))
+    done = run(*line(data, f"--out={tmp_path}", "--overwrite", f"--val={tmp_path}/none.bin"))
+    refused(done, 1, "no file matches")
+    assert (tmp_path / "checkpoint-00000004" / "trainer.json").exists()
+    assert len(events(tmp_path / "log.jsonl", "step")) == 4
+
+
+def test_overwrite_spares_the_model_it_starts_from(data, tmp_path):
+    succeed(*line(data, f"--out={tmp_path}"))
+    first = tmp_path / "checkpoint-00000002"
+    model = (first / "model.safetensors").read_bytes()
+    succeed(*line(data, f"--out={tmp_path}", "--overwrite", f"--model={first}", "--steps=1"))
+    assert (first / "model.safetensors").read_bytes() == model
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == [
+        "checkpoint-00000001", "checkpoint-00000002"]
+
+
+def test_resuming_from_elsewhere(data, earlier, tmp_path):
+    """From the run's own checkpoints it goes on; with another run's it would be overwritten."""
+    succeed(*line(data, f"--out={tmp_path}/other"))
+    there = tmp_path / "other" / "checkpoint-00000002"
+    refused(run(*line(data, f"--out={earlier}", f"--resume={there}")), 1, "holds an earlier run")
+    succeed(*line(data, f"--out={tmp_path}/other", f"--resume={there}"))
+    succeed(*line(data, f"--out={tmp_path}/new", f"--resume={there}"))
+
+
+def test_overwrite_and_resume_auto(data, earlier):
+    done = run(*line(data, f"--out={earlier}", "--overwrite", "--resume=auto"))
+    refused(done, 2, "--overwrite: expected without --resume auto")
+
+
+# ---- --log ----
+
+def test_a_log_that_exists(data, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("")  # as mktemp makes it
+    succeed(*line(data, f"--log={log}"))
+    before = log.read_bytes()
+    refused(run(*line(data, f"--log={log}")), 1, f"the log '{log}' exists already", "--overwrite")
+    refused(run("--eval", "--model=260K", f"--log={log}"), 1, "the log")
+    assert log.read_bytes() == before
+    succeed(*line(data, f"--log={log}", "--overwrite", "--steps=1"))
+    assert len(events(log, "step")) == 1
+    succeed(*line(data, "--log=/dev/null"))
+
+
+def test_evaluation_keeps_the_log_of_training(data, earlier):
+    done = run("--eval", f"--model={earlier}/checkpoint-00000004", f"--val={data}/val.bin",
+               f"--out={earlier}")
+    refused(done, 1, f"the log '{earlier}/log.jsonl' exists already")
+
+
+def test_resuming_with_a_file_that_is_no_log(data, earlier, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine\n")
+    for resume, out in ((f"{earlier}/checkpoint-00000002", tmp_path / "a"), ("auto", tmp_path / "b")):
+        done = run(*line(data, f"--out={out}", f"--resume={resume}", f"--log={notes}"))
+        refused(done, 1, f"--log: '{notes}' is no log of this program")
+    assert notes.read_text() == "mine\n"

@@ -1,0 +1,170 @@
+"""Memory of a run on CPUs: what --dry-run counts is what a run takes, and a run that needs more than
+there is does not begin (the kernel would kill it without a word)."""
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from program import MPI, PROGRAM, TIMEOUT, launch, markov_tokens, run, succeed, write_tokens
+
+VOCABULARY = 2048
+SMALL = ("--model=15M", "--batch=1", "--seq=128", "--steps=2")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(20_000, VOCABULARY, 1), VOCABULARY)
+    write_tokens(folder / "val.bin", markov_tokens(2_000, VOCABULARY, 2), VOCABULARY)
+    return folder
+
+
+def environment(threads=2):
+    # A save is stretched, so that its copies are seen.
+    return {**os.environ, **MPI, "OMP_NUM_THREADS": str(threads),
+            "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "30"}
+
+
+def resident(process):
+    """Bytes that only swap space could take from the process; mapped files are not of these."""
+    try:
+        status = pathlib.Path(f"/proc/{process}/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return sum(1024 * int(kilobytes) for kilobytes in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+)",
+                                                                status, re.MULTILINE))
+
+
+def peak(command, ranks):
+    """The most that the ranks take, together."""
+    running = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
+    most = {}
+    end = time.monotonic() + TIMEOUT
+    while running.poll() is None:
+        assert time.monotonic() < end
+        processes = [running.pid] if not ranks else pathlib.Path(
+            f"/proc/{running.pid}/task/{running.pid}/children").read_text(encoding="ascii").split()
+        for process in processes:
+            most[process] = max(most.get(process, 0), resident(process))
+        time.sleep(0.002)
+    assert running.returncode == 0, running.stdout.read()
+    return sum(most.values())
+
+
+def planned(options, ranks=0):
+    """What --dry-run says that the run, as it was started, needs beside its program."""
+    done = succeed("--dry-run", f"--vocab-size={VOCABULARY}", *options, ranks=ranks)
+    (needed,) = re.findall(r"^  needed +([\d.]+) GB  (?:1 rank|2 ranks) on ", done.stdout, re.MULTILINE)
+    (program,) = re.findall(r"^  program +([\d.]+) GB", done.stdout, re.MULTILINE)
+    return 1e9 * (float(needed) + max(ranks, 1) * float(program))
+
+
+@pytest.mark.parametrize("ranks, options", [
+    (0, ["--model=42M", "--batch=1", "--seq=256"]),
+    (0, ["--workers=4", "--batch=2", "--loss-rate=0.1"]),
+    (0, ["--workers=4", "--batch=2", "--loss-rate=0.1", "{val}", "{out}"]),
+    (0, ["--workers=4", "--carry=1", "--loss-rate=0.1", "{val}", "{out}"]),
+    (0, ["--model=42M", "--batch=2", "--dtype=bf16", "{out}"]),
+    (0, ["--workers=2", "--algorithm=naive", "--recompute=block", "{out}"]),
+    (2, ["--workers=4", "--link=udp", "--loss-rate=0.1", "{val}", "{out}"]),
+], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
+def test_a_run_takes_what_dry_run_says(data, tmp_path, ranks, options):
+    names = {"val": f"--val={data}/val.bin", "out": f"--out={tmp_path}/out"}
+    options = [*SMALL, f"--train={data}/train.bin", "--eval-sequences=8", "--device=cpu",
+               *(option.format(**names) for option in options)]
+    taken, said = peak(launch(*options, ranks=ranks), ranks), planned(options, ranks)
+    assert taken == pytest.approx(said, rel=0.05), f"{taken / 1e6:.0f} MB, not {said / 1e6:.0f} MB"
+
+
+# ---- a run that is too large ----
+
+def refused(done, *texts):
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = [line for line in done.stderr.splitlines() if line.startswith("train_llama2: ")]
+    assert len(told) == 1, done.stderr
+    for text in ("of memory, and ", "a smaller --batch or --seq", *texts):
+        assert text in told[0], told[0]
+
+
+def test_a_run_that_nobody_has_memory_for(data, tmp_path):
+    """The host itself, without any help of the test: 64 replicas of 13B, 6 TB."""
+    options = ["--model=13B", f"--train={data}/train.bin", "--seq=64", "--batch=1", "--workers=64",
+               "--device=cpu", f"--out={tmp_path}/out"]
+    done = run(*options)
+    refused(done, "its 1 rank needs ", "--memory GB says that there is more")
+    assert re.search(r"^  total +\d{4,}\.\d+ GB", done.stdout, re.MULTILINE)
+    assert "copy to save" in done.stdout and not (tmp_path / "out").exists()
+    refused(run("--quiet", *options))
+    done = run("--dry-run", *options)
+    assert done.returncode == 0 and ": the run would be refused" in done.stdout
+
+
+def test_an_earlier_run_survives_the_refusal(data, tmp_path):
+    options = [*SMALL, f"--train={data}/train.bin", f"--out={tmp_path}"]
+    succeed(*options)
+    before = (tmp_path / "log.jsonl").read_bytes()
+    refused(run(*options, "--overwrite", "--memory=0.05"))
+    assert (tmp_path / "log.jsonl").read_bytes() == before
+    assert (tmp_path / "checkpoint-00000002" / "trainer.json").exists()
+
+
+def test_ranks_of_a_host_add_up(data):
+    options = [*SMALL, f"--train={data}/train.bin", "--device=cpu"]
+    memory = f"--memory={1.3 * planned([*options, '--workers=2'], ranks=2) / 2e9}"
+    succeed(*options, memory)
+    refused(run(*options, memory, ranks=2), "its 2 ranks need ", "the host, by --memory, has ")
+
+
+def test_evaluation_and_text(data, tmp_path):
+    succeed(*SMALL, f"--train={data}/train.bin", f"--out={tmp_path}")
+    model = f"--model={tmp_path}/checkpoint-00000002"
+    succeed("--eval", model, f"--val={data}/val.bin", "--memory=0.1", "--batch=1", "--seq=128")
+    refused(run("--eval", model, f"--val={data}/val.bin", "--memory=0.02"))
+
+
+# ---- a control group ----
+
+class Group:
+    """A control group of version 1 or 2 that processes are started in."""
+
+    def __init__(self, megabytes):
+        v1 = pathlib.Path("/sys/fs/cgroup/memory")
+        parent, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v1.parent, "memory.max")
+        self.path = parent / f"test_memory_{os.getpid()}"
+        try:
+            self.path.mkdir()
+            (self.path / limit).write_text(str(megabytes * 1_000_000))
+        except OSError as error:
+            if self.path.is_dir():
+                self.path.rmdir()
+            pytest.skip(f"no control group with a limit on memory can be made here: {error}")
+
+    def run(self, *arguments):
+        def enter():
+            (self.path / "cgroup.procs").write_text(str(os.getpid()))
+        return subprocess.run(launch(*arguments), env=environment(), text=True, capture_output=True,
+                              timeout=TIMEOUT, check=False, preexec_fn=enter)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.path.rmdir()
+
+
+def test_a_control_group_decides(data):
+    """With less than the run needs it is refused, and told to go on it is killed; with a little more
+    than it needs it ends well."""
+    options = [*SMALL, "--model=42M", f"--train={data}/train.bin", "--device=cpu"]
+    megabytes = int(planned(options) / 1e6)
+    with Group(int(0.9 * megabytes)) as group:
+        refused(group.run(*options), "its 1 rank needs ", f"control group /{group.path.name} (at most ")
+        assert group.run(*options, "--memory=1000").returncode == -signal.SIGKILL
+    with Group(int(1.1 * megabytes)) as group:
+        done = group.run(*options)
+        assert done.returncode == 0, done.stderr

@@ -1,0 +1,714 @@
+"""The program as a user starts it: bit-identity, edge cases, modes, the log, wrong input."""
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from program import (BUILD, PROGRAM, ROOT, SANITIZED, events, markov_tokens, read_log, run, succeed,
+                     tensors, write_tokens)
+
+VOCABULARY = 128
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    """A folder with train.bin and val.bin."""
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(40_000, VOCABULARY, 1), VOCABULARY)
+    write_tokens(folder / "val.bin", markov_tokens(3_333, VOCABULARY, 2), VOCABULARY)
+    return folder
+
+
+def settings(data, out, **changes):
+    """A short training of the smallest model; keywords replace or add options."""
+    options = {"model": "260K", "train": data / "train.bin", "val": data / "val.bin",
+               "workers": 8, "batch": 1, "seq": 64, "steps": 6, "lr": 3e-3, "seed": 5,
+               "packet-bytes": 1024, "out": out}
+    options.update({key.replace("_", "-"): value for key, value in changes.items()})
+    return [f"--{key}" if value is True else f"--{key}={value}"
+            for key, value in options.items() if value is not None]
+
+
+def train(data, out, ranks=0, **changes):
+    succeed(*settings(data, out, **changes), ranks=ranks)
+    return read_log(out / "log.jsonl")
+
+
+def numbers(log):
+    """What must not depend on how workers are spread: all but times and the options."""
+    timing = {"tokens_per_second", "step_ms", "communication_ms", "training_seconds", "checkpoint"}
+    return [{k: v for k, v in event.items() if k not in timing} for event in log
+            if event["event"] != "run"]
+
+
+def weights(out):
+    (path,) = out.glob("checkpoint-*/model.safetensors")
+    return path.read_bytes()
+
+
+# ---- bit-identity ----
+
+@pytest.mark.parametrize("changes", [
+    {"algorithm": "lossy", "loss_rate": 0.1},
+    {"algorithm": "lossy", "loss_rate": 0.3, "estimator": "balanced", "loss_model": "burst:5",
+     "micro_batches": 2, "repair": 1},
+    {"algorithm": "lossy", "loss_rate": 0.2, "estimator": "ht"},
+    {"algorithm": "reliable"},
+    {"algorithm": "rps", "loss_rate": 0.1},
+    {"algorithm": "naive", "loss_rate": 0.1},
+    {"carry": 0.5, "loss_rate": 0.3},
+    {"loss_model": "outage:3", "loss_rate": 0.2, "loss_at": "3=0.5,2-5=1", "repair": 1},
+    {"data_split": "contiguous", "batch": 2, "micro_batches": 2},
+    {"robust": True, "loss_rate": 0.4},
+    {"wire_dtype": "bf16", "loss_rate": 0.2},
+    {"wire_dtype": "bf16", "algorithm": "reliable"},
+    {"lead": "off", "loss_rate": 0.2},
+    {"lead": 1.5, "loss_rate": 0.2, "wire_dtype": "bf16"},
+    {"lead_extra": 0.5, "carry": 1, "loss_rate": 0.2},
+    {"lead": 1, "algorithm": "reliable"},
+], ids=lambda c: "-".join(str(v) for v in c.values()))
+def test_processes_do_not_change_a_bit(data, tmp_path, changes):
+    one = train(data, tmp_path / "1", **changes)
+    for ranks in (2, 8):
+        out = tmp_path / str(ranks)
+        assert numbers(train(data, out, ranks=ranks, **changes)) == numbers(one)
+        assert weights(out) == weights(tmp_path / "1")
+
+
+def test_network_digests_do_not_depend_on_ranks():
+    """lossynet alone: parameters, fresh runs, counters and drift of many settings, as digests."""
+    program = BUILD / "test" / "lossynet" / "test_lossynet_mpi"
+    digests = {ranks: succeed(ranks=ranks, program=program).stdout for ranks in (0, 1, 2, 4, 8)}
+    assert len(digests[0].splitlines()) >= 8
+    assert len(set(digests.values())) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 3, 8])
+def test_threads_do_not_change_a_bit(data, tmp_path, workers):
+    one = train(data, tmp_path / "1", workers=workers, threads=1, loss_rate=0.1, batch=2)
+    for threads in (2, 4):
+        out = tmp_path / str(threads)
+        assert numbers(train(data, out, workers=workers, threads=threads, loss_rate=0.1,
+                             batch=2)) == numbers(one)
+        assert weights(out) == weights(tmp_path / "1")
+
+
+@pytest.mark.parametrize("estimator, wire", [("mean", "float32"), ("balanced", "float32"),
+                                             ("ht", "float32"), ("zero", "float32"),
+                                             ("mean", "bf16")])
+def test_loss_rate_zero_equals_reliable(data, tmp_path, estimator, wire):
+    common = dict(workers=6, wire_dtype=wire)
+    reliable = train(data, tmp_path / "r", algorithm="reliable", **common)
+    lossy = train(data, tmp_path / "l", loss_rate=0, estimator=estimator, **common)
+    for a, b in zip(reliable, lossy):
+        assert a.get("loss") == b.get("loss") and a.get("grad_norm") == b.get("grad_norm")
+        assert a.get("val_loss") == b.get("val_loss")
+    assert weights(tmp_path / "r") == weights(tmp_path / "l")
+
+
+def test_a_fixed_lead_is_the_same_where_nothing_is_lost(data, tmp_path):
+    """Replicas are then ahead of the model by one change, which the log says and evaluation shows."""
+    runs = [train(data, tmp_path / "r", algorithm="reliable", lead=1),
+            train(data, tmp_path / "l", loss_rate=0, lead=1),
+            train(data, tmp_path / "x", loss_rate=0, lead_extra=1),
+            train(data, tmp_path / "0", loss_rate=0)]
+    assert weights(tmp_path / "r") == weights(tmp_path / "l") == weights(tmp_path / "x")
+    assert weights(tmp_path / "r") != weights(tmp_path / "0")
+    for log in runs[:3]:
+        steps = [e for e in log if e["event"] == "step"][1:]
+        workers = log[0]["workers"]
+        assert all(e["lead"] == 1 for e in steps)
+        assert all(e["lag"] == pytest.approx(-(workers - 1) / workers, rel=1e-3) for e in steps)
+        assert log[-1]["replica_val_perplexity"] != log[-1]["val_perplexity"]
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(data, tmp_path):
+    first = numbers(train(data, tmp_path / "1", loss_rate=0.1))
+    assert numbers(train(data, tmp_path / "2", loss_rate=0.1)) == first
+    assert numbers(train(data, tmp_path / "3", loss_rate=0.1, seed=6)) != first
+    other_loss = numbers(train(data, tmp_path / "4", loss_rate=0.1, loss_seed=6))
+    assert other_loss != first
+    assert other_loss[0]["loss"] == first[0]["loss"]  # same weights and data, other packets
+
+
+def test_rounded_on_the_wire(data, tmp_path):
+    """Half the bytes in half the packets; nearly the same losses, but not the same; without loss no
+    drift. The model that is saved is the owners': not rounded."""
+    exact = train(data, tmp_path / "4", wire_dtype="float32")
+    half = train(data, tmp_path / "2", wire_dtype="bf16")
+    for a, b in zip(exact, half):
+        if a["event"] == "step":
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-2)
+            assert b["drift"] == b["drift_expected"] == 0
+    assert exact[-1]["val_perplexity"] == pytest.approx(half[-1]["val_perplexity"], rel=1e-2)
+    assert weights(tmp_path / "2") != weights(tmp_path / "4")
+    (folder,) = (tmp_path / "2").glob("checkpoint-*")
+    for name, tensor in tensors(folder / "model.safetensors").items():
+        elements = np.frombuffer(tensor, "<u4")
+        if len(elements) > 1000:
+            assert np.mean(elements % 65536 == 0) < 0.01, name
+    said = succeed("--dry-run", "--model=260K", "--workers=8", "--wire-dtype=bf16").stdout
+    assert "Sent per worker and step, as bf16" in said
+
+
+# ---- edge cases of the network ----
+
+def test_one_worker_loses_nothing(data, tmp_path):
+    alone = train(data, tmp_path / "1", workers=1, loss_rate=0.5)
+    assert weights(tmp_path / "1")
+    for step in [e for e in alone if e["event"] == "step"]:
+        assert step["gradient_loss_rate"] == step["parameter_loss_rate"] == step["drift"] == 0
+
+
+def test_workers_share_the_batch(data, tmp_path):
+    """4 workers x 2 sequences see the same batch as 1 worker x 8: the same loss to rounding."""
+    one = train(data, tmp_path / "1", workers=1, batch=8)
+    four = train(data, tmp_path / "4", workers=4, batch=2)
+    for a, b in zip(one, four):
+        if a["event"] == "step":
+            assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+
+
+def test_more_workers_than_packets(data, tmp_path):
+    log = train(data, tmp_path, workers=64, steps=3, loss_rate=0.2, packet_bytes=None)
+    assert math.isfinite(log[-1]["val_perplexity"])
+    step = [e for e in log if e["event"] == "step"][-1]
+    assert 0.15 < step["gradient_loss_rate"] < 0.25
+
+
+@pytest.mark.parametrize("algorithm", ["lossy", "rps", "naive"])
+def test_nothing_ever_arrives(data, tmp_path, algorithm):
+    done = succeed(*settings(data, tmp_path, loss_rate=1, workers=4, algorithm=algorithm))
+    assert "at loss rate 1 no packet ever arrives: every owner trains alone" in done.stdout
+    log = read_log(tmp_path / "log.jsonl")
+    step = [e for e in log if e["event"] == "step"][-1]
+    assert step["gradient_loss_rate"] == step["parameter_loss_rate"] == 1
+    assert step["max_age"] == 6 and step["drift"] > 0
+    assert step["ages"] == [0, 0, 0, 0, 0, 0, 1, 0]
+    assert step["drift_expected"] is None
+    assert math.isfinite(log[-1]["val_perplexity"])
+
+
+def test_phases_have_their_own_rates(data, tmp_path):
+    log = train(data, tmp_path, loss_rate=0.1, gradient_loss_rate=0.4, parameter_loss_rate=0,
+                steps=10)
+    assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
+    assert log[-1]["parameter_loss_rate"] == 0 and log[-1]["drift"] == 0
+
+
+def test_repair_sends_again_what_was_lost(data, tmp_path):
+    log = train(data, tmp_path / "both", loss_rate=0.4, repair=1, steps=10)
+    for phase in ("gradient_loss_rate", "parameter_loss_rate"):
+        assert log[-1][phase] == pytest.approx(0.16, abs=0.02)
+    assert log[-1]["extra_traffic"] == pytest.approx(0.4, abs=0.02)
+    for step in [e for e in log if e["event"] == "step"]:
+        assert 0.3 < step["extra_traffic"] < 0.5
+    log = train(data, tmp_path / "one", loss_rate=0.4, parameter_repair=2, steps=10)
+    assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
+    assert log[-1]["parameter_loss_rate"] == pytest.approx(0.064, abs=0.02)
+    assert log[-1]["extra_traffic"] == pytest.approx((0.4 + 0.16) / 2, abs=0.02)
+
+
+def test_repair_keeps_to_its_budget(data, tmp_path):
+    log = train(data, tmp_path / "budget", loss_rate=0.4, repair=1, repair_budget=0.1, steps=10)
+    for step in [e for e in log if e["event"] == "step"]:
+        assert 0.08 < step["extra_traffic"] <= 0.1
+    for phase in ("gradient_loss_rate", "parameter_loss_rate"):
+        assert log[-1][phase] == pytest.approx(0.4 - 0.1 * 0.6, abs=0.02)
+
+
+def test_robust_is_short_for_options(data, tmp_path):
+    robust = train(data, tmp_path / "robust", loss_rate=0.4, robust=True)
+    long = train(data, tmp_path / "long", loss_rate=0.4, carry=1, repair=1, repair_budget=0.2)
+    assert numbers(robust) == numbers(long)
+    assert weights(tmp_path / "robust") == weights(tmp_path / "long")
+    options = robust[0]["options"]
+    assert (options["carry"], options["repair"], options["repair-budget"]) == (1, 1, 0.2)
+    assert (options["gradient-repair"], options["parameter-repair"]) == (1, 1)
+    other = train(data, tmp_path / "other", loss_rate=0.4, robust=True, carry=0, steps=1)
+    assert other[0]["options"]["carry"] == 0 and other[0]["options"]["repair"] == 1
+
+
+def test_trace_decides_what_is_lost(data, tmp_path):
+    trace = tmp_path / "trace.txt"
+    trace.write_text("# every fourth packet\n0001\n" * 3)
+    log = train(data, tmp_path / "out", loss_rate=0.5, loss_model=f"trace:{trace}")
+    assert log[-1]["gradient_loss_rate"] == pytest.approx(0.25, abs=0.01)
+
+
+def test_outages_take_whole_steps(data, tmp_path):
+    """One link each way: a phase's packets all arrive or none does, and both phases alike."""
+    log = train(data, tmp_path, workers=2, steps=60, loss_rate=0.5, loss_model="outage:4", val=None)
+    steps = [e for e in log if e["event"] == "step"]
+    seen = {(e["gradient_loss_rate"], e["parameter_loss_rate"]) for e in steps}
+    assert seen == {(0, 0), (0.5, 0.5), (1, 1)}
+    assert max(e["max_age"] for e in steps) >= 4
+
+
+def test_one_worker_is_cut_off(data, tmp_path):
+    """2 x 7 of the 56 links; its replica hears nothing, and nobody hears of its shards."""
+    log = train(data, tmp_path / "worker", loss_at="3=1")
+    assert log[-1]["gradient_loss_rate"] == pytest.approx(0.25, abs=0.002)
+    steps = [e for e in log if e["event"] == "step"]
+    assert [e["max_age"] for e in steps] == [1, 2, 3, 4, 5, 6]
+    assert steps[-1]["ages"][6] == pytest.approx(0.25, abs=0.002)
+    assert log[-2]["replica_val_loss"] != log[-2]["val_loss"]
+    log = train(data, tmp_path / "link", loss_at="2-5=1")
+    assert log[-1]["parameter_loss_rate"] == pytest.approx(1 / 56, abs=0.001)
+    even = numbers(train(data, tmp_path / "even", loss_rate=0.1))
+    same = ",".join(f"{w}=0.1" for w in range(8))
+    assert numbers(train(data, tmp_path / "all", loss_at=same)) == even
+
+
+# ---- whose data ----
+
+def test_workers_may_have_data_of_their_own(data, tmp_path):
+    """Text in the first half of the file, one token over and over in the second: worker 0 of 2 sees
+    what a run on the first half alone does, worker 1 the second."""
+    windows, seq = 100, 64
+    text = markov_tokens(windows * seq, VOCABULARY, 3)
+    whole = np.concatenate([text, np.full(windows * seq + 1, 5)])
+    files = {"first": whole[:windows * seq + 1], "second": whole[windows * seq:], "whole": whole}
+    loss = {}
+    for name, tokens in files.items():
+        write_tokens(tmp_path / f"{name}.bin", tokens, VOCABULARY)
+    for name, split, workers in (("first", "shared", 1), ("second", "contiguous", 1),
+                                 ("whole", "contiguous", 2), ("whole", "shared", 2)):
+        log = train(data, tmp_path / f"{name}-{split}", train=tmp_path / f"{name}.bin", steps=1,
+                    data_split=split, workers=workers, batch=4, micro_batches=2, val=None)
+        loss[name, split] = log[1]["loss"]
+    halves = (loss["first", "shared"] + loss["second", "contiguous"]) / 2
+    assert loss["whole", "contiguous"] == pytest.approx(halves, rel=1e-6)
+    assert loss["whole", "shared"] != pytest.approx(halves, rel=1e-4)
+
+
+def test_data_for_every_worker(data, tmp_path):
+    done = run(*settings(data, tmp_path, train=data / "val.bin", workers=64, seq=512, val=None,
+                         data_split="contiguous"))
+    assert "--data-split contiguous: the training files have 6 sequences of 512 tokens, " \
+        "expected at least one for each of the 64 workers" in one_line(done, 1)
+
+
+# ---- the mathematics, in training ----
+
+@pytest.mark.parametrize("rate", [0.1, 0.3])
+def test_drift_follows_the_formula(data, tmp_path, rate):
+    log = train(data, tmp_path, loss_rate=rate, steps=200, packet_bytes=256, drift_samples=8192,
+                val=None, warmup=10)
+    steps = [e for e in log if e["event"] == "step"][30:]
+    measured = sum(e["drift"] for e in steps)
+    expected = sum(e["drift_expected"] for e in steps)
+    assert measured == pytest.approx(expected, rel=0.10)
+    assert sum(e["drift_paper"] for e in steps) < expected
+    assert log[-1]["drift"] == pytest.approx(sum(e["drift"] for e in log if e["event"] == "step")
+                                             / 200)
+    assert sum(e["mean_age"] for e in steps) / len(steps) == pytest.approx(rate / (1 - rate),
+                                                                           rel=0.05)
+
+
+@pytest.mark.parametrize("changes", [{"loss_rate": 0.3}, {"loss_rate": 0.2, "wire_dtype": "bf16"},
+                                     {"loss_rate": 0.2, "loss_model": "burst:8"},
+                                     {"loss_rate": 0.1, "loss_at": "3=0.5"},
+                                     {"loss_rate": 0.3, "repair": 1}],
+                         ids=lambda c: "-".join(str(v) for v in c.values()))
+def test_replicas_do_not_lag(data, tmp_path, changes):
+    """Behind by about the mean age with --lead off; with auto the mean replica is the model."""
+    def lag(**more):
+        log = train(data, tmp_path / more["lead"], steps=200, packet_bytes=256, val=None, warmup=10,
+                    drift_samples=4096, workers=8, **changes, **more)
+        steps = [e for e in log if e["event"] == "step"][30:]
+        return sum(e["lag"] for e in steps) / len(steps)
+    assert lag(lead="off") > 0.03
+    assert abs(lag(lead="auto")) < 0.02
+
+
+def test_naive_drifts_without_bound_and_lossy_does_not(data, tmp_path):
+    def growth(algorithm):
+        log = train(data, tmp_path / algorithm, algorithm=algorithm, loss_rate=0.2, steps=200,
+                    val=None, lr_final=1)
+        drift = [e["drift"] for e in log if e["event"] == "step"]
+        return sum(drift[150:]) / sum(drift[50:100])
+    assert growth("naive") > 1.5
+    assert growth("lossy") < 1.3
+
+
+def test_optimizer_state_is_sharded(data, tmp_path):
+    for workers in (1, 8):
+        out = tmp_path / str(workers)
+        (event,) = [e for e in train(data, out, workers=workers, steps=1) if e["event"] == "run"]
+        exact = 8 * event["parameters"] / workers
+        # each bucket's shard is rounded up to 16 elements
+        assert exact <= event["optimizer_bytes_per_worker"] <= exact + 8 * 16 * 7
+    (event,) = [e for e in train(data, tmp_path / "rps", algorithm="rps", steps=1)
+                if e["event"] == "run"]
+    assert event["optimizer_bytes_per_worker"] == 8 * event["parameters"]
+
+
+def test_training_learns(data, tmp_path):
+    log = train(data, tmp_path, loss_rate=0.1, steps=150, batch=4, lr=5e-3)
+    assert log[-1]["val_perplexity"] < 30  # uniform: 128; the chain's own entropy: about 6
+
+
+# ---- modes ----
+
+@pytest.fixture(scope="session")
+def model(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("model")
+    train(data, out, steps=60, batch=2, loss_rate=0.1)
+    (checkpoint,) = out.glob("checkpoint-*")
+    return checkpoint
+
+
+def test_eval_does_not_depend_on_the_batch(data, model, tmp_path):
+    found = []
+    for batch in (1, 3, 8):
+        log = tmp_path / f"{batch}.jsonl"
+        done = succeed("--eval", "--model", model, "--val", data / "val.bin", "--seq", 64,
+                       "--batch", batch, "--log", log)
+        (event,) = events(log, "eval")
+        assert f"perplexity {event['val_perplexity']:.4f}" in done.stdout
+        assert event["tokens"] == 3_332  # every token but the first is predicted once
+        assert event["val_perplexity"] == pytest.approx(math.exp(event["val_loss"]))
+        found.append(event["val_loss"])
+    assert found == pytest.approx([found[0]] * 3, rel=1e-6)
+    assert found[0] == pytest.approx(events(model.parent / "log.jsonl", "eval")[-1]["val_loss"],
+                                     rel=1e-6)
+
+
+def test_eval_is_deterministic_and_spreads_over_ranks(data, model, tmp_path):
+    losses = set()
+    for name, ranks in (("a", 0), ("b", 0), ("c", 2)):
+        log = tmp_path / name
+        succeed("--eval", "--model", model, "--val", data / "val.bin", "--seq", 64, "--workers", 2,
+                "--log", log, ranks=ranks)
+        losses.add(events(log, "eval")[0]["val_loss"])
+    assert len(losses) == 1
+
+
+def test_training_goes_on_from_a_model_directory(data, model, tmp_path):
+    log = train(data, tmp_path, model=model, steps=2)
+    first = [e for e in log if e["event"] == "step"][0]["loss"]
+    assert first < 4.0  # a fresh model starts at ln 128 = 4.85
+
+
+def test_dry_run_7b_on_64_workers():
+    """Checked by hand: P = 6,738,415,616; 4P = 26.954 GB; 8P/64 = 0.842 GB;
+    4P*63/64 = 26.533 GB = 6,477,664 packets of 4,096 bytes, each with 28 + 66 bytes around it;
+    26.533e9*8 + 6,477,664*94*8 bits at 100 Gbit/s = 2,122.6 + 48.7 = 2,171.3 ms.
+    Activations of 2,048 tokens: 32 layers x 4 bytes x 2,048 x (8*4,096 + 3*11,008 + 2 + 32) and
+    outside the layers 4 x 2,048 x (5*4,096 + 3*4,096 + 4,096 + 3*11,008 + 4) + 2 x 4 x 2,048 x 64.
+    Drift at p = 0.1, N = 64, uncorrelated: 62/64 * 0.2/0.99 + 2/64 * 0.1/0.9 = 0.1992."""
+    done = succeed("--dry-run", "--model", "7B", "--workers", 64, "--loss-rate", 0.1, "--batch", 1,
+                   "--seq", 2048, "--link-gbps", 100)
+    text = re.sub(r" +", " ", done.stdout)
+    for line in ("7B: 6738415616 parameters, 32 layers of width 4096, vocabulary 32000",
+                 "131072 tokens per step", "parameters 26.954 GB", "gradients 26.954 GB",
+                 "optimizer state 0.842 GB", 
+                 "gradient phase 26.533 GB", "parameter phase 26.533 GB",
+                 "6477664 packets of at most 4096 bytes", "steps uncorrelated 0.1992",
+                 "the paper's 2p/(1+p) 0.1818"):
+        assert line in text, f"{line!r} not in\n{done.stdout}"
+    # receive buffers of 26.533 GB, then one byte or word per packet and worker, and trains for MPI
+    (network,) = re.findall(r"network ([\d.]+) GB", text)
+    assert 26.533 < float(network) < 26.533 * 1.02
+    layer = 4 * 2048 * (8 * 4096 + 3 * 11008 + 2 + 32)
+    outside = 4 * 2048 * (5 * 4096 + 3 * 4096 + 4096 + 3 * 11008 + 4) + 2 * 4 * 2048 * 64
+    assert f"activations {(32 * layer + outside) / 1e9:.3f} GB" in text
+    seconds = (26.5325e9 + 6477664 * 94) * 8 / 100e9
+    (shown,) = re.findall(r"([\d.]+) ms per phase", text)
+    assert float(shown) == pytest.approx(1e3 * seconds, rel=1e-4)
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+
+
+def test_help():
+    text = succeed("--help").stdout
+    assert max(len(line) for line in text.splitlines()) <= 80
+    for option in ("--model", "--loss-rate", "--estimator", "--dry-run"):
+        assert option in text
+
+
+def test_version_is_that_of_the_headers_and_the_changelog():
+    def defined(header, name):
+        text = (ROOT / header).read_text(encoding="utf-8")
+        return re.search(rf'^#define {name} "([0-9]+\.[0-9]+\.[0-9]+)"', text, re.M)[1]
+    program = defined("llmc/cli/validate.h", "TRAIN_LLAMA2_VERSION")
+    library = defined("lossynet/lossynet.h", "LOSSYNET_VERSION")
+    text = succeed("--version").stdout
+    assert text.startswith(f"train_llama2 {program} (lossynet {library}), ")
+    assert len(text.split(", ")) >= 3  # git's name of the revision, and the backend
+    latest = re.search(r"^## (.*)$", (ROOT / "dev/CHANGELOG.md").read_text(encoding="utf-8"), re.M)[1]
+    assert f"train_llama2 {program}, lossynet {library}" in latest
+
+
+# ---- the log ----
+
+def test_every_field_of_the_log_is_documented(data, tmp_path):
+    readme = (ROOT / "llmc" / "log" / "README.md").read_text(encoding="utf-8")
+    log = train(data, tmp_path, loss_rate=0.1, eval_every=3)
+    assert [e["event"] for e in log] == ["run"] + ["step"] * 3 + ["eval"] + ["step"] * 3 + [
+        "eval", "end"]
+    for event in log:
+        for field in event:
+            assert f"`{field}`" in readme, f"llmc/log/README.md does not explain {field}"
+    run_event = log[0]
+    assert run_event["options"]["loss-rate"] == 0.1 and run_event["options"]["seed"] == 5
+    for i, step in enumerate(e for e in log if e["event"] == "step"):
+        assert step["step"] == i
+        assert step["tokens_per_second"] > 0 and step["step_ms"] > step["communication_ms"] >= 0
+
+
+# ---- wrong input: one line, the right exit code, nothing left that looks whole ----
+
+def one_line(done, code):
+    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("train_llama2: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("arguments, said", [
+    ([], "expected --train GLOB"),
+    (["--no-such-option"], "--no-such-option: unknown"),
+    (["--steps"], "expected a value"),
+    (["--steps", "0"], "--steps: expected a whole number, at least 1, got '0'"),
+    (["--steps", "ten"], "got 'ten'"),
+    (["--loss-rate", "1.5"], "--loss-rate: expected a number from 0 to 1, got '1.5'"),
+    (["--loss-rate", "-0.1"], "got '-0.1'"),
+    (["--loss-rate", "nan"], "got 'nan'"),
+    (["--gradient-loss-rate", "2"], "--gradient-loss-rate: expected a number from 0 to 1"),
+    (["--parameter-loss-rate", "-1"], "--parameter-loss-rate: expected a number from 0 to 1"),
+    (["--algorithm", "magic"], "--algorithm: expected one of lossy reliable rps naive"),
+    (["--estimator", "median"], "--estimator: expected mean, balanced, ht or zero"),
+    (["--carry", "1", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
+    (["--carry", "1", "--algorithm", "rps"], "--carry: expected --algorithm lossy, got rps"),
+    (["--lead", "fast"], "--lead: expected auto, off or a number of steps from 0 to 100, got 'fast'"),
+    (["--lead", "-1"], "--lead: expected auto, off or a number of steps from 0 to 100, got '-1'"),
+    (["--lead", "1", "--lead-extra", "1"], "--lead-extra: expected --lead auto, to which it adds"),
+    (["--lead", "1", "--algorithm", "naive"], "--lead: expected --algorithm lossy or reliable"),
+    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16, got 'fp8'"),
+    (["--wire-dtype", "bf16", "--algorithm", "rps"],
+     "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
+    (["--wire-dtype", "bf16", "--algorithm", "naive"],
+     "--wire-dtype bf16: expected --algorithm lossy or reliable, got naive"),
+    (["--repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
+    (["--repair-budget", "-0.1"], "--repair-budget: expected a number from 0 to 1000, got '-0.1'"),
+    (["--repair-budget", "0.2"], "--repair-budget: expected --repair too"),
+    (["--robust", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
+    (["--robust", "--multicast"], "--multicast: expected no --repair of parameters"),
+    (["--loss-model", "sunspots"], "--loss-model: "),
+    (["--loss-model", "burst:0"], "--loss-model: "),
+    (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),
+    (["--loss-model", "trace:/no/such/file"], "/no/such/file"),
+    (["--loss-model", "outage:0"], "--loss-model: loss model outage:0: the mean run length"),
+    (["--loss-at", "bad"], "--loss-at: 'bad': expected WORKER=RATE or SENDER-RECEIVER=RATE"),
+    (["--loss-at", "8=1", "--workers", "8"], "--loss-at: '8=1': worker 8: expected 0 to 7"),
+    (["--loss-at", "1=2", "--workers", "8"], "--loss-at: '1=2': loss rate 2: expected a number"),
+    (["--data-split", "random"], "--data-split: expected one of shared contiguous, got 'random'"),
+    (["--link", "pigeon"], "--link: expected auto, mpi, udp or verbs"),
+    (["--model", "8B"], "--model: '8B' is no directory and no preset; presets are 260K"),
+    (["--loss"], "--loss: several options begin so: --loss-rate --loss-model --loss-at"),
+    (["--robust=1"], "--robust: expected no value, got '1'"),
+    (["--learning-rate", "1"], "--learning-rate: unknown option"),
+    (["--save-every", "5"], "--save-every: expected --out DIR"),
+    (["--seq", "4096"], "--seq: model 260K takes at most 512"),
+    (["--model", "7B", "--vocab-size", "100"], "insists on 32000"),
+    (["--packet-bytes", "1001"], "multiple of 4"),
+    (["--eval"], "--model: expected a model directory"),
+    (["--generate", "x", "--dry-run"], "at most one"),
+    (["stray"], "'stray': expected options only"),
+], ids=lambda value: "_".join(value)[:40] if isinstance(value, list) else "")
+def test_usage_errors(data, arguments, said):
+    base = [] if not arguments else ["--train", str(data / "train.bin")]
+    if "--model" not in arguments:
+        base += ["--model", "260K"]
+    if arguments == []:
+        base = []
+    assert said in one_line(run(*base, *arguments), 2)
+
+
+def test_workers_must_divide_by_ranks(data, tmp_path):
+    done = run(*settings(data, tmp_path / "out", workers=3), ranks=2)
+    assert done.returncode == 2
+    (line,) = [l for l in done.stderr.splitlines() if l.startswith("train_llama2: ")]
+    assert "--workers: expected a multiple of the 2 ranks, got 3" in line
+    assert not (tmp_path / "out").exists()
+
+
+def broken(folder, name):
+    """A broken token file and what the program must say about it."""
+    path = folder / "broken.bin"
+    tokens = markov_tokens(1000, VOCABULARY, 3)
+    if name == "missing":
+        return path, "broken.bin"
+    if name == "empty":
+        path.write_bytes(b"")
+    elif name == "short_header":
+        path.write_bytes(b"\0" * 100)
+    elif name == "truncated":
+        write_tokens(path, tokens, VOCABULARY)
+        path.write_bytes(path.read_bytes()[:-100])
+    elif name == "foreign":
+        path.write_bytes(b"This is a text, not a token file. " * 100)
+    elif name == "version":
+        write_tokens(path, tokens, VOCABULARY, version=9)
+    elif name == "token_out_of_range":
+        tokens[500] = 200
+        write_tokens(path, tokens, VOCABULARY)
+        return path, "200"
+    elif name == "too_short":
+        write_tokens(path, tokens[:30], VOCABULARY)
+    elif name == "negative_count":
+        write_tokens(path, tokens, VOCABULARY, count=-5)
+    return path, "broken.bin"
+
+
+@pytest.mark.parametrize("which", ["train", "val"])
+@pytest.mark.parametrize("name", ["missing", "empty", "short_header", "truncated", "foreign",
+                                  "version", "token_out_of_range", "too_short", "negative_count"])
+def test_broken_token_files(data, tmp_path, name, which):
+    path, said = broken(tmp_path, name)
+    if which == "val" and name == "too_short":
+        write_tokens(path, [1], VOCABULARY)
+    line = one_line(run(*settings(data, tmp_path / "out", **{which: path})), 1)
+    assert "broken.bin" in line and said in line
+    assert not list(tmp_path.glob("out/checkpoint*"))
+
+
+def test_vocabulary_of_data_and_model_must_agree(data, tmp_path):
+    line = one_line(run(*settings(data, tmp_path / "out", vocab_size=100)), 1)
+    assert "128" in line and "100" in line
+    write_tokens(tmp_path / "anonymous.bin", markov_tokens(1000, VOCABULARY, 3))
+    line = one_line(run(*settings(data, tmp_path / "out", train=tmp_path / "anonymous.bin",
+                                  val=None)), 1)
+    assert "--vocab-size" in line
+    train(data, tmp_path / "ok", train=tmp_path / "anonymous.bin", vocab_size=VOCABULARY, steps=1)
+
+
+@pytest.mark.parametrize("place", ["file", "proc"])
+def test_unwritable_output(data, tmp_path, place):
+    if place == "file":
+        (tmp_path / "file").write_text("in the way")
+        out = tmp_path / "file" / "run"
+    else:
+        out = "/proc/nothing/here"  # nobody can write there, root included
+    line = one_line(run(*settings(data, out)), 1)
+    assert str(out).split("/run")[0].split("/nothing")[0] in line
+
+
+def test_unwritable_log(data, tmp_path):
+    assert "/proc/x.jsonl" in one_line(run(*settings(data, None, log="/proc/x.jsonl")), 1)
+
+
+def test_broken_model_directories(data, model, tmp_path):
+    def attempt(change, said):
+        folder = tmp_path / "model"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(model, folder)
+        change(folder)
+        line = one_line(run("--eval", "--model", folder, "--val", data / "val.bin"), 1)
+        assert said in line, line
+
+    def cut_weights(folder):
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-1000])
+
+    def edit_config(**changes):
+        def change(folder):
+            path = folder / "config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+        return change
+
+    attempt(lambda f: (f / "config.json").unlink(), "config.json")
+    attempt(lambda f: (f / "config.json").write_text("{"), "config.json")
+    attempt(lambda f: (f / "model.safetensors").unlink(), "model.safetensors")
+    attempt(cut_weights, "model.safetensors")
+    attempt(edit_config(hidden_size=-64), "hidden_size")
+    attempt(edit_config(num_hidden_layers=4), "model.safetensors")
+    attempt(edit_config(rope_scaling={"type": "linear", "factor": 2.0}), "rope_scaling")
+    attempt(edit_config(hidden_act="gelu"), "hidden_act")
+
+
+def test_loss_that_is_not_finite_stops_the_run(data, tmp_path):
+    done = run(*settings(data, tmp_path, lr=1000, clip=0, steps=200, save_every=1, loss_rate=0.1,
+                         val=None, adam_eps=1e-30))
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    step, checkpoint = re.search(r"stopped in step (\d+): .* last good checkpoint: (\S+);",
+                                 line).groups()
+    assert checkpoint.endswith(f"checkpoint-{int(step):08d}") and os.path.isdir(checkpoint)
+    assert read_log(tmp_path / "log.jsonl")[-1]["status"] == "not finite"
+
+
+def test_errors_of_one_rank_end_all(data, tmp_path):
+    done = run(*settings(data, "/proc/nothing/here"), ranks=2)
+    assert done.returncode == 1
+    assert "rank 0: " in done.stderr
+
+
+# ---- builds ----
+
+@pytest.mark.parametrize("algorithm", ["lossy", "rps", "naive", "reliable"])
+def test_sanitized_training(data, tmp_path, algorithm):
+    """Address and undefined-behaviour sanitizers over a short training, leaks included."""
+    done = run(*settings(data, tmp_path, algorithm=algorithm, loss_rate=0.2, steps=3, workers=4,
+                         estimator="balanced"), program=SANITIZED)
+    assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]
+
+
+def test_sanitized_errors_leak_nothing(data, tmp_path):
+    done = run(*settings(data, tmp_path / "out", val=tmp_path / "none"), program=SANITIZED)
+    one_line(done, 1)
+
+
+def test_nvcc_accepts_the_main_file(tmp_path):
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        pytest.skip("no nvcc here: that it compiles train_llama2.cu was not checked")
+    done = subprocess.run([nvcc, "-x", "cu", "-std=c++17", "-I.", "-Xcompiler",
+                           "-fopenmp,-Wall,-Wextra,-Werror", "-D_GNU_SOURCE", "-c",
+                           "train_llama2.cu", "-o", tmp_path / "main.o"], cwd=ROOT, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("odd, code, said", [
+    ("--nonsense", 2, "rank 1: --nonsense: unknown"),
+    ("--steps=4", 2, "rank 1 was started with another --steps than rank 0"),
+    ("--lr=1e-2", 2, "rank 1 was started with another --lr than rank 0"),
+    ("--dry-run", 2, "rank 1 was started with another --dry-run than rank 0"),
+    ("--help", 2, "rank 1 was started with another --help than rank 0"),
+    ("--resume=/nothing", 1, "rank 1: '/nothing' is no directory"),
+    ("--threads=1", 0, ""),
+])
+def test_ranks_started_differently_end_at_once(data, tmp_path, odd, code, said):
+    """One line and the exit code, where the others would wait for ever, or train something else."""
+    line = settings(data, tmp_path / "out", workers=2, steps=2, link="mpi")
+    done = run(*line, ":", "-np", 1, PROGRAM, *line, odd, ranks=1)
+    lines = [text for text in done.stderr.splitlines() if text.startswith("train_llama2")]
+    assert done.returncode == code, done.stderr
+    assert len(lines) == (code != 0) and said in "".join(lines)
+
+
+def test_a_tokenizer_that_is_not_there_is_told_before_training(data, tmp_path):
+    done = run(*settings(data, tmp_path / "out", tokenizer=tmp_path / "none.model"))
+    assert "none.model': No such file" in one_line(done, 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_no_model(data, tmp_path):
+    """People give a run's folder instead of its checkpoint's."""
+    done = run(*settings(data, tmp_path / "out", model=tmp_path))
+    assert "has no config.json: expected a Hugging Face Llama directory, or checkpoint-N" in \
+        one_line(done, 1)
+
+
+def test_the_terminal_shows_enormous_perplexities_short(data, tmp_path):
+    done = succeed(*settings(data, tmp_path, lr=3, steps=3, clip=0, drift_samples=0))
+    assert "perplexity" in done.stdout and max(map(len, done.stdout.splitlines())) <= 100

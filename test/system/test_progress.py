@@ -1,0 +1,94 @@
+"""The progress bar: on a terminal, and nowhere else. Open MPI gives every rank a pseudo terminal,
+also where mpirun itself writes to a file."""
+import os
+import pty
+import re
+import subprocess
+
+import pytest
+
+from program import TIMEOUT, environment_of, launch, write_tokens
+
+BAR = "\r\033[K["
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """The words of a short run on `ranks` ranks."""
+    train = tmp_path_factory.mktemp("data") / "train.bin"
+    write_tokens(train, [1] * 1000, 512)
+    def words(ranks, *more):
+        return launch("--model=260K", f"--train={train}", "--vocab-size=512", "--batch=1", "--seq=32",
+                      "--steps=4", "--drift-samples=0", *more, ranks=ranks)
+    return words
+
+
+def start(words, stdout):
+    return subprocess.run(words, env=environment_of({"OMP_NUM_THREADS": "1"}), check=True,
+                          stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE,
+                          timeout=TIMEOUT)
+
+
+def on_terminal(words):
+    """What they print when their stdout is a terminal."""
+    ours, theirs = pty.openpty()
+    start(words, theirs)  # it prints less than the terminal holds
+    os.close(theirs)
+    text = b""
+    try:
+        while part := os.read(ours, 4096):
+            text += part
+    except OSError:  # all is read and nobody holds the other end
+        pass
+    os.close(ours)
+    return text.decode()
+
+
+def in_shell(words):
+    """Wrapped, as people do to set limits or a device for each rank."""
+    split = words.index("2") + 1
+    return [*words[:split], "sh", "-c", '"$@"; exit $?', "sh", *words[split:]]
+
+
+def in_pipe(words):
+    return start(words, subprocess.PIPE).stdout.decode()
+
+
+def is_plain(text):
+    lines = text.splitlines()
+    return (not re.search(r"[\r\033]", text.replace("\r\n", "\n"))
+            and sum("tokens/s" in line for line in lines) == 4)
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2])
+def test_file_and_pipe(command, tmp_path, ranks):
+    with open(tmp_path / "said", "wb") as file:
+        start(command(ranks), file)
+    assert is_plain((tmp_path / "said").read_bytes().decode())
+    assert is_plain(in_pipe(command(ranks)))
+
+
+def test_a_file_from_a_terminal(command, tmp_path):
+    """The user sits at a terminal: mpirun ... > said"""
+    words = ["sh", "-c", f'"$@" > {tmp_path}/said', "sh", *command(2)]
+    assert BAR not in on_terminal(words)
+    assert is_plain((tmp_path / "said").read_bytes().decode())
+
+
+@pytest.mark.parametrize("ranks", [0, 1, 2])
+def test_terminal(command, ranks):
+    text = on_terminal(command(ranks))
+    assert BAR in text and text.count("tokens/s") == 4, text
+    assert text.count("100%") == 1, text  # of one rank
+
+
+def test_a_shell_between_mpirun_and_the_ranks(command):
+    assert is_plain(in_pipe(in_shell(command(2))))
+    assert BAR in on_terminal(in_shell(command(2)))
+
+
+def test_told(command):
+    assert BAR in in_pipe(command(0, "--progress=on")) and BAR in in_pipe(command(2, "--progress=on"))
+    assert is_plain(on_terminal(command(0, "--progress=off")))
+    assert is_plain(on_terminal(command(2, "--progress=off")))
+    assert BAR not in on_terminal(command(0, "--progress=on", "--quiet"))

@@ -1,0 +1,546 @@
+"""Checkpoints of a training run: resumed bit for bit, and what can go wrong with them."""
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import program
+from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens,
+                     read_log, run, succeed, tensors, write_tokens)
+
+VOCABULARY = 64
+PAUSE = "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS"  # between the stages of a save
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(20_000, VOCABULARY, 1), VOCABULARY)
+    write_tokens(folder / "val.bin", markov_tokens(1_000, VOCABULARY, 2), VOCABULARY)
+    (folder / "trace").write_text("0000100000000100010\n")
+    (folder / "tokenizer.model").write_bytes(b"copied, not read")
+    return folder
+
+
+def settings(data, out, **changes):
+    options = {"model": "260K", "train": data / "train.bin", "val": data / "val.bin",
+               "workers": 4, "batch": 1, "seq": 32, "steps": 12, "lr": 3e-3, "warmup": 3,
+               "seed": 5, "packet-bytes": 512, "loss-rate": 0.1, "save-every": 6, "keep": 0,
+               "drift-samples": 256, "out": out}
+    options.update({key.replace("_", "-"): value for key, value in changes.items()})
+    return [f"--{key}" if value is True else f"--{key}={value}"
+            for key, value in options.items() if value is not None]
+
+
+def checkpoint(out, step):
+    return out / f"checkpoint-{step:08d}"
+
+
+def checkpoints(out):
+    return sorted(int(path.name[11:]) for path in out.glob("checkpoint-*") if path.suffix == "")
+
+
+def state(folder):
+    """All tensors of a checkpoint, whatever files they are in."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        found.update(tensors(path))
+    return found
+
+
+def numbers(path, step=0):
+    """What a log says from a step on, times aside."""
+    timing = {"tokens_per_second", "step_ms", "communication_ms", "training_seconds", "checkpoint"}
+    return [{k: v for k, v in event.items() if k not in timing} for event in read_log(path)
+            if event["event"] in ("eval", "end") or
+            (event["event"] == "step" and event["step"] >= step)]
+
+
+def one_line(done, code):
+    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+# ---- bit for bit ----
+
+@pytest.mark.parametrize("ranks, then, changes", [
+    (0, 0, {}),
+    (0, 0, {"workers": 1}),
+    (0, 0, {"algorithm": "reliable"}),
+    (0, 0, {"algorithm": "rps"}),
+    (0, 0, {"algorithm": "naive"}),
+    (0, 0, {"estimator": "ht", "loss_rate": 0.3, "loss_model": "burst:5", "micro_batches": 2}),
+    (0, 0, {"loss_model": "trace:{data}/trace", "estimator": "balanced"}),
+    (2, 4, {"estimator": "ht"}),
+    (4, 4, {"loss_model": "burst:3", "repair": 1}),
+    (2, 4, {"carry": 1}),
+    (0, 2, {"loss_model": "outage:3", "loss_at": "3=0.5,2-1=1", "estimator": "ht"}),
+    (0, 2, {"data_split": "contiguous", "batch": 2, "micro_batches": 2}),
+    (2, 4, {"robust": True, "loss_rate": 0.4}),
+    (0, 0, {"wire_dtype": "bf16"}),
+    (0, 0, {"wire_dtype": "bf16", "algorithm": "reliable"}),
+    (4, 2, {"wire_dtype": "bf16", "carry": 1, "loss_rate": 0.3}),
+    (4, 0, {"algorithm": "rps"}),
+    (0, 2, {"algorithm": "naive"}),
+], ids=lambda c: "-".join(map(str, c.values())).replace("/", "") if isinstance(c, dict) else str(c))
+def test_resumed_run_is_the_same(data, tmp_path, ranks, then, changes):
+    changes = {k: v.format(data=data) if isinstance(v, str) else v for k, v in changes.items()}
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    succeed(*settings(data, whole, **changes), ranks=ranks)
+    done = succeed(*settings(data, half, resume=checkpoint(whole, 6), **changes), ranks=then)
+    assert "after 6 steps, bit for bit" in done.stdout
+    (event,) = events(half / "log.jsonl", "resume")
+    assert event["identical"] is True and event["differences"] == [] and event["step"] == 6
+    assert numbers(half / "log.jsonl") == numbers(whole / "log.jsonl", 6)
+    assert state(checkpoint(half, 12)) == state(checkpoint(whole, 12))
+
+
+def test_what_is_saved(data, tmp_path):
+    """Only what is needed: each moment once, and of a replica only what is not the model."""
+    succeed(*settings(data, tmp_path, val=None))
+    folder = checkpoint(tmp_path, 12)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json", "model.safetensors", "optimizer-00001-of-00001.safetensors",
+        "tokenizer.model", "trainer.json"]
+    assert (folder / "tokenizer.model").read_bytes() == b"copied, not read"
+    saved = state(folder)
+    model = sum(len(v) for v in tensors(folder / "model.safetensors").values())
+    assert sum(len(saved[f"worker.{w}.m"]) for w in range(4)) == model
+    stale = sum(len(saved[f"worker.{w}.replica"]) for w in range(4))
+    assert 0.02 * 3 * model < stale < 0.2 * 3 * model  # 10% of what a worker does not own
+    trainer = json.loads((folder / "trainer.json").read_text())
+    assert trainer["step"] == 12 and trainer["sequence"] == 48
+    assert {name: entry["bytes"] for name, entry in trainer["files"].items()} == {
+        path.name: path.stat().st_size for path in folder.iterdir() if path.name != "trainer.json"}
+
+
+def test_checksums_are_what_xxhsum_prints(data, tmp_path):
+    if not shutil.which("xxhsum"):
+        pytest.skip("no xxhsum here: that it prints the checksums of trainer.json was not checked")
+    succeed(*settings(data, tmp_path, steps=1, val=None))
+    files = json.loads((checkpoint(tmp_path, 1) / "trainer.json").read_text())["files"]
+    for name, entry in files.items():
+        done = subprocess.run(["xxhsum", "-H2", name], cwd=checkpoint(tmp_path, 1), text=True,
+                              capture_output=True, check=True)
+        assert done.stdout.split()[0] == entry["xxh128"]
+
+
+def test_resumed_where_it_stood(data, tmp_path):
+    """auto takes the newest checkpoint; the log of the steps after it is cut off and made again."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    succeed(*settings(data, whole))
+    done = succeed(*settings(data, out, resume="auto"))  # nothing there yet
+    assert f"no checkpoint in {out} yet: training starts at the first step" in done.stdout
+    shutil.rmtree(checkpoint(out, 12))
+    with open(out / "log.jsonl", "a", encoding="utf-8") as log:
+        log.write('{"event":"step","st')  # as a killed run leaves it
+    done = succeed(*settings(data, out, resume="auto"))
+    assert "checkpoint-00000006 after 6 steps, bit for bit" in done.stdout
+    assert numbers(out / "log.jsonl") == numbers(whole / "log.jsonl")
+    assert [e["event"] for e in read_log(out / "log.jsonl")] == (
+        ["run"] + 6 * ["step"] + ["run", "resume"] + 6 * ["step"] + ["eval", "end"])
+    assert state(checkpoint(out, 12)) == state(checkpoint(whole, 12))
+    done = succeed(*settings(data, out, resume="auto"))  # nothing left to do
+    assert "after 12 steps" in done.stdout
+    assert checkpoints(out) == [6, 12]
+
+
+def test_tokenizer_stays_with_the_model(data, tmp_path):
+    """Also where the data has none, and when the checkpoint it came from was removed."""
+    plain = tmp_path / "train.bin"
+    shutil.copy(data / "train.bin", plain)
+    common = dict(steps=8, save_every=2, val=None)
+    succeed(*settings(data, tmp_path / "a", **{**common, "steps": 2}))
+    for resume in (None, "auto"):
+        shutil.rmtree(tmp_path / "b", ignore_errors=True)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        succeed(*settings(data, tmp_path / "b", train=plain, keep=1, resume=resume,
+                          overwrite=None if resume else True,
+                          model=checkpoint(tmp_path / "a", 2), **common))
+        last = checkpoint(tmp_path / "b", 8)
+        assert (last / "tokenizer.model").read_bytes() == b"copied, not read"
+
+
+# ---- with other settings ----
+
+def test_other_numbers_of_workers(data, tmp_path):
+    """Without loss, 4 workers with 2 sequences are 2 with 4 and 8 with 1, up to rounding: moments
+    dealt out wrongly, or data not gone on with, would show."""
+    whole = tmp_path / "whole"
+    common = dict(algorithm="reliable", loss_rate=0, lr=1e-2)
+    succeed(*settings(data, whole, batch=2, **common))
+    expected = state(checkpoint(whole, 12))
+    start = state(checkpoint(whole, 6))
+    for workers, batch, ranks in ((2, 4, 0), (8, 1, 2), (1, 8, 0)):
+        out = tmp_path / str(workers)
+        succeed(*settings(data, out, workers=workers, batch=batch, resume=checkpoint(whole, 6),
+                          **common), ranks=ranks)
+        (event,) = events(out / "log.jsonl", "resume")
+        assert event["identical"] is False
+        assert any(f"{workers} workers were 4" in d for d in event["differences"])
+        assert any(d == f"batch was 2, is {batch}" for d in event["differences"])
+        found = state(checkpoint(out, 12))
+        for name in tensors(checkpoint(out, 12) / "model.safetensors"):
+            x, y, z = (np.frombuffer(s[name], "<f4") for s in (found, expected, start))
+            assert np.abs(x - y).max() < 2e-3 * np.abs(y - z).max(), name
+
+
+@pytest.mark.parametrize("first, then", [("lossy", "rps"), ("rps", "lossy"), ("naive", "reliable"),
+                                         ("lossy", "reliable")])
+def test_other_algorithms(data, tmp_path, first, then):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    succeed(*settings(data, whole, algorithm=first, steps=40, save_every=20))
+    succeed(*settings(data, out, algorithm=then, workers=2, steps=40, save_every=20,
+                      resume=checkpoint(whole, 20)))
+    (event,) = events(out / "log.jsonl", "resume")
+    assert f'algorithm was "{first}", is "{then}"' in event["differences"]
+    before = [e["loss"] for e in events(whole / "log.jsonl", "step")]
+    after = [e["loss"] for e in events(out / "log.jsonl", "step")]
+    assert after[0] == pytest.approx(before[19], abs=0.4) and after[-1] < before[0] - 0.3
+
+
+def test_other_options_are_named(data, tmp_path):
+    succeed(*settings(data, tmp_path / "a"))
+    done = succeed(*settings(data, tmp_path / "b", resume=checkpoint(tmp_path / "a", 6), lr=1e-3,
+                             packet_bytes=1024, drift_samples=100, eval_every=1))
+    (event,) = events(tmp_path / "b" / "log.jsonl", "resume")
+    assert event["differences"] == [
+        "packet_bytes was 512, is 1024", "lr was 0.003, is 0.001", "drift-samples was 256, is 100",
+        "every replica starts as the model, ages at 0",
+        "the history of the drift sample starts again"]
+    readme = (ROOT / "llmc" / "log" / "README.md").read_text(encoding="utf-8")
+    assert all(f"`{field}`" in readme for field in event)
+    assert "cannot be identical:\n  packet_bytes was 512, is 1024\n" in done.stdout
+
+
+def test_a_network_that_loses_is_named(data, tmp_path):
+    common = dict(link="udp", save_every=6, interface="lo")
+    succeed(*settings(data, tmp_path / "a", **common), ranks=2)
+    succeed(*settings(data, tmp_path / "b", resume=checkpoint(tmp_path / "a", 6), **common),
+            ranks=2)
+    (event,) = events(tmp_path / "b" / "log.jsonl", "resume")
+    assert event["identical"] is False
+    assert event["differences"] == ["over --link udp the network decides what else is lost"]
+
+
+# ---- kept, and written while training goes on ----
+
+def test_the_newest_are_kept(data, tmp_path):
+    other = checkpoint(tmp_path, 99)  # not of this run
+    other.mkdir()
+    succeed(*settings(data, tmp_path, save_every=1, keep=2, steps=5, overwrite=True))
+    assert checkpoints(tmp_path) == [4, 5, 99]
+    succeed(*settings(data, tmp_path, save_every=1, keep=2, steps=7,
+                      resume=checkpoint(tmp_path, 5)))
+    assert checkpoints(tmp_path) == [6, 7, 99]
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def wait_for(condition, process, what):
+    end = time.monotonic() + TIMEOUT
+    while not condition():
+        assert process.poll() is None, f"ended before {what}: {process.communicate()}"
+        assert time.monotonic() < end, f"no {what}"
+        time.sleep(0.005)
+
+
+def start(*arguments, ranks=0, pause=0):
+    return program.start(*arguments, ranks=ranks, environment={PAUSE: str(pause)} if pause else {})
+
+
+def steps_done(out):
+    log = out / "log.jsonl"
+    return log.read_bytes().count(b'{"event":"step"') if log.exists() else 0
+
+
+def test_training_does_not_wait_for_the_disk(data, tmp_path):
+    """The save of step 5 takes minutes; steps go on until the next one, which waits for it."""
+    process = start(*settings(data, tmp_path, steps=40, save_every=5, val=None), pause=60_000)
+    try:
+        wait_for(lambda: steps_done(tmp_path) == 10, process, "step 10")
+        time.sleep(0.2)
+        assert steps_done(tmp_path) == 10
+        assert [path.name for path in tmp_path.glob("checkpoint*")] == [
+            "checkpoint-00000005.partial"]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# ---- signals ----
+
+def children(pid):
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
+
+
+@pytest.mark.parametrize("ranks, number", [(0, signal.SIGTERM), (0, signal.SIGUSR1),
+                                           (0, signal.SIGINT), (2, signal.SIGUSR1), (4, signal.SIGUSR1)])
+def test_signal_saves_and_stops(data, tmp_path, ranks, number):
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    common = dict(steps=40, save_every=4, keep=1, val=None)
+    succeed(*settings(data, whole, **{**common, "save_every": 0}))
+    before = signal.signal(number, lambda *_: None)  # what is ignored here would be there, too
+    process = start(*settings(data, out, **common), ranks=ranks, pause=100)  # 8 steps a second
+    signal.signal(number, before)
+    wait_for(lambda: steps_done(out) >= 5, process, "step 5")
+    # mpirun passes it on to all; with 2 ranks only one hears it
+    target = children(process.pid)[-1] if ranks == 2 else process.pid
+    os.kill(target, number)
+    output, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0, errors
+    (step,) = checkpoints(out)
+    assert 5 <= step < 40, "the signal came too late to stop anything"
+    assert f"stopped by a signal after {step} steps" in output
+    assert events(out / "log.jsonl", "end")[0]["status"] == "stopped"
+    succeed(*settings(data, out, resume="auto", **common), ranks=ranks)
+    assert numbers(out / "log.jsonl") == numbers(whole / "log.jsonl")
+    assert state(checkpoint(out, 40)) == state(checkpoint(whole, 40))
+
+
+def runs_begun(out):
+    log = out / "log.jsonl"
+    return log.read_bytes().count(b'{"event":"run"') if log.exists() else 0
+
+
+def wait_while(condition, process):
+    while process.poll() is None and condition():
+        time.sleep(0.002)
+
+
+def digest(folder):
+    return {name: hashlib.sha256(value).hexdigest() for name, value in state(folder).items()}
+
+
+@pytest.mark.parametrize("ranks, kills", [(0, 100), (2, 8)])
+def test_killed_at_any_moment(data, tmp_path, ranks, kills):
+    """SIGKILL, and whatever has a checkpoint's name is that step's checkpoint, to the last bit."""
+    common = dict(workers=2, seq=16, steps=30, save_every=1, keep=2, val=None, loss_rate=0.2)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    succeed(*settings(data, whole, **{**common, "keep": 0}))
+    expected = {step: digest(checkpoint(whole, step)) for step in checkpoints(whole)}
+    chance, killed, seen, half_done = random.Random(1), 0, set(), 0
+    while killed < kills:
+        before = runs_begun(out)
+        process = start(*settings(data, out, resume="auto", **common), ranks=ranks, pause=3)
+        if chance.random() < 0.8:  # else perhaps while it starts
+            wait_while(lambda: runs_begun(out) == before, process)
+            goal = steps_done(out) + chance.randint(0, 3)
+            wait_while(lambda: steps_done(out) < goal, process)
+        try:
+            errors = process.communicate(timeout=chance.uniform(0, 0.1))[1]
+        except subprocess.TimeoutExpired:
+            for child in children(process.pid) + [process.pid]:
+                os.kill(child, signal.SIGKILL)
+            process.communicate()
+            killed += 1
+        else:
+            assert process.returncode == 0, errors
+        for step in checkpoints(out):
+            assert digest(checkpoint(out, step)) == expected[step]
+            seen.add(step)
+        half_done += bool(list(out.glob("*.partial")))
+        if checkpoint(out, 30).exists():
+            shutil.rmtree(out)
+    succeed(*settings(data, out, resume="auto", **common))
+    assert digest(checkpoint(out, 30)) == expected[30]
+    assert numbers(out / "log.jsonl") == numbers(whole / "log.jsonl")
+    if not ranks:
+        assert half_done > 10 and len(seen) > 10, "too few kills hit a save"
+
+
+# ---- directories that fail ----
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A function that mounts a file system of so many kilobytes at tmp_path/disk."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+
+    def mount(kilobytes):
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", disk],
+                              text=True, capture_output=True, check=False)
+        if done.returncode:
+            pytest.skip(f"cannot mount a small file system here: {done.stderr.strip()}")
+        return disk
+    yield mount
+    subprocess.run(["umount", disk], capture_output=True, check=False)
+
+
+def test_full_disk_from_the_start(data, tmp_path, small_disk):
+    disk = small_disk(1000)  # a checkpoint has 3 MB
+    log = tmp_path / "log.jsonl"
+    done = run(*settings(data, disk, log=log, val=None))
+    assert done.returncode == 1
+    assert len(events(log, "step")) == 12 and events(log, "end")[0]["checkpoint"] is None
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 3 and all("No space left" in line for line in lines[:2]), done.stderr
+    assert f"no checkpoint could be written to '{disk}'" in lines[2]
+    assert list(disk.iterdir()) == []  # a full disk needs the room
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_disk_that_fills_up(data, tmp_path, small_disk, ranks):
+    disk = small_disk(5000)  # room for one
+    done = run(*settings(data, disk, save_every=3), ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    assert checkpoints(disk) == [3] and "No space left" in done.stderr
+    assert not list(disk.glob("*.partial"))
+    assert events(disk / "log.jsonl", "end")[0]["checkpoint"] == str(checkpoint(disk, 3))
+    succeed(*settings(data, tmp_path / "out", resume=checkpoint(disk, 3)), ranks=ranks)
+
+
+def test_full_disk_that_gets_room_again(data, tmp_path, small_disk):
+    disk = small_disk(8000)
+    (disk / "filler").write_bytes(bytes(7_500_000))
+    process = start(*settings(data, disk, log=tmp_path / "log", save_every=2, keep=1, steps=60,
+                              val=None), pause=50)
+    assert "No space left" in process.stderr.readline()
+    (disk / "filler").unlink()
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    assert checkpoints(disk) == [60]
+
+
+def test_full_disk_and_the_log(data, tmp_path, small_disk):
+    """The log on a full disk: what is missing are whole lines, said once."""
+    disk = small_disk(8)
+    done = succeed(*settings(data, None, log=disk / "log.jsonl", steps=60, val=None,
+                             save_every=None))
+    assert "lines are missing" in one_line(done, 0)
+    assert read_log(disk / "log.jsonl")[0]["event"] == "run"
+
+
+def test_read_only_disk(data, tmp_path, small_disk):
+    disk, log = small_disk(20_000), tmp_path / "log.jsonl"
+    process = start(*settings(data, disk, log=log, save_every=10, steps=60, val=None), pause=100)
+    wait_for(lambda: 10 in checkpoints(disk), process, "checkpoint")
+    # while a checkpoint is written the file system is busy
+    while subprocess.run(["mount", "-o", "remount,ro", disk], capture_output=True,
+                         check=False).returncode:
+        assert process.poll() is None, "never became read-only"
+    errors = process.communicate(timeout=TIMEOUT)[1]
+    assert process.returncode == 0 and len(events(log, "step")) == 60
+    assert "Read-only file system" in errors
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_vanished_directory(data, tmp_path, ranks):
+    out, log = tmp_path / "out", tmp_path / "log.jsonl"
+    process = start(*settings(data, out, log=log, save_every=5, steps=60, val=None), ranks=ranks,
+                    pause=100)
+    wait_for(lambda: 5 in checkpoints(out), process, "checkpoint")
+    out.rename(tmp_path / "elsewhere")
+    errors = process.communicate(timeout=TIMEOUT)[1]
+    # Rank 0 alone ends with an error; it meets the others, so that mpirun need not end them.
+    assert process.returncode == 1 and len(events(log, "step")) == 60, errors
+    assert "MPI_ABORT" not in errors
+    assert "No such file or directory" in errors
+    assert f"no checkpoint could be written to '{out}'" in errors
+    assert not out.exists()  # what was mounted there may come back
+
+
+# ---- damaged checkpoints ----
+
+@pytest.fixture(scope="session")
+def good(data, tmp_path_factory):
+    out = tmp_path_factory.mktemp("good")
+    succeed(*settings(data, out, val=None), ranks=2)
+    return checkpoint(out, 6)
+
+
+FILES = ["config.json", "model.safetensors", "optimizer-00001-of-00002.safetensors",
+         "optimizer-00002-of-00002.safetensors", "tokenizer.model", "trainer.json"]
+
+
+@pytest.mark.parametrize("ranks, damage", [(0, "flip"), (0, "truncate"), (0, "remove"),
+                                           (2, "flip")])
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files_are_refused(data, good, tmp_path, name, damage, ranks):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(good, folder)
+    path = folder / name
+    raw = bytearray(path.read_bytes())
+    if damage == "remove":
+        path.unlink()
+    elif damage == "truncate":
+        path.write_bytes(raw[:-1])
+    else:
+        at = len(raw) - 3 if name != "trainer.json" else raw.index(b'"step": 6') + 8
+        raw[at] ^= 1  # a space becomes !, a 6 a 7, a float another float
+        path.write_bytes(raw)
+    done = run(*settings(data, tmp_path / "out", resume=folder), ranks=ranks)
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if line.startswith("train_llama2: ")]
+    assert len(lines) == 1 and name in lines[0], done.stderr
+    assert not list(tmp_path.glob("out/checkpoint*"))
+
+
+def test_auto_looks_for_a_whole_one(data, good, tmp_path):
+    for step in (6, 12):
+        shutil.copytree(good.parent / f"checkpoint-{step:08d}", checkpoint(tmp_path, step))
+    (checkpoint(tmp_path, 12) / FILES[2]).write_bytes(b"cut off")
+    partial = tmp_path / "checkpoint-00000018.partial"
+    shutil.copytree(good, partial)
+    done = succeed(*settings(data, tmp_path, resume="auto", val=None))
+    assert "checkpoint-00000006 after 6 steps" in done.stdout and FILES[2] in one_line(done, 0)
+    assert not partial.exists()  # what killed runs leave is cleaned up
+    for step in (6, 12):
+        (checkpoint(tmp_path, step) / "model.safetensors").unlink()
+    done = run(*settings(data, tmp_path, resume="auto", val=None))
+    assert done.returncode == 1 and "no checkpoint under" in done.stderr
+
+
+def edit(folder, **changes):
+    path = folder / "trainer.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"format": 2}, "format 2, expected 1"), ({"step": 7}, "damaged"), ({"files": {}}, "damaged"),
+    ({"xxh128": 5}, "it says none"),
+])
+def test_edited_trainer_json(data, good, tmp_path, changes, said):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(good, folder)
+    edit(folder, **changes)
+    assert said in one_line(run(*settings(data, None, resume=folder)), 1)
+    (folder / "trainer.json").write_text("{")
+    assert "trainer.json" in one_line(run(*settings(data, None, resume=folder)), 1)
+
+
+def test_wrong_use(data, good, tmp_path):
+    for arguments, code, said in (
+            (settings(data, None, resume="auto"), 2, "--resume auto: expected --out DIR"),
+            (settings(data, None, resume=tmp_path / "none"), 1, "is no directory"),
+            (settings(data, None, resume=tmp_path), 1, "has no trainer.json"),
+            (["--eval", *settings(data, None, resume=good)], 2, "--resume: expected without"),
+            (settings(data, None, resume=good, keep=-1), 2, "--keep")):
+        assert said in one_line(run(*arguments), code)
+
+
+def test_measuring_how_fast_a_model_is_read(tmp_path):
+    """It runs and finds every kind of model; what it measures depends on who else is here."""
+    done = run(tmp_path / "model", 0, program=BUILD / "bench_load")
+    assert done.returncode in (0, 1) and done.stderr == ""
+    found = re.findall(r"^(F32|BF16) +(1 file|4 shards) .* ([0-9]+)%$", done.stdout, re.MULTILINE)
+    assert len(found) == 4 and all(int(share) > 0 for _, _, share in found), done.stdout
+    assert not list((tmp_path / "model").iterdir())
+
+
+def test_sanitized_resume(data, good, tmp_path):
+    for i, changes in enumerate(({}, {"workers": 2, "algorithm": "rps"},
+                                 {"workers": 8, "packet_bytes": 256})):
+        done = run(*settings(data, tmp_path / str(i), resume=good, save_every=2, keep=1,
+                             **changes), program=SANITIZED)
+        assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]

@@ -1,0 +1,188 @@
+"""--link verbs: RDMA datagrams between devices of Soft-RoCE, in a virtual machine (dev/testbed/rdma_vm).
+
+The machine is started once and does all its work then (JOB); the tests look at what it left. It has
+four devices, one for each rank. Its processor is emulated, so models and sequences are tiny.
+"""
+import json
+import re
+import subprocess
+
+import pytest
+
+from program import (BUILD, MPI, PROGRAM, ROOT, SANITIZED, markov_tokens, read_log, run, succeed,
+                     write_tokens)
+from test_device import EMULATED
+from test_program import numbers, weights
+
+VM = ROOT / "dev" / "testbed" / "rdma_vm"
+LIMIT = 500  # seconds that the machine may take; a third where little else runs
+STEPS = 4
+
+JOB = """
+. DEVICES
+devices_make 4 9000
+
+# The link alone, on a network that loses nothing.
+CMOCKA_MESSAGE_OUTPUT=TAP timeout 200 LINK_TEST >link.tap 2>&1
+echo "exit status $?" >>link.tap
+
+# Trainings. All programs' first arguments, one mpirun.
+COMMON="--model=260K --train=train.bin --workers=4 --batch=1 --seq=8 --steps=STEPS --lr=3e-3 --seed=5"
+ALL=--interface=rxe0,rxe1,rxe2:1,rxe3:1:1
+train() { # NAME ARGUMENT...
+    name=$1
+    shift
+    timeout 200 mpirun -np $ranks $program $COMMON --out=$name "$@" >$name.txt 2>&1
+    echo "exit status $?" >>$name.txt
+}
+counters() {
+    cat /sys/class/infiniband/rxe?/ports/1/hw_counters/$1 | paste -sd ' '
+}
+program=PROGRAM
+ranks=2
+train mpi --link=mpi --packet-bytes=4068 --loss-rate=0.1
+ranks=4
+train multicast --link=auto $ALL --loss-rate=0.1 --multicast
+# Each rank with an --interface of its own.
+one="PROGRAM $COMMON --out=verbs --link=verbs --loss-rate=0.1 --interface"
+timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1 $one rxe3:1:1 \\
+    >verbs.txt 2>&1
+echo "exit status $?" >>verbs.txt
+# An emulated GPU's memory, which the host may not read, by its address.
+program=EMULATED
+train direct --link=verbs $ALL --loss-rate=0.1 --device=cuda --gpu-direct --steps=2
+program=PROGRAM
+devices_lose 4 10
+counters sent_pkts >sent.txt
+train lossy --link=verbs $ALL
+counters sent_pkts >>sent.txt
+tc -s -j qdisc show >qdisc.json
+train missing --link=verbs --interface=rxe0,rxe9
+"""
+
+
+@pytest.fixture(scope="session")
+def guest(tmp_path_factory):
+    """The folder that the guest worked in."""
+    machine = BUILD / "rdma_vm"
+    built = subprocess.run([VM / "build.sh", machine], text=True, capture_output=True, check=False)
+    if built.returncode == 77:
+        pytest.skip(f"RDMA was not tried: {built.stderr.strip().splitlines()[-1]}")
+    assert built.returncode == 0, built.stdout + built.stderr
+    if b"built without RDMA" in PROGRAM.read_bytes():
+        pytest.skip("RDMA was not tried: built without libibverbs")
+    folder = tmp_path_factory.mktemp("guest")
+    write_tokens(folder / "train.bin", markov_tokens(20_000, 512, 1), 512)
+    job = JOB
+    for name, value in {"DEVICES": VM / "devices.sh", "PROGRAM": PROGRAM, "EMULATED": EMULATED,
+                        "LINK_TEST": SANITIZED.parent / "test" / "lossynet" / "test_link_verbs",
+                        "STEPS": STEPS}.items():
+        job = job.replace(name, str(value))
+    exports = {**MPI, "OMPI_MCA_btl": "self,vader", "OMPI_MCA_pml": "ob1", "OMP_NUM_THREADS": "1"}
+    job = "".join(f"export {name}={value}\n" for name, value in exports.items()) + job
+    (folder / "job.sh").write_text(job)
+    done = subprocess.run([VM / "run.sh", machine, folder, folder / "job.sh"], text=True,
+                          capture_output=True, check=False, env={"PATH": "/usr/bin:/bin:/usr/sbin",
+                                                                 "LIMIT": str(LIMIT)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def trained(guest, name):
+    text = (guest / f"{name}.txt").read_text(errors="replace")
+    assert text.endswith("exit status 0\n"), text[-3000:]
+    log = read_log(guest / name / "log.jsonl")
+    assert log[-1]["event"] == "end" and log[-1]["status"] == "complete"
+    return log
+
+
+def steps(log):
+    return [event for event in log if event["event"] == "step"]
+
+
+CASES = re.findall(r"(?:cmocka_unit_test|IN_THE_GUEST)\((\w+)\)",
+                   (ROOT / "test/lossynet/test_link_verbs.c").read_text())
+
+
+@pytest.mark.parametrize("case", CASES + ["exit_status"])
+def test_link(guest, case):
+    """test_link_verbs.c, most of which is not run where there are no devices; sanitized."""
+    text = (guest / "link.tap").read_text(errors="replace")
+    if case == "exit_status":
+        assert text.endswith("exit status 0\n"), text[-3000:]
+    else:
+        assert re.search(rf"^ok \d+ - {case}$", text, re.MULTILINE), text[-3000:]
+
+
+def assert_same(mpi, log, folders):
+    """With injected loss only. A machine that stalls for seconds can make ranks give up waiting;
+    then the log says in which step, and what was before is compared."""
+    assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4068
+    assert mpi[0]["sends"] == "copied"
+    stalled = [e["step"] for e in steps(log) if e["late"] or e["stragglers"] or e["overruns"]]
+    if stalled:
+        kept = numbers(steps(log)[:stalled[0] - 1])
+        assert kept == numbers(steps(mpi)[:len(kept)])
+        pytest.skip(f"the same bits until step {stalled[0]}, when a rank stalled")
+    assert numbers(log) == numbers(mpi)
+    assert weights(folders[0]) == weights(folders[1])
+
+
+@pytest.mark.parametrize("name", ["verbs", "multicast"])
+def test_same_bits_as_mpi(guest, name):
+    mpi, log = trained(guest, "mpi"), trained(guest, name)
+    assert log[0]["options"]["multicast"] == (name == "multicast")
+    assert log[0]["sends"] == "in place"
+    assert "multicast does not work" not in (guest / f"{name}.txt").read_text(errors="replace")
+    assert_same(mpi, log, [guest / "mpi", guest / name])
+
+
+def test_from_the_memory_of_a_gpu(guest, tmp_path):
+    """--gpu-direct: the adapter reads gradients where only operations of the device may."""
+    log = trained(guest, "direct")
+    assert log[0]["sends"] == "in place, gradients by the GPU"
+    succeed("--model=260K", f"--train={guest}/train.bin", "--workers=4", "--batch=1", "--seq=8",
+            "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4068",
+            "--loss-rate=0.1", "--device=cuda", f"--out={tmp_path}/mpi", program=EMULATED, ranks=2)
+    assert_same(read_log(tmp_path / "mpi" / "log.jsonl"), log, [tmp_path / "mpi", guest / "direct"])
+
+
+def test_kernel_made_loss(guest):
+    """10% of all that leaves a device is lost; the log says what the kernel did."""
+    log = trained(guest, "lossy")
+    assert len(steps(log)) == STEPS
+    devices = [d for d in json.loads((guest / "qdisc.json").read_text())
+               if re.fullmatch(r"v\d", d["dev"])]
+    assert len(devices) == 4
+    passed = sum(d["packets"] for d in devices)
+    dropped = sum(d["drops"] for d in devices)
+    before, after = ([int(n) for n in line.split()] for line in
+                     (guest / "sent.txt").read_text().splitlines())
+    sent = sum(after) - sum(before)
+    logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
+    print(sent, passed, dropped, logged)
+    assert passed + dropped == pytest.approx(sent, rel=0.01)  # the rest: ARP
+    assert dropped / (passed + dropped) == pytest.approx(0.1, abs=0.015)
+    # Control packets are lost alike, but repeated and not logged.
+    assert logged == pytest.approx(dropped / (passed + dropped), abs=0.013)
+    assert all(e["rejected"] == e["duplicate"] == e["overruns"] == 0 for e in steps(log))
+
+
+def test_no_such_device(guest):
+    text = (guest / "missing.txt").read_text(errors="replace")
+    assert not text.endswith("exit status 0\n")
+    assert re.search(r"interface rxe0,rxe9: expected DEVICE\[:PORT\[:GID_INDEX\]\] .*; RDMA ports "
+                     r"here: rxe0:1 ACTIVE Ethernet MTU 4096 GID 0=fe80::\S+ RoCE v2 GID 1=10.9.8.1 "
+                     r"RoCE v2; rxe1:1 ACTIVE", text), text
+    assert re.search(r"rank 1 has no RDMA port: see its message", text), text
+
+
+def test_without_a_device(tmp_path):
+    """Also where there is no virtual machine."""
+    write_tokens(tmp_path / "train.bin", markov_tokens(2_000, 512, 1), 512)
+    done = run("--model=260K", f"--train={tmp_path}/train.bin", "--steps=1", "--seq=8",
+               "--link=verbs", "--interface=nowhere0", f"--out={tmp_path}/out", ranks=2)
+    assert done.returncode == 1
+    assert re.search(r"nowhere0: expected .*RDMA ports here|built without RDMA", done.stderr)
+
+

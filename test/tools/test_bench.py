@@ -1,0 +1,40 @@
+"""make bench-network runs and writes its report; how fast anything is, a test cannot judge."""
+import subprocess
+import sys
+
+import pytest
+
+from program import BUILD, ROOT, TIMEOUT
+
+sys.path.insert(0, str(ROOT / "dev" / "testbed"))
+import hosts as testbed  # pylint: disable=wrong-import-position
+
+
+def test_network_benchmark():
+    reason = testbed.unavailable()
+    if reason:
+        pytest.skip(f"{reason}; the network benchmark was not tried")
+    if not (BUILD / "dev" / "bench" / "network" / "bench_ring").exists():
+        pytest.skip("built without MPI; the network benchmark was not tried")
+    done = subprocess.run([sys.executable, ROOT / "dev" / "bench" / "network" / "bench_network.py", "--quick"],
+                          check=False, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = (BUILD / "bench_network_quick.md").read_text()
+    assert done.stdout.strip() == report.strip()
+    rows = [line.split("|")[1:-1] for line in report.splitlines() if line.startswith("| 1 |")]
+    assert [row[1].strip() for row in rows] == ["0%", "10%"]
+    for row in rows:
+        delivered, let_through = float(row[4]), float(row[5])
+        assert 0.8 < let_through <= 1 and delivered <= let_through
+    for section in ("## No rate limit", "## Training", "## Bars"):
+        assert section in report
+    unlimited = [line.split("|")[1:-1] for line in report.splitlines() if line.startswith("| ours")]
+    names = [row[0].strip() for row in unlimited if len(row) == 8]
+    if "libcrypto" in subprocess.run(["ldd", BUILD / "dev" / "bench" / "network" / "bench_exchange"], text=True, check=True,
+                                     capture_output=True).stdout:
+        assert names == ["ours", "ours, encrypted"] and " times the CPU seconds" in report
+    else:
+        assert names == ["ours"] and "encryption was not measured" in report
+    for row in unlimited:
+        if len(row) == 8:
+            assert float(row[2]) > 0 and float(row[3]) > 0

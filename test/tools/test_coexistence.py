@@ -1,0 +1,192 @@
+"""--traffic-class: DATA in a class of its own, whose queues other traffic goes before; --loss-budget,
+and --record-loss: the share that such queues lose, and which packets."""
+import http.server
+import json
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from program import BUILD, ROOT, TIMEOUT, run
+from test_program import data, settings, train, weights  # pylint: disable=unused-import
+from test_udp import (MTU, NETWORK, PACKET, hosts, namespaces,  # pylint: disable=unused-import
+                      one_line, options, reference, results, testbed, total, train_on)
+
+
+@pytest.mark.parametrize("name", ["low", "le2", "cs8", "af44", "af1", "64", "-1", "1.5"])
+def test_no_such_class(data, tmp_path, name):
+    line = one_line(run(*settings(data, tmp_path), f"--traffic-class={name}"), 2)
+    assert "--traffic-class: expected default, le, cs0 to cs7" in line and f"'{name}'" in line
+
+
+@pytest.mark.parametrize("ipv, name, dscp", [(4, "le", 1), (6, "le", 1), (4, "af13", 14),
+                                             (6, "40", 40)])
+def test_marks_on_the_wire(namespaces, data, tmp_path, ipv, name, dscp):
+    """All DATA is marked, control is not but for the few that count on coming behind DATA; and the
+    model is the one of a network without classes."""
+    changes = {"loss_rate": 0.1, "steps": 10, "packet_bytes": PACKET - 20}
+    with testbed.Hosts(4, ipv=ipv, mtu=MTU) as made:
+        made.watch_marks(dscp)
+        log = train_on(made, data, tmp_path / "udp", traffic_class=name, **changes)
+        seen = made.counted()
+    print(seen)
+    assert seen["data"] == seen["data_marked"] > 5000
+    assert 0 < seen["control_marked"] < seen["control"] / 3
+    assert results(log) == results(reference(data, tmp_path / "mpi", **changes))
+
+
+def test_default_class_marks_nothing(hosts, data, tmp_path):
+    hosts.watch_marks(1)
+    train_on(hosts, data, tmp_path, steps=5)
+    seen = hosts.counted()
+    assert seen["data"] > 1000 and seen["data_marked"] == seen["control_marked"] == 0
+
+
+def test_control_that_overtakes_ends_no_phase(namespaces, data, tmp_path):
+    """DATA waits in a slow queue that control passes by: it is waited for, nothing is late or
+    lost, and the bits are those of a link that loses nothing."""
+    changes = {"loss_rate": 0.1, "steps": 8, "packet_bytes": 1400}
+    with testbed.Hosts(4, rate="1gbit") as made:
+        made.yield_to_others(1, queue="8mb", rate="30mbit", host_queue="8mb")
+        log = train_on(made, data, tmp_path / "udp", traffic_class="le", **changes)
+        assert made.overflowed() == 0
+    print([{name: event[name] for name in NETWORK} for event in log if event["event"] == "step"])
+    assert total(log, "late") == 0
+    assert results(log) == results(reference(data, tmp_path / "mpi", **changes))
+    assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
+
+
+# ---- the loss budget, and what arrived ----
+
+def test_budget_needs_a_pace(data, tmp_path):
+    line = one_line(run(*settings(data, tmp_path), "--loss-budget=0.1"), 2)
+    assert "--loss-budget: expected --pace-gbps too" in line
+
+
+def lost(log, last):
+    """Share of packets lost in the last so many steps."""
+    steps = [event for event in log if event["event"] == "step"][-last:]
+    return sum(e["gradient_loss_rate"] + e["parameter_loss_rate"] for e in steps) / (2 * last)
+
+
+def test_loss_budget(namespaces, data, tmp_path):
+    """A short queue loses much of what comes as fast as it can, and about the budget under one."""
+    with testbed.Hosts(4, rate="100mbit") as made:
+        made.yield_to_others(1, queue="20kb")
+        changes = {"traffic_class": "le", "steps": 50, "packet_bytes": 1444, "val": None}
+        free = train_on(made, data, tmp_path / "free", **changes)
+        held = train_on(made, data, tmp_path / "held", pace_gbps=0.1, loss_budget=0.05, **changes)
+    print(lost(free, 25), lost(held, 25), [e["pace_kbps"] for e in held if e["event"] == "step"])
+    assert all(e["pace_kbps"] == 0 for e in free if e["event"] == "step")
+    assert lost(free, 25) > 0.15
+    assert lost(held, 25) < 0.1
+    assert min(e["pace_kbps"] for e in held if e["event"] == "step") < 399000
+
+
+def share(files):
+    done = subprocess.run([ROOT / "scripts" / "loss_trace.py", *files], text=True, check=True,
+                          capture_output=True)
+    return json.loads(done.stderr), done.stdout
+
+
+def check_trace(log, files):
+    """The trace says what the log says."""
+    told, text = share(files)
+    logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
+    assert told["share"] == pytest.approx(logged, abs=1e-9) and told["lost"] > 100
+    return told, text
+
+
+def test_trace_of_a_network(hosts, data, tmp_path):
+    hosts.lose(10)
+    log = train_on(hosts, data, tmp_path / "udp", steps=10, record_loss=tmp_path / "trace")
+    told, _ = check_trace(log, [f"{tmp_path}/trace.{rank}" for rank in range(4)])
+    assert told["links"] == 2 * 4 * 3
+    assert told["mean_run"] == pytest.approx(told["mean_run_if_independent"], rel=0.05)
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_trace_of_injected_bursts(data, tmp_path, ranks):
+    """Recorded as they were injected, and injected again as they were recorded."""
+    changes = {"loss_rate": 0.2, "steps": 20, "ranks": ranks}
+    log = train(data, tmp_path / "burst", loss_model="burst:6", record_loss=tmp_path / "t", **changes)
+    files = [f"{tmp_path}/t.{rank}" for rank in range(ranks)] or [tmp_path / "t"]
+    told, text = check_trace(log, files)
+    assert told["mean_run"] == pytest.approx(6, rel=0.15)
+    (tmp_path / "replay").write_text(text)
+    again = train(data, tmp_path / "again", loss_model=f"trace:{tmp_path}/replay", **changes)
+    for phase in ("gradient", "parameter"):
+        rate = f"{phase}_loss_rate"
+        assert again[-1][rate] == pytest.approx(log[-1][rate], abs=0.05)
+
+
+def test_trace_that_cannot_be_written(data, tmp_path):
+    done = run(*settings(data, tmp_path), "--record-loss=/nowhere/trace")
+    assert done.returncode == 1
+    assert "cannot write the loss trace /nowhere/trace: No such file" in done.stderr
+
+
+# ---- the experiment ----
+
+class Slow(http.server.BaseHTTPRequestHandler):
+    """Serves one request at a time, in 20 ms."""
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):  # pylint: disable=invalid-name
+        time.sleep(0.02)
+        body = b"x" * 5000
+        self.send_response(200 if self.path == "/object" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):  # pylint: disable=arguments-differ
+        pass
+
+
+def fetch(path, rate=100):
+    with http.server.HTTPServer(("127.0.0.1", 0), Slow) as server:
+        server.socket.listen(1024)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        done = subprocess.run([BUILD / "dev" / "coexistence" / "web_client", str(rate), "1", "3", path,
+                               f"127.0.0.1:{server.server_port}"], text=True, capture_output=True,
+                              check=True, timeout=60)
+        server.shutdown()
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_client_waits_for_nobody():
+    """A server of 50 requests per second gets 100: requests begin when they are due, and the time
+    that each waits for those before it counts."""
+    lines = fetch("/object")
+    assert 60 < len(lines) < 150 and all(took != "failed" for _, took in lines)
+    assert max(float(begun) for begun, _ in lines) < 1
+    times = [float(took) for _, took in lines]
+    assert min(times) >= 20 and max(times) > 15 * len(times) - 1000
+
+
+def test_client_knows_an_error():
+    assert {took for _, took in fetch("/nowhere", rate=10)} == {"failed"}
+    done = subprocess.run([BUILD / "dev" / "coexistence" / "web_client", "1"], check=False, capture_output=True)
+    assert done.returncode == 2
+
+
+def test_experiment(namespaces, tmp_path):  # pylint: disable=unused-argument
+    """dev/coexistence/measured.py does what it says; how fast is not for a busy machine to say."""
+    if not shutil.which("nginx"):
+        pytest.skip("no nginx (package nginx-light); a web service beside training was not tried")
+    done = subprocess.run([sys.executable, ROOT / "dev" / "coexistence" / "measured.py", "--quick", "--out",
+                           tmp_path], text=True, capture_output=True, check=False, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    made = json.loads((tmp_path / "results.json").read_text())
+    beside = {result["beside"]: result for result in made["web"]}
+    assert list(beside) == ["nothing", "TCP", "lossy, default class", "lossy, le"]
+    assert all(r["requests"] > 20 and r["failed"] == 0 for r in beside.values())
+    assert beside["TCP"]["lost"] == 0 and beside["lossy, le"]["late"] == 0
+    assert made["change"]["points"] and set(made["cost"]["val_loss"]) == {
+        "none", "independent", "trace"}
+    assert (tmp_path / "measured.png").stat().st_size > 10000
+    assert "| 50 | lossy, le |" in (tmp_path / "report.md").read_text()

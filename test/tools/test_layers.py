@@ -1,0 +1,56 @@
+"""dev/check_layers.py finds an include, and a call, that runs upward."""
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from program import BUILD, ROOT
+
+INCLUDE = '#include "lossynet/algorithm/algorithm.h"\n'
+CALL = ("int lossynet_broadcast_end(void *net);\n"
+        "int planted(void *net);\n"
+        "int planted(void *net) { return lossynet_broadcast_end(net); }\n")
+
+
+def check(root, build):
+    return subprocess.run([sys.executable, ROOT / "dev/check_layers.py", "--root", root, "--build",
+                           build, "--", "gcc", "-I.", "-D_GNU_SOURCE"], text=True,
+                          capture_output=True, check=False)
+
+
+@pytest.fixture(name="copy")
+def copy_(tmp_path):
+    """The sources and objects, to plant something in."""
+    shutil.copytree(ROOT / "lossynet", tmp_path / "lossynet")
+    for path in (BUILD / "lossynet").rglob("*.o"):
+        if (ROOT / path.relative_to(BUILD).with_suffix(".c")).exists():
+            to = tmp_path / "build" / path.relative_to(BUILD)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, to)
+    return tmp_path
+
+
+def test_as_it_is(copy):
+    done = check(copy, copy / "build")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_planted_include(copy):
+    source = copy / "lossynet/transport/send.c"
+    source.write_text(INCLUDE + source.read_text(encoding="utf-8"), encoding="utf-8")
+    done = check(copy, copy / "build")
+    assert done.returncode == 1
+    assert ("lossynet/transport/send.c includes lossynet/algorithm/algorithm.h: transport must not "
+            "know it\n") in done.stdout
+
+
+def test_planted_call(copy):
+    source = copy / "lossynet/transport/planted.c"
+    source.write_text(CALL, encoding="utf-8")
+    subprocess.run(["gcc", "-c", source, "-o", copy / "build/lossynet/transport/planted.o"],
+                   check=True)
+    done = check(copy, copy / "build")
+    assert done.returncode == 1
+    assert done.stdout == ("lossynet/transport/planted.c calls lossynet_broadcast_end of "
+                           "lossynet/algorithm/parameter.c: transport must not know it\n")

@@ -1,0 +1,101 @@
+"""dev/scaling/scaling.py against what can be computed exactly, in small cases."""
+import sys
+
+import numpy as np
+import pytest
+
+from program import ROOT
+
+sys.path.insert(0, str(ROOT / "dev" / "scaling"))
+import scaling  # pylint: disable=wrong-import-position
+
+DRAWS = 400_000
+
+
+def expected_most(loss, flows):
+    """E max over flows of the times a message is lost in a row: sum over k of P(somebody > k)."""
+    return sum(1 - (1 - loss ** k) ** flows for k in range(1, 400))
+
+
+@pytest.mark.parametrize("loss, flows", [(0.1, 1), (0.5, 2), (0.1, 12), (0.01, 100_000)])
+def test_unluckiest_message(loss, flows):
+    """The maximum over flows of geometric repetitions, as control messages have them."""
+    rng = np.random.default_rng(1)
+    drawn = scaling.repeated(loss, flows, rng.random(DRAWS)).mean()
+    assert drawn == pytest.approx(expected_most(loss, flows), rel=0.01)
+    assert np.all(scaling.repeated(0, flows, rng.random(5)) == 0)
+
+
+def test_go_back_n_of_one_packet_waits_for_time_outs():
+    """A message of one packet has nothing after it: every loss is a time-out."""
+    net = scaling.Network(100, 10e-6, 0.2, ack_timeout=0.067)
+    rng = np.random.default_rng(1)
+    extra = scaling.flow_extra(rng, "roce", 1, net, DRAWS)
+    assert extra.mean() == pytest.approx(0.067 * 0.2 / 0.8, rel=0.01)
+    slowest = extra.reshape(-1, 8).max(axis=1)
+    assert slowest.mean() == pytest.approx(0.067 * expected_most(0.2, 8), rel=0.01)
+
+
+def test_go_back_n_of_many_packets():
+    """A round trip per packet lost, a time-out per repetition lost and per loss of the last."""
+    net = scaling.Network(100, 10e-6, 0.1, ack_timeout=0.067)
+    extra = scaling.flow_extra(np.random.default_rng(1), "roce", 50, net, DRAWS)
+    exact = 49 * 0.1 * 10e-6 + 0.067 * (49 * 0.1 * 0.1 / 0.9 + 0.1 / 0.9)
+    assert extra.mean() == pytest.approx(exact, rel=0.01)
+
+
+def test_selective_repeat_equals_packets_drawn_one_by_one():
+    loss, n, rtt = 0.2, 20, 10e-6
+    net = scaling.Network(100, rtt, loss)
+    spacing = net.spacing("select")
+    rng = np.random.default_rng(1)
+    drawn = scaling.selective_quantiles(n, net, rng.random(DRAWS))
+    lost = rng.geometric(1 - loss, (DRAWS, n)) - 1
+    late = lost * rtt - spacing * np.arange(n - 1, -1, -1)
+    late[:, -1] = np.where(lost[:, -1] > 0, 320e-6 + (lost[:, -1] - 1) * rtt, 0)
+    # extra is drawn on a grid of a round trip and of 1/300 of the range
+    assert drawn.mean() == pytest.approx(np.maximum(late.max(axis=1), 0).mean(), rel=0.02)
+    assert np.mean(drawn > 300e-6) == pytest.approx(loss, rel=0.02)
+
+
+def test_without_loss_everything_takes_the_wire_time():
+    net = scaling.Network(100, 0, 0)
+    size = 64 * 4096 * 1000
+    spacing = net.spacing("roce")
+    assert scaling.exchange("ring roce", net, 64, size) == pytest.approx(2 * 63 * 1000 * spacing)
+    assert scaling.exchange("tree roce", net, 64, size) == pytest.approx(2 * 64 * 1000 * spacing)
+    count = scaling.packets("lossy", size / 64)
+    wire = 2 * 63 * count * net.spacing("lossy")
+    control = 3 * 63 * 120 * 8 / 1e11
+    assert scaling.exchange("lossy", net, 64, size) == \
+        pytest.approx(wire + 2 * scaling.PHASE + control, rel=1e-9)
+
+
+def test_a_ring_waits_for_its_slowest_link():
+    """Two workers and one round each way: the mean of the slowest, by hand."""
+    net = scaling.Network(100, 0, 0.3, ack_timeout=1.0)
+    rng = np.random.default_rng(1)
+    times = np.mean([scaling.ring(rng, "roce", net, 2, 2 * 4096) for _ in range(3000)])
+    lost = rng.geometric(0.7, (DRAWS, 2, 2)) - 1  # draws, rounds, links; one packet in each
+    first = lost[:, 0].max(axis=1)                # both links wait for both
+    assert times == pytest.approx((first + lost[:, 1].max(axis=1)).mean(), rel=0.05)
+
+
+def test_loss_slows_the_reliable_more_with_workers_and_taxes_only_the_lossy():
+    size = 1e9
+    quiet, noisy = scaling.Network(100, 10e-6, 1e-6), scaling.Network(100, 10e-6, 0.01)
+    for name in ("tree roce", "ring tcp"):
+        assert scaling.exchange(name, noisy, 16, size) > \
+            1.5 * scaling.exchange(name, quiet, 16, size)
+    assert scaling.exchange("lossy", noisy, 16, size) < \
+        1.1 * scaling.exchange("lossy", quiet, 16, size)
+    assert scaling.step(1.0, 3.0, 0.5, 0.1) == pytest.approx(4.2)
+    n = len(scaling.LOSSES)
+    assert scaling.crossing([1] * n, [0] * n) is None
+    assert scaling.crossing([1] * n, [0, 2] + [0] * (n - 3) + [2]) == scaling.LOSSES[-1]
+    assert scaling.crossing([1] * n, [2] * n) == scaling.LOSSES[0]
+
+
+def test_model_meets_what_was_measured():
+    for line in scaling.calibration().splitlines()[2:]:
+        assert abs(float(line.split("|")[6].strip(" %"))) <= 12, line

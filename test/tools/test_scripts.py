@@ -1,0 +1,60 @@
+"""The scripts, as people call them."""
+import subprocess
+
+import pytest
+
+from program import BUILD, ROOT, environment_of, read_log
+
+
+def call(*command, **environment):
+    env = environment_of({"TRAIN_LLAMA2": str(BUILD / "train_llama2"), **environment})
+    return subprocess.run([str(part) for part in command], cwd=ROOT, env=env, text=True,
+                          capture_output=True, timeout=600, check=False)
+
+
+def test_quickstart_from_text_to_plot(tmp_path):
+    """All of it, with 8 steps instead of 560."""
+    done = call("scripts/quickstart.sh", tmp_path, STEPS="8")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split()[0] for line in done.stdout.splitlines()
+            if line.startswith(("reliable ", "lead off ", "lossy ", "rps ")) and "%" in line]
+    assert rows == ["reliable", "lead", "lossy", "rps"]
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if str(tmp_path) not in line)
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    assert len((tmp_path / "table.md").read_text().splitlines()) == 6
+    for name in ("reliable", "lead-off", "lossy", "rps"):
+        assert read_log(tmp_path / name / "log.jsonl")[-1]["status"] == "complete"
+        assert (tmp_path / name / "checkpoint-00000008" / "tokenizer.model").exists()
+    done = call("scripts/quickstart.sh", tmp_path, STEPS="4")  # again: it takes the runs' place
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "rps").glob("checkpoint-*")] == ["checkpoint-00000004"]
+    text = (tmp_path / "data" / "kjv.txt").read_text(encoding="utf-8")
+    assert "In the beginning God created the heaven and the earth." in text
+    assert len(text) > 4_000_000 and ":" not in text.split("\n", 3)[2].split()[0]
+
+
+def test_report_refuses_a_run_that_did_not_end(tmp_path):
+    done = call("scripts/sweeps/report.py", "--out", tmp_path, tmp_path)
+    assert done.returncode == 1 and "log.jsonl" in done.stderr
+    (tmp_path / "log.jsonl").write_text('{"event":"run"}\n')
+    done = call("scripts/sweeps/report.py", "--out", tmp_path, tmp_path)
+    assert done.returncode == 1 and "did not end" in done.stderr
+    (tmp_path / "log.jsonl").write_text("{\n")
+    done = call("scripts/sweeps/report.py", "--out", tmp_path, tmp_path)
+    assert done.returncode == 1 and "log.jsonl:1" in done.stderr
+
+
+def test_dependencies_has_nothing_to_say_when_all_is_there():
+    assert call("scripts/dependencies.sh", "test").stdout == ""
+    assert call("scripts/dependencies.sh", "nonsense").returncode == 2
+
+
+@pytest.mark.parametrize("name, said", [
+    ("none", "none: No such file or directory; expected what --record-loss wrote"),
+    ("text", "text, line 1: expected what --record-loss writes"),
+])
+def test_loss_trace_refuses_in_one_line(tmp_path, name, said):
+    (tmp_path / "text").write_bytes(b"\xffno trace\n")
+    done = subprocess.run([ROOT / "scripts" / "loss_trace.py", name], cwd=tmp_path, text=True,
+                          capture_output=True, check=False)
+    assert done.returncode == 1 and done.stderr == said + "\n"

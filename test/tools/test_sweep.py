@@ -1,0 +1,409 @@
+"""scripts/sweeps/sweep.py, with real runs of seconds: what it runs, what it repeats, and its arithmetic."""
+import csv
+import gzip
+import importlib
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from program import BUILD, MPI, ROOT, events, markov_tokens, write_tokens
+
+sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
+sweep_report = importlib.import_module("sweep_report")
+
+SETTINGS = """
+# a tiny sweep
+train = {data}/train.bin
+val = {data}/val.bin
+device = cpu
+model = 260K
+workers = 2
+batch = 1
+seq = 16
+steps = 6
+lr = 5e-3
+eval-sequences = 8
+packet-bytes = 128
+
+[steep]
+title = From scratch
+seed = 1 2 3
+loss-rate = 0 0.25
+
+[one phase]
+seed = 1
+gradient-loss-rate/parameter-loss-rate = 0/0 0.5/0
+
+[continued]
+start = steep
+seed = 11
+lr = 1e-3
+loss-rate = 0 0.25
+estimator = mean balanced
+repair = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(4000, 64, 1), vocabulary=64)
+    write_tokens(folder / "val.bin", markov_tokens(600, 64, 2), vocabulary=64)
+    return folder
+
+
+def command(*arguments):
+    return [sys.executable, str(ROOT / "scripts" / "sweeps" / "sweep.py"), *map(str, arguments)]
+
+
+def environment(**more):
+    return {**os.environ, **MPI, "TRAIN_LLAMA2": str(BUILD / "train_llama2"), **more}
+
+
+def sweep(*arguments, **more):
+    return subprocess.run(command(*arguments), cwd=ROOT, env=environment(**more), text=True,
+                          capture_output=True, timeout=300, check=False)
+
+
+def write(path, text, data):
+    path.write_text(text.format(data=data))
+    return path
+
+
+def results(path):
+    return {entry["id"]: entry for entry in map(json.loads, path.read_text().splitlines())}
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    """A sweep that ran to its end: settings, output folder, what it printed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    settings = write(folder / "tiny", SETTINGS, data)
+    done = sweep(settings, "--out", folder / "out", "--jobs", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return settings, folder / "out", done
+
+
+def rows_of(out):
+    with open(out / "table.csv", encoding="utf-8", newline="") as file:
+        return {(row["section"], row["run"]): row for row in csv.DictReader(file)}
+
+
+# ---- what is run ----------------------------------------------------------------------------
+
+def test_runs_every_combination_once(finished):
+    _, out, done = finished
+    entries = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    # 3 seeds x 2 rates; one phase adds one; continued: no loss counts once for both estimators
+    assert len(entries) == 6 + 1 + 3 == len({entry["id"] for entry in entries})
+    assert all(entry["status"] == "complete" and entry["revision"] for entry in entries)
+    assert str(out) not in (out / "results.jsonl").read_text()
+    assert all(len(line) <= 79 for line in done.stdout.splitlines() if str(out) not in line)
+    assert len(re.findall(r"^\d+/10 ", done.stdout, re.MULTILINE)) == 10
+    # Only the model that others start from is kept.
+    kept = [path.parent.name for path in out.glob("runs/*/checkpoint-*")]
+    assert len(kept) == 1
+
+
+def test_a_finished_run_is_not_repeated(finished, data, tmp_path):
+    settings, out, _ = finished
+    before = (out / "results.jsonl").read_text()
+    done = sweep(settings, "--out", out)
+    assert done.returncode == 0 and (out / "results.jsonl").read_text() == before
+    # Results kept from elsewhere count too, also for other settings that ask for the same runs.
+    other = write(tmp_path / "other", SETTINGS.split("[one phase]")[0]
+                  .replace("lr = 5e-3", "lr = 0.005").replace("steps = 6", "steps = 6\nthreads = 1")
+                  .replace("loss-rate = 0 0.25", "loss-rate = 0 0.250"), data)
+    done = sweep(other, "--out", tmp_path / "out", "--results", out / "results.jsonl")
+    assert done.returncode == 0 and not (tmp_path / "out" / "results.jsonl").exists()
+    assert rows_of(tmp_path / "out")["From scratch", "25%"]["seeds"] == "1 2 3"
+
+
+def test_the_lead_tells_runs_apart(data, tmp_path):
+    """Results from before --lead existed are those of --lead off; without loss only a number counts."""
+    def ids(lead):
+        text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
+        listed = sweep(write(tmp_path / "lead", text.replace("steps = 6", f"steps = 6\n{lead}"), data),
+                       "--list")
+        assert listed.returncode == 0, listed.stderr
+        return [line.split()[0] for line in listed.stdout.splitlines()]
+    off, auto, both = ids("lead = off"), ids(""), ids("lead = off 1")
+    assert auto == ids("lead = auto") and len(off) == len(auto) == 2 and len(both) == 4
+    assert off[0] == auto[0] and off[1] != auto[1]
+    assert set(off) < set(both) and auto[1] not in both
+
+
+def test_a_sweep_can_compute_in_bf16(finished, data, tmp_path):
+    """Settings choose --dtype; such runs are others than those in float32, and learn as well."""
+    text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
+    settings = write(tmp_path / "half", text.replace("device = cpu", "device = cpu\ndtype = bf16"), data)
+    done = sweep(settings, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    half, whole = (results(out / "results.jsonl") for out in (tmp_path / "out", finished[1]))
+    assert len(half) == 2 and not set(half) & set(whole)
+    logs = list((tmp_path / "out").glob("runs/*/log.jsonl"))
+    assert {events(log, "run")[0]["options"]["dtype"] for log in logs} == {"bf16"}
+
+
+def test_links_with_rates_of_their_own_lose(data, tmp_path):
+    """A run that loses on one link only is no baseline; "none" is the default, as are equal models."""
+    settings = write(tmp_path / "uneven", SETTINGS.split("[steep]")[0] + """
+data-split = contiguous
+[uneven]
+loss-rate/loss-at = 0/none 0/0=0.5 0.2/none 0.2/0-1=1
+loss-model = bernoulli outage:2
+""", data)
+    done = sweep(settings, "--out", tmp_path / "out", "--list")
+    lines = [line.split("uneven, ")[1] for line in done.stdout.splitlines()]
+    assert lines == ["no loss, seed 1"] + [
+        f"{rate}, loss-at {at}, loss-model {model}, seed 1"
+        for rate, at in (("0%", "0=0.5"), ("20%", "none"), ("20%", "0-1=1"))
+        for model in ("bernoulli", "outage:2")]
+    plain = write(tmp_path / "plain", SETTINGS.split("[steep]")[0] +
+                  "\n[uneven]\nloss-rate = 0 0.2\n", data)
+    ids = {name: [line.split()[0] for line in sweep(
+        file, "--out", tmp_path / "out", "--list").stdout.splitlines()]
+        for name, file in (("uneven", settings), ("plain", plain))}
+    assert len(set(ids["uneven"])) == 7 and not set(ids["plain"]) & set(ids["uneven"])
+
+
+def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
+    """The sweep does not run it: it must be the same to the last digit."""
+    perplexities = set()
+    for algorithm in ("reliable", "lossy", "naive"):
+        log = tmp_path / f"{algorithm}.jsonl"
+        subprocess.run([str(BUILD / "train_llama2"), "--model", "260K", "--workers", "2", "--batch",
+                        "1", "--seq", "16", "--steps", "5", "--lr", "5e-3", "--train",
+                        str(data / "train.bin"), "--val", str(data / "val.bin"), "--quiet",
+                        "--algorithm", algorithm, "--log", str(log)], cwd=ROOT,
+                       env=environment(OMP_NUM_THREADS="2"), check=True, timeout=120)
+        perplexities.add(events(log, "end")[0]["val_perplexity"])
+    assert len(perplexities) == 1
+
+
+def test_goes_on_after_kill_and_interrupt(data, tmp_path):
+    """SIGINT saves what runs; SIGKILL loses what was not saved; the end is the same, bit for bit."""
+    text = SETTINGS.split("[one phase]")[0].replace("steps = 6", "steps = 150\nsave-every = 10")
+    text = text.replace("seed = 1 2 3", "seed = 1").replace("eval-sequences = 8",
+                                                            "eval-sequences = 2")
+    settings = write(tmp_path / "long", text, data)
+    whole = sweep(settings, "--out", tmp_path / "whole", "--jobs", "2")
+    assert whole.returncode == 0, whole.stderr
+    out = tmp_path / "cut"
+    resumed = 0
+    for number in (signal.SIGINT, signal.SIGKILL):
+        # In a process group of its own, all of which gets the signal, as from a terminal.
+        process = subprocess.Popen(command(settings, "--out", out, "--jobs", "2"), cwd=ROOT,
+                                   env=environment(), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, start_new_session=True)
+        deadline = time.monotonic() + 60
+        while not list(out.glob(f"runs/*/checkpoint-*{'1' if resumed else ''}0/trainer.json")):
+            if time.monotonic() > deadline or process.poll() is not None:
+                break
+            time.sleep(0.01)
+        resumed += 1
+        os.killpg(process.pid, number)
+        process.wait(timeout=60)
+    last = sweep(settings, "--out", out, "--jobs", "2")
+    assert last.returncode == 0, last.stderr
+    assert list(out.glob("runs/*/log.jsonl"))
+    logs = [events(path, "resume") for path in out.glob("runs/*/log.jsonl")]
+    assert any(logs), "no run was resumed"
+    first, second = results(tmp_path / "whole" / "results.jsonl"), results(out / "results.jsonl")
+    assert first.keys() == second.keys()
+    for name, entry in first.items():
+        assert entry["perplexity"] == second[name]["perplexity"]
+        assert entry["losses"] == second[name]["losses"]
+
+
+def test_two_sweeps_do_not_share_a_folder(finished):
+    import fcntl
+    settings, out, _ = finished
+    with open(out / "lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = sweep(settings, "--out", out)
+    assert done.returncode == 1 and "another sweep is at work" in done.stderr
+
+
+def test_a_run_that_fails_does_not_stop_the_others(data, tmp_path):
+    """The program judges by --dry-run first, so only what it cannot foresee comes to this."""
+    text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
+    settings = write(tmp_path / "broken", text, data)
+    fake = tmp_path / "program"
+    fake.write_text("#!/bin/sh\ncase \"$*\" in *dry-run*) ;; *'--loss-rate 0.25'*) "
+                    "echo 'no luck today' >&2; exit 3 ;; esac\n"
+                    f"exec {BUILD / 'train_llama2'} \"$@\"\n")
+    fake.chmod(0o755)
+    done = sweep(settings, "--out", tmp_path / "out", TRAIN_LLAMA2=str(fake))
+    assert done.returncode == 1
+    assert "exit code 3: no luck today" in done.stderr and "1 runs are left" in done.stderr
+    assert len(results(tmp_path / "out" / "results.jsonl")) == 1
+
+
+def test_launcher_stands_before_every_command(data, tmp_path):
+    """Two ranks under mpirun give what one process gives."""
+    text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
+    alone = write(tmp_path / "alone", text, data)
+    many = write(tmp_path / "many", "launch = mpirun -np 2\nlink = mpi\n" + text, data)
+    assert sweep(alone, "--out", tmp_path / "a").returncode == 0
+    done = sweep(many, "--out", tmp_path / "b")
+    assert done.returncode == 0, done.stderr
+    first, second = (results(tmp_path / part / "results.jsonl") for part in "ab")
+    assert sorted(entry["perplexity"] for entry in first.values()) == \
+           sorted(entry["perplexity"] for entry in second.values())
+
+
+def test_gcide_makes_text_and_tokens(tmp_path):
+    """Entries on one line each, without pronunciation and source; every 50th is held out."""
+    random = np.random.default_rng(1)
+    words = ["".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), 7)) for _ in range(300)]
+    words[9], words[4] = "owner", "packet"
+    entries = [f"Word{i} \\Wo*rd{i}\\, n.\n   A {words[i % 10]} of\n   {words[i % 300 // 10]}s. "
+               "[1913 Webster]\n\n" for i in range(100_001)]
+    with gzip.open(tmp_path / "dictionary", "wt", compresslevel=1) as file:
+        file.writelines(entries)
+    done = subprocess.run(["data/gcide.sh", str(tmp_path / "data"), "400"], cwd=ROOT, text=True,
+                          env={**os.environ, "GCIDE": str(tmp_path / "dictionary"),
+                               "TOKENIZE": str(BUILD / "tokenize")}, capture_output=True,
+                          timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    held = (tmp_path / "data" / "val.txt").read_text().splitlines()
+    kept = (tmp_path / "data" / "train.txt").read_text().splitlines()
+    assert held[0] == "Word49, n. A owner of packets." and len(held) == 2000
+    assert kept[0].startswith("Word40, n. A ") and len(kept) == 100_001 - 40 - 2000
+    for part in ("train", "val"):
+        assert (tmp_path / "data" / f"gcide_{part}.bin").stat().st_size > 1024
+
+
+# ---- arithmetic -----------------------------------------------------------------------------
+
+def test_table_is_what_the_logs_say(finished):
+    """Every number of one row again, from the runs' logs."""
+    _, out, _ = finished
+    pairs, lost, drift = {}, [], []
+    for path in out.glob("runs/*/log.jsonl"):
+        head, end = events(path, "run")[0], events(path, "end")[0]
+        options = head["options"]
+        if options["lr"] != 0.005 or options["gradient-loss-rate"] == 0.5:
+            continue
+        lossy = options["loss-rate"] == 0.25
+        pairs.setdefault(options["seed"], {})[lossy] = end["val_perplexity"]
+        if lossy:
+            steps = events(path, "step")
+            lost.append(sum(step["gradient_loss_rate"] for step in steps) / len(steps))
+            drift.append(sum(step["drift"] for step in steps) / len(steps))
+    changes = [100 * (pairs[seed][True] / pairs[seed][False] - 1) for seed in (1, 2, 3)]
+    mean = sum(changes) / 3
+    deviation = math.sqrt(sum((change - mean) ** 2 for change in changes) / 2)
+    row = rows_of(out)["From scratch", "25%"]
+    assert [float(text) for text in row["changes"].split()] == pytest.approx(changes, abs=1e-3)
+    assert float(row["mean"]) == pytest.approx(mean, abs=1e-3)
+    # 4.303: Student's t, two degrees of freedom, 97.5%, from the printed tables
+    assert float(row["interval"]) == pytest.approx(4.303 * deviation / math.sqrt(3), rel=1e-3,
+                                                   abs=1e-3)
+    assert float(row["gradient_loss_rate"]) == pytest.approx(sum(lost) / 3, rel=1e-4)
+    assert float(row["drift"]) == pytest.approx(sum(drift) / 3, rel=1e-4)
+    assert ("From scratch", "no loss") in rows_of(out)
+    assert float(rows_of(out)["one phase", "50% gradient phase"]["parameter_loss_rate"]) == 0
+    for entry in results(out / "results.jsonl").values():
+        if entry["key"].get("loss-rate"):
+            assert sum(entry["ages"]) == pytest.approx(1, abs=2e-3)
+    markdown = (out / "table.md").read_text()
+    assert f"{mean:+.2f}" in markdown and "**From scratch**" in markdown
+    again = {run: float(row["extra_traffic"]) for (_, run), row in rows_of(out).items()}
+    assert again["25%"] == 0 and again["25%, estimator mean"] == pytest.approx(0.25, abs=0.08)
+    assert f"| {100 * again['25%, estimator mean']:.1f}% |" in markdown
+
+
+@pytest.mark.parametrize("freedom, quantile", [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776),
+                                               (9, 2.262), (29, 2.045)])
+def test_interval_is_students(freedom, quantile):
+    """Against the printed tables. Half of these values are 1 above their mean, half 1 below; one more is
+    the mean where their number is odd."""
+    values = [(-1.0) ** i for i in range((freedom + 1) // 2 * 2)] + [0.0] * ((freedom + 1) % 2)
+    error = math.sqrt((freedom + 1) // 2 * 2 / freedom / (freedom + 1))
+    assert sweep_report.interval(values) == pytest.approx(quantile * error, abs=6e-4)
+
+
+def test_interval_of_few_values():
+    assert sweep_report.interval([]) is None and sweep_report.interval([1.0]) is None
+    # mean 2, deviation 1: 4.303 / sqrt(3)
+    assert sweep_report.interval([1.0, 2.0, 3.0]) == pytest.approx(2.484, abs=1e-3)
+
+
+def test_step_tax_reads_the_curve_backwards():
+    base = {"evaluations": [[10, 100.0], [20, 50.0], [30, 60.0], [40, 40.0]]}
+    tax = lambda perplexity: sweep_report.step_tax(base, perplexity)
+    assert tax(40.0) == tax(39.0) == 0
+    assert tax(50.0) == pytest.approx(1 - 35 / 40)  # halfway from 30 to 40, not at 20
+    assert tax(80.0) == pytest.approx(1 - 14 / 40)
+    assert tax(200.0) == 1
+    assert sweep_report.step_tax({"evaluations": [[40, 40.0]]}, 50.0) is None
+
+
+def test_plots_are_there(finished):
+    _, out, _ = finished
+    for name in ("change", "curves", "drift", "ages"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (out / f"{name}.png").stat().st_size > 5000
+        svg = (out / f"{name}.svg").read_text()
+        assert svg.rstrip().endswith("</svg>") and len(svg) > 5000
+
+
+# ---- bad input ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("change, said", [
+    (("loss-rate = 0 0.25\n\n[one", "los-rate = 0 0.25\n\n[one"), "no option '--los-rate'; 'loss-rate'"),
+    (("loss-rate = 0 0.25\n\n[one", "loss-rate = 0 1.5\n\n[one"), "expected a number from 0 to 1"),
+    (("seed = 1\ngradient-loss-rate/parameter-loss-rate = 0/0",
+      "seed = 4\ngradient-loss-rate/parameter-loss-rate = 0/0.5"), "no run without loss"),
+    (("[steep]", "[steep"), "section's name in brackets"),
+    (("[one phase]", "[steep]"), "a section [steep] already"),
+    (("0/0 0.5/0", "0/0 0.5"), "1 values for 2 options"),
+    (("start = steep", "start = flat"), "earlier section"),
+    (("steps = 6", "steps = 6\nout = here"), "sweep's own"),
+    (("steps = 6", "steps 6"), "expected 'option = value value ...'"),
+    (("steps = 6\n", ""), "has no 'steps'"),
+    (("seed = 11", "seed = 11\nseed = 12"), "set already"),
+    (("{data}/val.bin", "{data}/none.bin"), "there is no file"),
+    (("# a tiny", "prepare = false\n# a tiny"), "'false' failed"),
+    (("# a tiny", "prepare = /no/such/program\n# a tiny"), "prepare:"),
+    (("steps = 6", "steps = 6\nno-overlap = perhaps"), "expected yes or no"),
+])
+def test_bad_settings_get_one_line(data, tmp_path, change, said):
+    assert change[0] in SETTINGS
+    settings = write(tmp_path / "bad", SETTINGS.replace(*change), data)
+    done = sweep(settings, "--out", tmp_path / "out")
+    assert done.returncode == 2 and said in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_bad_calls_get_one_line(tmp_path):
+    done = sweep(tmp_path / "none")
+    assert done.returncode == 2 and "No such file" in done.stderr
+    done = sweep("quick", TRAIN_LLAMA2="/no/such/program")
+    assert done.returncode == 2 and "build it with make" in done.stderr
+    done = sweep("quick", "--jobs", "0")
+    assert done.returncode == 2 and "expected 1 or more" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["quick", "paper-small", "paper-7b"])
+def test_ready_made_settings_are_well_formed(name, data, tmp_path):
+    """With other data and without their launcher, the program accepts every run."""
+    text = (ROOT / "scripts" / "sweeps" / "settings" / name).read_text()
+    text = re.sub(r"^(prepare|launch) = .*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^train = .*$", f"train = {data}/train.bin", text, flags=re.MULTILINE)
+    text = re.sub(r"^val = .*$", f"val = {data}/val.bin", text, flags=re.MULTILINE)
+    text = text.replace("models/Llama-2-7b-hf", "7B")
+    text = text.replace("{", "{{").replace("}", "}}")
+    done = sweep(write(tmp_path / name, text, data), "--list")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) > 10
