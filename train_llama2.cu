@@ -43,6 +43,7 @@
 #include "llmc/checkpoint/async_writer.h"
 #include "llmc/model/schedule.h"
 #include "llmc/comm/data_parallel.h"
+#include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
 #include "llmc/cli/validate.h"
 #include "llmc/comm/worker.h"
@@ -827,6 +828,7 @@ int main(int argc, char **argv) {
     struct options options;
     struct lossynet_world world;
     threads_wait_briefly(argv);
+    stop_signal_open();
     if (lossynet_bootstrap(&argc, &argv, &world)) return 1;
     int status = validate_command_line(argc, argv, &world, GIT_REVISION, &options);
     if (!status && world.rank == 0 && (options.help || options.version)) {

@@ -14,7 +14,6 @@
 #include <glob.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,6 +24,7 @@
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/log/error.h"
+#include "llmc/util/stop_signal.h"
 
 enum state { IDLE, READY, WRITING, WRITTEN, FAILED, COMMITTING };
 
@@ -53,39 +53,6 @@ struct async_writer {
     pthread_mutex_t lock;
     struct note note; /* guarded by the lock while the thread runs */
 };
-
-/* ---- signals ---------------------------------------------------------------------------- */
-
-static volatile sig_atomic_t signal_seen;
-
-static void on_signal(int number) {
-    signal_seen = number;
-}
-
-/* Ctrl-C: the first one saves, and a later one ends the program at once. (`timeout -s INT` sends
- * two within a moment.) */
-static void on_interrupt(int number) {
-    static volatile time_t first;
-    if (!signal_seen) first = time(NULL);
-    if (time(NULL) > first + 1) {
-        signal(number, SIG_DFL);
-        raise(number);
-    }
-    signal_seen = number;
-}
-
-static void handle_signals(bool on) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = on ? on_signal : SIG_DFL;
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGUSR1, &action, NULL);
-    struct sigaction before; /* if the signal is ignored (nohup, a sweep), it stays ignored */
-    if (on) action.sa_handler = on_interrupt;
-    if (!sigaction(SIGINT, NULL, &before) && before.sa_handler != SIG_IGN)
-        sigaction(SIGINT, &action, NULL);
-}
 
 /* ---- the thread ------------------------------------------------------------------------- */
 
@@ -220,15 +187,10 @@ static void join(struct async_writer *s) {
     s->thread_runs = false;
 }
 
-/* Signals are handled by the main thread. */
 static void start(struct async_writer *s, enum state state, void *(*work)(void *)) {
-    sigset_t all, before;
     join(s);
     s->note.state = state;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     s->thread_runs = pthread_create(&s->thread, NULL, work, s) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (!s->thread_runs) work(s); /* if no thread can be started, training waits for the write */
 }
 
@@ -243,7 +205,7 @@ static int exchange_notes(struct async_writer *s) {
     pthread_mutex_lock(&s->lock);
     s->mine[0] = s->note;
     pthread_mutex_unlock(&s->lock);
-    s->mine[0].stop = signal_seen;
+    s->mine[0].stop = stop_signal_seen();
     if (s->run->facts.ranks > 1)
         return s->settings.gather(s->settings.gather_context, s->mine, s->all, sizeof *s->mine);
     s->all[0] = s->mine[0];
@@ -426,15 +388,14 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
     if (run->facts.rank == 0) remove_partial(run->facts.options->out);
     if (run->facts.rank == 0 && run->facts.options->overwrite) remove_earlier(run->facts.options);
     if (run->facts.rank == 0 && run->facts.options->resume) recall(s, step);
-    signal_seen = 0;
-    handle_signals(true);
+    stop_signal_note(true);
     *out = s;
     return 0;
 }
 
 void async_writer_close(struct async_writer *s) {
     if (!s) return;
-    handle_signals(false);
+    stop_signal_note(false);
     join(s);
     if (s->run->facts.rank == 0 && s->note.state != IDLE) hf_model_abandon(s->directory);
     for (size_t i = 0; i < s->kept_count; i++) free(s->kept[i]);

@@ -12,8 +12,8 @@
  * training goes on until the next. A killed run leaves whole checkpoints and perhaps a .partial
  * directory, which nobody reads and the next run removes.
  *
- * SIGTERM and SIGUSR1 (Slurm's warning, `--signal=USR1@120`) ask for a checkpoint and an end. The
- * ranks tell each other, so that all stop after the same step.
+ * SIGTERM and SIGUSR1 (Slurm's warning, `--signal=USR1@120`) ask for a checkpoint and an end
+ * (stop_signal.h). The ranks tell each other, so that all stop after the same step.
  *
  * Every rank calls the same functions in the same order, from one thread.
  */
@@ -49,7 +49,7 @@ struct async_writer_settings {
 };
 
 /* step: number of steps that are done when the run starts. Earlier checkpoints of a resumed run
- * count towards options->keep. Installs the signal handlers. A NULL writer writes nothing.
+ * count towards options->keep. From now on signals are noted. A NULL writer writes nothing.
  * Returns 0, or -1 after reporting. */
 int async_writer_open(const struct async_writer_settings *settings, int step,
                       struct async_writer **out);

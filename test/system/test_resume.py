@@ -2,6 +2,7 @@
 import hashlib
 import json
 import os
+import pathlib
 import random
 import re
 import shutil
@@ -306,6 +307,28 @@ def test_signal_saves_and_stops(data, tmp_path, ranks, number):
     succeed(*settings(data, out, resume="auto", **common), ranks=ranks)
     assert numbers(out / "log.jsonl") == numbers(whole / "log.jsonl")
     assert state(checkpoint(out, 40)) == state(checkpoint(whole, 40))
+
+
+def blocked(thread, number):
+    mask = re.search(r"SigBlk:\s*(\w+)", (thread / "status").read_text(encoding="ascii"))[1]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
+def test_no_thread_that_computes_takes_a_signal(data, tmp_path):
+    """The frame of a handler would lie on that thread's stack, which oneDNN's sgemm keeps in the heap."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    process = start(*settings(data, tmp_path, steps=10_000))
+    signal.signal(signal.SIGINT, before)
+    try:
+        wait_for(lambda: steps_done(tmp_path) >= 2, process, "step 2")
+        threads = list(pathlib.Path(f"/proc/{process.pid}/task").iterdir())
+        assert len(threads) >= 3
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            (waiting,) = [thread for thread in threads if not blocked(thread, number)]
+            assert waiting.name != str(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def runs_begun(out):
