@@ -289,13 +289,13 @@ class Slurm:
     KNOWN = {"job-name", "nodes", "ntasks-per-node", "gpus-per-node", "exclusive", "mem", "time",
              "signal", "requeue", "open-mode", "output"}
 
-    def __init__(self, folder):
+    def __init__(self, folder, **changes):
         self.bin = folder / "slurm"
         self.bin.mkdir()
         for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
             (self.bin / name).write_text(text)
             (self.bin / name).chmod(0o755)
-        self.environment = {"PATH": f"{self.bin}:{os.environ['PATH']}"}
+        self.environment = {"PATH": f"{self.bin}:{os.environ['PATH']}", **changes}
         self.starts = 0
 
     def requeued(self):
@@ -401,6 +401,12 @@ def test_the_preflight_stops_it(rehearsal, tmp_path):
     assert "the pre-flight found something" in done.stderr and "== Training" not in done.stdout
 
 
+# A save every third step takes more than a second, and the next one waits for it. So a signal that passes
+# through two shells and mpirun arrives before the last step.
+SLOW_SAVES = {"TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "500"}
+SAVES = ("--", "--save-every", 3)
+
+
 def signal_at_step(step, out):
     def meanwhile(shell):
         end = time.monotonic() + LONGEST
@@ -415,9 +421,9 @@ def signal_at_step(step, out):
 def test_slurm_requeues_and_the_result_is_the_same(rehearsal, tmp_path):
     """2 nodes x 8 tasks; SIGUSR1 after step 4. The batch file is the one that users submit."""
     folder, _ = rehearsal
-    out, slurm = tmp_path / "out", Slurm(tmp_path)
+    out, slurm = tmp_path / "out", Slurm(tmp_path, **SLOW_SAVES)
     status, output = slurm.sbatch({"nodes": 2, "ntasks-per-node": 8}, "--rehearse", "--steps", 12,
-                                  "--data", folder / "data", "--out", out, "--no-preflight",
+                                  "--data", folder / "data", "--out", out, "--no-preflight", *SAVES,
                                   meanwhile=signal_at_step(4, out))
     assert status == 0, output
     assert slurm.requeued() == ["requeue 4711"] and slurm.starts == 2
@@ -434,8 +440,8 @@ def test_slurm_requeues_and_the_result_is_the_same(rehearsal, tmp_path):
 def test_without_slurm_the_same_command_goes_on(rehearsal, tmp_path):
     folder, _ = rehearsal
     command = [str(word) for word in (SCRIPT, *SHORT, "--data", folder / "data", "--out", tmp_path,
-                                      "--no-preflight")]
-    shell = subprocess.Popen(command, cwd=ROOT, env=environment(), text=True,
+                                      "--no-preflight", *SAVES)]
+    shell = subprocess.Popen(command, cwd=ROOT, env=environment(**SLOW_SAVES), text=True,
                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     signal_at_step(2, tmp_path)(shell)
     output, _ = shell.communicate(timeout=LONGEST)
