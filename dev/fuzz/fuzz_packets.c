@@ -14,9 +14,10 @@
  *          must come to an end with LOSSYNET_OK, and every value, mask, counter and age be right:
  *          see judge_gradients and judge_parameters.
  *   mad    moreover changes fields and payloads and makes the checksum fit, as a rank gone mad
- *          would, and stops ranks for good. All ranks must come to some end in bounded time; none
- *          touches memory that it should not, and a phase writes only where a datagram of that
- *          phase may land.
+ *          would, and stops ranks for long. Then the network is cut, or stays and carries everything:
+ *          what was believed of a wrong counter must not keep ranks waiting for ever. All ranks must
+ *          come to some end in bounded time; none touches memory that it should not, and a phase
+ *          writes only where a datagram of that phase may land.
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"
@@ -36,7 +37,7 @@ static struct {
     const uint8_t *input;
     size_t left;
     unsigned untouched; /* datagrams before the first with a fate */
-    bool mad, overlap, encrypt, abrupt;
+    bool mad, stays, overlap, encrypt, abrupt;
     bool harmless; /* so far, nothing that a rank sent came late, damaged or not at all */
     int workers, local;
     uint64_t run;
@@ -188,7 +189,7 @@ static bool come_to_harm(unsigned fate, int sender, int receiver, uint8_t *bytes
 static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
     unsigned fate = run.untouched ? run.untouched--, 0 : next_byte();
     double *silent = &run.silent_since[sender][receiver], now = simulation_now(), delay = 0;
-    if (run.mad && run.ended > 0 && now > run.ended + 0.2) return; /* the network is cut */
+    if (run.mad && !run.stays && run.ended > 0 && now > run.ended + 0.2) return; /* it is cut */
     come_beside(fate, sender, receiver, bytes, count);
     remember(sender, bytes, count);
     if (fate >= 0xfc) stop(fate & 1 ? sender : receiver);
@@ -444,6 +445,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t bytes) {
     run.untouched = 4u * input[4];
     loss_rate = input[0] & 8 ? 0.2 : 0;
     run.mad = input[0] & 1;
+    run.stays = input[3] & 0x40;
     run.harmless = loss_rate == 0 && input[2] >= 64; /* room for all windows */
     run.overlap = input[0] & 2;
     run.abrupt = input[0] & 128;

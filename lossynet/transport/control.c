@@ -6,6 +6,8 @@
 
 #include <math.h>
 
+enum { AHEAD = 2 }; /* phases that a peer may be ahead of us, at most */
+
 /* ---- sending ---- */
 
 struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transport *t, int peer,
@@ -112,6 +114,29 @@ static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
     return (int32_t)(a - b) > 0;
 }
 
+/* What a rank can have opened, finished and completed is bounded by our own counts: nobody ends a phase
+ * or a round without our part of it. What says more would keep us from sending for as long. */
+static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
+    bool possible = !later((uint32_t)wire_get(state + 16, 4), t->rounds.begun);
+    for (int kind = 0; kind < 2; kind++) {
+        const struct lossynet_phase_state *phase = &t->phase[kind];
+        uint32_t open = (uint32_t)wire_get(state + 4 * kind, 4);
+        uint32_t finished = (uint32_t)wire_get(state + 8 + 4 * kind, 4);
+        possible &= !later(open, phase->begun + AHEAD) && !later(finished, phase->opened + AHEAD);
+    }
+    return possible;
+}
+
+/* Who has seen a little more than was sent has believed a wrong sequence, and has seen all. */
+static bool take_credit(const struct lossynet_flow *flow, uint32_t told, uint32_t sent,
+                        uint32_t *credit) {
+    if (later(told, sent + (uint32_t)(LOSSYNET_REACH * flow->window))) return false;
+    if (later(told, sent)) told = sent;
+    if (!later(told, *credit)) return false;
+    *credit = told;
+    return true;
+}
+
 static void take_state(struct lossynet_transport *t, int peer, const uint8_t *from) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_control *told = &p->control;
@@ -130,21 +155,29 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
     }
     uint32_t messages = (uint32_t)wire_get(from + 16, 4), credit = (uint32_t)wire_get(from + 20, 4),
              group = (uint32_t)wire_get(from + 24, 4);
-    if (later(messages, told->messages)) told->messages = messages, news = true;
-    if (later(credit, flow->credit) && !later(credit, flow->sent))
-        flow->credit = credit, flow->credited = t->receiver.now;
-    if (later(group, flow->group_credit) && !later(group, t->sender.group_sent))
-        flow->group_credit = group, flow->credited = t->receiver.now;
-    if (news || flow->credited == t->receiver.now) lossynet_timer_news(t, p);
-    lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
+    if (later(messages, told->messages)) {
+        told->messages = messages, news = true;
+        p->message.moved = t->receiver.now;
+    }
+    bool credited = take_credit(flow, credit, flow->sent, &flow->credit);
+    credited |= take_credit(flow, group, t->sender.group_sent, &flow->group_credit);
+    if (credited) flow->credited = t->receiver.now;
+    if (news || credited) lossynet_timer_news(t, p);
+    if (!later(credit, flow->sent) && !later(group, t->sender.group_sent))
+        lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
 }
 
-/* What was sent before the probe and has not come is given up. */
-static void take_probe(struct lossynet_peer *p, const struct wire_header *h,
-                       const uint8_t *payload) {
-    uint32_t group_sent = (uint32_t)wire_get(payload + 28, 4);
-    if (later(h->sequence, p->flow.seen)) p->flow.seen = h->sequence;
-    if (later(group_sent, p->flow.group_seen)) p->flow.group_seen = group_sent;
+/* All before `sent` were seen, or are given up. What lies a little behind has been overtaken; far
+ * behind, it corrects a wrong sequence that was believed. */
+static void give_up(const struct lossynet_transport *t, uint32_t *seen, uint32_t sent) {
+    uint32_t reach = (uint32_t)(LOSSYNET_REACH * t->session.window);
+    if (later(sent, *seen) || later(*seen, sent + reach)) *seen = sent;
+}
+
+static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
+                       const struct wire_header *h, const uint8_t *payload) {
+    give_up(t, &p->flow.seen, h->sequence);
+    give_up(t, &p->flow.group_seen, (uint32_t)wire_get(payload + 28, 4));
     if (h->packet) p->control.echo = h->packet, p->control.answer_due = true;
     p->control.state_due = true;
 }
@@ -152,8 +185,9 @@ static void take_probe(struct lossynet_peer *p, const struct wire_header *h,
 bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
                               const uint8_t *payload) {
     struct lossynet_peer *p = &t->peers[peer];
-    if (h->type != WIRE_STATE && h->type != WIRE_PROBE) lossynet_timer_news(t, p);
     if (h->length < WIRE_STATE_BYTES) return false;
+    if (h->type != WIRE_ABORT && !is_possible(t, payload)) return false;
+    if (h->type != WIRE_STATE && h->type != WIRE_PROBE) lossynet_timer_news(t, p);
     if (h->type != WIRE_ABORT) take_state(t, peer, payload); /* what it sent is not complete */
     switch (h->type) {
     case WIRE_STATE:
@@ -162,7 +196,7 @@ bool lossynet_control_receive(struct lossynet_transport *t, int peer, const stru
         lossynet_timer_news(t, p);
         break;
     case WIRE_PROBE:
-        take_probe(p, h, payload);
+        take_probe(t, p, h, payload);
         break;
     case WIRE_ACK:
         if (h->kind < 2 && h->index + 1 == t->phase[h->kind].begun)

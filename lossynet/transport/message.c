@@ -61,7 +61,12 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
                               const uint8_t *payload) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_message *m = &p->message;
+    if ((int32_t)(h->index - t->rounds.begun) > 0) { /* nobody ends a round without our part */
+        t->receiver.rejected.invalid++;
+        return;
+    }
     lossynet_timer_news(t, p);
+    m->moved = t->receiver.now;
     if ((int32_t)(h->index + 1 - m->in_round) > 0) {
         m->in_round = h->index + 1;
         /* What it could not hear before, it can now. */
@@ -111,6 +116,14 @@ bool lossynet_message_awaits(const struct lossynet_transport *t, int peer) {
     return t->rounds.open && !is_exchanged(t, peer);
 }
 
+double lossynet_message_owed(const struct lossynet_transport *t, int peer) {
+    const struct lossynet_peer *p = &t->peers[peer];
+    const struct lossynet_message *m = &p->message;
+    bool begun = (int32_t)(m->in_round - t->rounds.begun) >= 0 ||
+                 (int32_t)(p->control.messages - t->rounds.begun) >= 0;
+    return t->rounds.open && begun && m->got_before < m->expects ? t->receiver.empty - m->moved : 0;
+}
+
 bool lossynet_message_exchanged(struct lossynet_transport *t, int unused) {
     (void)unused;
     bool received = true, all = true;
@@ -144,6 +157,7 @@ void lossynet_message_begin(struct lossynet_transport *t, const uint8_t *out,
         m->acked_before = m->got_before = 0;
         m->acked = m->got = 0;
         memset(m->sent_at, 0, sizeof m->sent_at);
-        m->repeat = lossynet_timer_from(lossynet_now());
+        m->moved = lossynet_now();
+        m->repeat = lossynet_timer_from(m->moved);
     }
 }

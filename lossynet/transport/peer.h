@@ -11,7 +11,10 @@
 
 #include "lossynet/base/base.h"
 
-enum { LOSSYNET_FRAGMENTS = 64 }; /* of a message on their way to a peer */
+enum {
+    LOSSYNET_FRAGMENTS = 64, /* of a message on their way to a peer */
+    LOSSYNET_REACH = 4,      /* windows; a sequence that is farther from the last cannot be */
+};
 
 struct lossynet_timer {
     double since, pause; /* due so long after; pause 0: the first time, which repeats nothing */
@@ -85,6 +88,7 @@ struct lossynet_message { /* the present message round: ours to it, its to us */
     uint64_t acked, got;                /* bit i: ..._before + i */
     double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo their number; 0: not yet */
     uint32_t in_round;                  /* it has begun so many message rounds */
+    double moved;                       /* when it last sent a fragment, or completed a round */
     struct lossynet_timer repeat;       /* also of LEAVE */
 };
 

@@ -11,6 +11,7 @@ enum { TURNS = 8 };
 static const double IDLE = 1.0;      /* longest sleep; a datagram or a caller ends it */
 static const double TICK = 1e-4;     /* longest sleep while something is expected, of few, ... */
 static const double TICK_MAX = 0.01; /* ... and of many */
+static const double OWING = 2;       /* peer time-outs in which a message must come on */
 static const double LEAVING = 1.0;   /* longest wait for peers to take note that we leave */
 static const double LEFT = 0.1;      /* silence of a rank that has left: what it sent has come */
 
@@ -53,6 +54,11 @@ static void watch_peer(struct lossynet_transport *t, int peer, double now) {
                               "was not heard for %.1f s: expected an answer within %g s "
                               "(peer time-out)",
                               silence, t->session.peer_timeout);
+    else if (lossynet_message_owed(t, peer) > OWING * t->session.peer_timeout)
+        lossynet_session_fail(t, peer,
+                              "answers, but sends nothing of a message that it owes: expected the "
+                              "rest of it within %g s",
+                              OWING * t->session.peer_timeout);
     /* What is lost on its way to us is repeated by the peer, except for what lets us send. */
     double pause = blocked ? RTO_MIN : RTO_MAX;
     bool moves = blocked && now - p->flow.credited < RTO_MIN;

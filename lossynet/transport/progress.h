@@ -240,6 +240,9 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
 void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
                                   const struct wire_header *h, const uint8_t *payload);
 bool lossynet_message_awaits(const struct lossynet_transport *t, int peer);
+/* Seconds since a peer that has begun this round sent something of what we lack of it; 0: we lack
+ * nothing. A peer repeats it until we acknowledge it, unless it wrongly believes that we did. */
+double lossynet_message_owed(const struct lossynet_transport *t, int peer);
 /* Begins a round: the part for rank r is bytes out_offset[r] ... out_offset[r + 1], or of this rank's
  * where it is the same for all; in_offset: the parts from them. */
 void lossynet_message_begin(struct lossynet_transport *t, const uint8_t *out,

@@ -80,7 +80,8 @@ void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wir
     struct lossynet_flow *flow = &p->flow;
     struct lossynet_rejected *rejected = &t->receiver.rejected;
     uint32_t *seen = h->receiver == WIRE_EVERYONE ? &flow->group_seen : &flow->seen;
-    if ((int32_t)(h->sequence + 1 - *seen) > 0) *seen = h->sequence + 1;
+    if (h->sequence - *seen < (uint32_t)(LOSSYNET_REACH * t->session.window))
+        *seen = h->sequence + 1;
     flow->came++;
     if (++flow->unacknowledged >= ((uint32_t)t->session.window + 3) / 4)
         p->control.state_due = true;

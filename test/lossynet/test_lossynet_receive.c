@@ -58,6 +58,21 @@ static struct wire_header data_header(const struct lossynet_comm *comm, int kind
                                 .index = index};
 }
 
+/* A control datagram of rank 1 with this state. */
+static void feed_state(struct lossynet_comm *comm, int type, uint32_t sequence,
+                       const uint32_t *told) {
+    struct wire_header h = data_header(comm, 0, 0);
+    uint8_t datagram[WIRE_HEADER_BYTES + WIRE_STATE_BYTES];
+    h.type = (uint8_t)type;
+    h.sender = 1, h.receiver = 0;
+    h.packet = 0;
+    h.sequence = sequence;
+    wire_encode(datagram, &h);
+    for (int i = 0; i < WIRE_STATE_BYTES / 4; i++)
+        wire_put(datagram + WIRE_HEADER_BYTES + 4 * i, told[i], 4);
+    feed_bytes(comm, datagram, sizeof datagram, true, 1);
+}
+
 /* A control datagram of rank 1, which has closed all our phases, sent `finished` of each of its own
  * and seen all our messages. */
 static void feed_control(struct lossynet_comm *comm, int type, int kind, uint32_t index,
@@ -71,8 +86,8 @@ static void feed_control(struct lossynet_comm *comm, int type, int kind, uint32_
     wire_encode(datagram, &h);
     uint8_t *state = datagram + WIRE_HEADER_BYTES;
     memset(state, 0, WIRE_STATE_BYTES);
-    wire_put(state, 1000, 4);
-    wire_put(state + 4, 1000, 4);
+    for (int phase = 0; phase < 2; phase++)
+        wire_put(state + 4 * phase, comm->transport->phase[phase].begun + 2, 4);
     wire_put(state + 8, finished, 4);
     wire_put(state + 12, finished, 4);
     feed_bytes(comm, datagram, sizeof datagram, true, 1);
@@ -338,6 +353,89 @@ static void test_rejected(void **state) {
     close_peer(comm);
 }
 
+/* What a peer tells of itself is bounded by what this rank has done: a wrong number that passes the
+ * checksum is refused, or corrected by what the peer says later. */
+static void test_impossible_counters(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    struct lossynet_transport *t = comm->transport;
+    const struct lossynet_peer *peer = &t->peers[1];
+    const uint32_t far = 1 << 20, reach = (uint32_t)(LOSSYNET_REACH * t->session.window);
+    float **x = take_vectors(2, 290);
+    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
+
+    /* Phases opened and finished, rounds of messages. */
+    for (int i = 0; i < 5; i++) {
+        uint32_t told[WIRE_STATE_BYTES / 4] = {0};
+        struct lossynet_control before = peer->control;
+        told[i] = t->rounds.begun + 10;
+        uint64_t invalid = t->receiver.rejected.invalid;
+        feed_state(comm, WIRE_STATE, 0, told);
+        assert_int_equal(t->receiver.rejected.invalid, invalid + 1);
+        told[i] = far;
+        feed_state(comm, WIRE_STATE, 0, told);
+        assert_int_equal(t->receiver.rejected.invalid, invalid + 2);
+        assert_memory_equal(&peer->control, &before, sizeof before);
+    }
+    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->rounds.begun + 1);
+    h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
+    feed(comm, h, 4);
+    assert_true(peer->message.in_round <= t->rounds.begun);
+
+    /* What it has seen of our DATA: a little too much is all of it, much too much is nothing. */
+    uint32_t told[WIRE_STATE_BYTES / 4] = {0}, sent = peer->flow.sent;
+    told[5] = sent + far;
+    feed_state(comm, WIRE_STATE, 0, told);
+    assert_true((int32_t)(peer->flow.credit - sent) <= 0);
+    told[5] = sent + reach;
+    feed_state(comm, WIRE_STATE, 0, told);
+    assert_int_equal(peer->flow.credit, sent);
+
+    /* What it has sent: far ahead is not believed of DATA, and a PROBE corrects what was believed. */
+    h = data_header(comm, LOSSYNET_GRADIENT, 0);
+    h.sequence = far;
+    feed(comm, h, 64);
+    assert_int_equal(peer->flow.seen, 0);
+    h.sequence = 0;
+    feed(comm, h, 64);
+    assert_int_equal(peer->flow.seen, 1);
+    told[5] = 0, told[7] = far;
+    feed_state(comm, WIRE_PROBE, far, told);
+    told[7] = 3;
+    feed_state(comm, WIRE_PROBE, 5, told);
+    assert_int_equal(peer->flow.seen, 5);
+    assert_int_equal(peer->flow.group_seen, 3);
+    told[7] = 2;
+    feed_state(comm, WIRE_PROBE, 4, told); /* overtaken by what came before */
+    assert_int_equal(peer->flow.seen, 5);
+    assert_int_equal(peer->flow.group_seen, 3);
+    free_vectors(x);
+    close_peer(comm);
+}
+
+/* A peer that answers, and wrongly believes that we have all of its message, is not waited for. */
+static void test_owed_message(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    struct lossynet_transport *t = comm->transport;
+    uint64_t mine[2] = {0}, all[4] = {0};
+    const size_t offset[3] = {0, sizeof mine, sizeof all};
+    lossynet_progress_enter(t);
+    lossynet_message_begin(t, (uint8_t *)mine, offset, true, (uint8_t *)all, offset);
+    t->receiver.empty = lossynet_now() + 100;
+    assert_true(lossynet_message_owed(t, 1) == 0); /* it has not begun */
+    t->receiver.now = lossynet_now();
+    uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->rounds.begun};
+    lossynet_progress_leave(t);
+    feed_state(comm, WIRE_STATE, 0, told);
+    lossynet_progress_enter(t);
+    t->receiver.empty = t->peers[1].message.moved + 100;
+    assert_close(lossynet_message_owed(t, 1), 100, 1e-6);
+    t->rounds.open = false;
+    lossynet_progress_leave(t);
+    close_peer(comm);
+}
+
 /* Datagrams with bits flipped and cut short, but with a checksum that fits (a peer gone mad):
  * nothing is written outside the packet that a valid header names. */
 static void random_datagrams(lossynet_wire_dtype wire_dtype) {
@@ -386,7 +484,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_wire),         cmocka_unit_test(test_receive),
         cmocka_unit_test(test_receive_bf16), cmocka_unit_test(test_receive_from_a_device),
-        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_random_datagrams),
+        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_impossible_counters),
+        cmocka_unit_test(test_owed_message), cmocka_unit_test(test_random_datagrams),
     };
     return cmocka_run_group_tests_name("lossynet, receiving", tests, NULL, NULL);
 }
