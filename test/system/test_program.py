@@ -224,14 +224,27 @@ def test_repair_keeps_to_its_budget(data, tmp_path):
 
 def test_robust_is_short_for_options(data, tmp_path):
     robust = train(data, tmp_path / "robust", loss_rate=0.4, robust=True)
-    long = train(data, tmp_path / "long", loss_rate=0.4, carry=1, repair=1, repair_budget=0.2)
+    long = train(data, tmp_path / "long", loss_rate=0.4, lead="auto", lead_extra=1, carry=1,
+                 gradient_repair=1, repair_budget=0.2)
     assert numbers(robust) == numbers(long)
     assert weights(tmp_path / "robust") == weights(tmp_path / "long")
     options = robust[0]["options"]
-    assert (options["carry"], options["repair"], options["repair-budget"]) == (1, 1, 0.2)
-    assert (options["gradient-repair"], options["parameter-repair"]) == (1, 1)
+    assert (options["lead"], options["lead-extra"], options["carry"]) == ("auto", 1, 1)
+    assert (options["gradient-repair"], options["parameter-repair"]) == (1, 0)
+    assert options["repair-budget"] == 0.2
     other = train(data, tmp_path / "other", loss_rate=0.4, robust=True, carry=0, steps=1)
-    assert other[0]["options"]["carry"] == 0 and other[0]["options"]["repair"] == 1
+    assert other[0]["options"]["carry"] == 0 and other[0]["options"]["gradient-repair"] == 1
+
+
+def test_robust_sends_at_most_a_tenth_more(data, tmp_path):
+    """A fifth of the gradient phase, which is half of the traffic; parameters are not sent again."""
+    for rate, sent in ((0.1, 0.05), (0.2, 0.1), (0.4, 0.1)):
+        log = train(data, tmp_path / str(rate), loss_rate=rate, robust=True, steps=10)
+        assert log[-1]["extra_traffic"] == pytest.approx(sent, abs=0.01)
+        assert all(step["extra_traffic"] <= 0.1 for step in log if step["event"] == "step")
+        assert log[-1]["parameter_loss_rate"] == pytest.approx(rate, abs=0.02)
+        left = rate - 2 * sent * (1 - rate)
+        assert log[-1]["gradient_loss_rate"] == pytest.approx(left, abs=0.02)
 
 
 def test_trace_decides_what_is_lost(data, tmp_path):
@@ -500,7 +513,8 @@ def one_line(done, code):
     (["--repair-budget", "-0.1"], "--repair-budget: expected a number from 0 to 1000, got '-0.1'"),
     (["--repair-budget", "0.2"], "--repair-budget: expected --repair too"),
     (["--robust", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
-    (["--robust", "--multicast"], "--multicast: expected no --repair of parameters"),
+    (["--robust", "--parameter-repair", "1", "--multicast"],
+     "--multicast: expected no --repair of parameters"),
     (["--loss-model", "sunspots"], "--loss-model: "),
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),

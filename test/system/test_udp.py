@@ -260,7 +260,7 @@ def test_what_the_kernel_lost_is_sent_again(hosts, data, tmp_path):
     for budget, left in ((0.2, 0.1 ** 2), (0.05, 0.1 - 0.05 * 0.9)):
         hosts.lose(10)
         log = train_on(hosts, data, tmp_path / str(budget), steps=30, packet_bytes=None,
-                       robust=True, repair_budget=budget)
+                       carry=1, repair=1, repair_budget=budget)
         assert len(steps_of(log)) == 30 and log[-1]["status"] == "complete"
         assert log[-1]["extra_traffic"] == pytest.approx(min(budget, 0.1), abs=0.01)
         assert all(step["extra_traffic"] <= budget for step in steps_of(log))
