@@ -22,11 +22,12 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
 Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run
 without loss of the same seed. Everything is kept in out/sweeps/NAME: logs, results (results.jsonl),
 table.md, table.csv, plots. Stop it with Ctrl-C or SIGTERM and call it again: unfinished runs are saved
-and resumed, and finished runs are not repeated, nor are those whose results are in
-settings/NAME.jsonl (--keep) or in other files (--results).
+and resumed, and finished runs are not repeated, nor are those whose results are in a
+settings/*.jsonl (--keep) or in other files (--results).
 """
 import argparse
 import fcntl
+import glob
 import os
 import shutil
 import signal
@@ -40,6 +41,11 @@ from sweep_settings import Settings, SettingsError
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 BASELINE_EVALUATIONS = 10  # what the share of steps lost is read from
+
+
+def kept_files():
+    """What is kept of any settings file: some ask for the same runs."""
+    return sorted(glob.glob(os.path.join(HERE, "settings", "*.jsonl")))
 
 
 def duration(seconds):
@@ -60,7 +66,7 @@ class Sweep:
     # ---- what is there -------------------------------------------------------------------
 
     def load(self):
-        for path in [self.kept_file] + self.arguments.results + [self.file]:
+        for path in kept_files() + self.arguments.results + [self.file]:
             self.results.update(read_results(path))
 
     def directory(self, run):
@@ -262,7 +268,7 @@ class Sweep:
 
 def keep(sweep):
     """Puts this settings' new results into the file beside it, for the repository."""
-    kept = read_results(sweep.kept_file)
+    kept = {result for path in kept_files() for result in read_results(path)}
     new = [sweep.results[run.id] for run in sweep.settings.runs
            if run.id in sweep.results and run.id not in kept]
     for result in new:

@@ -7,6 +7,7 @@ import math
 import os
 
 from report import smooth
+from sweep_settings import plain
 
 # Weintraub, Banner & Orda 2025, Llama-2 7B on 64 GPUs: loss rate, change of perplexity in %.
 # 0.8% at 10% is their claim; the others as secondary sources quote their table.
@@ -246,6 +247,68 @@ def plot_change(plt, groups, out):
     save(figure, out, "change")
 
 
+# Options that choose what is done about loss, with their defaults, and the rules that plot_cost draws.
+ABOUT_LOSS = {"algorithm": "lossy", "estimator": "mean", "lead": "auto", "lead-extra": 0, "carry": 0,
+              "gradient-repair": 0, "parameter-repair": 0, "repair": 0, "repair-budget": 0}
+RULES = (("as in the paper (--lead off)", "#888888", {"lead": "off"}),
+         ("by default", "#1b6ca8", {}),
+         ("with --robust", "#1b9e77",
+          {"lead-extra": 1, "carry": 1, "gradient-repair": 1, "repair-budget": 0.2}))
+
+
+def follows(run, changes):
+    """Whether a run does about loss what these changes of the defaults say, at one rate in both phases."""
+    expected = {**ABOUT_LOSS, **changes}
+    return same_rates(run) and all(plain(run.value(name, str(default))) == expected[name]
+                                   for name, default in ABOUT_LOSS.items())
+
+
+def cost_curves(groups):
+    """The first section that has each of RULES at two loss rates or more: its title, its seeds, and per
+    rule (loss rate in %, mean change in %, half the 95% interval or None). A look-ahead by choice changes
+    a run without loss, too; other rules begin at 0."""
+    for section in dict.fromkeys(group["section"] for group in groups):
+        curves, seeds = [], set()
+        for _, _, changes in RULES:
+            rows = [(group["run"], group["row"]) for group in groups if group["section"] is section
+                    and not group["run"].lossless() and follows(group["run"], changes)]
+            curve = [(100 * run.rates()[0], row["mean"], row["interval"])
+                     for run, row in rows if row["mean"] is not None]
+            if "lead-extra" not in changes:
+                curve.append((0, 0, None))
+            curves.append(sorted(curve))
+            seeds.update(len(row["changes"]) for _, row in rows)
+        if all(sum(point[0] > 0 for point in curve) > 1 for curve in curves):
+            return section.title, sorted(seeds - {0}), curves
+    return None
+
+
+def plot_cost(plt, groups, out):
+    """What loss costs, for those who have a minute: the paper's points and three rules of ours."""
+    found = cost_curves(groups)
+    if not found:
+        return
+    title, seeds, curves = found
+    figure, axes = plt.subplots(figsize=(8, 4.8))
+    last = max(curve[-1][0] for curve in curves)
+    paper = [(0, 0)] + [(100 * p, change) for p, change in PAPER]
+    for name, colour, points in [(*rule[:2], curve) for rule, curve in zip(RULES, curves)] + \
+                                [("the paper's 7B model", "black", [(*p, None) for p in paper])]:
+        x, y, error = zip(*points)
+        axes.errorbar(x, y, yerr=[e or 0 for e in error], fmt="*:" if colour == "black" else "o-",
+                      color=colour, ms=9 if colour == "black" else 6, lw=2, capsize=4)
+        axes.annotate(name, (x[-1], y[-1]), xytext=(10, 0), textcoords="offset points", va="center",
+                      color=colour, fontsize=10)
+    axes.axhline(0, color="black", lw=0.8)
+    axes.set(xlabel="packets lost, %", ylabel="change of perplexity, %", xlim=(0, 1.45 * last),
+             xticks=range(0, int(last) + 1, 10))
+    count = " to ".join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))
+    axes.set_title(f"What loss costs, against no loss (lower is better)\n{title}; {count} seeds, 95%",
+                   fontsize=9)
+    finish(axes, legend=False)
+    save(figure, out, "cost")
+
+
 def panel_each(plt, sections):
     """A figure in two columns, and its axes, one for each section."""
     columns = min(2, len(sections))
@@ -370,7 +433,7 @@ def report(settings, results, out, plots):
         matplotlib.use("Agg")
         matplotlib.rcParams["svg.hashsalt"] = "sweep"
         import matplotlib.pyplot as plt
-        for plot in (plot_change, plot_curves, plot_drift, plot_ages):
+        for plot in (plot_cost, plot_change, plot_curves, plot_drift, plot_ages):
             plot(plt, groups, out)
         plt.close("all")
     return rows

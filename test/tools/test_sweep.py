@@ -18,6 +18,7 @@ from program import BUILD, MPI, ROOT, events, markov_tokens, write_tokens
 
 sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
+sweep_settings = importlib.import_module("sweep_settings")
 
 SETTINGS = """
 # a tiny sweep
@@ -347,6 +348,42 @@ def test_step_tax_reads_the_curve_backwards():
     assert tax(80.0) == pytest.approx(1 - 14 / 40)
     assert tax(200.0) == 1
     assert sweep_report.step_tax({"evaluations": [[40, 40.0]]}, 50.0) is None
+
+
+def test_cost_curves_are_those_of_three_rules(data, tmp_path):
+    """The curve of --robust begins at its look-ahead without loss, the others at 0; n of m seeds count."""
+    path = write(tmp_path / "rules", SETTINGS.split("[steep]")[0] + """
+[other]
+title = No rules
+loss-rate = 0 0.1 0.2
+[rules]
+title = All rules
+seed = 1 2
+loss-rate/lead/lead-extra/carry/gradient-repair/repair-budget = 0/off/0/0/0/0 0/auto/1/1/1/0.2 """ +
+                 " ".join(f"{rate}/{rule}" for rate in (0.1, 0.3) for rule in
+                          ("off/0/0/0/0", "auto/0/0/0/0", "auto/1/1/1/0.2", "auto/0/1/0/0")) + "\n", data)
+    settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
+    settings.expand()
+    rise = {"off": 20, "auto": 10}
+    results = {}
+    for run in settings.runs:
+        if run.value("seed") == "2" and run.rates() == (0.3, 0.3):
+            continue
+        change = -5 if run.value("lead-extra") == "1" else rise[run.value("lead", "auto")] * run.rates()[0]
+        spread = {"1": 0, "2": 1}[run.value("seed", "1")] * (not run.lossless())
+        results[run.id] = {"perplexity": 100 + change + spread, "max_age": 0, "status": "complete", "losses": []}
+    groups = sweep_report.group_runs(settings, results)
+    for group in groups:
+        group["row"] = sweep_report.summarise(group)
+    title, seeds, (paper, default, robust) = sweep_report.cost_curves(groups)
+    assert (title, seeds) == ("All rules", [1, 2])
+    assert [point[:2] for point in paper] == [(0, 0), (10, pytest.approx(2.5)), (30, pytest.approx(6))]
+    assert [point[:2] for point in default] == [(0, 0), (10, pytest.approx(1.5)), (30, pytest.approx(3))]
+    assert [point[:2] for point in robust] == [(0, pytest.approx(-4.5)), (10, pytest.approx(-4.5)),
+                                               (30, pytest.approx(-5))]
+    assert paper[1][2] == pytest.approx(12.706 * 0.5, rel=1e-3) and paper[2][2] is None
+    sweep_report.report(settings, results, tmp_path, plots=True)
+    assert (tmp_path / "cost.png").stat().st_size > 5000
 
 
 def test_plots_are_there(finished):
