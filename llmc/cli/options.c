@@ -148,7 +148,7 @@ static const struct entry table[] = {
            "of gradients and parameters on their way; bf16: half the bytes, rounded to nearest, "
            "while owners keep float32. Algorithms lossy and reliable"),
     STRING("interface", interface, NULL, "NAME",
-           "udp: network interface; default: loopback on one host, else the first that is up. "
+           "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
            "turn; "
            "default: the first active port"),

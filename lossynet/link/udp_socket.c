@@ -1,9 +1,12 @@
 /* udp_socket.c — one UDP socket: address, buffers, segmentation and receive offload. See udp_socket.h. */
 #include "lossynet/link/udp_socket.h"
 
+#include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <linux/ethtool.h>
 #include <linux/sock_diag.h>
+#include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/udp.h>
 #include <stdlib.h>
@@ -30,15 +33,53 @@ enum {
 
 /* ---- which address ---- */
 
-/* How much we like an interface: 0 not at all, IPv4 before IPv6. */
+/* Whether datagrams for hosts that are not neighbours would leave with this address: none is sent. */
+static bool has_default_route(const struct sockaddr *mine) {
+    struct udp_address far = {.any.sa_family = mine->sa_family}, from = {0};
+    if (mine->sa_family == AF_INET)
+        inet_pton(AF_INET, "192.0.2.1", &far.v4.sin_addr); /* for documentation: RFC 5737, ... */
+    else
+        inet_pton(AF_INET6, "2001:db8::1", &far.v6.sin6_addr); /* ... RFC 3849 */
+    far.v4.sin_port = htons(9);
+    socklen_t length = sizeof from;
+    int fd = socket(mine->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool same = false;
+    if (fd >= 0 && !connect(fd, &far.any, udp_address_bytes(&far)) &&
+        !getsockname(fd, &from.any, &length)) {
+        struct udp_address own = {0};
+        memcpy(&own, mine, udp_address_bytes(&far));
+        own.v4.sin_port = from.v4.sin_port;
+        same = udp_address_equal(&own, &from);
+    }
+    if (fd >= 0) close(fd);
+    return same;
+}
+
+/* A bridge usually connects a host's own containers and virtual machines. */
+static bool is_bridge(const char *name) {
+    struct ethtool_drvinfo driver = {.cmd = ETHTOOL_GDRVINFO};
+    struct ifreq request = {.ifr_data = (char *)&driver};
+    strncpy(request.ifr_name, name, sizeof request.ifr_name - 1);
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool told = fd >= 0 && ioctl(fd, SIOCETHTOOL, &request) == 0;
+    if (fd >= 0) close(fd);
+    return told && strcmp(driver.driver, "bridge") == 0;
+}
+
+/* How much we like an interface: 0 not at all. That of the default route comes first, then any but a
+ * bridge, and IPv4 before IPv6. */
 static int preference(const struct ifaddrs *i, const char *name, bool one_host) {
-    if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) return 0;
+    const unsigned needed = name ? IFF_UP : IFF_UP | IFF_RUNNING;
+    if (!i->ifa_addr || (i->ifa_flags & needed) != needed) return 0;
     int family = i->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) return 0;
     if (name ? strcmp(i->ifa_name, name) != 0 : one_host != !!(i->ifa_flags & IFF_LOOPBACK))
         return 0;
-    if (family == AF_INET) return 2;
-    return !IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr);
+    if (family == AF_INET6 &&
+        IN6_IS_ADDR_LINKLOCAL(&((struct sockaddr_in6 *)i->ifa_addr)->sin6_addr))
+        return 0;
+    return 1 + (family == AF_INET) + 2 * !is_bridge(i->ifa_name) +
+           4 * has_default_route(i->ifa_addr);
 }
 
 lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface *out) {
@@ -71,7 +112,7 @@ lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface
                      "an IP address (see: ip address)",
                      name);
     } else {
-        lossynet_log("no network interface is up and has an IP address (see: ip address)");
+        lossynet_log("no network interface is up, running and has an IP address (see: ip address)");
     }
     if (fd >= 0) close(fd);
     freeifaddrs(all);
@@ -129,6 +170,17 @@ static bool is_multicast(const struct udp_address *a) {
                                        : IN6_IS_ADDR_MULTICAST(&a->v6.sin6_addr);
 }
 
+/* A lost fragment loses the whole datagram, so that there are none where the path needs none. */
+static void allow_fragments(struct udp_socket *s, bool allowed) {
+    int v4 = allowed ? IP_PMTUDISC_WANT : IP_PMTUDISC_DO;
+    int v6 = allowed ? IPV6_PMTUDISC_WANT : IPV6_PMTUDISC_DO;
+    if (s->family == AF_INET)
+        setsockopt(s->fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
+    else
+        setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
+    s->fragments = allowed;
+}
+
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address) {
     *s = (struct udp_socket){.fd = -1};
     if (!take_memory(s)) {
@@ -136,8 +188,7 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
         udp_socket_close(s);
         return LOSSYNET_NO_MEMORY;
     }
-    int family = s->family = address->any.sa_family, discover = IP_PMTUDISC_DO, segment = 0,
-        one = 1;
+    int family = s->family = address->any.sa_family, segment = 0, one = 1;
     socklen_t length = udp_address_bytes(address);
     s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (s->fd >= 0 && is_multicast(address)) /* ranks of one host share the group's port */
@@ -148,10 +199,7 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
         udp_socket_close(s);
         return LOSSYNET_LINK;
     }
-    if (family == AF_INET) /* lost fragments lose the whole packet: never fragment */
-        setsockopt(s->fd, IPPROTO_IP, IP_MTU_DISCOVER, &discover, sizeof discover);
-    else
-        setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &discover, sizeof discover);
+    allow_fragments(s, false);
     s->segmentation = setsockopt(s->fd, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment) == 0;
     setsockopt(s->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one); /* datagrams may come in one piece */
     s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE, BUFFER_BYTES);
@@ -249,6 +297,12 @@ static bool is_segmented(const struct msghdr *m) {
     return m->msg_iovlen > 2; /* of which each datagram has two */
 }
 
+static size_t message_bytes(const struct msghdr *m) {
+    size_t sum = 0;
+    for (size_t i = 0; i < m->msg_iovlen; i++) sum += m->msg_iov[i].iov_len;
+    return sum;
+}
+
 lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
                          const struct lossynet_datagram *batch, int count) {
 again:;
@@ -262,17 +316,18 @@ again:;
         int n = sendmmsg(s->fd, s->out + sent, (unsigned)(messages - sent), 0);
         if (n > 0) {
             sent += n;
-        } else if (errno == EMSGSIZE && !is_segmented(&s->out[sent].msg_hdr)) {
-            lossynet_log("a datagram of %zu bytes does not fit the path's MTU: choose a smaller "
-                         "packet size (packet_bytes)",
-                         WIRE_HEADER_BYTES + batch[0].length);
-            return LOSSYNET_LINK;
+        } else if (errno == EMSGSIZE && !is_segmented(&s->out[sent].msg_hdr) && !s->fragments) {
+            lossynet_log("a path's MTU has become too small for a datagram of %zu bytes: from now "
+                         "on it travels in fragments, and is lost with any of them; choose a "
+                         "smaller packet size (packet_bytes) when you can",
+                         message_bytes(&s->out[sent].msg_hdr));
+            allow_fragments(s, true); /* and try again */
         } else if (is_segmented(&s->out[sent].msg_hdr) && s->segmentation &&
                    (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP || errno == EMSGSIZE)) {
             s->segmentation = false; /* the interface cannot; what left already comes twice */
             goto again;
         } else if (errno != EINTR) {
-            sent++; /* ENOBUFS, EPERM, EHOSTUNREACH, ...: lost, like in the network */
+            sent++; /* ENOBUFS, EMSGSIZE, EHOSTUNREACH, ...: lost, like in the network */
         }
     }
     return LOSSYNET_OK;

@@ -36,8 +36,9 @@ struct udp_interface {
     unsigned index;
 };
 
-/* The address and MTU of the interface `name`; NULL: loopback when all ranks share this host, else
- * the first interface that is up. IPv4 where there is one. Logs why it fails. */
+/* The address and MTU of the interface `name`; NULL: loopback when all ranks share this host, else of
+ * those that are up and running that of the default route, or the first that is no bridge. IPv4
+ * where there is one. Logs why it fails. */
 lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface *out);
 
 enum { UDP_BUFFER_BYTES = 65536 }; /* of an incoming message, which may hold many datagrams */
@@ -46,6 +47,7 @@ struct udp_socket {
     int fd;
     size_t granted;    /* receive buffer, as the kernel counts it */
     bool segmentation; /* UDP_SEGMENT works */
+    bool fragments;    /* the path's MTU has shrunk below our datagrams */
     int family, dscp;  /* traffic class of bulk datagrams */
     uint8_t *incoming; /* [LOSSYNET_BATCH][UDP_BUFFER_BYTES] */
     struct mmsghdr *in, *out;
