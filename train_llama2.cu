@@ -234,9 +234,9 @@ struct trainer {
     bool faster_in_bf16; /* backend/select.h */
     struct dataloader *train, *val;
     struct worker_result *result; /* [local] */
-    bool unfinished;              /* the last step's PARAMETER phase is open, `record` incomplete */
-    struct step_metrics record;
-    double finished; /* when the last step was */
+    bool unfinished; /* the last step's PARAMETER phase is open, or `last` incomplete */
+    struct step_metrics record, last; /* of the present step; of the one before */
+    double finished;                  /* when the last step was */
     const char *tokenizer;
     struct resume_point at; /* where the run stands */
     struct resume_run run;  /* what of it is saved */
@@ -383,19 +383,32 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
  * in t->record is none; then the parameters are still good, and the caller stops. */
 enum { FAILED = -1, NOT_FINITE = 1 };
 
-/* Ends the last step where that is still to do: closes its PARAMETER phase and records it. */
-static int finish_step(struct trainer *t) {
-    struct step_metrics *r = &t->record;
+/* Ends the last step where that is still to do, in two parts. The first closes its PARAMETER phase;
+ * the second records it, when ranks have told each other how it went. */
+static int finish_step_begin(struct trainer *t) {
+    struct step_metrics *r = &t->last;
     if (!t->unfinished) return 0;
-    t->unfinished = false;
-    if (data_parallel_finish(&t->dp, r)) return -1;
+    *r = t->record;
+    if (data_parallel_finish_begin(&t->dp, r)) return -1;
     const double now = log_seconds();
     r->seconds = now - t->finished;
     t->finished = now;
+    return 0;
+}
+
+static int finish_step_end(struct trainer *t) {
+    struct step_metrics *r = &t->last;
+    if (!t->unfinished) return 0;
+    t->unfinished = false;
+    if (data_parallel_finish_end(&t->dp, r)) return -1;
     metrics_add(&t->at.record, r);
     metrics_show_step(&t->progress, r, t->dp.workers > 1);
     metrics_log_step(t->log, r);
     return 0;
+}
+
+static int finish_step(struct trainer *t) {
+    return finish_step_begin(t) || finish_step_end(t) ? -1 : 0;
 }
 
 /* ---- the four verbs: forward and backward, average, update, broadcast ---- */
@@ -405,7 +418,7 @@ static int finish_step(struct trainer *t) {
 static int forward_backward(struct trainer *t, int step) {
     const struct options *o = t->options;
     struct step_metrics *r = &t->record;
-    double waited = 0, loss = 0;
+    double waited = 0;
     if (!t->unfinished) t->finished = log_seconds();
     if (data_parallel_begin(&t->dp, step)) return FAILED;
     for_each_worker(t, worker_gradient, NULL);
@@ -416,19 +429,26 @@ static int forward_backward(struct trainer *t, int step) {
         t->dp.mine[w] = t->result[w].loss;
     }
     t->dp.communicating += waited;
-    if (data_parallel_sum(&t->dp, &loss) || finish_step(t)) return FAILED;
+    if (finish_step_begin(t) || data_parallel_tell_losses(&t->dp) || async_writer_tell(t->saver))
+        return FAILED;
     memset(r, 0, sizeof *r);
     r->step = step;
     r->tokens = (double)t->dp.workers * t->B * t->T * o->micro_batches;
     r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
-    r->loss = loss / t->dp.workers;
-    return isfinite(r->loss) ? 0 : NOT_FINITE;
+    return 0;
+}
+
+/* The exchange of the norm has carried all that ranks tell each other in a step. */
+static int look_at_numbers(struct trainer *t) {
+    t->record.loss = data_parallel_mean_loss(&t->dp);
+    if (finish_step_end(t)) return FAILED;
+    return isfinite(t->record.loss) && isfinite(t->record.grad_norm) ? 0 : NOT_FINITE;
 }
 
 /* Owners average the gradients that they receive. */
 static int average_gradients(struct trainer *t) {
     if (data_parallel_average_gradients(&t->dp, &t->record.grad_norm)) return FAILED;
-    return isfinite(t->record.grad_norm) ? 0 : NOT_FINITE;
+    return look_at_numbers(t);
 }
 
 static struct worker_step step_of(const struct trainer *t) {
@@ -454,7 +474,7 @@ static void worker_steps(struct trainer *t, struct worker *w, struct activations
 static int update_replicas(struct trainer *t) {
     for_each_worker(t, worker_steps, NULL);
     if (data_parallel_sum(&t->dp, &t->record.grad_norm)) return FAILED;
-    return isfinite(t->record.grad_norm) ? 0 : NOT_FINITE;
+    return look_at_numbers(t);
 }
 
 /* ---- the algorithms ---- */
@@ -645,6 +665,7 @@ static int open_saver(struct trainer *t) {
     const struct async_writer_settings settings = {.run = &t->run,
                                                    .tokenizer = t->tokenizer,
                                                    .gather = data_parallel_gather,
+                                                   .gather_aside = data_parallel_gather_aside,
                                                    .gather_context = &t->dp,
                                                    .model = checkpoint_model,
                                                    .model_context = &t->dp};
@@ -715,7 +736,7 @@ static int train_loop(struct trainer *t) {
         }
         t->at.step = done;
         t->at.sequence += (uint64_t)o->micro_batches * t->dp.workers * t->B;
-        if (async_writer_poll(t->saver, done, &due, &stop)) return -1;
+        async_writer_poll(t->saver, done, &due, &stop);
         const bool pauses = evaluates || writes || due || stop || done == o->steps;
         if (pauses && finish_step(t)) return -1;
         if (evaluates) {

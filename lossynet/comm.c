@@ -33,8 +33,7 @@ static void take_stats(struct lossynet_comm *comm) {
     COMM_TAKE(comm, stats->counters[0], (size_t)comm->local);
     COMM_TAKE(comm, stats->counters[1], (size_t)comm->local);
     COMM_TAKE(comm, stats->totals, (size_t)comm->local);
-    stats->gathered =
-        lossynet_pool_take(&comm->pool, (size_t)comm->workers, LOSSYNET_GATHERED_BYTES);
+    COMM_TAKE(comm, stats->gathered, (size_t)comm->workers);
     if (comm->world.ranks > 1) COMM_TAKE(comm, stats->gather_offset, (size_t)comm->world.ranks + 1);
 }
 
@@ -103,6 +102,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     if (settings->carry) lossynet_feedback_open(comm);
     lossynet_retransmission_open(comm);
     lossynet_drift_open(comm, settings->drift_samples);
+    lossynet_aside_open(comm);
     if (comm->pool.out_of_memory) return LOSSYNET_NO_MEMORY;
     if (!settings->record_loss || comm->pool.measuring) return LOSSYNET_OK;
     return lossynet_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
@@ -251,6 +251,7 @@ void lossynet_close(struct lossynet_comm *comm) {
     lossynet_retransmission_close(comm);
     lossynet_feedback_close(comm);
     lossynet_arrivals_close(comm);
+    lossynet_aside_close(comm);
     free(comm->stats.gather_offset);
     free(comm->stats.gathered);
     free(comm->stats.totals);

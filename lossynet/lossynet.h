@@ -281,6 +281,13 @@ lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *
 lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                     size_t bytes);
 
+/* The same, put aside until the next lossynet_all_gather, which carries it in its own exchange, or
+ * until another call below that gathers. `mine` is copied now, `all` is written then; the memory of
+ * `all` must stay until then. What does not fit (some 256 bytes per worker, 8 calls) is gathered at
+ * once, together with what waits. The same calls in the same order on every rank. Collective. */
+lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
+                                          size_t bytes);
+
 /* With settings.return_masks: which packets of a local worker's vector arrived at their owners in
  * the last lossynet_reduce. Bit k % 8 of byte k / 8 stands for packet k; packets are numbered in
  * order of their elements, their number is lossynet_packets. A worker's own always arrive. Valid
@@ -350,6 +357,15 @@ struct lossynet_drift {
  * is infinite; JSON has no such number. */
 lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
                                        struct lossynet_drift *out);
+
+/* lossynet_drift_measure and lossynet_step_counters of `step`, in two parts around the next
+ * lossynet_all_gather, so that all together cost one exchange: begin takes the values that are
+ * measured, after the broadcast of `step` has ended and before vectors change; end computes. Without a
+ * gather in between end makes the exchange. Each is collective. */
+lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,
+                                      float *const *vectors);
+lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_counters *counters,
+                                    struct lossynet_drift *drift);
 
 /* The formulas alone. N workers, loss rate p in [0, 1), correlations rho[lags], lead l in steps:
  *   owner to worker   O = sigma2 [p/(1-p) C(p) + l^2 - 2 l R],  R = sum_k rho_k p^k

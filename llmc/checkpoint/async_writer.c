@@ -200,16 +200,25 @@ static const struct note *note_of(const struct async_writer *s, int rank) {
     return &s->all[rank * s->run->facts.local];
 }
 
-/* Gathers the notes of all ranks. */
-static int exchange_notes(struct async_writer *s) {
+/* Gives this rank's note to one of the two gathers. */
+static int give_note(struct async_writer *s, async_writer_gather gather) {
     pthread_mutex_lock(&s->lock);
     s->mine[0] = s->note;
     pthread_mutex_unlock(&s->lock);
     s->mine[0].stop = stop_signal_seen();
     if (s->run->facts.ranks > 1)
-        return s->settings.gather(s->settings.gather_context, s->mine, s->all, sizeof *s->mine);
+        return gather(s->settings.gather_context, s->mine, s->all, sizeof *s->mine);
     s->all[0] = s->mine[0];
     return 0;
+}
+
+/* Gathers the notes of all ranks at once. */
+static int exchange_notes(struct async_writer *s) {
+    return give_note(s, s->settings.gather);
+}
+
+int async_writer_tell(struct async_writer *s) {
+    return s ? give_note(s, s->settings.gather_aside) : 0;
 }
 
 static int count(const struct async_writer *s, enum state state) {
@@ -245,18 +254,11 @@ static void act(struct async_writer *s) {
     }
 }
 
-static int poll_ranks(struct async_writer *s, bool *stop) {
-    if (exchange_notes(s)) return -1;
-    *stop = false;
-    for (int r = 0; r < s->run->facts.ranks; r++) *stop |= note_of(s, r)->stop != 0;
-    act(s);
-    return 0;
-}
-
 /* Decides from the gathered notes, so that every rank polls equally often. */
 int async_writer_finish(struct async_writer *s) {
-    for (bool stop; s;) {
-        if (poll_ranks(s, &stop)) return -1;
+    while (s) {
+        if (exchange_notes(s)) return -1;
+        act(s);
         if (note_of(s, 0)->finished == s->started) return 0;
         usleep(1000);
     }
@@ -311,13 +313,13 @@ static void copy_and_write(struct async_writer *s, const struct resume_point *at
         start(s, WRITING, write_part);
 }
 
-int async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop) {
-    *due = false;
-    if (!s) return 0;
+void async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop) {
+    *due = *stop = false;
+    if (!s) return;
     const struct options *o = s->run->facts.options;
-    if (poll_ranks(s, stop)) return -1;
+    for (int r = 0; r < s->run->facts.ranks; r++) *stop |= note_of(s, r)->stop != 0;
+    act(s);
     *due = *stop || step == o->steps || (o->save_every && step % o->save_every == 0);
-    return 0;
 }
 
 int async_writer_save(struct async_writer *s, const struct resume_point *at) {

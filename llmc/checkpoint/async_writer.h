@@ -43,6 +43,7 @@ struct async_writer_settings {
     const struct resume_run *run; /* the caller keeps all of this until the writer is closed */
     const char *tokenizer;        /* a file to copy; NULL: the model's tokenizer, if it has one */
     async_writer_gather gather;
+    async_writer_gather gather_aside; /* the same, carried by the caller's next gather */
     void *gather_context;
     async_writer_model model;
     void *model_context;
@@ -58,10 +59,14 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
  * checkpoint. */
 void async_writer_close(struct async_writer *s);
 
-/* Call after each step. The ranks exchange how far they are. *stop becomes true if one of them
- * has received a signal. *due becomes true if a checkpoint must be written: at a stop, every
- * options->save_every steps, and after the last step. Returns 0, or -1 if the exchange failed. */
-int async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop);
+/* Call during each step, before a gather of the caller's: that carries how far each rank is with
+ * writing, and whether it has received a signal. Returns 0, or -1 if the exchange failed. */
+int async_writer_tell(struct async_writer *s);
+
+/* Call after that gather, and after the step. *stop becomes true if one of the ranks has received a
+ * signal. *due becomes true if a checkpoint must be written: at a stop, every
+ * options->save_every steps, and after the last step. */
+void async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop);
 
 /* Saves the run between two steps, when no phase is open. A checkpoint that cannot be written is
  * reported, and the next save tries again. Returns 0, or -1 if the exchange between ranks

@@ -46,7 +46,9 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     d->ahead = (const float **)calloc((size_t)d->local, sizeof *d->ahead);
     d->mine = (double *)calloc(3 * (size_t)d->local, sizeof *d->mine);
     d->gathered = (double *)calloc(3 * (size_t)d->workers, sizeof *d->gathered);
-    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->mine || !d->gathered)
+    d->losses = (double *)calloc((size_t)d->workers, sizeof *d->losses);
+    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->mine || !d->gathered ||
+        !d->losses)
         return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
@@ -111,6 +113,7 @@ void data_parallel_close(struct data_parallel *d) {
     free(d->ahead);
     free(d->mine);
     free(d->gathered);
+    free(d->losses);
 }
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
@@ -146,6 +149,11 @@ size_t data_parallel_moments(const struct data_parallel *d) {
 int data_parallel_gather(void *data_parallel, const void *mine, void *all, size_t bytes) {
     struct data_parallel *d = (struct data_parallel *)data_parallel;
     return lossynet_all_gather(d->comm, mine, all, bytes) ? -1 : 0;
+}
+
+int data_parallel_gather_aside(void *data_parallel, const void *mine, void *all, size_t bytes) {
+    struct data_parallel *d = (struct data_parallel *)data_parallel;
+    return lossynet_all_gather_aside(d->comm, mine, all, bytes) ? -1 : 0;
 }
 
 int data_parallel_sum(struct data_parallel *d, double *sum) {
@@ -187,6 +195,16 @@ int data_parallel_begin(struct data_parallel *d, int step) {
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     if (!d->pipeline.overlap) return 0;
     return lossynet_reduce_begin(d->comm, d->grads, data_parallel_is_lossless(d)) ? -1 : 0;
+}
+
+int data_parallel_tell_losses(struct data_parallel *d) {
+    return lossynet_all_gather_aside(d->comm, d->mine, d->losses, sizeof *d->mine) ? -1 : 0;
+}
+
+double data_parallel_mean_loss(const struct data_parallel *d) {
+    double sum = 0;
+    for (int w = 0; w < d->workers; w++) sum += d->losses[w];
+    return sum / d->workers;
 }
 
 /* Owners average what they receive of the workers' vectors. */
@@ -267,12 +285,19 @@ int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
     return status ? -1 : 0;
 }
 
-/* Packets, ages and drift of a step. */
-static int measure(struct data_parallel *d, struct step_metrics *r) {
+int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r) {
+    const double start = log_seconds();
+    if (lossynet_broadcast_end(d->comm)) return -1;
+    pipeline_finish(&d->pipeline, d->params);
+    r->communication_seconds = d->communicating + log_seconds() - start;
+    d->communicating = 0;
+    return lossynet_report_begin(d->comm, (uint64_t)r->step, d->params) ? -1 : 0;
+}
+
+int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r) {
     struct lossynet_counters counters;
     struct lossynet_drift drift;
-    if (lossynet_drift_measure(d->comm, d->params, &drift)) return -1;
-    if (lossynet_step_counters(d->comm, (uint64_t)r->step, &counters)) return -1;
+    if (lossynet_report_end(d->comm, &counters, &drift)) return -1;
     comm_step_metrics(&counters, r);
     /* The formulas hold for `lossy`, where a packet that arrives corrects a replica. */
     const bool lossy = d->options->algorithm == ALGORITHM_LOSSY;
@@ -284,16 +309,5 @@ static int measure(struct data_parallel *d, struct step_metrics *r) {
     r->mean_age = drift.mean_age;
     r->max_age = drift.max_age;
     memcpy(r->age_share, drift.age_share, sizeof r->age_share);
-    return 0;
-}
-
-int data_parallel_finish(struct data_parallel *d, struct step_metrics *r) {
-    const double start = log_seconds();
-    if (lossynet_broadcast_end(d->comm)) return -1;
-    pipeline_finish(&d->pipeline, d->params);
-    d->communicating += log_seconds() - start;
-    if (measure(d, r)) return -1;
-    r->communication_seconds = d->communicating;
-    d->communicating = 0;
     return 0;
 }

@@ -48,6 +48,7 @@ struct data_parallel {
     float *model;                    /* P: the owners' shards put together; N > 1 */
     bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers that are exchanged */
+    double *losses;          /* [N], of this step */
     double communicating;    /* seconds spent waiting since data_parallel_finish */
 };
 
@@ -71,8 +72,10 @@ const weight *data_parallel_weights(const struct data_parallel *d, const float *
 /* Elements of each moment that a worker keeps, at most. */
 size_t data_parallel_moments(const struct data_parallel *d);
 
-/* lossynet_all_gather of a struct data_parallel, as async_writer.h wants it. */
+/* lossynet_all_gather, and lossynet_all_gather_aside, of a struct data_parallel, as async_writer.h
+ * wants them. */
 int data_parallel_gather(void *data_parallel, const void *mine, void *all, size_t bytes);
+int data_parallel_gather_aside(void *data_parallel, const void *mine, void *all, size_t bytes);
 
 /* The sum over all workers, in their order, of the number that each local worker left in `mine`.
  * Collective. Returns 0, or -1 after reporting. */
@@ -85,6 +88,10 @@ int data_parallel_describe(const struct data_parallel *d, struct resume_run *out
 /* ---- a step; all of these are collective and return 0, or -1 after reporting ---- */
 
 int data_parallel_begin(struct data_parallel *d, int step);
+/* Each local worker left its loss in `mine`. The exchange of the norm carries them. */
+int data_parallel_tell_losses(struct data_parallel *d);
+/* The mean of the losses of all workers, after the norm was exchanged. */
+double data_parallel_mean_loss(const struct data_parallel *d);
 /* *norm: of the averaged gradient; it may not be finite. */
 int data_parallel_average_gradients(struct data_parallel *d, double *norm);
 int data_parallel_average_models(struct data_parallel *d);
@@ -94,8 +101,11 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
 void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm);
 /* Owners send their shards of the vectors to all workers; with overlap, during the next forward. */
 int data_parallel_broadcast(struct data_parallel *d, float *const *vectors);
-/* Waits for the broadcast of step r->step, and writes its packets, ages and drift into r. */
-int data_parallel_finish(struct data_parallel *d, struct step_metrics *r);
+/* Ends step r->step in two parts. The first waits for its broadcast and measures it; the next exchange
+ * carries what ranks tell each other of it. The second writes packets, ages and drift into r, and makes
+ * the exchange if there was none. */
+int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r);
+int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r);
 
 #ifdef __cplusplus
 }

@@ -198,20 +198,25 @@ struct lossynet_ages { /* one worker's; its own packets do not count */
 
 struct lossynet_drift_state {
     int samples;
-    uint64_t measured;           /* calls so far */
-    size_t *element;             /* [samples] */
-    int *owner;                  /* [samples] */
-    float *mine;                 /* [V][samples] */
-    float *values;               /* [N][samples] */
-    float *fresh;                /* [samples], of the last call */
-    float *model, *model_change; /* [samples], the same and its last change, never rounded */
-    float *change;               /* [RING][samples], the last changes */
-    struct lossynet_ages *ages;  /* [V] */
+    uint64_t measured;              /* calls so far */
+    size_t *element;                /* [samples] */
+    int *owner;                     /* [samples] */
+    float *mine;                    /* [V][samples] */
+    float *values;                  /* [N][samples] */
+    float *fresh;                   /* [samples], of the last call */
+    float *model, *model_change;    /* [samples], the same and its last change, never rounded */
+    float *change;                  /* [RING][samples], the last changes */
+    struct lossynet_ages *ages;     /* [V] */
+    struct lossynet_ages *all_ages; /* [N] */
+    double lead;                    /* of the broadcast that is measured */
 };
 
 void lossynet_drift_open(struct lossynet_comm *comm,
                          int samples); /* sees to pool.out_of_memory only */
 void lossynet_drift_close(struct lossynet_comm *comm);
+/* lossynet_drift_measure in two parts: puts aside what is gathered; computes, after that is there. */
+lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors);
+void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
 /* ---- the lead (lead.c) ---- */
 
@@ -236,10 +241,22 @@ void lossynet_lead_add(struct lossynet_comm *comm, const struct lossynet_ages *a
 
 /* ---- counters (stats.c) ---- */
 
-enum { LOSSYNET_GATHERED_BYTES = 128 }; /* of one worker's small struct */
-_Static_assert(sizeof(struct lossynet_counters) <= LOSSYNET_GATHERED_BYTES &&
-                   sizeof(struct lossynet_ages) <= LOSSYNET_GATHERED_BYTES,
-               "lossynet_stats.gathered");
+enum { LOSSYNET_ASIDE_MOST = 8 };    /* gathers that wait for the next exchange */
+enum { LOSSYNET_ASIDE_BYTES = 256 }; /* of one worker, beside counters, ages and drift sample */
+
+struct lossynet_aside_item {
+    void *all;
+    size_t bytes; /* of a rank */
+};
+
+struct lossynet_aside { /* gathers that the next exchange carries */
+    struct lossynet_aside_item item[LOSSYNET_ASIDE_MOST];
+    int count;
+    size_t bytes;   /* of a rank, in all of them */
+    size_t room;    /* bytes of a worker */
+    char *mine;     /* [V * room]; NULL: the rank is alone */
+    char *together; /* [N * room] */
+};
 
 struct lossynet_total { /* since open; PARAMETER phase */
     uint64_t expected, arrived;
@@ -249,10 +266,15 @@ struct lossynet_stats {
     struct lossynet_counters *counters[2]; /* [V], of steps with even and odd numbers; phase[] of
                                               the receiver, bytes sent */
     struct lossynet_total *totals;         /* [V] */
-    void *gathered;                        /* [N] of struct lossynet_counters or lossynet_ages */
-    size_t *gather_offset;                 /* [R + 1] */
-    uint64_t reported[LOSSYNET_EVENTS];    /* network's events when last told */
+    struct lossynet_counters *gathered;    /* [N] */
+    struct lossynet_aside aside;
+    size_t *gather_offset;              /* [R + 1] */
+    uint64_t reported[LOSSYNET_EVENTS]; /* network's events when last told */
 };
+
+/* Sees to pool.out_of_memory only; after lossynet_drift_open. */
+void lossynet_aside_open(struct lossynet_comm *comm);
+void lossynet_aside_close(struct lossynet_comm *comm);
 
 /* ---- all of it ---- */
 

@@ -135,6 +135,7 @@ void lossynet_drift_open(struct lossynet_comm *comm, int samples) {
     if ((size_t)samples > comm->partition.elements) samples = (int)comm->partition.elements;
     drift->samples = samples;
     COMM_TAKE(comm, drift->ages, (size_t)comm->local);
+    COMM_TAKE(comm, drift->all_ages, (size_t)comm->workers);
     if (samples == 0) return;
     size_t n = (size_t)samples;
     COMM_TAKE(comm, drift->element, n);
@@ -157,6 +158,7 @@ void lossynet_drift_close(struct lossynet_comm *comm) {
     free(comm->drift.model);
     free(comm->drift.model_change);
     free(comm->drift.change);
+    free(comm->drift.all_ages);
     free(comm->drift.ages);
     comm->drift = (struct lossynet_drift_state){0};
 }
@@ -175,7 +177,7 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
         }
         for (size_t i = 0; i < n; i++) mine[i] = vectors[v][drift->element[i]];
     }
-    return lossynet_all_gather(comm, drift->mine, drift->values, n * sizeof(float));
+    return lossynet_all_gather_aside(comm, drift->mine, drift->values, n * sizeof(float));
 }
 
 /* Takes in the model's values, which are not rounded. Then rounds all values as what is sent is. */
@@ -249,9 +251,8 @@ static double measure_lag(const struct lossynet_comm *comm) {
     return squares > 0 ? along / squares : 0;
 }
 
-/* Of all workers together. */
-static lossynet_status gather_ages(struct lossynet_comm *comm, struct lossynet_ages *total) {
-    struct lossynet_ages *all = comm->stats.gathered, *mine = comm->drift.ages;
+static lossynet_status gather_ages(struct lossynet_comm *comm) {
+    struct lossynet_ages *mine = comm->drift.ages;
     size_t packets = comm->partition.packets;
 #pragma omp parallel for num_threads(comm->threads) schedule(static)
     for (int v = 0; v < comm->local; v++) {
@@ -268,9 +269,14 @@ static lossynet_status gather_ages(struct lossynet_comm *comm, struct lossynet_a
         a.aged[0] -= (uint32_t)(packets - a.packets); /* its own are never stale */
         mine[v] = a;
     }
-    lossynet_status status = lossynet_all_gather(comm, mine, all, sizeof *all);
+    return lossynet_all_gather_aside(comm, mine, comm->drift.all_ages, sizeof *mine);
+}
+
+/* Of all workers together. */
+static void sum_ages(const struct lossynet_comm *comm, struct lossynet_ages *total) {
+    const struct lossynet_ages *all = comm->drift.all_ages;
     *total = (struct lossynet_ages){0};
-    for (int w = 0; status == LOSSYNET_OK && w < comm->workers; w++) {
+    for (int w = 0; w < comm->workers; w++) {
         total->sum += all[w].sum;
         total->packets += all[w].packets;
         total->expected += all[w].expected;
@@ -280,7 +286,6 @@ static lossynet_status gather_ages(struct lossynet_comm *comm, struct lossynet_a
         if (all[w].largest > total->largest) total->largest = all[w].largest;
         for (int k = 0; k <= LOSSYNET_RING; k++) total->aged[k] += all[w].aged[k];
     }
-    return status;
 }
 
 /* Shares of packets aged 0, 1, ...; the last: that or more. */
@@ -290,24 +295,33 @@ static void share_ages(const struct lossynet_ages *ages, double share[LOSSYNET_A
             (double)ages->aged[k] / (double)ages->packets;
 }
 
-lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
-                                       struct lossynet_drift *out) {
+/* Without a sample ages are still needed for the lead. */
+static bool is_measured(const struct lossynet_comm *comm) {
+    return comm->workers > 1 && (comm->drift.samples > 0 || comm->lead.wanted);
+}
+
+lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
+    if (!is_measured(comm)) return LOSSYNET_OK;
+    comm->drift.lead = comm->lead.used;
+    lossynet_status status = gather_ages(comm);
+    if (status || comm->drift.samples == 0) return status;
+    return gather_values(comm, vectors);
+}
+
+void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) {
     struct lossynet_drift_state *drift = &comm->drift;
     *out = (struct lossynet_drift){0};
-    if (comm->workers == 1 || (drift->samples == 0 && !comm->lead.wanted)) return LOSSYNET_OK;
+    if (!is_measured(comm)) return;
     struct lossynet_ages ages;
-    lossynet_status status = gather_ages(comm, &ages);
-    if (status) return status;
+    sum_ages(comm, &ages);
     share_ages(&ages, out->age_share);
     out->mean_age = ages.packets ? (double)ages.sum / (double)ages.packets : 0;
     out->max_age = ages.largest;
-    out->lead = comm->lead.used;
+    out->lead = drift->lead;
     if (drift->samples == 0) {
         lossynet_lead_add(comm, &ages, NULL);
-        return LOSSYNET_OK;
+        return;
     }
-    status = gather_values(comm, vectors);
-    if (status) return status;
     keep_model(comm);
 
     double scale = (double)comm->partition.elements / drift->samples;
@@ -324,9 +338,8 @@ lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const 
 
     double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
     double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
-    const double lead = comm->lead.used, sigma2 = out->sigma2;
+    const double lead = drift->lead, sigma2 = out->sigma2;
     out->expected_pair = pair_drift(comm->workers, p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
     out->expected_owner = owner_drift(p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
     out->paper_pair = lossynet_drift_paper(p, sigma2);
-    return LOSSYNET_OK;
 }

@@ -1,20 +1,89 @@
-/* stats.c — small messages that always arrive, and the counters summed with them. */
+/* stats.c — small messages that always arrive, and the counters summed with them.
+ *
+ * A gather costs an exchange with every rank, however little it carries. So gathers whose result is
+ * not needed at once are put aside, and the next one carries them. Rank r's part of such an exchange
+ * is what its workers gave to the first gather that was put aside, then to the second, and so on.
+ */
 #include "lossynet/algorithm/algorithm.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
-                                    size_t bytes) {
-    size_t part = bytes * (size_t)comm->local;
-    memcpy((char *)all + part * (size_t)comm->world.rank, mine, part);
-    if (!comm->transport) return LOSSYNET_OK;
+/* ---- gathers ---- */
+
+void lossynet_aside_open(struct lossynet_comm *comm) {
+    struct lossynet_aside *aside = &comm->stats.aside;
+    aside->room = sizeof(struct lossynet_counters) + sizeof(struct lossynet_ages) +
+                  (size_t)comm->drift.samples * sizeof(float) + LOSSYNET_ASIDE_BYTES;
+    if (comm->world.ranks == 1) return;
+    COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->local);
+    COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers);
+}
+
+void lossynet_aside_close(struct lossynet_comm *comm) {
+    free(comm->stats.aside.mine);
+    free(comm->stats.aside.together);
+}
+
+/* Gathers parts of `part` bytes of each rank, in place. */
+static lossynet_status gather(struct lossynet_comm *comm, void *all, size_t part) {
     for (int r = 0; r <= comm->world.ranks; r++) comm->stats.gather_offset[r] = part * (size_t)r;
     return lossynet_transport_gather(comm->transport, all, comm->stats.gather_offset);
 }
 
-lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
-                                       struct lossynet_counters *out) {
-    struct lossynet_counters *all = comm->stats.gathered, *mine = comm->stats.counters[step % 2];
+/* Exchanges all that was put aside. */
+static lossynet_status gather_aside(struct lossynet_comm *comm) {
+    struct lossynet_aside *aside = &comm->stats.aside;
+    const size_t part = aside->bytes;
+    const int count = aside->count;
+    aside->count = 0;
+    aside->bytes = 0;
+    if (!count) return LOSSYNET_OK;
+    memcpy(aside->together + part * (size_t)comm->world.rank, aside->mine, part);
+    lossynet_status status = gather(comm, aside->together, part);
+    for (int r = 0; status == LOSSYNET_OK && r < comm->world.ranks; r++) {
+        const char *from = aside->together + part * (size_t)r;
+        for (int i = 0; i < count; i++) {
+            const size_t bytes = aside->item[i].bytes;
+            memcpy((char *)aside->item[i].all + bytes * (size_t)r, from, bytes);
+            from += bytes;
+        }
+    }
+    return status;
+}
+
+lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
+                                          size_t bytes) {
+    struct lossynet_aside *aside = &comm->stats.aside;
+    const size_t part = bytes * (size_t)comm->local;
+    const bool fits = aside->count < LOSSYNET_ASIDE_MOST &&
+                      aside->bytes + part <= aside->room * (size_t)comm->local;
+    if (!comm->transport || !fits) return lossynet_all_gather(comm, mine, all, bytes);
+    memcpy(aside->mine + aside->bytes, mine, part);
+    aside->item[aside->count++] = (struct lossynet_aside_item){all, part};
+    aside->bytes += part;
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
+                                    size_t bytes) {
+    const struct lossynet_aside *aside = &comm->stats.aside;
+    const size_t part = bytes * (size_t)comm->local;
+    if (aside->count && aside->count < LOSSYNET_ASIDE_MOST &&
+        aside->bytes + part <= aside->room * (size_t)comm->local) {
+        lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
+        return status ? status : gather_aside(comm);
+    }
+    lossynet_status status = gather_aside(comm);
+    if (status) return status;
+    memcpy((char *)all + part * (size_t)comm->world.rank, mine, part);
+    return comm->transport ? gather(comm, all, part) : LOSSYNET_OK;
+}
+
+/* ---- counters ---- */
+
+static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step) {
+    struct lossynet_counters *mine = comm->stats.counters[step % 2];
     uint64_t now[LOSSYNET_EVENTS] = {0};
     if (comm->transport) lossynet_transport_counters(comm->transport, now);
     /* Of the rank: its first worker tells them. */
@@ -23,9 +92,13 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
         comm->stats.reported[e] = now[e];
     }
     mine->network[LOSSYNET_PACE] = now[LOSSYNET_PACE];
-    lossynet_status status = lossynet_all_gather(comm, mine, all, sizeof *all);
+    return lossynet_all_gather_aside(comm, mine, comm->stats.gathered, sizeof *mine);
+}
+
+static void counters_end(const struct lossynet_comm *comm, struct lossynet_counters *out) {
+    const struct lossynet_counters *all = comm->stats.gathered;
     *out = (struct lossynet_counters){0};
-    for (int w = 0; status == LOSSYNET_OK && w < comm->workers; w++) {
+    for (int w = 0; w < comm->workers; w++) {
         for (int phase = 0; phase < 2; phase++) {
             out->expected[phase] += all[w].expected[phase];
             out->arrived[phase] += all[w].arrived[phase];
@@ -34,5 +107,39 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
         }
         for (int e = 0; e < LOSSYNET_EVENTS; e++) out->network[e] += all[w].network[e];
     }
+}
+
+lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
+                                       struct lossynet_counters *out) {
+    lossynet_status status = counters_begin(comm, step);
+    if (!status) status = gather_aside(comm);
+    *out = (struct lossynet_counters){0};
+    if (!status) counters_end(comm, out);
+    return status;
+}
+
+/* ---- the report of a step ---- */
+
+lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,
+                                      float *const *vectors) {
+    lossynet_status status = lossynet_drift_begin(comm, vectors);
+    return status ? status : counters_begin(comm, step);
+}
+
+lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_counters *counters,
+                                    struct lossynet_drift *drift) {
+    lossynet_status status = gather_aside(comm);
+    if (status) return status;
+    counters_end(comm, counters);
+    lossynet_drift_end(comm, drift);
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const *vectors,
+                                       struct lossynet_drift *out) {
+    lossynet_status status = lossynet_drift_begin(comm, vectors);
+    if (!status) status = gather_aside(comm);
+    *out = (struct lossynet_drift){0};
+    if (!status) lossynet_drift_end(comm, out);
     return status;
 }
