@@ -39,7 +39,6 @@
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/log/jsonl.h"
-#include "llmc/log/terminal.h"
 #include "llmc/checkpoint/async_writer.h"
 #include "llmc/model/schedule.h"
 #include "llmc/comm/data_parallel.h"
@@ -236,7 +235,6 @@ struct trainer {
     struct worker_result *result; /* [local] */
     bool unfinished; /* the last step's PARAMETER phase is open, or `last` incomplete */
     struct step_metrics record, last; /* of the present step; of the one before */
-    double finished;                  /* when the last step was */
     const char *tokenizer;
     struct resume_point at; /* where the run stands */
     struct resume_run run;  /* what of it is saved */
@@ -383,17 +381,11 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
  * in t->record is none; then the parameters are still good, and the caller stops. */
 enum { FAILED = -1, NOT_FINITE = 1 };
 
-/* Ends the last step where that is still to do, in two parts. The first closes its PARAMETER phase;
- * the second records it, when ranks have told each other how it went. */
+/* Ends the last step, if that is still to do, in two parts. The first closes its PARAMETER phase; the
+ * second records it, when ranks have told each other how it went. */
 static int finish_step_begin(struct trainer *t) {
-    struct step_metrics *r = &t->last;
-    if (!t->unfinished) return 0;
-    *r = t->record;
-    if (data_parallel_finish_begin(&t->dp, r)) return -1;
-    const double now = log_seconds();
-    r->seconds = now - t->finished;
-    t->finished = now;
-    return 0;
+    t->last = t->record;
+    return t->unfinished ? data_parallel_finish_begin(&t->dp, &t->last) : 0;
 }
 
 static int finish_step_end(struct trainer *t) {
@@ -419,7 +411,6 @@ static int forward_backward(struct trainer *t, int step) {
     const struct options *o = t->options;
     struct step_metrics *r = &t->record;
     double waited = 0;
-    if (!t->unfinished) t->finished = log_seconds();
     if (data_parallel_begin(&t->dp, step)) return FAILED;
     for_each_worker(t, worker_gradient, NULL);
     t->dp.pipeline.arriving = false; /* forward has received each bucket */
@@ -507,10 +498,10 @@ static int step_naive(struct trainer *t, int step) {
 /* One step of all workers. Whether loss and norm are finite is the caller's to look for, in
  * t->record. Returns 0, or -1 after reporting. */
 static int training_step(struct trainer *t, int step) {
-    const int algorithm = t->options->algorithm;
-    const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)
-                       : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
-                                                      : step_lossy(t, step);
+    const int a = t->options->algorithm;
+    const int status = a == ALGORITHM_RPS     ? step_rps(t, step)
+                       : a == ALGORITHM_NAIVE ? step_naive(t, step)
+                                              : step_lossy(t, step);
     if (status) return status == NOT_FINITE ? 0 : -1;
     t->unfinished = true;
     return t->dp.pipeline.overlap ? 0 : finish_step(t);
@@ -656,10 +647,6 @@ static struct run_info run_info(const struct trainer *t) {
     return facts;
 }
 
-static int checkpoint_model(void *dp, const float **model) {
-    return data_parallel_model((struct data_parallel *)dp, model);
-}
-
 /* What a checkpoint holds of this run, and who writes it. */
 static int open_saver(struct trainer *t) {
     const struct async_writer_settings settings = {.run = &t->run,
@@ -667,7 +654,7 @@ static int open_saver(struct trainer *t) {
                                                    .gather = data_parallel_gather,
                                                    .gather_aside = data_parallel_gather_aside,
                                                    .gather_context = &t->dp,
-                                                   .model = checkpoint_model,
+                                                   .model = data_parallel_model_of,
                                                    .model_context = &t->dp};
     if (data_parallel_describe(&t->dp, &t->run)) return -1;
     return t->options->out ? async_writer_open(&settings, t->at.step, &t->saver) : 0;
@@ -710,14 +697,6 @@ static bool is_due(const struct options *o, int done, int every) {
     return done == o->steps || (every && done % every == 0);
 }
 
-/* Whether this rank shows how far things are in a line that is drawn anew. */
-static bool draws_progress(const struct trainer *t) {
-    const struct options *o = t->options;
-    if (t->dp.world.rank > 0 || o->quiet) return false;
-    return o->progress == OPTION_PROGRESS_AUTO ? terminal_behind_stdout()
-                                               : o->progress == OPTION_PROGRESS_ON;
-}
-
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
     struct eval_metrics eval;
@@ -725,7 +704,7 @@ static int train_loop(struct trainer *t) {
     bool stop = false, due;
     run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
-                   draws_progress(t));
+                   run_info_draws_progress(t->options, t->dp.world.rank));
     while (t->at.step < o->steps && !stop) {
         const int done = t->at.step + 1;
         const bool evaluates = t->val && is_due(o, done, o->eval_every);
@@ -774,7 +753,7 @@ static int prepare(struct trainer *t, bool training) {
         jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log) ||
         trainer_allocate(t, training))
         return -1;
-    hf_model_shows_progress = draws_progress(t);
+    hf_model_shows_progress = run_info_draws_progress(t->options, t->dp.world.rank);
     if (trainer_initialise(t, file_is_directory(o->model))) return -1;
     t->run.facts = run_info(t);
     jsonl_write(t->log, run_info_event(&t->run.facts));

@@ -131,6 +131,10 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
     return failed;
 }
 
+int data_parallel_model_of(void *data_parallel, const float **model) {
+    return data_parallel_model((struct data_parallel *)data_parallel, model);
+}
+
 const weight *data_parallel_weights(const struct data_parallel *d, const float *params) {
     if (!d->pipeline.weights) return params;
     d->be->convert(d->pipeline.weights, params, d->layout->count);
@@ -192,6 +196,7 @@ int data_parallel_describe(const struct data_parallel *d, struct resume_run *out
 /* ---- a step ----------------------------------------------------------------------------- */
 
 int data_parallel_begin(struct data_parallel *d, int step) {
+    if (!d->unfinished) d->finished = log_seconds();
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     if (!d->pipeline.overlap) return 0;
     return lossynet_reduce_begin(d->comm, d->grads, data_parallel_is_lossless(d)) ? -1 : 0;
@@ -273,6 +278,7 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
 
 int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
     const double start = log_seconds();
+    d->unfinished = true;
     pipeline_send(&d->pipeline, vectors, true);
     if (d->pipeline.overlap) pipeline_broadcast(&d->pipeline);
     lossynet_status status =
@@ -289,8 +295,12 @@ int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r) 
     const double start = log_seconds();
     if (lossynet_broadcast_end(d->comm)) return -1;
     pipeline_finish(&d->pipeline, d->params);
-    r->communication_seconds = d->communicating + log_seconds() - start;
+    const double now = log_seconds();
+    r->communication_seconds = d->communicating + now - start;
+    r->seconds = now - d->finished;
     d->communicating = 0;
+    d->finished = now;
+    d->unfinished = false;
     return lossynet_report_begin(d->comm, (uint64_t)r->step, d->params) ? -1 : 0;
 }
 

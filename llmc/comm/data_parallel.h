@@ -49,7 +49,9 @@ struct data_parallel {
     bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers that are exchanged */
     double *losses;          /* [N], of this step */
-    double communicating;    /* seconds spent waiting since data_parallel_finish */
+    double communicating;    /* seconds spent waiting since the last step was finished */
+    double finished;         /* when that was, or when this step began after a pause */
+    bool unfinished;         /* a broadcast has begun, and data_parallel_finish_begin has not */
 };
 
 /* Opens the comm and allocates the workers' memory; without training parameters alone. Returns 0,
@@ -65,6 +67,9 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d);
 /* *model (P elements, in the backend's memory): a replica if replicas are exact; otherwise the
  * owners' shards. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
 int data_parallel_model(struct data_parallel *d, const float **model);
+
+/* The same, as async_writer.h wants it. */
+int data_parallel_model_of(void *data_parallel, const float **model);
 
 /* Parameters (P) in the type that operations take; float32 ones are returned as they are. */
 const weight *data_parallel_weights(const struct data_parallel *d, const float *params);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "llmc/log/jsonl.h"
+#include "llmc/log/terminal.h"
 
 json_t *run_info_event(const struct run_info *run) {
     const struct llama_config *c = &run->layout->config;
@@ -52,4 +53,10 @@ void run_info_announce(const struct run_info *run) {
                             : "every owner trains alone on its own data");
     }
     fflush(stdout);
+}
+
+bool run_info_draws_progress(const struct options *o, int rank) {
+    if (rank > 0 || o->quiet) return false;
+    return o->progress == OPTION_PROGRESS_AUTO ? terminal_behind_stdout()
+                                               : o->progress == OPTION_PROGRESS_ON;
 }

@@ -34,6 +34,9 @@ run_info_event(const struct run_info *run); /* The event for the log; NULL if ou
 void run_info_announce(
     const struct run_info *run); /* Prints to the terminal, on rank 0, unless --quiet is given. */
 
+/* Returns whether this rank shows how far things are in a line that is drawn anew. */
+bool run_info_draws_progress(const struct options *o, int rank);
+
 #ifdef __cplusplus
 }
 #endif

@@ -11,6 +11,8 @@
  */
 #include "test_lossynet_threads.h"
 
+#include "lossynet/transport/progress.h"
+
 #include <sched.h>
 
 /* ---- a link of mailboxes ---- */
@@ -371,8 +373,14 @@ static void *read_buckets(void *argument) {
     return NULL;
 }
 
+/* Rounds of small messages so far. */
+static uint32_t exchanges_of(const struct lossynet_comm *comm) {
+    return comm->transport ? comm->transport->rounds.begun : 0;
+}
+
 /* Two threads wait for the parameters of the last step, bucket by bucket; then gradients become
- * ready one by one; only then the last step is accounted for. */
+ * ready one by one; the report of the last step travels
+ * with the one exchange of this step. */
 static void run_parts(struct rank *rank, struct lossynet_comm *comm) {
     int local = SCENARIO_WORKERS / post.ranks;
     float **gradient = take_vectors(local, PART_ELEMENTS);
@@ -399,21 +407,33 @@ static void run_parts(struct rank *rank, struct lossynet_comm *comm) {
                 lossynet_bucket_ready(comm, rank->rank * local + v, b);
             }
         }
+        const uint32_t exchanges = exchanges_of(comm);
         if (step > 0 && !status) { /* the step before */
-            struct lossynet_counters counters;
-            struct lossynet_drift drift;
             status = lossynet_broadcast_end(comm);
-            if (!status) status = lossynet_drift_measure(comm, parameter, &drift);
-            if (!status) status = lossynet_step_counters(comm, step - 1, &counters);
+            if (!status) status = lossynet_report_begin(comm, step - 1, parameter);
             for (int v = 0; v < local; v++)
                 mine[v] = digest_bytes(step, parameter[v], PART_ELEMENTS * sizeof(float));
-            if (!status) status = lossynet_all_gather(comm, mine, all, sizeof *mine);
+            if (!status) status = lossynet_all_gather_aside(comm, mine, all, sizeof *mine);
+        }
+        if (step < PART_STEPS && !status) { /* the last report travels by itself */
+            float norm[SCENARIO_WORKERS], norms[SCENARIO_WORKERS];
+            const uint32_t before = exchanges_of(comm);
+            status = lossynet_reduce(comm, gradient, false);
+            const uint32_t reducing = exchanges_of(comm) - before;
+            for (int v = 0; v < local; v++) norm[v] = gradient[v][0];
+            if (!status) status = lossynet_all_gather(comm, norm, norms, sizeof *norm);
+            if (comm->transport && exchanges_of(comm) - exchanges - reducing != 1)
+                status = LOSSYNET_PROTOCOL;
+        }
+        if (step > 0 && !status) {
+            struct lossynet_counters counters;
+            struct lossynet_drift drift;
+            status = lossynet_report_end(comm, &counters, &drift);
             digest = digest_bytes(digest, all, sizeof all);
             digest = digest_bytes(digest, &counters, sizeof counters);
             digest = digest_bytes(digest, &drift.pair, offsetof(struct lossynet_drift, max_age));
         }
         if (step == PART_STEPS || status) break;
-        status = lossynet_reduce(comm, gradient, false);
         for (int v = 0; v < local; v++) {
             for (int b = 0; b < PART_BUCKETS; b++) {
                 size_t offset, count;
