@@ -498,10 +498,10 @@ static int step_naive(struct trainer *t, int step) {
 /* One step of all workers. Whether loss and norm are finite is the caller's to look for, in
  * t->record. Returns 0, or -1 after reporting. */
 static int training_step(struct trainer *t, int step) {
-    const int a = t->options->algorithm;
-    const int status = a == ALGORITHM_RPS     ? step_rps(t, step)
-                       : a == ALGORITHM_NAIVE ? step_naive(t, step)
-                                              : step_lossy(t, step);
+    const int algorithm = t->options->algorithm;
+    const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)
+                       : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
+                                                      : step_lossy(t, step);
     if (status) return status == NOT_FINITE ? 0 : -1;
     t->unfinished = true;
     return t->dp.pipeline.overlap ? 0 : finish_step(t);
