@@ -265,6 +265,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
 # ---- lossynet alone, instrumented ---------------------------------------------------------
 # fuzz_packets    four ranks on a simulated network (dev/simulation) that libFuzzer makes up; clang
 # replay_packets  the same, for inputs that were kept
+# round_trips     what a step costs by round trip and loss, on the same simulated network
 # thread/...      tests whose ranks are threads, with the thread sanitizer; without OpenMP, whose
 #                 library is not built for it: races would be seen in every barrier
 INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
@@ -276,7 +277,7 @@ THREADED := $(BUILD)/thread/test/lossynet/test_lossynet_udp
 LOSSYNET_LIBS := -lm $(if $(filter 1,$(SECURE)),-lcrypto)
 HAVE_CLANG := $(shell command -v clang)
 
-instrumented: $(BUILD)/replay_packets $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
+instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
 
 $(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
 $(BUILD)/fuzz/%.o: %.c
@@ -293,6 +294,10 @@ $(BUILD)/replay/%.o: %.c
 	@$(CC) $(INSTRUMENTED) $(SIMULATION) -DREPLAY -MMD -c $< -o $@
 
 $(BUILD)/replay_packets: $(SIMULATED:%.c=$(BUILD)/replay/%.o)
+	$(call link,$(LOSSYNET_LIBS),$(CC) -fsanitize=address$(comma)undefined)
+
+$(BUILD)/round_trips: $(patsubst %.c,$(BUILD)/replay/%.o,$(LOSSYNET) dev/simulation/round_trips.c \
+                       dev/simulation/simulation.c)
 	$(call link,$(LOSSYNET_LIBS),$(CC) -fsanitize=address$(comma)undefined)
 
 $(BUILD)/thread/%.o: %.c

@@ -143,13 +143,11 @@ struct lossynet_settings {
     double repair_budget; /* of a phase's packets to a worker, at most so many are sent again, what
                              has been missing longest first; 0: all that was lost */
     /* Links udp and verbs only. */
-    const char
-        *interface;     /* udp: of the network; NULL: loopback on one host, else that of the default
-                              route.
-                              verbs: device[:port[:GID index]], or several for the ranks of a
-                              host; NULL: the first active port */
-    double pace_gbps;   /* a rank sends at most so many 10^9 bit/s; 0: no limit */
-    double loss_budget; /* it sends slower where the network loses more than this share, < 1;
+    const char *interface; /* udp: of the network; NULL: loopback on one host, else that of the
+                              default route. verbs: device[:port[:GID index]], or several for the
+                              ranks of a host; NULL: the first active port */
+    double pace_gbps;      /* a rank sends at most so many 10^9 bit/s; 0: no limit */
+    double loss_budget;    /* it sends slower where the network loses more than this share, < 1;
                               needs pace_gbps. 0: however much is lost */
     const char *
         record_loss; /* FILE, of rank r FILE.r: what arrived, for the loss model trace (loss_trace.c);

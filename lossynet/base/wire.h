@@ -1,4 +1,4 @@
-/* wire.h — the datagram: what travels between ranks, version 5.
+/* wire.h — the datagram: what travels between ranks, version 6.
  *
  *      0                   1                   2                   3
  *      0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -23,7 +23,7 @@
  * Every number is little-endian, the payload's elements included: the order of every machine this
  * runs on, so that a payload of float32 is copied and never converted.
  *
- *   version   5
+ *   version   6
  *   type, k, e         one byte: its low four bits, two, and the high two
  *   e         DATA: the elements, 0 or 1 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the upper
  *             half of a float32; 2 float32 as in 0, sent from a device's memory. Others: 0
@@ -51,7 +51,8 @@
  *             of (bucket, owner); the owner is the receiver in phase GRADIENT and the sender in
  *             phase PARAMETER. Others: packet has all 32 bits, and there is no bucket.
  *   sequence  DATA: counts the datagrams from rank to rank, since the start; those to EVERYONE
- *             have a count of their own. Wraps around.
+ *             have a count of their own. Wraps around. MESSAGE: the sender's clock, microseconds;
+ *             ACK: of the MESSAGE that it answers, or 0.
  *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload; with e = 2, of the
  *             header alone: only over links whose hardware checks payloads from end to end.
  *
@@ -73,7 +74,7 @@
 
 enum {
     WIRE_MAGIC = 0x4e4c, /* 'L' 'N' */
-    WIRE_VERSION = 5,
+    WIRE_VERSION = 6,
     WIRE_HEADER_BYTES = 28,
     WIRE_STATE_BYTES = 36,
     WIRE_WORKERS = 65534, /* most workers that fit */

@@ -60,6 +60,10 @@ static void send_in_class(struct lossynet_transport *t, int peer, int type, int 
     if (type == WIRE_STATE) packet = overtakes ? 0 : p->control.echo;
     struct lossynet_datagram d =
         lossynet_control_datagram(t, peer, type, kind, index, packet, payload, bytes);
+    if (type == WIRE_ACK && kind == WIRE_MESSAGES) {
+        wire_put(d.header + WIRE_SEQUENCE_AT, p->message.stamp, 4);
+        p->message.stamp = 0;
+    }
     if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
     if (overtakes) wire_put(payload + 28, p->flow.group_credit, 4);
     d.bulk = bulk;

@@ -7,8 +7,11 @@
  */
 #include "lossynet/transport/progress.h"
 
-static const double LATE = 1e-3;      /* s, before a fragment is sent again */
-static const double OVERTAKEN = 3e-4; /* s, before a fragment that others overtook is sent again */
+#include <math.h>
+
+static const double DEAF = 1e-3; /* s, before what a peer does not listen to yet is sent again */
+static const double OVERTAKEN = 3e-4; /* s, before a fragment that others overtook is sent again, */
+static const double OVERTAKEN_SHARE = 1.25; /* or so many round trips */
 
 static size_t fragment(const struct lossynet_transport *t, size_t bytes, uint32_t n, size_t *at) {
     *at = (size_t)n * t->rounds.fragment_bytes;
@@ -25,6 +28,11 @@ static bool all_acknowledged(const struct lossynet_transport *t, const struct lo
            (int32_t)(p->control.messages - t->rounds.begun) >= 0;
 }
 
+/* The time, microseconds; never 0. */
+static uint32_t stamp_of(double now) {
+    return (uint32_t)(uint64_t)(now * 1e6) | 1;
+}
+
 /* ---- sending ---- */
 
 /* Sends the fragments that are new within the window, or not acknowledged in time. */
@@ -32,26 +40,34 @@ void lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_message *m = &p->message;
     if (!t->rounds.open || all_acknowledged(t, p)) return;
-    bool again = !t->link->reliable && lossynet_timer_is_due(t, p, &m->repeat, now);
+    const bool again = !t->link->reliable && lossynet_timer_is_over(t, &m->repeat, now);
+    const bool listens = m->in_round >= t->rounds.begun;
+    const double timeout = fmin(m->repeat.pause, lossynet_timer_timeout(p));
+    const double late = listens ? timeout : fmax(timeout, DEAF);
+    const double overtaken = fmax(OVERTAKEN, OVERTAKEN_SHARE * p->round_trip.mean);
+    bool repeated = false;
     uint32_t most = m->fragments - m->acked_before;
     uint32_t window =
         p->flow.window < LOSSYNET_FRAGMENTS ? (uint32_t)p->flow.window : LOSSYNET_FRAGMENTS;
     if (most > window) most = window;
-    if (m->in_round < t->rounds.begun) most = 1; /* it does not listen yet */
+    if (!listens) most = 1;
     int n = 0;
     for (uint32_t i = 0; i < most && n < LOSSYNET_BATCH; i++) {
         if (m->acked >> i & 1) continue;
         double *sent_at = &m->sent_at[(m->acked_before + i) % LOSSYNET_FRAGMENTS];
-        bool overtaken =
-            !t->link->reliable && i < 63 && m->acked >> (i + 1) && now - *sent_at > OVERTAKEN;
-        bool late = again && now - *sent_at >= LATE;
-        if (*sent_at > 0 && !overtaken && !late) continue;
+        bool was_overtaken =
+            !t->link->reliable && i < 63 && m->acked >> (i + 1) && now - *sent_at > overtaken;
+        bool is_late = *sent_at > 0 && again && now - *sent_at >= late;
+        if (*sent_at > 0 && !was_overtaken && !is_late) continue;
         *sent_at = now;
+        repeated |= is_late;
         size_t at, bytes = fragment(t, m->out_bytes, m->acked_before + i, &at);
-        t->sender.batch[n++] =
+        t->sender.batch[n] =
             lossynet_control_datagram(t, peer, WIRE_MESSAGE, WIRE_MESSAGES, t->rounds.begun - 1,
                                       m->acked_before + i, m->out + at, bytes);
+        wire_put(t->sender.batch[n++].header + WIRE_SEQUENCE_AT, stamp_of(now), 4);
     }
+    if (repeated) lossynet_timer_again(t, p, &m->repeat, now);
     if (n > 0) lossynet_session_send(t, peer, t->sender.batch, n);
 }
 
@@ -82,6 +98,7 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
         return;
     }
     p->control.ack_due = true;
+    m->stamp = h->sequence;
     if (h->packet < m->got_before || h->packet - m->got_before >= LOSSYNET_FRAGMENTS) return;
     uint64_t bit = (uint64_t)1 << (h->packet - m->got_before);
     if (m->got & bit) return;
@@ -92,7 +109,11 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
 
 void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
                                   const struct wire_header *h, const uint8_t *payload) {
-    struct lossynet_message *m = &t->peers[peer].message;
+    struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_message *m = &p->message;
+    double taken = 1e-6 * (uint32_t)(stamp_of(t->receiver.now) - h->sequence);
+    if (h->sequence && taken > 0 && taken < t->session.peer_timeout)
+        lossynet_timer_measured(&p->round_trip, taken);
     if (!t->rounds.open || h->index != t->rounds.begun - 1 || h->length != WIRE_STATE_BYTES + 8 ||
         h->packet > m->fragments || h->packet < m->acked_before)
         return;
@@ -100,7 +121,7 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
     uint32_t forward = h->packet - m->acked_before;
     for (uint32_t i = 0; i < forward && i < LOSSYNET_FRAGMENTS; i++) /* the slot's next is new */
         m->sent_at[(m->acked_before + i) % LOSSYNET_FRAGMENTS] = 0;
-    if (forward || (mask | m->acked) != m->acked) m->repeat.pause = RTO_MIN;
+    if (forward || (mask | m->acked) != m->acked) m->repeat.pause = lossynet_timer_timeout(p);
     m->acked = (forward < 64 ? m->acked >> forward : 0) | mask;
     m->acked_before = h->packet;
 }
@@ -158,6 +179,6 @@ void lossynet_message_begin(struct lossynet_transport *t, const uint8_t *out,
         m->acked = m->got = 0;
         memset(m->sent_at, 0, sizeof m->sent_at);
         m->moved = lossynet_now();
-        m->repeat = lossynet_timer_from(m->moved);
+        m->repeat = lossynet_timer_from(&t->peers[r], m->moved);
     }
 }

@@ -1,6 +1,7 @@
 /* peer.h — what a rank remembers of each other rank.
  *
  *     live      whether it answers                        watched by progress.c
+ *     round_trip                                          timer.c
  *     flow      datagrams on their way, in both directions   send.c, recv.c
  *     control   what it told of itself, and what we owe it    control.c
  *     tx, rx    the present phase of each kind             send.c, recv.c
@@ -18,6 +19,10 @@ enum {
 
 struct lossynet_timer {
     double since, pause; /* due so long after; pause 0: the first time, which repeats nothing */
+};
+
+struct lossynet_round_trip { /* to it and back, of small messages: RFC 6298, section 2 */
+    double mean, deviation;  /* s; 0: not known yet */
 };
 
 struct lossynet_liveness {
@@ -88,12 +93,14 @@ struct lossynet_message { /* the present message round: ours to it, its to us */
     uint64_t acked, got;                /* bit i: ..._before + i */
     double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo their number; 0: not yet */
     uint32_t in_round;                  /* it has begun so many message rounds */
-    double moved;                       /* when it last sent a fragment, or completed a round */
-    struct lossynet_timer repeat;       /* also of LEAVE */
+    uint32_t stamp; /* of its last fragment, until an acknowledgement has returned it; 0: none */
+    double moved;   /* when it last sent a fragment, or completed a round */
+    struct lossynet_timer repeat; /* also of LEAVE */
 };
 
 struct lossynet_peer {
     struct lossynet_liveness live;
+    struct lossynet_round_trip round_trip;
     struct lossynet_flow flow;
     struct lossynet_control control;
     struct lossynet_tx tx[2];

@@ -60,8 +60,8 @@ static void watch_peer(struct lossynet_transport *t, int peer, double now) {
                               "rest of it within %g s",
                               OWING * t->session.peer_timeout);
     /* What is lost on its way to us is repeated by the peer, except for what lets us send. */
-    double pause = blocked ? RTO_MIN : RTO_MAX;
-    bool moves = blocked && now - p->flow.credited < RTO_MIN;
+    double pause = blocked ? lossynet_timer_first(p) : lossynet_timer_longest(p);
+    bool moves = blocked && now - p->flow.credited < pause;
     if (moves || blocked != live->probe_sends)
         live->probe = (struct lossynet_timer){.since = now, .pause = pause};
     else if (lossynet_timer_is_due(t, p, &live->probe, now))

@@ -45,10 +45,11 @@
 
 #include <pthread.h>
 
-static const double RTO_MIN = 3e-4; /* before something unanswered is repeated, s, ... */
-/* ... so many times longer each time: where 10% is lost, several losses in a row are common. */
+/* Before something unanswered is repeated, s; where a round trip takes longer, so does this. */
+static const double RTO_MIN = 3e-4;
+/* So many times longer each time: where 10% is lost, several losses in a row are common. */
 static const double RTO_BACKOFF = 1.5;
-static const double RTO_MAX = 0.02;
+static const double RTO_MAX = 0.02;   /* or twice the first */
 static const double GRACE_MIN = 2e-4; /* for DATA that was overtaken; longer where some came late */
 static const double GRACE_MAX = 0.02;
 
@@ -187,9 +188,22 @@ static inline uint64_t lossynet_session_step(const struct lossynet_transport *t)
 double lossynet_timer_slowness(const struct lossynet_transport *t);
 /* A peer has said more than that it is there. */
 void lossynet_timer_news(struct lossynet_transport *t, struct lossynet_peer *peer);
-/* Whether to send now, for the first time or again, what a peer has not answered. */
+/* Whether it is time to send again, or for the first time, what a peer has not answered. */
+bool lossynet_timer_is_over(const struct lossynet_transport *t, const struct lossynet_timer *timer,
+                            double now);
+/* It was sent: the next time is later. */
+void lossynet_timer_again(struct lossynet_transport *t, struct lossynet_peer *peer,
+                          struct lossynet_timer *timer, double now);
+/* Both: whether to send now. */
 bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *peer,
                            struct lossynet_timer *timer, double now);
+/* A peer has answered something after so many seconds. */
+void lossynet_timer_measured(struct lossynet_round_trip *round_trip, double seconds);
+/* Seconds after which something should have been answered; before the first repetition, which is early,
+ * so that most losses do not cost a round trip; the longest between repetitions. */
+double lossynet_timer_timeout(const struct lossynet_peer *peer);
+double lossynet_timer_first(const struct lossynet_peer *peer);
+double lossynet_timer_longest(const struct lossynet_peer *peer);
 /* Seconds since a peer of which something is expected was heard. */
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer);
 
@@ -197,8 +211,9 @@ static inline struct lossynet_timer lossynet_timer_at_once(void) {
     return (struct lossynet_timer){0, 0};
 }
 
-static inline struct lossynet_timer lossynet_timer_from(double now) {
-    return (struct lossynet_timer){now, RTO_MIN};
+static inline struct lossynet_timer lossynet_timer_from(const struct lossynet_peer *peer,
+                                                        double now) {
+    return (struct lossynet_timer){now, lossynet_timer_first(peer)};
 }
 
 /* ---- pacing.c ---- */

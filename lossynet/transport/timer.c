@@ -3,6 +3,9 @@
 
 #include <math.h>
 
+static const double EARLY = 0.1;        /* round trips before the first repetition */
+static const double GRANULARITY = 1e-4; /* s, of the engine's turns */
+
 double lossynet_timer_slowness(const struct lossynet_transport *t) {
     double crowd = (double)t->receiver.unanswered / CROWD;
     return crowd > 1 ? crowd * crowd : 1;
@@ -13,19 +16,61 @@ void lossynet_timer_news(struct lossynet_transport *t, struct lossynet_peer *pee
     peer->live.repeated = false;
 }
 
-bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *peer,
-                           struct lossynet_timer *timer, double now) {
+bool lossynet_timer_is_over(const struct lossynet_transport *t, const struct lossynet_timer *timer,
+                            double now) {
     double pause = timer->pause * lossynet_timer_slowness(t);
-    if (now - timer->since < fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST)) return false;
+    return now - timer->since >= fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST);
+}
+
+void lossynet_timer_again(struct lossynet_transport *t, struct lossynet_peer *peer,
+                          struct lossynet_timer *timer, double now) {
     if (timer->pause > 0 && !peer->live.repeated) {
         peer->live.repeated = true;
         t->receiver.unanswered++;
     }
-    double longer = RTO_BACKOFF * timer->pause;
-    timer->pause = fmin(fmax(longer, RTO_MIN), RTO_MAX);
+    double next = fmax(RTO_BACKOFF * timer->pause, lossynet_timer_timeout(peer));
+    if (timer->pause == 0) next = lossynet_timer_first(peer);
+    timer->pause = fmin(next, lossynet_timer_longest(peer));
     timer->since = now;
+}
+
+bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *peer,
+                           struct lossynet_timer *timer, double now) {
+    if (!lossynet_timer_is_over(t, timer, now)) return false;
+    lossynet_timer_again(t, peer, timer, now);
     return true;
 }
+
+/* ---- round trips ---- */
+
+/* RFC 6298, sections 2.2 and 2.3. Stamps say which of several sendings was answered, so that answers
+ * to what was repeated count too. */
+void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
+    if (r->mean == 0) {
+        *r = (struct lossynet_round_trip){.mean = seconds, .deviation = seconds / 2};
+        return;
+    }
+    r->deviation += 0.25 * (fabs(seconds - r->mean) - r->deviation);
+    r->mean += 0.125 * (seconds - r->mean);
+}
+
+/* A peer that was stopped for a moment must not make the next loss as expensive: the deviation counts
+ * for no more than the mean and the longest pause of short round trips. */
+double lossynet_timer_timeout(const struct lossynet_peer *peer) {
+    const struct lossynet_round_trip *r = &peer->round_trip;
+    double margin = fmin(fmax(4 * r->deviation, GRANULARITY), r->mean + RTO_MAX);
+    return r->mean > 0 ? fmax(r->mean + margin, RTO_MIN) : RTO_MIN;
+}
+
+double lossynet_timer_first(const struct lossynet_peer *peer) {
+    return fmax(EARLY * peer->round_trip.mean, RTO_MIN);
+}
+
+double lossynet_timer_longest(const struct lossynet_peer *peer) {
+    return fmax(RTO_MAX, 2 * lossynet_timer_timeout(peer));
+}
+
+/* ---- silence ---- */
 
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer) {
     const struct lossynet_liveness *live = &t->peers[peer].live;

@@ -1,0 +1,110 @@
+/* round_trips.c — what a step costs over a network whose round trip and loss one chooses: time, and
+ * datagrams other than DATA.
+ *
+ *     build/round_trips SECONDS SHARE     the round trip, and the share of datagrams that is lost
+ *
+ * Four ranks average, broadcast, and exchange a few numbers in each step, and compute nothing. The
+ * result is a function of the input: test/lossynet/test_simulation.py compares it with bounds.
+ */
+#include "dev/simulation/simulation.h"
+#include "lossynet/comm.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS = SIMULATION_RANKS, BUCKETS = 3, ELEMENTS = 4000, WARM = 3, STEPS = 20, ROUNDS = 40 };
+static const size_t bucket_elements[BUCKETS] = {ELEMENTS, ELEMENTS, ELEMENTS};
+
+static struct {
+    double share;          /* of datagrams that is lost */
+    uint64_t control;      /* datagrams sent, but for DATA */
+    int lose;              /* so many of rank 0's next MESSAGEs to rank 1 */
+    double step, round[2]; /* seconds: of a step; of an exchange, undisturbed and with that loss */
+} run;
+
+static void require(lossynet_status status, const char *what) {
+    if (status == LOSSYNET_OK) return;
+    fprintf(stderr, "%s has failed\n", what);
+    abort();
+}
+
+static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
+    int type = wire_type(bytes);
+    run.control += type != WIRE_DATA;
+    if (run.lose && type == WIRE_MESSAGE && sender == 0 && receiver == 1) {
+        run.lose--;
+        return;
+    }
+    if ((double)(simulation_random() % 1000000) < 1e6 * run.share) return;
+    simulation_deliver(receiver, sender, bytes, count, 0);
+}
+
+static void step(struct lossynet_comm *comm, float **vector, uint64_t number) {
+    struct lossynet_counters counters;
+    double mine = 1, all[RANKS];
+    require(lossynet_step_begin(comm, number), "the begin of a step");
+    require(lossynet_reduce(comm, vector, false), "averaging");
+    require(lossynet_all_gather(comm, &mine, all, sizeof mine), "the norm");
+    require(lossynet_broadcast(comm, vector, false), "the broadcast");
+    require(lossynet_step_counters(comm, number, &counters), "counting");
+}
+
+/* An exchange that all begin at the same time, when nothing else is on its way. */
+static double exchange(struct lossynet_comm *comm, int rank, int round, bool lose) {
+    double mine = 1, all[RANKS], start = 1000.0 * (1 + round);
+    simulation_sleep(start - simulation_now());
+    if (rank == 0)
+        run.lose = lose ? 2 : 0; /* the first is repeated at once: it may have come early */
+    require(lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
+    return simulation_now() - start;
+}
+
+static void rank_main(int rank) {
+    const struct lossynet_world world = {
+        .rank = rank, .ranks = RANKS, .local_rank = rank, .local_ranks = RANKS};
+    const struct lossynet_settings settings = {.workers = RANKS,
+                                               .buckets = BUCKETS,
+                                               .bucket_elements = bucket_elements,
+                                               .packet_bytes = 256,
+                                               .loss = {.model = "bernoulli", .seed = 3},
+                                               .link = LOSSYNET_LINK_UDP};
+    struct lossynet_comm *comm;
+    float *vector = calloc(BUCKETS * ELEMENTS, sizeof *vector);
+    require(
+        lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
+        "opening");
+    for (uint64_t s = 0; s < WARM; s++) step(comm, &vector, s);
+    uint64_t before = run.control;
+    double start = simulation_now();
+    for (uint64_t s = WARM; s < WARM + STEPS; s++) step(comm, &vector, s);
+    if (rank == 0) {
+        run.step = (simulation_now() - start) / STEPS;
+        run.control -= before;
+        printf("step_ms %.3f control %.1f", 1e3 * run.step,
+               (double)run.control / (STEPS * RANKS * (RANKS - 1)));
+    }
+    for (int round = 0; round < ROUNDS; round++) {
+        double seconds = exchange(comm, rank, round, round % 2);
+        if (rank == 0) run.round[round % 2] += seconds / (ROUNDS / 2);
+    }
+    if (rank == 0)
+        printf(" exchange_ms %.3f lost_message_ms %.3f\n", 1e3 * run.round[0],
+               1e3 * (run.round[1] - run.round[0]));
+    lossynet_close(comm);
+    free(vector);
+}
+
+int main(int argc, char **argv) {
+    double round_trip = argc > 1 ? atof(argv[1]) : 2e-4;
+    run.share = argc > 2 ? atof(argv[2]) : 0;
+    const struct simulation_settings settings = {.seed = 1,
+                                                 .longest_seconds = 1e6,
+                                                 .most_switches = UINT64_MAX,
+                                                 .payload_most = 256,
+                                                 .receive_queue = 1024,
+                                                 .latency = round_trip / 2,
+                                                 .carry = carry};
+    simulation_run(&settings, rank_main);
+    return 0;
+}
