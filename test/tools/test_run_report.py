@@ -1,0 +1,74 @@
+"""scripts/run_report.py: what it says of runs whose logs are made up, and of logs that are none."""
+import json
+import subprocess
+
+import pytest
+
+from program import ROOT
+
+OPTIONS = {"algorithm": "lossy", "workers": 8, "steps": 200}
+
+
+def step(number, milliseconds=100.0, lost=0.1, **changes):
+    return {"event": "step", "step": number, "loss": 5 - number / 100, "step_ms": milliseconds,
+            "communication_ms": milliseconds / 4, "gradient_loss_rate": lost, "parameter_loss_rate": 0.1,
+            "drift": 0.5, "drift_expected": None, "max_age": 7, **changes}
+
+
+def report(folder, events, tail=""):
+    lines = [json.dumps(event) for event in
+             ({"event": "run", "options": OPTIONS, "link": "udp", "ranks": 4}, *events)]
+    (folder / "log.jsonl").write_text("\n".join(lines) + "\n" + tail, encoding="utf-8")
+    return subprocess.run([ROOT / "scripts" / "run_report.py", folder], text=True, capture_output=True,
+                          check=False)
+
+
+def test_a_run_of_even_steps(tmp_path):
+    done = report(tmp_path, [*(step(i) for i in range(200)),
+                             {"event": "eval", "step": 200, "val_loss": 3.25},
+                             {"event": "end", "status": "complete"}])
+    assert done.returncode == 0, done.stderr
+    assert "lossy over udp, 8 workers in 4 ranks: 200 of 200 steps, complete" in done.stdout
+    assert "validation  3.250 after step 200" in done.stdout
+    assert "median 100 ms; 99% within 100 ms, 1.0 times the median" in done.stdout
+    assert "waiting     25% of the time" in done.stdout
+    assert "10.0% of gradients, 10.0% of parameters; oldest parameters: 7 steps" in done.stdout
+    assert "network" not in done.stdout.split("waiting")[1].split("\n", 1)[1] and "Changes" not in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines() if str(tmp_path) not in line)
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_changes_are_told_once_each(tmp_path):
+    """Steps slow down from 81 to 140, gradients are lost from 121 on."""
+    done = report(tmp_path, [step(i, 300 if 81 <= i <= 140 else 100, 0.3 if i > 120 else 0.1, stragglers=int(i == 90))
+                             for i in range(200)])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("Changes:\n")[1].splitlines() == [
+        "  from step 81      median step time rose from 100 ms to 300 ms",
+        "  from step 121     lost gradients rose from 10.0% to 30.0%",
+        "  from step 141     median step time fell back to 100 ms"]
+    assert "goes on, or was killed" in done.stdout and "network     1 stragglers" in done.stdout
+
+
+def test_one_slow_step_is_named(tmp_path):
+    done = report(tmp_path, [step(i, 607 if i == 33 else 108) for i in range(60)])
+    assert "the longest, step 33, took 607 ms" in done.stdout and "Changes" not in done.stdout
+
+
+def test_a_run_that_goes_on_and_one_that_was_resumed(tmp_path):
+    """The last line is not whole; steps that were made again count once."""
+    done = report(tmp_path, [step(0), step(1, 900.0), step(1), step(2)], tail='{"event":"step","st')
+    assert done.returncode == 0, done.stderr
+    assert ": 3 of 200 steps" in done.stdout and "900" not in done.stdout
+
+
+@pytest.mark.parametrize("text, complaint", [
+    (None, "No such file or directory; expected the directory that --out named"),
+    ('{"event":"run"}\n', "no step is finished yet"),
+    ("[1]\n", 'log.jsonl:1: expected a JSON object with "event"'),
+    ("what is this\n", 'log.jsonl:1: expected a JSON object with "event"')])
+def test_no_run(tmp_path, text, complaint):
+    if text is not None:
+        (tmp_path / "log.jsonl").write_text(text)
+    done = subprocess.run([ROOT / "scripts" / "run_report.py", tmp_path], text=True, capture_output=True, check=False)
+    assert done.returncode == 1 and complaint in done.stderr and len(done.stderr.splitlines()) == 1
