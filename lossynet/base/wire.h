@@ -39,7 +39,8 @@
  *             ACK      of a DONE (kind GRADIENT, PARAMETER); or of MESSAGE: all fragments before
  *                      `packet`, and bit i of the payload's last 8 bytes stands for packet + i.
  *                      Payload: the sender's state, and for MESSAGE 8 bytes more.
- *             LEAVE    the sender is done with this run; ABORT: it has failed. Answered by LEFT.
+ *             LEAVE    the sender is done with this run; ABORT: it has failed (believed of one
+ *             rank only when encrypted, or when it is silent from then on). Answered by LEFT.
  *             TEST     of a link's own, while it opens: no checksum, ignored later.
  *   k         kind: what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds
  *             (2). All ranks go through each kind in the same order, from 0 on.

@@ -21,11 +21,21 @@
 enum { KEY_BYTES = 32, COUNTER_BYTES = 8, TAG_BYTES = 16, NONCE_BYTES = 12 };
 _Static_assert(LOSSYNET_SECURE_BYTES == COUNTER_BYTES + TAG_BYTES, "the trailer");
 
+/* Which datagrams of a sender have come: RFC 4303, section 3.4.3, as a ring (RFC 6479). A sender counts
+ * what it sends to all ranks, so that the window holds more than may be on its way to all of them. */
+enum { WINDOW = 4096 };
+
+struct origin {
+    EVP_CIPHER_CTX *open; /* with its key; NULL for this rank */
+    uint64_t next;        /* above all counters that have come */
+    uint64_t came[WINDOW / 64];
+};
+
 struct lossynet_secure {
     int ranks;
-    uint64_t counter;       /* nonce of the next datagram */
-    EVP_CIPHER_CTX *seal;   /* with this rank's key */
-    EVP_CIPHER_CTX *open[]; /* [ranks]; NULL for this rank */
+    uint64_t counter;     /* nonce of the next datagram */
+    EVP_CIPHER_CTX *seal; /* with this rank's key */
+    struct origin from[]; /* [ranks] */
 };
 
 /* ---- what OpenSSL is asked for; all return false when it fails ---- */
@@ -201,8 +211,8 @@ static bool give_keys(struct exchange *x, struct lossynet_secure *secure) {
 static bool take_keys(struct exchange *x, struct lossynet_secure *secure) {
     for (int from = 0; from < x->world->ranks; from++) {
         if (from == x->world->rank) continue;
-        secure->open[from] = take_key(x, from);
-        if (secure->open[from]) continue;
+        secure->from[from].open = take_key(x, from);
+        if (secure->from[from].open) continue;
         lossynet_log("encryption: rank %d cannot open the key that rank %d sealed for it: expected "
                      "an exchange of keys that nothing changes on its way, and one run id",
                      x->world->rank, from);
@@ -244,7 +254,7 @@ lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_
     size_t bytes = CONTEXT_BYTES + ranks * (KEY_BYTES + ranks * SEALED_BYTES + 1);
     struct exchange x = {.world = world, .context = lossynet_memory_take(bytes, 1)};
     struct lossynet_secure *secure =
-        lossynet_memory_take(sizeof *secure + ranks * sizeof *secure->open, 1);
+        lossynet_memory_take(sizeof *secure + ranks * sizeof *secure->from, 1);
     lossynet_status status = LOSSYNET_NO_MEMORY;
     *out = NULL;
     if (!x.context || !secure) {
@@ -273,7 +283,7 @@ free_both:
 void lossynet_secure_close(struct lossynet_secure *secure) {
     if (!secure) return;
     EVP_CIPHER_CTX_free(secure->seal); /* wipes the key; NULL is fine */
-    for (int r = 0; r < secure->ranks; r++) EVP_CIPHER_CTX_free(secure->open[r]);
+    for (int r = 0; r < secure->ranks; r++) EVP_CIPHER_CTX_free(secure->from[r].open);
     free(secure);
 }
 
@@ -293,13 +303,38 @@ void lossynet_secure_seal(struct lossynet_secure *secure, const uint8_t *header,
     memset(out, 0, length + LOSSYNET_SECURE_BYTES); /* never the plain payload */
 }
 
-bool lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                   const uint8_t *header, uint8_t *payload, size_t length) {
-    if (sender < 0 || sender >= secure->ranks || !secure->open[sender]) return false;
-    if (length < LOSSYNET_SECURE_BYTES || length > INT32_MAX) return false;
+static bool is_new(const struct origin *from, uint64_t counter) {
+    if (counter >= from->next) return true;
+    return from->next - counter <= WINDOW &&
+           !(from->came[counter % WINDOW / 64] >> counter % 64 & 1);
+}
+
+static void note(struct origin *from, uint64_t counter) {
+    if (counter >= from->next && counter - from->next >= WINDOW)
+        memset(from->came, 0, sizeof from->came);
+    else
+        for (uint64_t c = from->next; c <= counter; c++)
+            from->came[c % WINDOW / 64] &= ~((uint64_t)1 << c % 64);
+    if (counter >= from->next) from->next = counter + 1;
+    from->came[counter % WINDOW / 64] |= (uint64_t)1 << counter % 64;
+}
+
+lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
+                                                      const uint8_t *header, uint8_t *payload,
+                                                      size_t length) {
+    if (sender < 0 || sender >= secure->ranks || !secure->from[sender].open)
+        return LOSSYNET_SECURE_FORGED;
+    if (length < LOSSYNET_SECURE_BYTES || length > INT32_MAX) return LOSSYNET_SECURE_FORGED;
     length -= LOSSYNET_SECURE_BYTES;
-    return cipher_unseal(secure->open[sender], wire_get(payload + length, COUNTER_BYTES), header,
-                         WIRE_HEADER_BYTES, payload, (int)length, payload + length + COUNTER_BYTES);
+    struct origin *from = &secure->from[sender];
+    const uint64_t counter = wire_get(payload + length, COUNTER_BYTES);
+    if (counter == UINT64_MAX) return LOSSYNET_SECURE_FORGED; /* nobody counts so far */
+    if (!cipher_unseal(from->open, counter, header, WIRE_HEADER_BYTES, payload, (int)length,
+                       payload + length + COUNTER_BYTES))
+        return LOSSYNET_SECURE_FORGED;
+    if (!is_new(from, counter)) return LOSSYNET_SECURE_REPLAYED;
+    note(from, counter);
+    return LOSSYNET_SECURE_OPENED;
 }
 
 bool lossynet_secure_available(void) {
@@ -308,7 +343,7 @@ bool lossynet_secure_available(void) {
 
 /* Measured with OpenSSL 3.0: an AES-256-GCM context is 1,200 bytes in three allocations. */
 size_t lossynet_secure_memory(int ranks) {
-    return sizeof(struct lossynet_secure) + (size_t)ranks * (sizeof(void *) + 1200);
+    return sizeof(struct lossynet_secure) + (size_t)ranks * (sizeof(struct origin) + 1200);
 }
 
 #else
@@ -336,10 +371,11 @@ void lossynet_secure_seal(struct lossynet_secure *secure, const uint8_t *header,
     (void)secure, (void)header, (void)payload, (void)length, (void)out;
 }
 
-bool lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                   const uint8_t *header, uint8_t *payload, size_t length) {
+lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
+                                                      const uint8_t *header, uint8_t *payload,
+                                                      size_t length) {
     (void)secure, (void)sender, (void)header, (void)payload, (void)length;
-    return false;
+    return LOSSYNET_SECURE_FORGED;
 }
 
 size_t lossynet_secure_memory(int ranks) {

@@ -19,9 +19,9 @@
  * from the launcher) is taken to be authentic. Who can change what it carries can put himself
  * between the ranks; who only listens to it learns nothing. Against everybody on the path of the
  * datagrams, payloads are secret and what is changed, forged, or from another run is refused. Not
- * hidden: headers, sizes, times. Not prevented here: dropping, and replaying a datagram as it was,
- * which the engine counts as a duplicate. Ranks are not protected from one another: each knows the
- * key of every sender.
+ * hidden: headers, sizes, times. Not prevented: dropping. A datagram is opened once; what is older
+ * than a sender's last 4,096 is refused. Ranks are not protected from one another: each knows the key
+ * of every sender.
  *
  * Why OpenSSL's libcrypto: compared with libsodium it seals and opens a packet of 1,400 bytes 1.5
  * to 1.7 times as fast (dev/bench/network/bench_secure.c has the figures), has AES-GCM on every architecture
@@ -56,11 +56,17 @@ void lossynet_secure_close(struct lossynet_secure *secure);
 void lossynet_secure_seal(struct lossynet_secure *secure, const uint8_t *header,
                           const void *payload, size_t length, uint8_t *out);
 
-/* Checks and decrypts in place what rank `sender` sealed; `length` includes the trailer. False when
- * it was not sealed by that rank in this run, or changed; then the payload is worthless. sender may
- * be any number. One thread at a time; no allocation. */
-bool lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                   const uint8_t *header, uint8_t *payload, size_t length);
+typedef enum {
+    LOSSYNET_SECURE_FORGED,   /* not sealed by that rank in this run, or changed */
+    LOSSYNET_SECURE_REPLAYED, /* it came before, or so many later ones that it may have */
+    LOSSYNET_SECURE_OPENED,
+} lossynet_secure_verdict;
+
+/* Checks and decrypts in place what rank `sender` sealed; `length` includes the trailer. Unless opened,
+ * the payload is worthless. sender may be any number. One thread at a time; no allocation. */
+lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
+                                                      const uint8_t *header, uint8_t *payload,
+                                                      size_t length);
 
 /* Bytes that an open struct lossynet_secure holds, its OpenSSL contexts included. */
 size_t lossynet_secure_memory(int ranks);

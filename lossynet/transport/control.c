@@ -186,6 +186,17 @@ static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
     p->control.state_due = true;
 }
 
+/* Where nothing is encrypted, anybody on the path can say ABORT in a peer's name. It is believed when a
+ * second rank says it, or when the peer is silent from then on (progress.c). */
+static void take_abort(struct lossynet_transport *t, int peer) {
+    struct lossynet_liveness *live = &t->peers[peer].live;
+    bool believed = t->link->reliable || t->session.secure;
+    for (int r = 0; r < t->world.ranks; r++) believed |= r != peer && t->peers[r].live.aborted > 0;
+    if (live->aborted == 0) live->aborted = t->receiver.now;
+    live->left |= believed;
+    if (believed && !t->threads.closing) lossynet_session_fail(t, peer, "has failed");
+}
+
 bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
                               const uint8_t *payload) {
     struct lossynet_peer *p = &t->peers[peer];
@@ -207,8 +218,9 @@ bool lossynet_control_receive(struct lossynet_transport *t, int peer, const stru
             p->tx[h->kind].done_waits = false;
         break;
     case WIRE_ABORT:
-        if (!t->threads.closing) lossynet_session_fail(t, peer, "has failed");
-        /* fall through */
+        take_abort(t, peer);
+        p->live.knows = p->control.left_due = true;
+        break;
     case WIRE_LEAVE:
         p->live.left = p->live.knows = p->control.left_due = true;
         break;

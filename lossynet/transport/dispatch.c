@@ -5,7 +5,7 @@ void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram
     struct wire_header h;
     const uint8_t *payload = datagram + WIRE_HEADER_BYTES;
     if (!lossynet_session_verify(t, peer, &h, datagram, bytes)) return;
-    t->peers[peer].live.heard = t->receiver.now;
+    lossynet_timer_heard(t, peer, h.type);
     if (h.type == WIRE_DATA) {
         lossynet_recv_data(t, peer, &h, payload);
         return;

@@ -29,7 +29,8 @@ struct lossynet_liveness {
     double heard;     /* any valid datagram */
     double expected;  /* since then we have waited for something of it; 0: we do not */
     bool repeated;    /* something was, since it last said more than that it is there */
-    bool left;        /* it said LEAVE or ABORT */
+    bool left;        /* it said LEAVE, or ABORT */
+    double aborted;   /* when it said ABORT, after which it said nothing else; 0: it has not */
     bool knows;       /* that we leave */
     bool probe_sends; /* the probe asks for what lets us send */
     struct lossynet_timer probe;

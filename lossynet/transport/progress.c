@@ -13,6 +13,7 @@ static const double TICK = 1e-4;     /* longest sleep while something is expecte
 static const double TICK_MAX = 0.01; /* ... and of many */
 static const double OWING = 2;       /* peer time-outs in which a message must come on */
 static const double LEAVING = 1.0;   /* longest wait for peers to take note that we leave */
+static const double ABORTED = 1.0;   /* silence of a rank that has said ABORT, and did mean it */
 static const double LEFT = 0.1;      /* silence of a rank that has left: what it sent has come */
 
 /* ---- a turn ---- */
@@ -49,6 +50,8 @@ static void watch_peer(struct lossynet_transport *t, int peer, double now) {
     double silence = lossynet_timer_silence(t, peer);
     if (live->left && silence > LEFT)
         lossynet_session_fail(t, peer, "has left the run");
+    else if (live->aborted > 0 && silence > ABORTED)
+        lossynet_session_fail(t, peer, "has failed");
     else if (silence > t->session.peer_timeout)
         lossynet_session_fail(t, peer,
                               "was not heard for %.1f s: expected an answer within %g s "

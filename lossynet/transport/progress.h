@@ -65,7 +65,7 @@ struct lossynet_rejected { /* datagrams dropped on receipt, by the first thing f
     uint64_t corrupt;    /* checksum or authentication */
     uint64_t invalid;    /* type, worker, bucket, packet or length that cannot be */
     uint64_t late;       /* DATA of a phase, or a bucket, that is not open */
-    uint64_t duplicate;  /* DATA that came before */
+    uint64_t duplicate;  /* DATA, or anything encrypted, that came before */
     uint64_t not_finite; /* NaN or infinity, over links that lose datagrams */
 };
 
@@ -204,6 +204,8 @@ void lossynet_timer_measured(struct lossynet_round_trip *round_trip, double seco
 double lossynet_timer_timeout(const struct lossynet_peer *peer);
 double lossynet_timer_first(const struct lossynet_peer *peer);
 double lossynet_timer_longest(const struct lossynet_peer *peer);
+/* A datagram of a peer has come. */
+void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type);
 /* Seconds since a peer of which something is expected was heard. */
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer);
 

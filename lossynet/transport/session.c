@@ -81,10 +81,10 @@ static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_head
     if (h->run != (uint32_t)session->id) return &rejected->foreign;
     if (h->type == WIRE_TEST) return &t->receiver.ignored;
     if (session->secure) {
-        if (h->length < LOSSYNET_SECURE_BYTES ||
-            !lossynet_secure_open_datagram(session->secure, peer, datagram,
-                                           datagram + WIRE_HEADER_BYTES, h->length))
-            return &rejected->corrupt;
+        lossynet_secure_verdict verdict = lossynet_secure_open_datagram(
+            session->secure, peer, datagram, datagram + WIRE_HEADER_BYTES, h->length);
+        if (verdict == LOSSYNET_SECURE_FORGED) return &rejected->corrupt;
+        if (verdict == LOSSYNET_SECURE_REPLAYED) return &rejected->duplicate;
         h->length -= LOSSYNET_SECURE_BYTES;
     } else if (!is_intact(t, h, datagram, bytes)) {
         return &rejected->corrupt;

@@ -4,6 +4,7 @@
 #include <math.h>
 
 static const double EARLY = 0.1;        /* round trips before the first repetition */
+static const double OVERTAKEN = 0.1;    /* s, what came later was sent later */
 static const double GRANULARITY = 1e-4; /* s, of the engine's turns */
 
 double lossynet_timer_slowness(const struct lossynet_transport *t) {
@@ -71,6 +72,13 @@ double lossynet_timer_longest(const struct lossynet_peer *peer) {
 }
 
 /* ---- silence ---- */
+
+void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type) {
+    struct lossynet_liveness *live = &t->peers[peer].live;
+    live->heard = t->receiver.now;
+    bool lives = type != WIRE_ABORT && t->receiver.now - live->aborted > OVERTAKEN;
+    if (live->aborted > 0 && lives) live->aborted = 0; /* somebody else has said ABORT */
+}
 
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer) {
     const struct lossynet_liveness *live = &t->peers[peer].live;

@@ -28,6 +28,7 @@ static void feed_bytes(struct lossynet_comm *comm, const uint8_t *bytes, size_t 
         wire_put(copy + WIRE_CHECKSUM_AT, lossynet_crc32c(0, copy, count), 4);
     }
     lossynet_progress_enter(comm->transport);
+    comm->transport->receiver.now = lossynet_now();
     lossynet_dispatch(comm->transport, known_as, copy, count);
     lossynet_progress_leave(comm->transport);
     free(copy);
@@ -436,6 +437,38 @@ static void test_owed_message(void **state) {
     close_peer(comm);
 }
 
+/* An ABORT in one peer's name ends nothing while that peer goes on; that of a second one does. */
+static void test_forged_abort(void **state) {
+    (void)state;
+    struct lossynet_world world = {.rank = 0, .ranks = 4};
+    struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
+    struct lossynet_comm *comm;
+    fake.hear = NULL;
+    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+                     LOSSYNET_OK);
+    struct lossynet_transport *t = comm->transport;
+    uint8_t datagram[WIRE_HEADER_BYTES + WIRE_STATE_BYTES] = {0};
+    struct wire_header h = data_header(comm, 0, 0);
+    h.receiver = 0;
+    for (int peer = 1; peer < 4; peer++) {
+        h.sender = (uint16_t)peer;
+        for (int type = WIRE_ABORT; type; type = type == WIRE_ABORT && peer == 1 ? WIRE_STATE : 0) {
+            h.type = (uint8_t)type;
+            wire_encode(datagram, &h);
+            feed_bytes(comm, datagram, sizeof datagram, true, peer);
+            lossynet_progress_enter(t);
+            if (type == WIRE_ABORT) assert_true(t->peers[peer].live.aborted > 0);
+            assert_int_equal(t->failed, peer < 3 ? LOSSYNET_OK : LOSSYNET_LINK);
+            if (type == WIRE_ABORT) t->peers[peer].live.aborted -= 1; /* a while ago */
+            if (type == WIRE_STATE) assert_true(t->peers[peer].live.aborted == 0);
+            lossynet_progress_leave(t);
+        }
+        if (peer == 2) capture_begin();
+    }
+    assert_message(capture_end(), "peer rank 3 has failed");
+    lossynet_close(comm);
+}
+
 /* Datagrams with bits flipped and cut short, but with a checksum that fits (a peer gone mad):
  * nothing is written outside the packet that a valid header names. */
 static void random_datagrams(lossynet_wire_dtype wire_dtype) {
@@ -482,10 +515,15 @@ static void test_random_datagrams(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_wire),         cmocka_unit_test(test_receive),
-        cmocka_unit_test(test_receive_bf16), cmocka_unit_test(test_receive_from_a_device),
-        cmocka_unit_test(test_rejected),     cmocka_unit_test(test_impossible_counters),
-        cmocka_unit_test(test_owed_message), cmocka_unit_test(test_random_datagrams),
+        cmocka_unit_test(test_wire),
+        cmocka_unit_test(test_receive),
+        cmocka_unit_test(test_receive_bf16),
+        cmocka_unit_test(test_receive_from_a_device),
+        cmocka_unit_test(test_rejected),
+        cmocka_unit_test(test_impossible_counters),
+        cmocka_unit_test(test_owed_message),
+        cmocka_unit_test(test_forged_abort),
+        cmocka_unit_test(test_random_datagrams),
     };
     return cmocka_run_group_tests_name("lossynet, receiving", tests, NULL, NULL);
 }
