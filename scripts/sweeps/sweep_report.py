@@ -265,17 +265,18 @@ def follows(run, changes):
 
 def cost_curves(groups):
     """The first section that has each of RULES at two loss rates or more: its title, its seeds, and per
-    rule (loss rate in %, mean change in %, half the 95% interval or None). A look-ahead by choice changes
-    a run without loss, too; other rules begin at 0."""
+    rule (loss rate in %, mean change in %, half its 95% interval, or 0 below three seeds, change per
+    seed). A look-ahead by choice changes a run without loss, too; other rules begin at 0."""
     for section in dict.fromkeys(group["section"] for group in groups):
         curves, seeds = [], set()
         for _, _, changes in RULES:
             rows = [(group["run"], group["row"]) for group in groups if group["section"] is section
                     and not group["run"].lossless() and follows(group["run"], changes)]
-            curve = [(100 * run.rates()[0], row["mean"], row["interval"])
+            curve = [(100 * run.rates()[0], row["mean"],
+                      row["interval"] if len(row["changes"]) > 2 else 0, row["changes"])
                      for run, row in rows if row["mean"] is not None]
             if "lead-extra" not in changes:
-                curve.append((0, 0, None))
+                curve.append((0, 0, 0, []))
             curves.append(sorted(curve))
             seeds.update(len(row["changes"]) for _, row in rows)
         if all(sum(point[0] > 0 for point in curve) > 1 for curve in curves):
@@ -284,27 +285,31 @@ def cost_curves(groups):
 
 
 def plot_cost(plt, groups, out):
-    """What loss costs, for those who have a minute: the paper's points and three rules of ours."""
+    """What loss costs, for those who have a minute: the paper's points and three rules of ours. Small
+    points are single seeds."""
     found = cost_curves(groups)
     if not found:
         return
     title, seeds, curves = found
     figure, axes = plt.subplots(figsize=(8, 4.8))
     last = max(curve[-1][0] for curve in curves)
-    paper = [(0, 0)] + [(100 * p, change) for p, change in PAPER]
-    for name, colour, points in [(*rule[:2], curve) for rule, curve in zip(RULES, curves)] + \
-                                [("the paper's 7B model", "black", [(*p, None) for p in paper])]:
-        x, y, error = zip(*points)
-        axes.errorbar(x, y, yerr=[e or 0 for e in error], fmt="*:" if colour == "black" else "o-",
-                      color=colour, ms=9 if colour == "black" else 6, lw=2, capsize=4)
+    for (name, colour, _), curve in zip(RULES, curves):
+        x, y, error, changes = zip(*curve)
+        axes.errorbar(x, y, yerr=error, fmt="o-", color=colour, ms=7, lw=2, capsize=4)
+        axes.plot([rate for rate, values in zip(x, changes) for _ in values],
+                  [value for values in changes for value in values], ".", color=colour, ms=5, alpha=0.5)
         axes.annotate(name, (x[-1], y[-1]), xytext=(10, 0), textcoords="offset points", va="center",
-                      color=colour, fontsize=10)
+                      color=colour)
+    x, y = [0] + [100 * p for p, _ in PAPER], [0] + [change for _, change in PAPER]
+    axes.plot(x, y, "*:", color="black", ms=9)
+    axes.annotate("the paper's 7B model", (x[-1], y[-1]), xytext=(0, 9), textcoords="offset points",
+                  ha="center", color="black", fontsize=8)
     axes.axhline(0, color="black", lw=0.8)
     axes.set(xlabel="packets lost, %", ylabel="change of perplexity, %", xlim=(0, 1.45 * last),
              xticks=range(0, int(last) + 1, 10))
     count = " to ".join(str(n) for n in dict.fromkeys((seeds[0], seeds[-1])))
-    axes.set_title(f"What loss costs, against no loss (lower is better)\n{title}; {count} seeds, 95%",
-                   fontsize=9)
+    axes.set_title("What loss costs, against the same run without loss (lower is better)\n"
+                   f"{title}; {count} seeds, 95%", fontsize=9)
     finish(axes, legend=False)
     save(figure, out, "cost")
 

@@ -371,7 +371,8 @@ loss-rate/lead/lead-extra/carry/gradient-repair/repair-budget = 0/off/0/0/0/0 0/
             continue
         change = -5 if run.value("lead-extra") == "1" else rise[run.value("lead", "auto")] * run.rates()[0]
         spread = {"1": 0, "2": 1}[run.value("seed", "1")] * (not run.lossless())
-        results[run.id] = {"perplexity": 100 + change + spread, "max_age": 0, "status": "complete", "losses": []}
+        results[run.id] = {"perplexity": 100 + change + spread, "max_age": 0, "status": "complete",
+                           "losses": []}
     groups = sweep_report.group_runs(settings, results)
     for group in groups:
         group["row"] = sweep_report.summarise(group)
@@ -381,7 +382,8 @@ loss-rate/lead/lead-extra/carry/gradient-repair/repair-budget = 0/off/0/0/0/0 0/
     assert [point[:2] for point in default] == [(0, 0), (10, pytest.approx(1.5)), (30, pytest.approx(3))]
     assert [point[:2] for point in robust] == [(0, pytest.approx(-4.5)), (10, pytest.approx(-4.5)),
                                                (30, pytest.approx(-5))]
-    assert paper[1][2] == pytest.approx(12.706 * 0.5, rel=1e-3) and paper[2][2] is None
+    assert [len(point[3]) for point in paper] == [0, 2, 1]
+    assert not any(point[2] for point in paper)  # two seeds have no interval worth drawing
     sweep_report.report(settings, results, tmp_path, plots=True)
     assert (tmp_path / "cost.png").stat().st_size > 5000
 
