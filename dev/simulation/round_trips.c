@@ -1,7 +1,8 @@
 /* round_trips.c — what a step costs over a network whose round trip and loss one chooses: time, and
  * datagrams other than DATA.
  *
- *     build/round_trips SECONDS SHARE     the round trip, and the share of datagrams that is lost
+ *     build/round_trips SECONDS SHARE [QUEUE]     the round trip, the share of datagrams that is lost,
+ *                                                 and how many a rank can hold
  *
  * Four ranks average, broadcast, and exchange a few numbers in each step, and compute nothing. The
  * result is a function of the input: test/lossynet/test_simulation.py compares it with bounds.
@@ -13,7 +14,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS = SIMULATION_RANKS, BUCKETS = 3, ELEMENTS = 4000, WARM = 3, STEPS = 20, ROUNDS = 40 };
+enum {
+    RANKS = SIMULATION_RANKS,
+    BUCKETS = 3,
+    ELEMENTS = 4000,
+    WARM = 3,
+    STEPS = 20,
+    ROUNDS = 40,
+    LATE = 3
+};
 static const size_t bucket_elements[BUCKETS] = {ELEMENTS, ELEMENTS, ELEMENTS};
 
 static struct {
@@ -21,6 +30,7 @@ static struct {
     uint64_t control;      /* datagrams sent, but for DATA */
     int lose;              /* so many of rank 0's next MESSAGEs to rank 1 */
     double step, round[2]; /* seconds: of a step; of an exchange, undisturbed and with that loss */
+    double data_left;      /* when the last DATA between the first three ranks left */
 } run;
 
 static void require(lossynet_status status, const char *what) {
@@ -32,6 +42,7 @@ static void require(lossynet_status status, const char *what) {
 static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
     int type = wire_type(bytes);
     run.control += type != WIRE_DATA;
+    if (type == WIRE_DATA && sender < LATE && receiver < LATE) run.data_left = simulation_now();
     if (run.lose && type == WIRE_MESSAGE && sender == 0 && receiver == 1) {
         run.lose--;
         return;
@@ -58,6 +69,24 @@ static double exchange(struct lossynet_comm *comm, int rank, int round, bool los
         run.lose = lose ? 2 : 0; /* the first is repeated at once: it may have come early */
     require(lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
     return simulation_now() - start;
+}
+
+/* A broadcast to which the last rank is late, or in whose middle it stops: how long the others take to
+ * send one another what they have. */
+static double broadcast(struct lossynet_comm *comm, int rank, float **vector, bool stops,
+                        uint64_t number) {
+    struct lossynet_counters counters;
+    const double late = 0.25;
+    require(lossynet_step_begin(comm, number), "the begin of a step");
+    require(lossynet_reduce(comm, vector, false), "averaging");
+    double start = simulation_now();
+    if (rank == LATE && !stops) simulation_sleep(late);
+    require(lossynet_broadcast_begin(comm, vector, false), "the begin of a broadcast");
+    if (rank == LATE && stops) simulation_stop(rank, late);
+    require(lossynet_broadcast_end(comm), "a broadcast");
+    double left = run.data_left - start;
+    require(lossynet_step_counters(comm, number, &counters), "counting");
+    return left;
 }
 
 static void rank_main(int rank) {
@@ -89,8 +118,14 @@ static void rank_main(int rank) {
         if (rank == 0) run.round[round % 2] += seconds / (ROUNDS / 2);
     }
     if (rank == 0)
-        printf(" exchange_ms %.3f lost_message_ms %.3f\n", 1e3 * run.round[0],
+        printf(" exchange_ms %.3f lost_message_ms %.3f", 1e3 * run.round[0],
                1e3 * (run.round[1] - run.round[0]));
+    for (int stops = 0; stops < 2; stops++) {
+        double seconds = broadcast(comm, rank, &vector, stops, (uint64_t)(WARM + STEPS + stops));
+        if (rank == 0)
+            printf(" %s %.3f", stops ? "beside_stopped_ms" : "beside_late_ms", 1e3 * seconds);
+    }
+    if (rank == 0) puts("");
     lossynet_close(comm);
     free(vector);
 }
@@ -102,7 +137,7 @@ int main(int argc, char **argv) {
                                                  .longest_seconds = 1e6,
                                                  .most_switches = UINT64_MAX,
                                                  .payload_most = 256,
-                                                 .receive_queue = 1024,
+                                                 .receive_queue = argc > 3 ? atoi(argv[3]) : 1024,
                                                  .latency = round_trip / 2,
                                                  .carry = carry};
     simulation_run(&settings, rank_main);

@@ -45,6 +45,8 @@ struct lossynet_loss_report { /* what a peer told of our DATA, since the pace la
 struct lossynet_flow {
     int window;                          /* DATA that may be on their way to it */
     bool blocked;                        /* DATA could not leave: window or phase */
+    bool shut;                           /* since its phase is, ... */
+    double shut_since;                   /* ... which it was not before */
     double credited;                     /* when credit last moved */
     uint32_t sent, credit, group_credit; /* DATA to it */
     uint32_t seen, group_seen;           /* sequences of its DATA: all before were seen */

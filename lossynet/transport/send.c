@@ -3,13 +3,16 @@
  * Sending goes from peer to peer, a batch each, starting with the next rank, so that no receiver is
  * hit by all senders at once. A peer that cannot take a batch yet is waited for: were it passed over,
  * senders would drift to the receiver that answers best, and meet there until the switch drops what
- * it cannot hold. Which packets leave, and in what order, is for the user of the transport to say.
+ * it cannot hold. But one that is silent, or has not come to this phase yet, may take long, and is
+ * passed over after a moment. Which packets leave, and in what order, is for the user of the transport to say.
  */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
-static const double TURN = 0.3; /* s, longest wait for a peer whose turn it is */
+static const double TURN = 0.3;      /* s, longest wait for a peer whose turn it is, ... */
+static const double SILENCE = 0.1;   /* ... of which nothing is heard, beside a round trip, ... */
+static const double OPENING = 0.03; /* ... and whose phase is shut */
 
 /* Makes datagrams of spans. */
 static void encode(struct lossynet_transport *t, int kind, int n, uint32_t *sequence) {
@@ -84,6 +87,7 @@ static bool push_peer(struct lossynet_transport *t, int kind, int rank, double *
     int most = is_open(t, p, kind) ? room(flow, flow->sent, flow->credit, t->pacing.batch) : 0;
     if (most == 0) {
         flow->blocked = true;
+        flow->shut |= !is_open(t, p, kind);
         return false;
     }
     bool idle = flow->sent == flow->credit;
@@ -119,11 +123,22 @@ static bool push_group(struct lossynet_transport *t, double *wait) {
     return n > 0;
 }
 
+/* Whether the others' turns wait for this peer's. */
+static bool is_waited_for(const struct lossynet_transport *t, struct lossynet_peer *p) {
+    struct lossynet_flow *flow = &p->flow;
+    const double now = t->receiver.now;
+    if (!flow->shut) flow->shut_since = now;
+    if (!flow->blocked || now - flow->credited >= TURN) return false;
+    if (t->receiver.empty - p->live.heard > SILENCE + lossynet_timer_timeout(p)) return false;
+    return now - flow->shut_since < OPENING;
+}
+
 bool lossynet_send_push(struct lossynet_transport *t, double *wait) {
     const int others = t->world.ranks - 1;
     bool any = false, paused = false;
     if (t->failed) return false; /* the caller knows, and may have freed its vectors */
-    for (int r = 0; r < t->world.ranks; r++) t->peers[r].flow.blocked = false;
+    for (int r = 0; r < t->world.ranks; r++)
+        t->peers[r].flow.blocked = t->peers[r].flow.shut = false;
     if (t->session.multicast) any |= push_group(t, wait);
     for (int i = 0; i < others && !paused; i++) {
         int distance = 1 + (t->sender.first + i) % others;
@@ -131,8 +146,8 @@ bool lossynet_send_push(struct lossynet_transport *t, double *wait) {
         double before = *wait;
         for (int kind = LOSSYNET_PARAMETER; kind >= 0; kind--)
             if (!lossynet_is_group(t, kind)) any |= push_peer(t, kind, rank, wait);
-        const struct lossynet_flow *flow = &t->peers[rank].flow;
-        paused = *wait < before || (flow->blocked && t->receiver.now - flow->credited < TURN);
+        bool waited_for = is_waited_for(t, &t->peers[rank]);
+        paused = *wait < before || waited_for;
         if (paused) t->sender.first = distance - 1; /* this peer's turn comes first */
     }
     return any;

@@ -8,8 +8,8 @@ import pytest
 from program import BUILD, ROOT
 
 
-def simulate(round_trip, lost):
-    done = subprocess.run([str(BUILD / "round_trips"), str(round_trip), str(lost)], cwd=ROOT, text=True,
+def simulate(round_trip, lost, queue=1024):
+    done = subprocess.run([str(BUILD / "round_trips"), str(round_trip), str(lost), str(queue)], cwd=ROOT, text=True,
                           capture_output=True, timeout=600, check=True,
                           env={**os.environ, "ASAN_OPTIONS": "quarantine_size_mb=32"})
     words = done.stdout.split()
@@ -31,3 +31,9 @@ def test_a_lost_message():
     """Costs one retransmission time-out of 0.3 ms, and turns of the engine."""
     got = simulate(2e-4, 0)
     assert 0.1 < got["lost_message_ms"] <= 0.6, got
+
+
+def test_others_are_sent_to():
+    """A rank that comes late to a phase, or stops, does not keep the others from sending one another."""
+    got = simulate(2e-4, 0, queue=48)
+    assert got["beside_late_ms"] <= 50 and got["beside_stopped_ms"] <= 150, got
