@@ -119,7 +119,10 @@ def summary(directory, run):
 
 def draw(run, path):
     """Four panels over the steps."""
-    import matplotlib  # pylint: disable=import-outside-toplevel
+    try:
+        import matplotlib  # pylint: disable=import-outside-toplevel
+    except ImportError:
+        sys.exit("run_report.py: no picture without Matplotlib; scripts/dependencies.sh quickstart installs it")
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt  # pylint: disable=import-outside-toplevel
     steps = run["steps"]
