@@ -307,6 +307,10 @@ struct lossynet_counters { /* packets that travel between workers; one to itself
 lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
                                        struct lossynet_counters *out);
 
+/* lost[r * N + s] (N * N, on every rank): of the packets that worker s sent to worker r since open, in
+ * both phases, the share that did not arrive; 0 where none was sent. Collective. */
+lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost);
+
 /* Bytes this rank's comm holds. */
 size_t lossynet_memory_bytes(const struct lossynet_comm *comm);
 

@@ -4,8 +4,8 @@
     scripts/run_report.py RUN [--png FILE]
 
 RUN is the directory that --out named, of a run that has ended or that still goes on. Prints a summary,
-and draws RUN/report.png (or FILE): loss, step times, shares of packets lost, and how far replicas are
-from the model, each over the steps.
+and draws RUN/report.png (or FILE): over the steps loss, step times, shares of packets lost, drift
+between replicas and their lag behind the model; and what was lost between each two workers.
 """
 import argparse
 import json
@@ -98,7 +98,7 @@ def summary(directory, run):
     status = run["end"]["status"] if "end" in run else "goes on, or was killed"
     lines = [f"{directory}",
              f"{options['algorithm']} over {first.get('link', 'memory')}, {options['workers']} workers in "
-             f"{first.get('ranks', 1)} ranks: {last['step'] + 1} of {options['steps']} steps, {status}",
+             f"{first.get('ranks', 1)} rank{'s' * (first.get('ranks', 1) > 1)}: {last['step'] + 1} of {options['steps']} steps, {status}",
              "",
              f"loss        {steps[0]['loss']:.3f} in the first step, {last['loss']:.3f} in the last"]
     if run["evals"]:
@@ -113,12 +113,17 @@ def summary(directory, run):
               for name in ("late", "duplicate", "rejected", "overruns", "stragglers")]
     if any(count for count, _ in counts):
         lines.append("network     " + ", ".join(f"{count} {name}" for count, name in counts if count))
+    if "links" in run:
+        rows = run["links"]["lost"]
+        between = [(lost, s, r) for r, row in enumerate(rows) for s, lost in enumerate(row) if r != s]
+        worst, usual = max(between), statistics.median(lost for lost, _, _ in between)
+        lines.append(f"links       worst {worst[0]:.1%}, from worker {worst[1]} to {worst[2]}; median {usual:.1%}")
     found = changes(steps)
     return lines + (["", "Changes:"] + found if found else [])
 
 
 def draw(run, path):
-    """Four panels over the steps."""
+    """Panels over the steps, and a map of what was lost between workers."""
     try:
         import matplotlib  # pylint: disable=import-outside-toplevel
     except ImportError:
@@ -129,7 +134,7 @@ def draw(run, path):
     timed = parts(steps[1:] or steps)
     at = [e["step"] for e in steps]
     middle = [statistics.mean(e["step"] for e in part) for part in timed]
-    figure, ((loss, time), (lost, drift)) = plt.subplots(2, 2, figsize=(12, 7.5))
+    figure, ((loss, time, lost), (drift, lag, links)) = plt.subplots(2, 3, figsize=(16, 7.5))
     loss.plot(at, [e["loss"] for e in steps], color="#bbbbbb", lw=0.8, label="training, each step")
     whole = parts(steps)
     loss.plot([statistics.mean(e["step"] for e in part) for part in whole],
@@ -152,7 +157,17 @@ def draw(run, path):
     if any(expected):
         drift.plot(at, [float("nan") if e is None else e for e in expected], ":", color="#444444", label="formula")
     drift.set(title="Drift between replicas", ylabel=r"$\|\theta_i-\theta_j\|^2$", ylim=(0, None), xlabel="step")
-    for axes in (loss, time, lost, drift):
+    lag.plot(at, [e.get("lag", 0) for e in steps], color="#bbbbbb", lw=0.8, label="each step")
+    lag.plot(middle, [statistics.mean(e.get("lag", 0) for e in part) for part in timed], color="#1b9e77", label="mean")
+    lag.set(title="Replicas behind the model, on average", ylabel="steps", xlabel="step")
+    if "links" in run:
+        shown = links.imshow([[100 * share for share in row] for row in run["links"]["lost"]], vmin=0,
+                             cmap="viridis", interpolation="nearest")
+        figure.colorbar(shown, ax=links, label="% lost")
+        links.set(title="Lost between workers", xlabel="from worker", ylabel="to worker")
+    else:
+        links.set_axis_off()  # a run that goes on has not counted yet, and a single worker has no links
+    for axes in (loss, time, lost, drift, lag):
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=9)
         for side in ("top", "right"):

@@ -167,6 +167,20 @@ int data_parallel_sum(struct data_parallel *d, double *sum) {
     return 0;
 }
 
+int data_parallel_log_links(struct data_parallel *d, struct jsonl *log) {
+    enum {
+        MOST_WORKERS = 128
+    }; /* beyond these the event would be larger than all others together */
+    const size_t n = (size_t)d->workers;
+    if (n < 2 || n > MOST_WORKERS) return 0;
+    float *lost = (float *)malloc(n * n * sizeof *lost);
+    if (!lost) return log_out_of_memory("the table of links", (double)(n * n * sizeof *lost));
+    int failed = lossynet_lost_between(d->comm, lost) ? -1 : 0;
+    if (!failed) metrics_log_links(log, lost, d->workers);
+    free(lost);
+    return failed;
+}
+
 int data_parallel_describe(const struct data_parallel *d, struct resume_run *out) {
     const struct resume_comm comm = {.comm = d->comm,
                                      .shard = lossynet_shard,

@@ -71,6 +71,17 @@ int metrics_log_eval(struct jsonl *log, const struct eval_metrics *r) {
                        jsonl_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
 }
 
+int metrics_log_links(struct jsonl *log, const float *lost, int workers) {
+    json_t *rows = json_array();
+    for (int r = 0; r < workers; r++) {
+        json_t *row = json_array();
+        for (int s = 0; s < workers; s++)
+            json_array_append_new(row, jsonl_number(round(1e4 * lost[r * workers + s]) / 1e4));
+        json_array_append_new(rows, row);
+    }
+    return jsonl_write(log, json_pack("{s:s, s:o}", "event", "links", "lost", rows));
+}
+
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
                     const struct eval_metrics *eval, const char *checkpoint) {
     const struct step_metrics *sum = &run->sum;

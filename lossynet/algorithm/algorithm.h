@@ -33,6 +33,10 @@
 
 /* ---- arrivals (arrivals.c) ---- */
 
+struct lossynet_total { /* packets since open */
+    uint64_t expected, arrived;
+};
+
 /* One byte per packet of each directed link between two workers, of which one is local. The packets of
  * a link lie together, in order of (bucket, packet); they are those of the shard's owner, who is the
  * receiver in phase GRADIENT and the sender in phase PARAMETER. So there are two shapes: the links on
@@ -50,6 +54,7 @@ struct lossynet_arrivals {
     uint64_t *chain;   /* [2][V][N], for loss models "burst" and "outage"; NULL for others */
     uint8_t *scratch;  /* [threads][largest_owner_packets] */
     FILE *trace;       /* of what arrives; NULL: none */
+    struct lossynet_total *total; /* [V][N], by (receiver, sender), both phases */
 
     /* Acknowledgements on their way, one bit per packet: by rank, of the links on which this rank's
      * workers own the packets, and of the others. */
@@ -67,7 +72,8 @@ void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
 /* Tells the senders what has arrived in this phase so far; in a round of retransmission: what is not
  * asked for again. Collective. */
 lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
-/* What arrived at local worker v from others, and what was to; its own do not count. */
+/* What arrived at local worker v from others in a phase that has ended, and what was to; its own do not
+ * count. Adds them to `total`, so call it once for each phase. */
 void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                              uint64_t *expected, uint64_t *arrived);
 /* What injected loss lets through of n packets in this step, see lossynet_loss_mask; lossless: all.
@@ -258,14 +264,10 @@ struct lossynet_aside { /* gathers that the next exchange carries */
     char *together; /* [N * room] */
 };
 
-struct lossynet_total { /* since open; PARAMETER phase */
-    uint64_t expected, arrived;
-};
-
 struct lossynet_stats {
     struct lossynet_counters *counters[2]; /* [V], of steps with even and odd numbers; phase[] of
                                               the receiver, bytes sent */
-    struct lossynet_total *totals;         /* [V] */
+    struct lossynet_total *totals;         /* [V], PARAMETER phase */
     struct lossynet_counters *gathered;    /* [N] */
     struct lossynet_aside aside;
     size_t *gather_offset;              /* [R + 1] */

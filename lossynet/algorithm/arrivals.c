@@ -66,8 +66,13 @@ void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase ph
         size_t n;
         const uint8_t *link = lossynet_arrived(comm, phase, v, sender, &n);
         if (sender == comm->first + v) continue;
+        uint64_t there = 0;
+        for (size_t k = 0; k < n; k++) there += link[k];
+        struct lossynet_total *total = &comm->arrivals.total[(size_t)v * comm->workers + sender];
+        total->expected += n;
+        total->arrived += there;
         *expected += n;
-        for (size_t k = 0; k < n; k++) *arrived += link[k];
+        *arrived += there;
     }
 }
 
@@ -195,6 +200,7 @@ static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, boo
 }
 
 void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter) {
+    COMM_TAKE(comm, comm->arrivals.total, (size_t)comm->local * (size_t)comm->workers);
     struct lossynet_arrivals *a = &comm->arrivals;
     const size_t local = (size_t)comm->local, workers = (size_t)comm->workers;
     COMM_TAKE(comm, a->arrived[LOSSYNET_GRADIENT], lossynet_links(comm, true));
@@ -212,6 +218,7 @@ void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool para
 }
 
 void lossynet_arrivals_close(struct lossynet_comm *comm) {
+    free(comm->arrivals.total);
     struct lossynet_arrivals *a = &comm->arrivals;
     if (a->trace) fclose(a->trace);
     free(a->delivered);

@@ -118,6 +118,19 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
     return status;
 }
 
+lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
+    const size_t workers = (size_t)comm->workers, local = (size_t)comm->local;
+    float *mine = lost + (size_t)comm->first * workers;
+    lossynet_status status = gather_aside(comm);
+    for (size_t i = 0; i < local * workers; i++) {
+        const struct lossynet_total *total = &comm->arrivals.total[i];
+        mine[i] =
+            total->expected ? 1 - (float)((double)total->arrived / (double)total->expected) : 0;
+    }
+    if (status || !comm->transport) return status;
+    return gather(comm, lost, local * workers * sizeof *lost);
+}
+
 /* ---- the report of a step ---- */
 
 lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,

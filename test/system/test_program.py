@@ -165,6 +165,20 @@ def test_one_worker_loses_nothing(data, tmp_path):
         assert step["gradient_loss_rate"] == step["parameter_loss_rate"] == step["drift"] == 0
 
 
+def test_the_log_tells_what_each_link_lost(data, tmp_path):
+    """Row: to, column: from. One link is bad; the same wherever the workers live."""
+    logs = [train(data, tmp_path / str(ranks), ranks=ranks, workers=4, steps=30, loss_rate=0.1,
+                  loss_at="2-1=0.6") for ranks in (0, 2)]
+    links = [[event["lost"] for event in log if event["event"] == "links"] for log in logs]
+    assert links[0] == links[1] and len(links[0]) == 1
+    lost = np.array(links[0][0])
+    assert lost.shape == (4, 4) and not lost.diagonal().any()
+    assert lost[1, 2] == pytest.approx(0.6, abs=0.05)
+    others = [lost[r, s] for r in range(4) for s in range(4) if r != s and (r, s) != (1, 2)]
+    assert np.mean(others) == pytest.approx(0.1, abs=0.02) and max(others) < 0.2
+    assert not any(event["event"] == "links" for event in train(data, tmp_path / "one", workers=1))
+
+
 def test_workers_share_the_batch(data, tmp_path):
     """4 workers x 2 sequences see the same batch as 1 worker x 8: the same loss to rounding."""
     one = train(data, tmp_path / "1", workers=1, batch=8)
@@ -270,7 +284,8 @@ def test_one_worker_is_cut_off(data, tmp_path):
     steps = [e for e in log if e["event"] == "step"]
     assert [e["max_age"] for e in steps] == [1, 2, 3, 4, 5, 6]
     assert steps[-1]["ages"][6] == pytest.approx(0.25, abs=0.002)
-    assert log[-2]["replica_val_loss"] != log[-2]["val_loss"]
+    (evaluation,) = [e for e in log if e["event"] == "eval"]
+    assert evaluation["replica_val_loss"] != evaluation["val_loss"]
     log = train(data, tmp_path / "link", loss_at="2-5=1")
     assert log[-1]["parameter_loss_rate"] == pytest.approx(1 / 56, abs=0.001)
     even = numbers(train(data, tmp_path / "even", loss_rate=0.1))
@@ -464,7 +479,7 @@ def test_every_field_of_the_log_is_documented(data, tmp_path):
     readme = (ROOT / "llmc" / "log" / "README.md").read_text(encoding="utf-8")
     log = train(data, tmp_path, loss_rate=0.1, eval_every=3)
     assert [e["event"] for e in log] == ["run"] + ["step"] * 3 + ["eval"] + ["step"] * 3 + [
-        "eval", "end"]
+        "eval", "links", "end"]
     for event in log:
         for field in event:
             assert f"`{field}`" in readme, f"llmc/log/README.md does not explain {field}"

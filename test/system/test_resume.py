@@ -149,7 +149,7 @@ def test_resumed_where_it_stood(data, tmp_path):
     assert "checkpoint-00000006 after 6 steps, bit for bit" in done.stdout
     assert numbers(out / "log.jsonl") == numbers(whole / "log.jsonl")
     assert [e["event"] for e in read_log(out / "log.jsonl")] == (
-        ["run"] + 6 * ["step"] + ["run", "resume"] + 6 * ["step"] + ["eval", "end"])
+        ["run"] + 6 * ["step"] + ["run", "resume"] + 6 * ["step"] + ["eval", "links", "end"])
     assert state(checkpoint(out, 12)) == state(checkpoint(whole, 12))
     done = succeed(*settings(data, out, resume="auto"))  # nothing left to do
     assert "after 12 steps" in done.stdout
