@@ -740,4 +740,5 @@ def test_a_folder_that_is_no_model(data, tmp_path):
 
 def test_the_terminal_shows_enormous_perplexities_short(data, tmp_path):
     done = succeed(*settings(data, tmp_path, lr=3, steps=3, clip=0, drift_samples=0))
-    assert "perplexity" in done.stdout and max(map(len, done.stdout.splitlines())) <= 100
+    lines = [line for line in done.stdout.splitlines() if str(tmp_path) not in line]
+    assert "perplexity" in done.stdout and max(map(len, lines)) <= 100
