@@ -52,6 +52,7 @@ struct lossynet_flow {
     uint32_t seen, group_seen;           /* sequences of its DATA: all before were seen */
     uint32_t unacknowledged;             /* its DATA for which no credit was given yet */
     uint32_t came;                       /* its DATA, since the start */
+    uint32_t vanished;                   /* its DATA, announced since the last phase with any */
     struct lossynet_loss_report report;
 };
 

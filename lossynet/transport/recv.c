@@ -15,6 +15,10 @@ static const double PATIENCE = 2;
 static const double PATIENCE_SHARE = 0.2; /* or of the time after which a peer is dead */
 static const double PATIENCE_PHASES = 8;  /* or so many times what phases take to wait for */
 
+enum {
+    VANISHED = 64
+}; /* packets of a peer in a row of which none has come, before a line says so */
+
 /* ---- receiving ---- */
 
 static bool is_local(const struct lossynet_transport *t, int worker) {
@@ -134,6 +138,21 @@ static void check_reliable(struct lossynet_transport *t, int peer, struct lossyn
     if (!t->failed) t->failed = LOSSYNET_PROTOCOL;
 }
 
+/* Small datagrams come, and of many large ones none: as behind a path that drops what is too large for
+ * its MTU and does not say so. */
+static void notice_black_hole(struct lossynet_transport *t, int peer,
+                              const struct lossynet_rx *rx) {
+    struct lossynet_flow *flow = &t->peers[peer].flow;
+    const uint32_t before = flow->vanished;
+    flow->vanished = rx->received > 0 ? 0 : before + (rx->done ? rx->announced : 0);
+    if (before < VANISHED && flow->vanished >= VANISHED)
+        lossynet_log(
+            "rank %d, step %" PRIu64 ": none of the last %" PRIu32 " packets of rank %d has "
+            "come, and all its small datagrams do: if the path's MTU is below %zu bytes "
+            "and headers, choose a smaller packet size (packet_bytes)",
+            t->world.rank, lossynet_session_step(t), flow->vanished, peer, t->shape.packet_bytes);
+}
+
 /* Ends a peer's phase to us when it is over: all has come, or what has not is lost. */
 static void check_complete(struct lossynet_transport *t, int kind, int peer) {
     struct lossynet_peer *p = &t->peers[peer];
@@ -158,6 +177,7 @@ static void check_complete(struct lossynet_transport *t, int kind, int peer) {
     bool answered = ended && (p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0);
     if (all || (quiet && answered)) {
         rx->state = RX_OVER;
+        notice_black_hole(t, peer, rx);
         return;
     }
     if (ended && !answered && lossynet_timer_is_due(t, p, &rx->probe, receiver->now))

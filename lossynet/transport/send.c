@@ -10,8 +10,8 @@
 
 #include <math.h>
 
-static const double TURN = 0.3;      /* s, longest wait for a peer whose turn it is, ... */
-static const double SILENCE = 0.1;   /* ... of which nothing is heard, beside a round trip, ... */
+static const double TURN = 0.3;     /* s, longest wait for a peer whose turn it is, ... */
+static const double SILENCE = 0.1;  /* ... of which nothing is heard, beside a round trip, ... */
 static const double OPENING = 0.03; /* ... and whose phase is shut */
 
 /* Makes datagrams of spans. */
