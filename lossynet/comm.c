@@ -179,6 +179,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         .dscp = settings->dscp,
         .multicast = settings->multicast,
         .encrypt = settings->encrypt,
+        .key_file = settings->key_file,
     };
     lossynet_status status =
         lossynet_transport_open(&transport, link_open, share, context, &comm->transport);

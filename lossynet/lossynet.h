@@ -155,6 +155,9 @@ struct lossynet_settings {
     double peer_timeout; /* seconds of silence after which a rank is dead; 0: 10 */
     bool multicast;      /* parameters are sent once for all ranks, where the network can */
     bool encrypt;        /* datagrams are encrypted and authenticated (crypto.h) */
+    /* With encrypt: a secret of all ranks, 16 to 4,096 bytes; NULL: the channel that ranks meet by is
+     * trusted. */
+    const char *key_file;
     int dscp; /* traffic class of DATA, 0 ... 63 (RFC 2474); 0: the default, as control */
     /* Where messages go, from lossynet_open or lossynet_probe on and for the whole process. NULL: as
      * before; at first to stderr, as "lossynet: ..." */

@@ -170,6 +170,8 @@ static const struct entry table[] = {
     SWITCH("multicast", multicast,
            "udp, verbs: send parameters once for all ranks, where the network carries it"),
     SWITCH("encrypt", encrypt, "udp, verbs: encrypt and authenticate every datagram"),
+    STRING("key-file", key_file, NULL, "FILE",
+           "with --encrypt: a secret of all ranks, 16 to 4,096 bytes, without which none can join"),
     SWITCH("gpu-direct", gpu_direct,
            "verbs: the adapter reads gradients from the GPU's memory, where it can (dma-buf, "
            "nvidia-peermem); their checksum is the adapter's"),

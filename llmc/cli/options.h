@@ -63,6 +63,7 @@ struct options {
     double pace_gbps, loss_budget, peer_timeout;
     const char *record_loss;
     bool no_overlap, multicast, encrypt, gpu_direct;
+    const char *key_file;
     /* output */
     const char *out, *log;
     const char *resume; /* NULL: a new run; resume_choose replaces "auto" */

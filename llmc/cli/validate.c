@@ -92,9 +92,10 @@ struct started { /* what a rank was started with */
 /* Options that may differ between ranks: paths of input files, devices, and what a rank prints
  * or records. */
 static bool may_differ(const char *name) {
-    static const char *const names[] = {
-        "model", "device",    "recompute", "threads", "train",       "val",      "tokenizer",
-        "quiet", "interface", "pace-gbps", "log",     "record-loss", "progress", "memory"};
+    static const char *const names[] = {"model",     "device",    "recompute", "threads",
+                                        "train",     "val",       "tokenizer", "quiet",
+                                        "interface", "pace-gbps", "log",       "record-loss",
+                                        "progress",  "memory",    "key-file"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;

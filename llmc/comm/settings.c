@@ -70,6 +70,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.peer_timeout = o->peer_timeout;
     s.multicast = o->multicast;
     s.encrypt = o->encrypt;
+    s.key_file = o->key_file;
     lossynet_traffic_class_parse(o->traffic_class, &s.dscp);
     lossynet_estimator_parse(o->estimator, &s.estimator);
     lossynet_link_parse(o->link, &s.link);
@@ -129,6 +130,8 @@ int comm_check(const struct options *o, int workers) {
             log_error("--wire-dtype bf16: expected --algorithm lossy or reliable, got %s, whose "
                       "workers step on what they receive: most steps are too small for bf16",
                       algorithm_names[o->algorithm]);
+    } else if (o->key_file && !o->encrypt) {
+        wrong = log_error("--key-file %s: expected --encrypt with it", o->key_file);
     } else if (o->gpu_direct && (o->algorithm != ALGORITHM_LOSSY || o->carry > 0 || o->encrypt ||
                                  o->wire_dtype != OPTION_WIRE_FLOAT32)) {
         wrong = log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "

@@ -15,6 +15,7 @@
 #include <openssl/params.h>
 #include <openssl/rand.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,7 +126,7 @@ static bool cipher_unseal(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_
 
 /* ---- the exchange of keys ---- */
 
-enum { SEALED_BYTES = KEY_BYTES + TAG_BYTES };
+enum { SEALED_BYTES = KEY_BYTES + TAG_BYTES, SHARED_LEAST = 16, SHARED_MOST = 4096 };
 
 struct exchange {
     const struct lossynet_world *world;
@@ -135,6 +136,8 @@ struct exchange {
     uint8_t *context, *publics; /* one piece: 8 bytes run, 8 bytes ranks; then [ranks][KEY_BYTES] */
     uint8_t *sealed;            /* [ranks, from][ranks, to][SEALED_BYTES] */
     uint8_t *verdicts;          /* [ranks]: 1, the rank holds every key */
+    uint8_t shared[SHARED_MOST]; /* what is in the key file */
+    size_t shared_bytes;         /* 0: there is none */
     bool logged;
 };
 
@@ -190,6 +193,34 @@ static EVP_CIPHER_CTX *take_key(struct exchange *x, int from) {
     return result;
 }
 
+/* The salt: of run id, ranks and public keys; with a key file also of what is in it, so that no rank
+ * without it computes any key. */
+static bool make_salt(struct exchange *x) {
+    size_t publics = (size_t)x->world->ranks * KEY_BYTES;
+    if (!hash(x->context, CONTEXT_BYTES + publics, x->salt)) return false;
+    if (!x->shared_bytes) return true;
+    uint8_t both[KEY_BYTES + SHARED_MOST];
+    memcpy(both, x->salt, KEY_BYTES);
+    memcpy(both + KEY_BYTES, x->shared, x->shared_bytes);
+    bool ok = hash(both, KEY_BYTES + x->shared_bytes, x->salt);
+    OPENSSL_cleanse(both, sizeof both);
+    return ok;
+}
+
+static bool read_shared(struct exchange *x, const char *path) {
+    if (!path) return true;
+    FILE *file = fopen(path, "rb");
+    if (file) x->shared_bytes = fread(x->shared, 1, sizeof x->shared, file);
+    bool whole = file && !ferror(file) && fgetc(file) == EOF;
+    if (file) fclose(file);
+    if (whole && x->shared_bytes >= SHARED_LEAST) return true;
+    lossynet_log("encryption: rank %d: key file '%s': expected a file of %d to %d bytes, such as "
+                 "head -c 32 /dev/urandom writes, the same on all ranks",
+                 x->world->rank, path, SHARED_LEAST, SHARED_MOST);
+    x->logged = true;
+    return false;
+}
+
 static bool draw_keys(struct exchange *x) {
     return (key_pair(&x->pair, x->publics + (size_t)x->world->rank * KEY_BYTES) &&
             RAND_priv_bytes(x->sender, KEY_BYTES) == 1) ||
@@ -198,8 +229,7 @@ static bool draw_keys(struct exchange *x) {
 
 static bool give_keys(struct exchange *x, struct lossynet_secure *secure) {
     uint8_t key[KEY_BYTES];
-    size_t publics = (size_t)x->world->ranks * KEY_BYTES;
-    bool ok = hash(x->context, CONTEXT_BYTES + publics, x->salt) &&
+    bool ok = make_salt(x) &&
               derive(x->sender, x->salt, "lossynet 3 datagrams", x->world->rank, 0, key) &&
               (secure->seal = cipher_open(key, true));
     OPENSSL_cleanse(key, sizeof key);
@@ -214,7 +244,8 @@ static bool take_keys(struct exchange *x, struct lossynet_secure *secure) {
         secure->from[from].open = take_key(x, from);
         if (secure->from[from].open) continue;
         lossynet_log("encryption: rank %d cannot open the key that rank %d sealed for it: expected "
-                     "an exchange of keys that nothing changes on its way, and one run id",
+                     "an exchange of keys that nothing changes on its way, one run id, and one key "
+                     "file",
                      x->world->rank, from);
         x->logged = true;
         ERR_clear_error();
@@ -224,10 +255,11 @@ static bool take_keys(struct exchange *x, struct lossynet_secure *secure) {
 }
 
 /* A rank that fails goes on sharing, so that no other waits for it, and all fail together. */
-static lossynet_status exchange_keys(struct exchange *x, struct lossynet_secure *secure,
-                                     lossynet_share share, void *context) {
+static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
+                                     struct lossynet_secure *secure, lossynet_share share,
+                                     void *context) {
     size_t ranks = (size_t)x->world->ranks;
-    bool ok = draw_keys(x);
+    bool ok = read_shared(x, key_file) && draw_keys(x);
     lossynet_status status = share(context, x->world, x->publics, KEY_BYTES);
     if (status) return status;
     ok = ok && give_keys(x, secure);
@@ -248,8 +280,8 @@ static lossynet_status exchange_keys(struct exchange *x, struct lossynet_secure 
 }
 
 lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
-                                     lossynet_share share, void *share_context,
-                                     struct lossynet_secure **out) {
+                                     const char *key_file, lossynet_share share,
+                                     void *share_context, struct lossynet_secure **out) {
     size_t ranks = (size_t)world->ranks;
     size_t bytes = CONTEXT_BYTES + ranks * (KEY_BYTES + ranks * SEALED_BYTES + 1);
     struct exchange x = {.world = world, .context = lossynet_memory_take(bytes, 1)};
@@ -267,10 +299,11 @@ lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_
     x.sealed = x.publics + ranks * KEY_BYTES;
     x.verdicts = x.sealed + ranks * ranks * SEALED_BYTES;
     secure->ranks = world->ranks;
-    status = exchange_keys(&x, secure, share, share_context);
+    status = exchange_keys(&x, key_file, secure, share, share_context);
     EVP_PKEY_free(x.pair);
     OPENSSL_cleanse(x.context, bytes);
     OPENSSL_cleanse(&x, offsetof(struct exchange, context));
+    OPENSSL_cleanse(x.shared, sizeof x.shared);
 free_both:
     free(x.context);
     if (status)
@@ -353,9 +386,9 @@ bool lossynet_secure_available(void) {
 }
 
 lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
-                                     lossynet_share share, void *share_context,
-                                     struct lossynet_secure **out) {
-    (void)run, (void)share, (void)share_context;
+                                     const char *key_file, lossynet_share share,
+                                     void *share_context, struct lossynet_secure **out) {
+    (void)run, (void)key_file, (void)share, (void)share_context;
     if (world->rank == 0)
         lossynet_log("encryption: built without OpenSSL: install libssl-dev and build again");
     *out = NULL;

@@ -16,12 +16,13 @@
  * datagram, so that no nonce comes twice. Keys live in memory only, for one run.
  *
  * What is trusted. Public keys are not certified: the channel that `share` uses at start-up (MPI,
- * from the launcher) is taken to be authentic. Who can change what it carries can put himself
- * between the ranks; who only listens to it learns nothing. Against everybody on the path of the
- * datagrams, payloads are secret and what is changed, forged, or from another run is refused. Not
- * hidden: headers, sizes, times. Not prevented: dropping. A datagram is opened once; what is older
- * than a sender's last 4,096 is refused. Ranks are not protected from one another: each knows the key
- * of every sender.
+ * from the launcher) is taken to be authentic, unless all ranks have a key file, whose contents enter
+ * the salt: then only who has it computes any key. Without one, who can change what the channel
+ * carries can put himself between the ranks; who only listens to it learns nothing. Against everybody
+ * on the path of the datagrams, payloads are secret and what is changed, forged, or from another run
+ * is refused. Not hidden: headers, sizes, times. Not prevented: dropping. A datagram is opened once;
+ * what is older than a sender's last 4,096 is refused. Ranks are not protected from one another: each
+ * knows the key of every sender.
  *
  * Why OpenSSL's libcrypto: compared with libsodium it seals and opens a packet of 1,400 bytes 1.5
  * to 1.7 times as fast (dev/bench/network/bench_secure.c has the figures), has AES-GCM on every architecture
@@ -42,10 +43,11 @@ bool lossynet_secure_available(void);
 /* Collective: three calls of `share`. run: the same on all ranks. Fails on all ranks when it fails
  * on one, unless memory or `share` itself does; each rank logs one line.
  *   LOSSYNET_INVALID   built without OpenSSL
- *   LOSSYNET_PROTOCOL  what `share` gave was changed on its way, or ranks disagree on `run` */
+ *   LOSSYNET_PROTOCOL  what `share` gave was changed on its way, or ranks disagree on `run` or on what
+ *                      is in key_file (NULL: none), or cannot read it */
 lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
-                                     lossynet_share share, void *share_context,
-                                     struct lossynet_secure **out);
+                                     const char *key_file, lossynet_share share,
+                                     void *share_context, struct lossynet_secure **out);
 
 /* Wipes the keys. NULL is fine. */
 void lossynet_secure_close(struct lossynet_secure *secure);

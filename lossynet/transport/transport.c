@@ -37,7 +37,8 @@ static lossynet_status open_session(struct lossynet_transport *t,
         return LOSSYNET_INVALID;
     }
     if (!settings->encrypt) return LOSSYNET_OK;
-    return lossynet_secure_open(&t->world, t->session.id, share, context, &t->session.secure);
+    return lossynet_secure_open(&t->world, t->session.id, settings->key_file, share, context,
+                                &t->session.secure);
 }
 
 /* Opens the link and tells the peers how much they may send. */

@@ -76,6 +76,7 @@ struct lossynet_transport_settings { /* as in lossynet_settings */
     double pace_gbps, loss_budget, peer_timeout;
     int dscp;
     bool multicast, encrypt;
+    const char *key_file;
 };
 
 struct lossynet_transport_shape { /* what is transported */

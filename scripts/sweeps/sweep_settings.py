@@ -22,7 +22,7 @@ class SettingsError(Exception):
 
 # Options that cannot change a result, and those that a sweep sets itself.
 NEUTRAL = {"threads", "memory", "link-gbps", "interface", "pace-gbps", "peer-timeout", "no-overlap",
-           "multicast", "encrypt", "save-every", "keep", "eval-every", "sample-every",
+           "multicast", "encrypt", "key-file", "save-every", "keep", "eval-every", "sample-every",
            "drift-samples", "tokenizer", "recompute"}
 OWN = {"out", "log", "resume", "overwrite", "progress", "quiet", "eval", "generate", "tokens",
        "temperature", "top-p", "dry-run", "help", "version"}

@@ -13,6 +13,7 @@
 #include <openssl/crypto.h>
 #include <openssl/evp.h>
 #include <pthread.h>
+#include <unistd.h>
 
 enum { RANKS = 4, MOST = 8192 };
 
@@ -53,6 +54,7 @@ struct group {
     struct lossynet_secure *rank[RANKS];
     lossynet_status status[RANKS];
     uint64_t run[RANKS];
+    const char *key_file[RANKS];
     struct change change;
     pthread_barrier_t barrier;
     uint8_t all[RANKS * RANKS * 64];
@@ -86,7 +88,8 @@ static void *open_rank(void *argument) {
     struct group *group = thread->group;
     int r = thread->rank;
     struct lossynet_world world = {.rank = r, .ranks = RANKS};
-    group->status[r] = lossynet_secure_open(&world, group->run[r], share, group, &group->rank[r]);
+    group->status[r] = lossynet_secure_open(&world, group->run[r], group->key_file[r], share, group,
+                                            &group->rank[r]);
     return NULL;
 }
 
@@ -160,6 +163,37 @@ static void test_round_trip(void **state) {
                 assert_int_equal(opens(group, r, sender, &d), r != sender);
         }
     group_close(group);
+}
+
+static void write_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
+/* Ranks with one secret agree; with different ones, or where one has none, they do not. */
+static void test_key_file(void **state) {
+    (void)state;
+    char right[] = "/tmp/lossynet_key_XXXXXX", wrong[] = "/tmp/lossynet_key_XXXXXX";
+    close(mkstemp(right)), close(mkstemp(wrong));
+    write_file(right, "0123456789abcdef");
+    const char *const others[] = {right, wrong, NULL, wrong, "/nonexistent/key"};
+    const char *const says[] = {"", "one key file", "one key file", "expected a file of 16",
+                                "expected a file of 16"};
+    for (int i = 0; i < 5; i++) {
+        write_file(wrong, i == 3 ? "0123456789abcde" : "0123456789abcdeg");
+        struct group *group = group_take(1);
+        for (int r = 0; r < RANKS; r++) group->key_file[r] = r == 2 ? others[i] : right;
+        capture_begin();
+        group_open(group);
+        const char *said = capture_end();
+        assert_non_null(strstr(said, says[i]));
+        for (int r = 0; r < RANKS; r++)
+            assert_int_equal(group->status[r], i == 0 ? LOSSYNET_OK : LOSSYNET_PROTOCOL);
+        group_close(group);
+    }
+    unlink(right), unlink(wrong);
 }
 
 /* Each datagram is opened once, in whatever order they come; what is older than the last 4,096 is
@@ -338,7 +372,7 @@ static void test_alone(void **state) {
     struct lossynet_secure *secure = NULL;
     for (int calls = 0; calls < 4; calls++) {
         int left = calls;
-        lossynet_status status = lossynet_secure_open(&world, 1, share_fails, &left, &secure);
+        lossynet_status status = lossynet_secure_open(&world, 1, NULL, share_fails, &left, &secure);
         assert_int_equal(status, calls < 3 ? LOSSYNET_LINK : LOSSYNET_OK);
         assert_true((secure != NULL) == (calls == 3));
     }
@@ -348,7 +382,7 @@ static void test_alone(void **state) {
         int left = 3;
         memory_fail_after = after;
         capture_begin();
-        lossynet_status status = lossynet_secure_open(&world, 1, share_fails, &left, &secure);
+        lossynet_status status = lossynet_secure_open(&world, 1, NULL, share_fails, &left, &secure);
         assert_message(capture_end(), "no memory");
         memory_fail_after = -1;
         assert_int_equal(status, LOSSYNET_NO_MEMORY);
@@ -377,17 +411,12 @@ int main(void) {
     if (CRYPTO_set_mem_functions(counted_malloc, counted_realloc, counted_free) != 1) return 1;
     for (size_t i = 0; i < MOST; i++) plain[i] = (uint8_t)random_bits(2, i, 0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_replayed),
-        cmocka_unit_test(test_secret),
-        cmocka_unit_test(test_every_bit),
-        cmocka_unit_test(test_truncated),
-        cmocka_unit_test(test_other_sender),
-        cmocka_unit_test(test_other_run),
-        cmocka_unit_test(test_nonces),
-        cmocka_unit_test(test_allocates_nothing),
-        cmocka_unit_test(test_tampered),
-        cmocka_unit_test(test_alone),
+        cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_replayed),
+        cmocka_unit_test(test_key_file),     cmocka_unit_test(test_secret),
+        cmocka_unit_test(test_every_bit),    cmocka_unit_test(test_truncated),
+        cmocka_unit_test(test_other_sender), cmocka_unit_test(test_other_run),
+        cmocka_unit_test(test_nonces),       cmocka_unit_test(test_allocates_nothing),
+        cmocka_unit_test(test_tampered),     cmocka_unit_test(test_alone),
         cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests_name("encryption", tests, NULL, NULL);
@@ -398,7 +427,7 @@ int main(void) {
 int main(void) {
     const struct lossynet_world world = {.rank = 0, .ranks = 1};
     struct lossynet_secure *secure;
-    if (lossynet_secure_open(&world, 1, NULL, NULL, &secure) != LOSSYNET_INVALID) return 1;
+    if (lossynet_secure_open(&world, 1, NULL, NULL, NULL, &secure) != LOSSYNET_INVALID) return 1;
     printf("built without OpenSSL\n");
     return 77;
 }

@@ -1,7 +1,7 @@
 """--encrypt: training is the same to the last bit; without OpenSSL the program says so."""
 import subprocess
 
-from program import ROOT, markov_tokens, read_log, succeed, write_tokens
+from program import ROOT, markov_tokens, read_log, run, succeed, write_tokens
 
 TIMES = {"tokens_per_second", "step_ms", "communication_ms", "training_seconds", "checkpoint"}
 
@@ -9,7 +9,7 @@ TIMES = {"tokens_per_second", "step_ms", "communication_ms", "training_seconds",
 def train(folder, *options):
     if not (folder / "train.bin").exists():
         write_tokens(folder / "train.bin", markov_tokens(40_000, 128, 1), 128)
-    out = folder / ("out" + "".join(options))
+    out = folder / ("out" + "".join(options).replace("/", "_"))
     succeed("--model=260K", f"--train={folder}/train.bin", "--workers=4", "--batch=1", "--seq=64",
             "--steps=6", "--lr=3e-3", "--seed=5", "--packet-bytes=1024", "--loss-rate=0.2",
             "--peer-timeout=60", f"--out={out}", "--link=udp", *options, ranks=4)
@@ -23,6 +23,18 @@ def test_same_bits(tmp_path):
     plain = train(tmp_path)
     assert train(tmp_path, "--encrypt") == plain
     assert train(tmp_path, "--encrypt", "--no-overlap") == plain
+
+
+def test_key_file(tmp_path):
+    """Nor does a secret change anything but who can take part."""
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    plain, shared = tmp_path / "plain", tmp_path / "shared"
+    plain.mkdir()
+    shared.mkdir()
+    assert train(shared, "--encrypt", f"--key-file={key}") == train(plain)
+    done = run("--model=260K", f"--train={plain}/train.bin", f"--key-file={key}")
+    assert done.returncode == 2 and "expected --encrypt with it" in done.stderr
 
 
 WITHOUT = r"""
@@ -40,7 +52,7 @@ void lossynet_log(const char *format, ...) {
 int main(void) {
     const struct lossynet_world world = {.rank = 0, .ranks = 2};
     struct lossynet_secure *secure;
-    return lossynet_secure_open(&world, 1, NULL, NULL, &secure) != LOSSYNET_INVALID || secure ||
+    return lossynet_secure_open(&world, 1, NULL, NULL, NULL, &secure) != LOSSYNET_INVALID || secure ||
            lossynet_secure_available();
 }
 """

@@ -47,7 +47,7 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
 
 static void *open_rank(void *argument) {
     struct lossynet_world world = {.rank = argument != NULL, .ranks = 2};
-    if (lossynet_secure_open(&world, 1, share, NULL, &secure[world.rank])) exit(1);
+    if (lossynet_secure_open(&world, 1, NULL, share, NULL, &secure[world.rank])) exit(1);
     return NULL;
 }
 
