@@ -167,7 +167,7 @@ int data_parallel_sum(struct data_parallel *d, double *sum) {
     return 0;
 }
 
-int data_parallel_log_links(struct data_parallel *d, struct jsonl *log) {
+int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step) {
     enum {
         MOST_WORKERS = 128
     }; /* beyond these the event would be larger than all others together */
@@ -176,7 +176,7 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log) {
     float *lost = (float *)malloc(n * n * sizeof *lost);
     if (!lost) return log_out_of_memory("the table of links", (double)(n * n * sizeof *lost));
     int failed = lossynet_lost_between(d->comm, lost) ? -1 : 0;
-    if (!failed) metrics_log_links(log, lost, d->workers);
+    if (!failed) metrics_log_links(log, step, lost, d->workers);
     free(lost);
     return failed;
 }

@@ -87,8 +87,8 @@ int data_parallel_gather_aside(void *data_parallel, const void *mine, void *all,
 int data_parallel_sum(struct data_parallel *d, double *sum);
 
 /* Writes the event "links" to the log (rank 0's; NULL elsewhere): what was lost between each two
- * workers. Collective. Returns 0, or -1 after reporting. */
-int data_parallel_log_links(struct data_parallel *d, struct jsonl *log);
+ * workers, after `step` steps. Collective. Returns 0, or -1 after reporting. */
+int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step);
 
 /* What a checkpoint holds of the workers and the comm. The caller frees out->worker. Returns 0, or
  * -1 after reporting. */

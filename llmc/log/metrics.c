@@ -71,7 +71,7 @@ int metrics_log_eval(struct jsonl *log, const struct eval_metrics *r) {
                        jsonl_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
 }
 
-int metrics_log_links(struct jsonl *log, const float *lost, int workers) {
+int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers) {
     json_t *rows = json_array();
     for (int r = 0; r < workers; r++) {
         json_t *row = json_array();
@@ -79,7 +79,8 @@ int metrics_log_links(struct jsonl *log, const float *lost, int workers) {
             json_array_append_new(row, jsonl_number(round(1e4 * lost[r * workers + s]) / 1e4));
         json_array_append_new(rows, row);
     }
-    return jsonl_write(log, json_pack("{s:s, s:o}", "event", "links", "lost", rows));
+    return jsonl_write(log,
+                       json_pack("{s:s, s:i, s:o}", "event", "links", "step", step, "lost", rows));
 }
 
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,

@@ -191,10 +191,15 @@ static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
 static void take_abort(struct lossynet_transport *t, int peer) {
     struct lossynet_liveness *live = &t->peers[peer].live;
     bool believed = t->link->reliable || t->session.secure;
-    for (int r = 0; r < t->world.ranks; r++) believed |= r != peer && t->peers[r].live.aborted > 0;
+    int first = peer; /* the one that failed; others say ABORT because of it */
     if (live->aborted == 0) live->aborted = t->receiver.now;
+    for (int r = 0; r < t->world.ranks; r++) {
+        const double aborted = t->peers[r].live.aborted;
+        believed |= r != peer && aborted > 0;
+        if (r != peer && aborted > 0 && aborted <= t->peers[first].live.aborted) first = r;
+    }
     live->left |= believed;
-    if (believed && !t->threads.closing) lossynet_session_fail(t, peer, "has failed");
+    if (believed && !t->threads.closing) lossynet_session_fail(t, first, "has failed");
 }
 
 bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,

@@ -363,15 +363,15 @@ static int train_once(int argc, char **argv) {
         if (training_step(&t, t.at.step)) return -1;
         t.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
         for (int phase = 0; phase < 2; phase++)
-            lost[phase] += t.record.expected[phase] - t.record.arrived[phase];
-        if (t.at.step < o.steps / 2 || !(t.record.drift_expected > 0)) continue;
-        drift += t.record.drift;
-        expected += t.record.drift_expected;
+            lost[phase] += t.last.expected[phase] - t.last.arrived[phase];
+        if (t.at.step < o.steps / 2 || !(t.last.drift_expected > 0)) continue;
+        drift += t.last.drift;
+        expected += t.last.drift_expected;
         drifts++;
     }
     const double took = seconds() - start;
     if (evaluate(&t, o.steps, &eval)) return -1;
-    const double steps = o.steps, packets = t.record.expected[0] * steps;
+    const double steps = o.steps, packets = t.last.expected[0] * steps;
     printf("{\"what\": \"train\", \"workers\": %d, \"loss_rate\": %g, \"steps\": %d, "
            "\"tokens\": %.0f, \"seconds\": %.9g, \"last_loss\": %.6g, \"val_loss\": %.9g, "
            "\"replica_val_loss\": %.9g, \"drift\": %.6g, \"drift_expected\": %.6g, "
