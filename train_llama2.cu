@@ -232,8 +232,7 @@ struct trainer {
     enum recompute recompute;
     bool faster_in_bf16; /* backend/select.h */
     struct dataloader *train, *val;
-    struct worker_result *result; /* [local] */
-    bool unfinished; /* the last step's PARAMETER phase is open, or `last` incomplete */
+    struct worker_result *result;     /* [local] */
     struct step_metrics record, last; /* of the present step; of the one before */
     const char *tokenizer;
     struct resume_point at; /* where the run stands */
@@ -385,13 +384,12 @@ enum { FAILED = -1, NOT_FINITE = 1 };
  * second records it, when ranks have told each other how it went. */
 static int finish_step_begin(struct trainer *t) {
     t->last = t->record;
-    return t->unfinished ? data_parallel_finish_begin(&t->dp, &t->last) : 0;
+    return t->dp.unfinished ? data_parallel_finish_begin(&t->dp, &t->last) : 0;
 }
 
 static int finish_step_end(struct trainer *t) {
     struct step_metrics *r = &t->last;
-    if (!t->unfinished) return 0;
-    t->unfinished = false;
+    if (!t->dp.unfinished) return 0;
     if (data_parallel_finish_end(&t->dp, r)) return -1;
     metrics_add(&t->at.record, r);
     metrics_show_step(&t->progress, r, t->dp.workers > 1);
@@ -503,7 +501,6 @@ static int training_step(struct trainer *t, int step) {
                        : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
                                                       : step_lossy(t, step);
     if (status) return status == NOT_FINITE ? 0 : -1;
-    t->unfinished = true;
     return t->dp.pipeline.overlap ? 0 : finish_step(t);
 }
 

@@ -314,13 +314,13 @@ int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r) 
     r->seconds = now - d->finished;
     d->communicating = 0;
     d->finished = now;
-    d->unfinished = false;
     return lossynet_report_begin(d->comm, (uint64_t)r->step, d->params) ? -1 : 0;
 }
 
 int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r) {
     struct lossynet_counters counters;
     struct lossynet_drift drift;
+    d->unfinished = false;
     if (lossynet_report_end(d->comm, &counters, &drift)) return -1;
     comm_step_metrics(&counters, r);
     /* The formulas hold for `lossy`, where a packet that arrives corrects a replica. */

@@ -51,7 +51,7 @@ struct data_parallel {
     double *losses;          /* [N], of this step */
     double communicating;    /* seconds spent waiting since the last step was finished */
     double finished;         /* when that was, or when this step began after a pause */
-    bool unfinished;         /* a broadcast has begun, and data_parallel_finish_begin has not */
+    bool unfinished; /* a broadcast has begun, and data_parallel_finish_end has not returned */
 };
 
 /* Opens the comm and allocates the workers' memory; without training parameters alone. Returns 0,
