@@ -38,27 +38,6 @@ static int classifier_words(const struct classifier *c, int tile) {
     return min_int(c->tile, c->V - tile * c->tile);
 }
 
-/* Raises the offsets to the tile's maxima. Exponents up to 16 do no harm, so after a segment's
- * first tile this is rare; then what was summed so far is scaled down. */
-static void classifier_raise_offset(const struct classifier *c, const float *e, int words, int ld,
-                                    int n, bool first, float *offset, float *sum, float *dx) {
-    float max[CLASSIFIER_ROWS];
-    for (int j = 0; j < n; j++) max[j] = e[j];
-    for (int i = 1; i < words; i++) {
-        const float *row = e + (size_t)i * ld;
-#pragma omp simd
-        for (int j = 0; j < n; j++) max[j] = row[j] > max[j] ? row[j] : max[j];
-    }
-    for (int j = 0; j < n; j++) {
-        if (!first && max[j] <= offset[j] + 16) continue;
-        float factor = first ? 0 : expf(offset[j] - max[j]);
-        offset[j] = max[j];
-        sum[j] *= factor;
-        if (first || !c->backward) continue;
-        for (int i = 0; i < c->C; i++) dx[(size_t)j * c->C + i] *= factor;
-    }
-}
-
 /* Working memory of a task: a tile of w in both orders, a tile of logits and of e by tokens. */
 struct classifier_memory {
     struct packed words, columns, by_token;
@@ -90,7 +69,7 @@ static void classifier_forward_block(const struct classifier *c, const struct cl
         if (target >= 0 && target < words) c->target_logit[first + j] = e[(size_t)target * ld + j];
     }
     for (int j = 0; j < n && starts; j++) sum[j] = 0;
-    classifier_raise_offset(c, e, words, ld, n, starts, offset, sum, dx);
+    classifier_raise_offset(e, words, ld, n, starts, offset, sum, dx, C);
     if (!c->backward) {
         classifier_exp(e, words, ld, n, offset, sum);
         return;
@@ -126,16 +105,9 @@ static void classifier_forward_task(const struct classifier *c, int segment, int
 /* Puts the segments of one token together: its loss, its dx. */
 static void classifier_combine(const struct classifier *c, int j, float scale, float *loss,
                                element *dx) {
-    float max = c->segment_offset[j];
-    for (int s = 1; s < c->segments; s++) {
-        float offset = c->segment_offset[(size_t)s * c->n + j];
-        max = offset > max ? offset : max;
-    }
-    double total = 0;
-    for (int s = 0; s < c->segments; s++) {
-        size_t at = (size_t)s * c->n + j;
-        total += c->sum[at] * exp((double)c->segment_offset[at] - max);
-    }
+    double total;
+    const float max =
+        classifier_total(c->segment_offset + j, c->sum + j, c->segments, c->n, &total);
     c->max[j] = max;
     c->factor[j] = (float)(scale / total);
     *loss = (float)(max - c->target_logit[j] + log(total));

@@ -33,6 +33,43 @@ static inline void attention_softmax_backward(float *p, float *dp, int visible, 
     for (int j = visible; j < keys; j++) p[j] = dp[j] = 0;
 }
 
+/* Raises the offsets of n tokens to the maxima of the tile e (words, ld). Exponents up to 16 do no
+ * harm, so after a segment's first tile this is rare; then what was summed so far is scaled down: sum
+ * (n) and, where it is not NULL, dx (n, C). */
+static inline void classifier_raise_offset(const float *e, int words, int ld, int n, bool first,
+                                           float *offset, float *sum, float *dx, int C) {
+    float max[CLASSIFIER_ROWS_MOST];
+    for (int j = 0; j < n; j++) max[j] = e[j];
+    for (int i = 1; i < words; i++) {
+        const float *row = e + (size_t)i * ld;
+#pragma omp simd
+        for (int j = 0; j < n; j++) max[j] = row[j] > max[j] ? row[j] : max[j];
+    }
+    for (int j = 0; j < n; j++) {
+        if (!first && max[j] <= offset[j] + 16) continue;
+        float factor = first ? 0 : expf(offset[j] - max[j]);
+        offset[j] = max[j];
+        sum[j] *= factor;
+        if (first || !dx) continue;
+        for (int i = 0; i < C; i++) dx[(size_t)j * C + i] *= factor;
+    }
+}
+
+/* Of one token, whose segments' offsets and sums lie n floats apart: returns the largest offset;
+ * *total: the sum of exp(logit - that) over the vocabulary. */
+static inline float classifier_total(const float *offset, const float *sum, int segments, int n,
+                                     double *total) {
+    float max = offset[0];
+    for (int s = 1; s < segments; s++) {
+        float other = offset[(size_t)s * n];
+        max = other > max ? other : max;
+    }
+    *total = 0;
+    for (int s = 0; s < segments; s++)
+        *total += sum[(size_t)s * n] * exp((double)offset[(size_t)s * n] - max);
+    return max;
+}
+
 /* Replaces the logits e (words, ld) by exp(e - offset), and adds the column sums to `sum`. */
 static inline void classifier_exp(float *e, int words, int ld, int n, const float *offset,
                                   float *sum) {
