@@ -67,9 +67,10 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                                size_t packet_bytes, bool multicast) {
     comm->threads = omp_get_max_threads();
     comm->averaging.estimator = settings->estimator;
-    comm->arrivals.deliver = settings->return_masks || settings->carry;
-    memcpy(comm->retransmission.rounds, settings->repair, sizeof comm->retransmission.rounds);
-    comm->retransmission.budget = settings->repair_budget;
+    comm->arrivals.deliver = settings->return_masks || settings->error_feedback;
+    memcpy(comm->retransmission.rounds, settings->retransmission_rounds,
+           sizeof comm->retransmission.rounds);
+    comm->retransmission.budget = settings->retransmission_budget;
     comm->lead.wanted = settings->lead;
     if (settings->memory) comm->memory = *settings->memory;
     comm->averaging.weighted_sum =
@@ -94,12 +95,13 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
 
     take_averaging(comm);
     take_stats(comm);
-    lossynet_arrivals_open(
-        comm, settings->return_masks || settings->carry || settings->repair[LOSSYNET_GRADIENT],
-        settings->repair[LOSSYNET_PARAMETER] > 0);
+    lossynet_arrivals_open(comm,
+                           settings->return_masks || settings->error_feedback ||
+                               settings->retransmission_rounds[LOSSYNET_GRADIENT],
+                           settings->retransmission_rounds[LOSSYNET_PARAMETER] > 0);
     if (comm->world.ranks > 1)
         lossynet_exchange_open(comm, multicast, settings->allocate, settings->release);
-    if (settings->carry) lossynet_feedback_open(comm);
+    if (settings->error_feedback) lossynet_feedback_open(comm);
     lossynet_retransmission_open(comm);
     lossynet_drift_open(comm, settings->drift_samples);
     lossynet_aside_open(comm);
@@ -122,10 +124,12 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
     hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1 ^
                         (uint64_t)settings->lead << 2);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^ (uint64_t)settings->carry << 1);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->repair[0] << 32 ^ (uint64_t)settings->repair[1]);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^
+                        (uint64_t)settings->error_feedback << 1);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->retransmission_rounds[0] << 32 ^
+                        (uint64_t)settings->retransmission_rounds[1]);
     uint64_t budget;
-    memcpy(&budget, &settings->repair_budget, sizeof budget);
+    memcpy(&budget, &settings->retransmission_budget, sizeof budget);
     hash = lossynet_mix(hash ^ budget);
     return hash;
 }

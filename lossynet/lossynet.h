@@ -135,13 +135,15 @@ struct lossynet_settings {
     int drift_samples; /* parameters watched for drift; 0: none */
     bool lead; /* lossynet_lead will be asked: ages are gathered without drift_samples, too */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
-    /* What was lost of a gradient is added to its sender's next one (error_feedback.c). For estimators mean
-     * and zero; the vectors given to lossynet_reduce then change where they are not owned, too. */
-    bool carry;
+    /* What was lost of a gradient is added to its sender's next one (error_feedback.c). For
+     * estimators mean and zero; the vectors given to lossynet_reduce then change where they are not
+     * owned, too. */
+    bool error_feedback;
     /* By phase: so many times what was lost is sent again, and may be lost again (retransmit.c). */
-    int repair[2];
-    double repair_budget; /* of a phase's packets to a worker, at most so many are sent again, what
-                             has been missing longest first; 0: all that was lost */
+    int retransmission_rounds[2];
+    /* Of a phase's packets to a worker, at most this share is sent again, what has been missing
+     * longest first; 0: all that was lost. */
+    double retransmission_budget;
     /* Links udp and verbs only. */
     const char *interface; /* udp: of the network; NULL: loopback on one host, else that of the
                               default route. verbs: device[:port[:GID index]], or several for the
@@ -206,8 +208,9 @@ bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t c
 /* Gradients of local worker `worker`, given to phases as `vector`, leave from `there` (P elements of a
  * GPU's memory), which network hardware reads. Of `vector` itself only what workers of this rank own
  * is then read. Their checksum covers the header alone (wire.h), so this needs a link that checks
- * payloads (verbs), elements that travel as they are, and no `carry`. Both stay until lossynet_close.
- * False, after one line where link or hardware refused: all of `vector` is read. */
+ * payloads (verbs), elements that travel as they are, and no error feedback. Both stay
+ * until lossynet_close. False, after one line where link or hardware refused: all of `vector` is
+ * read. */
 bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
                               const float *there, const struct lossynet_device_memory *device);
 
@@ -235,9 +238,9 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
                                       bool lossless);
 void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 
-/* With settings.carry: how much of what was lost before is added in the next reduce, 0 ... 1 (the
- * default). The same on every rank; before lossynet_reduce_begin. */
-void lossynet_carry_share(struct lossynet_comm *comm, double share);
+/* With settings.error_feedback: how much of what was lost before is added in the next reduce,
+ * 0 ... 1 (the default). The same on every rank; before lossynet_reduce_begin. */
+void lossynet_error_feedback_share(struct lossynet_comm *comm, double share);
 
 /* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites, with
  * wire_dtype bf16 rounded. The owner's own stay as they are. Collective. */
@@ -301,7 +304,7 @@ struct lossynet_counters { /* packets that travel between workers; one to itself
     uint64_t expected[2];  /* by phase */
     uint64_t arrived[2];
     uint64_t bytes[2];                 /* payload bytes that left a worker, lost ones included */
-    uint64_t resent[2];                /* packets sent again in repair rounds, by their senders */
+    uint64_t resent[2];                /* packets sent again, by their senders */
     uint64_t network[LOSSYNET_EVENTS]; /* what links udp and verbs met, since this was last asked */
 };
 

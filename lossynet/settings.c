@@ -135,27 +135,29 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         lossynet_log("drift samples %d: expected 0 or more", settings->drift_samples);
         return LOSSYNET_INVALID;
     }
-    if (settings->repair[0] < 0 || settings->repair[1] < 0) {
-        lossynet_log("repair rounds %d and %d: expected 0 or more", settings->repair[0],
-                     settings->repair[1]);
+    if (settings->retransmission_rounds[0] < 0 || settings->retransmission_rounds[1] < 0) {
+        lossynet_log("retransmission rounds %d and %d: expected 0 or more",
+                     settings->retransmission_rounds[0], settings->retransmission_rounds[1]);
         return LOSSYNET_INVALID;
     }
-    if (!(settings->repair_budget >= 0 && settings->repair_budget < INFINITY)) {
-        lossynet_log("repair budget %g: expected a share of a phase's packets, or 0 for all",
-                     settings->repair_budget);
+    if (!(settings->retransmission_budget >= 0 && settings->retransmission_budget < INFINITY)) {
+        lossynet_log(
+            "retransmission budget %g: expected a share of a phase's packets, or 0 for all",
+            settings->retransmission_budget);
         return LOSSYNET_INVALID;
     }
-    if (settings->carry && settings->estimator != LOSSYNET_MEAN &&
+    if (settings->error_feedback && settings->estimator != LOSSYNET_MEAN &&
         settings->estimator != LOSSYNET_ZERO) {
-        lossynet_log("carry: expected estimator mean or zero");
+        lossynet_log("error feedback: expected estimator mean or zero");
         return LOSSYNET_INVALID;
     }
-    if (settings->carry && settings->memory) {
-        lossynet_log("carry: expected vectors in the host's memory");
+    if (settings->error_feedback && settings->memory) {
+        lossynet_log("error feedback: expected vectors in the host's memory");
         return LOSSYNET_INVALID;
     }
-    if (settings->multicast && settings->repair[LOSSYNET_PARAMETER]) {
-        lossynet_log("multicast: expected no repair of parameters, which goes to single workers");
+    if (settings->multicast && settings->retransmission_rounds[LOSSYNET_PARAMETER]) {
+        lossynet_log(
+            "multicast: expected no retransmission of parameters, which goes to single workers");
         return LOSSYNET_INVALID;
     }
     return check_sizes(settings);

@@ -17,7 +17,7 @@ static void expect_repair(const struct options *o, const struct lossynet_setting
     const double rates[2] = {o->gradient_loss_rate, o->parameter_loss_rate};
     for (int phase = 0; phase < 2; phase++) {
         left[phase] = rates[phase];
-        for (int r = 1; r <= network->repair[phase]; r++) {
+        for (int r = 1; r <= network->retransmission_rounds[phase]; r++) {
             double again = left[phase];
             if (o->repair_budget > 0) again = fmin(again, o->repair_budget - resent[phase]);
             resent[phase] += again;

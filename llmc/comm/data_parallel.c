@@ -29,7 +29,7 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
                                            .copy = be->copy,
                                            .gather = be->gather};
     struct lossynet_settings s = comm_settings(d->options, d->layout, d->workers);
-    *staged = be->on_device && (d->world.ranks > 1 || s.carry);
+    *staged = be->on_device && (d->world.ranks > 1 || s.error_feedback);
     s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
     if (*staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
     s.memory = be->on_device && !*staged ? &memory : NULL;

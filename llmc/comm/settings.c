@@ -58,10 +58,10 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.packet_bytes = (size_t)o->packet_bytes;
     s.wire_dtype = o->wire_dtype == OPTION_WIRE_BF16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
     s.loss = loss_settings(o, workers);
-    s.carry = o->carry > 0;
-    s.repair[LOSSYNET_GRADIENT] = o->gradient_repair;
-    s.repair[LOSSYNET_PARAMETER] = o->parameter_repair;
-    s.repair_budget = o->repair_budget;
+    s.error_feedback = o->carry > 0;
+    s.retransmission_rounds[LOSSYNET_GRADIENT] = o->gradient_repair;
+    s.retransmission_rounds[LOSSYNET_PARAMETER] = o->parameter_repair;
+    s.retransmission_budget = o->repair_budget;
     s.drift_samples = o->drift_samples;
     s.interface = o->interface;
     s.pace_gbps = o->pace_gbps;
@@ -78,8 +78,8 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     if (o->algorithm == ALGORITHM_RELIABLE) {
         s.lead = false; /* nothing is lost */
         s.link = LOSSYNET_LINK_MPI;
-        memset(s.repair, 0, sizeof s.repair);
-        s.carry = false;
+        memset(s.retransmission_rounds, 0, sizeof s.retransmission_rounds);
+        s.error_feedback = false;
     }
     if (o->algorithm == ALGORITHM_RPS)
         s.estimator = LOSSYNET_MEAN; /* models are averaged over those that arrived */
@@ -151,7 +151,7 @@ int comm_check(const struct options *o, int workers) {
 }
 
 int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int step) {
-    lossynet_carry_share(comm, o->carry);
+    lossynet_error_feedback_share(comm, o->carry);
     return lossynet_step_begin(comm, (uint64_t)step) ? -1 : 0;
 }
 

@@ -33,7 +33,7 @@ void lossynet_feedback_close(struct lossynet_comm *comm) {
     free(comm->feedback.late);
 }
 
-void lossynet_carry_share(struct lossynet_comm *comm, double share) {
+void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
     comm->feedback.share = (float)share;
 }
 

@@ -250,7 +250,8 @@ static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *cons
 }
 
 /* Sends again what the first sending lost. */
-static lossynet_status repair(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
+static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors,
+                                  bool lossless) {
     lossynet_status status = LOSSYNET_OK;
     int rounds = lossless ? 0 : comm->retransmission.rounds[LOSSYNET_GRADIENT];
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
@@ -275,7 +276,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     lossynet_feedback_rest(comm, vectors);
     lossynet_round_others(comm, vectors, false); /* what is not sent in datagrams */
     fill_masks(comm, lossless);
-    /* ht asks how much arrived; what is repaired comes after all else. */
+    /* ht asks how much arrived; what is sent again comes after all else. */
     bool early = comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
                  (lossless || comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0);
     if (comm->transport) {
@@ -286,7 +287,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
         if (!status) status = lossynet_transport_end(comm->transport, LOSSYNET_GRADIENT);
         if (status) return status;
     }
-    status = repair(comm, vectors, lossless);
+    status = retransmit(comm, vectors, lossless);
     if (status) return status;
     account(comm, lossless);
     if (!early) estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);

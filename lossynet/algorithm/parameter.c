@@ -110,7 +110,7 @@ static void send(struct lossynet_comm *comm, float *const *vectors, bool lossles
 }
 
 /* Ends the phase: sends again what the first sending lost. */
-static lossynet_status repair(struct lossynet_comm *comm, float *const *vectors) {
+static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors) {
     lossynet_status status = LOSSYNET_OK;
     const int rounds = comm->retransmission.rounds[LOSSYNET_PARAMETER];
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
@@ -130,7 +130,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
     send(comm, vectors, lossless);
     comm->steps.broadcasting = true;
-    return comm->retransmission.rounds[LOSSYNET_PARAMETER] && !lossless ? repair(comm, vectors)
+    return comm->retransmission.rounds[LOSSYNET_PARAMETER] && !lossless ? retransmit(comm, vectors)
                                                                         : LOSSYNET_OK;
 }
 

@@ -213,7 +213,7 @@ static void test_reduce(void **state) {
 static void test_bytes_are_half(void **state) {
     (void)state;
     struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0.2);
-    settings.repair[0] = settings.repair[1] = 1;
+    settings.retransmission_rounds[0] = settings.retransmission_rounds[1] = 1;
     for (int half = 0; half < 2; half++) {
         struct lossynet_counters c;
         settings.wire_dtype = half ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
@@ -302,7 +302,7 @@ static void test_other_memory(void **state) {
     struct lossynet_memory memory = {masked_copy, masked_round, copy, gather};
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
     settings.wire_dtype = LOSSYNET_BF16;
-    settings.repair[LOSSYNET_GRADIENT] = 1;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
     uint64_t digest[2];
     for (int i = 0; i < 2; i++) {
         settings.memory = i ? &memory : NULL;

@@ -64,7 +64,7 @@ static struct average average_of(const struct walk *k) {
     settings.wire_dtype = k->wire_dtype;
     settings.lead = true;
     settings.estimator = LOSSYNET_MEAN;
-    settings.carry = k->carry;
+    settings.error_feedback = k->carry;
     struct lossynet_comm *comm = open_alone(&settings);
     float **x = take_vectors(k->workers, elements), **ahead = take_vectors(k->workers, elements);
     float **g = take_vectors(k->workers, elements);
@@ -180,8 +180,9 @@ static void test_point_of_evaluation(void **state) {
         within("gradients behind, no lead", &k, a.gradients_behind, late, carry ? 0.05 : 0.01);
         k.lead = -1;
         a = average_of(&k);
-        print_message("carry %d: gradients behind by %.4f steps, without lead %.4f; lead %.4f\n",
-                      carry, a.gradients_behind, late, a.lead);
+        print_message(
+            "error feedback %d: gradients behind by %.4f steps, without lead %.4f; lead %.4f\n",
+            carry, a.gradients_behind, late, a.lead);
         within("gradients behind", &k, a.gradients_behind, 0, 0.02);
         within("lead", &k, a.lead, carry ? 0.47 : 0.25, 0.02);
     }

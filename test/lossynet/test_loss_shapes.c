@@ -113,14 +113,14 @@ struct arrivals { /* [sender][receiver], summed over steps */
 
 /* Reduces vectors of worker w's number, 2^w, and broadcasts; shares of packets that arrived. With
  * estimator zero the average says who arrived. */
-static void run_net(const char *model, double p, const char *at, int repair, int steps,
+static void run_net(const char *model, double p, const char *at, int rounds, int steps,
                     struct arrivals *out) {
     const size_t elements = ELEMENTS;
     struct lossynet_settings settings = simple_settings(WORKERS, &elements, 1, p);
     settings.loss.model = model;
     settings.loss.at = at;
     settings.estimator = LOSSYNET_ZERO;
-    settings.repair[0] = settings.repair[1] = repair;
+    settings.retransmission_rounds[0] = settings.retransmission_rounds[1] = rounds;
     struct lossynet_comm *comm = open_alone(&settings);
     float **x = take_vectors(WORKERS, elements);
     memset(out, 0, sizeof *out);
@@ -154,12 +154,12 @@ static void run_net(const char *model, double p, const char *at, int repair, int
 }
 
 /* Every link's share of 40 packets x 50 steps against what it should be. */
-static void check_rates(const char *at, int repair, double rate[WORKERS][WORKERS]) {
+static void check_rates(const char *at, int rounds, double rate[WORKERS][WORKERS]) {
     static struct arrivals a;
-    run_net("bernoulli", 0.1, at, repair, 50, &a);
+    run_net("bernoulli", 0.1, at, rounds, 50, &a);
     for (int s = 0; s < WORKERS; s++)
         for (int r = 0; r < WORKERS; r++) {
-            double p = s == r ? 0 : pow(rate[s][r], repair + 1);
+            double p = s == r ? 0 : pow(rate[s][r], rounds + 1);
             double error = 5 * sqrt(p * (1 - p) / (40 * 50));
             assert_close(1 - a.gradient[s][r], p, error + 1e-9);
             assert_close(1 - a.parameter[s][r], p, error + 1e-9);
@@ -168,22 +168,22 @@ static void check_rates(const char *at, int repair, double rate[WORKERS][WORKERS
 
 static void test_uneven_rates(void **state) {
     (void)state;
-    for (int repair = 0; repair < 2; repair++) {
+    for (int rounds = 0; rounds < 2; rounds++) {
         double rate[WORKERS][WORKERS];
         for (int i = 0; i < WORKERS * WORKERS; i++) rate[i / WORKERS][i % WORKERS] = 0.1;
-        check_rates("none", repair, rate);
+        check_rates("none", rounds, rate);
         rate[2][5] = 1; /* but not 5 to 2 */
-        check_rates("2-5=1", repair, rate);
+        check_rates("2-5=1", rounds, rate);
         for (int w = 0; w < WORKERS; w++) rate[3][w] = rate[w][3] = 0.5;
-        check_rates("2-5=1,3=0.5", repair, rate);
+        check_rates("2-5=1,3=0.5", rounds, rate);
         rate[3][0] = rate[0][3] = 0; /* the last counts */
         rate[0][1] = 0.25;
-        check_rates("2-5=1,3=0.5,3-0=0.3,3-0=0,0-3=0e0,0-1=.25", repair, rate);
+        check_rates("2-5=1,3=0.5,3-0=0.3,3-0=0,0-3=0e0,0-1=.25", rounds, rate);
     }
 }
 
-/* A round of repair brings nothing while a link is down, and everything else is there anyway. */
-static void test_outages_outlast_repair(void **state) {
+/* Sending again brings nothing while a link is down, and everything else is there anyway. */
+static void test_outages_outlast_retransmission(void **state) {
     (void)state;
     static struct arrivals once, again;
     run_net("outage:3", 0.3, NULL, 0, 60, &once);
@@ -336,7 +336,7 @@ int main(void) {
         cmocka_unit_test(test_outages_of_many_links),
         cmocka_unit_test(test_outages_with_unlike_rates),
         cmocka_unit_test(test_uneven_rates),
-        cmocka_unit_test(test_outages_outlast_repair),
+        cmocka_unit_test(test_outages_outlast_retransmission),
         cmocka_unit_test(test_chains_with_a_rate_of_their_own),
         cmocka_unit_test(test_weight_of_a_bad_worker),
         cmocka_unit_test(test_check),

@@ -298,40 +298,40 @@ static void test_same_bits_allocated(void **state) {
 static void test_same_bits_from_a_device(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_BALANCED);
-    settings.repair[LOSSYNET_GRADIENT] = 1;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
     scenario_device = true;
     same_bits_with(settings);
     assert_true(office.from_device > 1000);
-    settings.carry = true; /* adds to what the host has: so that is what leaves */
+    settings.error_feedback = true; /* adds to what the host has: so that is what leaves */
     settings.estimator = LOSSYNET_MEAN;
     same_bits_with(settings);
     scenario_device = false;
     assert_int_equal(office.from_device, 0);
 }
 
-static void test_same_bits_repaired(void **state) {
+static void test_same_bits_retransmitted(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.4, LOSSYNET_MEAN);
-    settings.repair[LOSSYNET_PARAMETER] = 1;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 1;
     same_bits_with(settings);
     settings.loss.model = "burst:7";
-    settings.repair[LOSSYNET_GRADIENT] = 2;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 2;
     same_bits_with(settings);
     settings.loss.model = "outage:2";
     settings.loss.at = "1-2=0.1";
     same_bits_with(settings);
-    settings.repair_budget = 0.2;
+    settings.retransmission_budget = 0.2;
     same_bits_with(settings);
 }
 
 static void test_same_bits_carried(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
-    settings.carry = true;
+    settings.error_feedback = true;
     same_bits_with(settings);
-    settings.repair[LOSSYNET_GRADIENT] = 1;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
     same_bits_with(settings);
-    settings.repair_budget = 0.1;
+    settings.retransmission_budget = 0.1;
     same_bits_with(settings);
 }
 
@@ -342,8 +342,8 @@ static void test_same_bits_rounded(void **state) {
     same_bits_with(settings);
     settings.loss.rate[0] = settings.loss.rate[1] = 0.3;
     same_bits_with(settings);
-    settings.carry = true;
-    settings.repair[LOSSYNET_PARAMETER] = 1;
+    settings.error_feedback = true;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 1;
     same_bits_with(settings);
 }
 
@@ -450,11 +450,12 @@ static void run_parts(struct rank *rank, struct lossynet_comm *comm) {
     free_vectors(gradient);
 }
 
-static void parts(int repair, bool carry) {
+static void parts(int rounds, bool error_feedback) {
     struct lossynet_settings settings = part_settings(0.2);
-    settings.repair[LOSSYNET_GRADIENT] = settings.repair[LOSSYNET_PARAMETER] = repair;
-    settings.carry = carry;
-    if (carry) settings.estimator = LOSSYNET_MEAN;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] =
+        settings.retransmission_rounds[LOSSYNET_PARAMETER] = rounds;
+    settings.error_feedback = error_feedback;
+    if (error_feedback) settings.estimator = LOSSYNET_MEAN;
     struct lossynet_comm *comm = open_alone(&settings);
     struct rank one = {.rank = 0};
     memset(&post, 0, sizeof post);
@@ -541,15 +542,16 @@ static void run_masks(struct rank *rank, struct lossynet_comm *comm) {
 }
 
 /* What the network itself loses is sent again as well, within a budget where there is one. */
-static void test_repaired(void **state) {
+static void test_retransmitted(void **state) {
     (void)state;
     struct lossynet_settings settings = part_settings(0);
     double lost[2];
     for (int i = 0; i < 3; i++) {
         struct rank rank[RANKS];
-        const int repair = i > 0;
-        settings.repair[LOSSYNET_GRADIENT] = settings.repair[LOSSYNET_PARAMETER] = repair;
-        settings.repair_budget = i == 2 ? 0.05 : 0;
+        const int rounds = i > 0;
+        settings.retransmission_rounds[LOSSYNET_GRADIENT] =
+            settings.retransmission_rounds[LOSSYNET_PARAMETER] = rounds;
+        settings.retransmission_budget = i == 2 ? 0.05 : 0;
         office_open(false, -1);
         loses_data = true;
         run_ranks(4, &settings, post_office_open, run_phases, rank, lose_data);
@@ -559,8 +561,9 @@ static void test_repaired(void **state) {
             const struct lossynet_counters *c = &rank[0].counters;
             lost[phase] = 1 - (double)c->arrived[phase] / (double)c->expected[phase];
             const double resent = (double)c->resent[phase] / (double)c->expected[phase];
-            assert_true(repair ? lost[phase] < 0.05 + settings.repair_budget : lost[phase] > 0.08);
-            assert_true((resent > 0) == (repair > 0));
+            assert_true(rounds ? lost[phase] < 0.05 + settings.retransmission_budget
+                               : lost[phase] > 0.08);
+            assert_true((resent > 0) == (rounds > 0));
             if (i == 2) assert_true(resent <= 0.05 && resent > 0.03);
         }
     }
@@ -709,12 +712,12 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_same_bits_allocated),
         cmocka_unit_test(test_same_bits_from_a_device),
-        cmocka_unit_test(test_same_bits_repaired),
+        cmocka_unit_test(test_same_bits_retransmitted),
         cmocka_unit_test(test_same_bits_carried),
         cmocka_unit_test(test_same_bits_rounded),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_delivered),
-        cmocka_unit_test(test_repaired),
+        cmocka_unit_test(test_retransmitted),
         cmocka_unit_test(test_other_settings),
         cmocka_unit_test(test_broken_link),
         cmocka_unit_test(test_abort),

@@ -1,15 +1,16 @@
-/* test_carry.c — lost gradients that are added to the next ones, against a reference that keeps,
- * for every packet and sender, what it holds in double; and what must be true of sums over time.
+/* test_error_feedback.c — lost gradients that are added to the next ones, against a reference that
+ * keeps, for every packet and sender, what it holds in double; and what must be true of sums over
+ * time.
  */
 #include "test_lossynet.h"
 
 enum { WORKERS = 4, BUCKETS = 2, ELEMENTS = 500 + 130, PACKETS_MOST = 64 };
 static const size_t elements[BUCKETS] = {500, 130};
 
-static struct lossynet_settings carry_settings(double p, lossynet_estimator estimator) {
+static struct lossynet_settings feedback_settings(double p, lossynet_estimator estimator) {
     struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, p);
     settings.estimator = estimator;
-    settings.carry = true;
+    settings.error_feedback = true;
     return settings;
 }
 
@@ -18,13 +19,13 @@ static double gradient(uint64_t step, int worker, size_t element) {
 }
 
 static void against_reference(double p, lossynet_estimator estimator, double share) {
-    struct lossynet_settings settings = carry_settings(p, estimator);
+    struct lossynet_settings settings = feedback_settings(p, estimator);
     struct lossynet_comm *comm = open_alone(&settings);
     float **x = take_vectors(WORKERS, ELEMENTS);
     static double residual[WORKERS][ELEMENTS], mass[WORKERS][ELEMENTS]; /* mass: per element too */
     memset(residual, 0, sizeof residual);
     memset(mass, 0, sizeof mass);
-    lossynet_carry_share(comm, share);
+    lossynet_error_feedback_share(comm, share);
     for (uint64_t step = 0; step < 12; step++) {
         for (int w = 0; w < WORKERS; w++)
             for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)gradient(step, w, e);
@@ -78,7 +79,8 @@ static void test_reference(void **state) {
 static void test_nothing_is_lost(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        struct lossynet_settings settings = carry_settings(0.3, i ? LOSSYNET_MEAN : LOSSYNET_ZERO);
+        struct lossynet_settings settings =
+            feedback_settings(0.3, i ? LOSSYNET_MEAN : LOSSYNET_ZERO);
         struct lossynet_comm *comm = open_alone(&settings);
         float **x = take_vectors(WORKERS, ELEMENTS);
         double sum[ELEMENTS] = {0};
@@ -107,7 +109,7 @@ static void test_nothing_is_lost(void **state) {
 /* A comm that takes over another's state goes on like it. */
 static void test_state(void **state) {
     (void)state;
-    struct lossynet_settings settings = carry_settings(0.4, LOSSYNET_MEAN);
+    struct lossynet_settings settings = feedback_settings(0.4, LOSSYNET_MEAN);
     struct lossynet_comm *comm[2] = {open_alone(&settings), NULL};
     float **x[2] = {take_vectors(WORKERS, ELEMENTS), take_vectors(WORKERS, ELEMENTS)};
     for (uint64_t step = 0; step < 10; step++) {
@@ -139,10 +141,10 @@ static void test_state(void **state) {
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
-    struct lossynet_settings settings = carry_settings(0.1, LOSSYNET_HT);
+    struct lossynet_settings settings = feedback_settings(0.1, LOSSYNET_HT);
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "carry: expected estimator mean or zero");
+    assert_message(capture_end(), "error feedback: expected estimator mean or zero");
 }
 
 int main(void) {

@@ -1,18 +1,19 @@
-/* test_repair.c — packets sent again, against a reference that asks for each packet and round in turn
- * whether it is lost: who has what, what was sent, what the owners average; how much loss is left;
- * and the drift that follows from it. Under a budget: how much a worker asks for, that it is what has
- * been missing longest, that no packet goes without for ever, and that only what was asked for comes.
+/* test_retransmission.c — packets sent again, against a reference that asks for each packet and
+ * round in turn whether it is lost: who has what, what was sent, what the owners average; how much
+ * loss is left; and the drift that follows from it. Under a budget: how much a worker asks for, that
+ * it is what has been missing longest, that no packet goes without for ever, and that only what was
+ * asked for comes.
  */
 #include "test_lossynet.h"
 
 enum { WORKERS = 5, BUCKETS = 3, ELEMENTS = 700 + 33 + 1200, PACKETS_MOST = 64 };
 static const size_t elements[BUCKETS] = {700, 33, 1200};
 
-static struct lossynet_settings repair_settings(double p, int gradient, int parameter) {
+static struct lossynet_settings retransmission_settings(double p, int gradient, int parameter) {
     struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, p);
     settings.estimator = LOSSYNET_MEAN;
-    settings.repair[LOSSYNET_GRADIENT] = gradient;
-    settings.repair[LOSSYNET_PARAMETER] = parameter;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = gradient;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = parameter;
     return settings;
 }
 
@@ -53,7 +54,7 @@ static size_t list_packets(const struct lossynet_comm *comm, struct packet *list
 }
 
 static void against_reference(double p, int gradient, int parameter) {
-    struct lossynet_settings settings = repair_settings(p, gradient, parameter);
+    struct lossynet_settings settings = retransmission_settings(p, gradient, parameter);
     struct lossynet_comm *comm = open_alone(&settings);
     struct packet list[256];
     size_t packets = list_packets(comm, list);
@@ -124,7 +125,7 @@ static void test_statistics(void **state) {
     (void)state;
     enum { STEPS = 600 };
     const double p = 0.4, left = p * p * p;
-    struct lossynet_settings settings = repair_settings(p, 2, 2);
+    struct lossynet_settings settings = retransmission_settings(p, 2, 2);
     settings.drift_samples = ELEMENTS;
     struct lossynet_comm *comm = open_alone(&settings);
     float **g = take_vectors(WORKERS, ELEMENTS), **x = take_vectors(WORKERS, ELEMENTS);
@@ -199,11 +200,11 @@ static void check_even(const double *missing, const double *asked, size_t count)
     }
 }
 
-static void budget_of(double p, double budget, bool carry) {
+static void budget_of(double p, double budget, bool error_feedback) {
     enum { STEPS = 300, MOST = 4096 };
-    struct lossynet_settings settings = repair_settings(p, 1, 1);
-    settings.repair_budget = budget;
-    settings.carry = carry;
+    struct lossynet_settings settings = retransmission_settings(p, 1, 1);
+    settings.retransmission_budget = budget;
+    settings.error_feedback = error_feedback;
     struct lossynet_comm *comm = open_alone(&settings);
     float **g = take_vectors(WORKERS, ELEMENTS), **x = take_vectors(WORKERS, ELEMENTS);
     const size_t packets = lossynet_packets(comm);
@@ -233,7 +234,7 @@ static void budget_of(double p, double budget, bool carry) {
                     bool first = w == o || mask[0][k], there = first || (asks[i] && mask[1][k]);
                     assert_int_equal(comm->arrivals.arrived[0][comm->arrivals.own_start[o] + i],
                                      there);
-                    since[i] = first ? 0 : 1 + (carry ? late[o][i] : 0);
+                    since[i] = first ? 0 : 1 + (error_feedback ? late[o][i] : 0);
                     late[o][i] = there ? 0 : late[o][i] + 1;
                 }
             }
@@ -288,11 +289,11 @@ static void test_budget(void **state) {
 /* All rounds together stay within the budget; one that is large enough changes nothing. */
 static void test_budget_of_rounds(void **state) {
     (void)state;
-    struct lossynet_settings settings = repair_settings(0.5, 3, 3);
+    struct lossynet_settings settings = retransmission_settings(0.5, 3, 3);
     struct lossynet_counters counters[3];
     const double budget[3] = {0.6, 3, 0};
     for (int i = 0; i < 3; i++) {
-        settings.repair_budget = budget[i];
+        settings.retransmission_budget = budget[i];
         struct lossynet_comm *comm = open_alone(&settings);
         float **x = take_vectors(WORKERS, ELEMENTS);
         assert_int_equal(lossynet_step_begin(comm, 0), LOSSYNET_OK);
@@ -315,21 +316,21 @@ static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
     for (int i = 0; i < 2; i++) {
-        struct lossynet_settings budget = repair_settings(0.1, 1, 1);
-        budget.repair_budget = i ? -0.1 : NAN;
+        struct lossynet_settings budget = retransmission_settings(0.1, 1, 1);
+        budget.retransmission_budget = i ? -0.1 : NAN;
         capture_begin();
         assert_int_equal(lossynet_open(&alone, &budget, &comm), LOSSYNET_INVALID);
         assert_message(capture_end(), "expected a share of a phase's packets, or 0 for all");
     }
-    struct lossynet_settings settings = repair_settings(0.1, -1, 0);
+    struct lossynet_settings settings = retransmission_settings(0.1, -1, 0);
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "repair rounds -1 and 0: expected 0 or more");
-    settings = repair_settings(0.1, 0, 1);
+    assert_message(capture_end(), "retransmission rounds -1 and 0: expected 0 or more");
+    settings = retransmission_settings(0.1, 0, 1);
     settings.multicast = true;
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "multicast: expected no repair of parameters");
+    assert_message(capture_end(), "multicast: expected no retransmission of parameters");
 }
 
 int main(void) {
