@@ -4,6 +4,7 @@
  * With multicast, what is for everybody is sent once to a group address drawn from the run id; a
  * round of test datagrams at the start tells whether the network carries it.
  */
+#include "lossynet/link/peer_table.h"
 #include "lossynet/link/udp_socket.h"
 
 #include <errno.h>
@@ -23,8 +24,7 @@ struct link_udp {
     struct udp_socket socket, group;
     struct udp_address *address; /* [ranks] */
     struct udp_address group_address;
-    int *by_address; /* hash table: rank + 1, 0 = empty */
-    unsigned table;  /* its size, a power of two */
+    struct peer_table table;
     int event;
 };
 
@@ -40,17 +40,9 @@ static unsigned address_hash(const struct udp_address *a) {
 }
 
 static int find_peer(const struct link_udp *u, const struct udp_address *a) {
-    for (unsigned i = address_hash(a);; i++) {
-        int found = u->by_address[i & (u->table - 1)] - 1;
+    for (unsigned at = address_hash(a);;) {
+        int found = peer_table_next(&u->table, &at);
         if (found < 0 || udp_address_equal(&u->address[found], a)) return found;
-    }
-}
-
-static void fill_table(struct link_udp *u) {
-    for (int r = 0; r < u->world.ranks; r++) {
-        unsigned i = address_hash(&u->address[r]);
-        while (u->by_address[i & (u->table - 1)]) i++;
-        u->by_address[i & (u->table - 1)] = r + 1;
     }
 }
 
@@ -116,7 +108,7 @@ static void link_close(struct lossynet_link *link) {
     if (u->event >= 0) close(u->event);
     udp_socket_close(&u->group);
     udp_socket_close(&u->socket);
-    free(u->by_address);
+    peer_table_close(&u->table);
     free(u->address);
     free(u);
 }
@@ -240,20 +232,15 @@ static lossynet_status introduce(struct link_udp *u, const struct lossynet_link_
     u->link.payload_most = room < LOSSYNET_PAYLOAD_DEFAULT ? room : LOSSYNET_PAYLOAD_DEFAULT;
     if (settings->payload_bytes > u->link.payload_most)
         u->link.payload_most = settings->payload_bytes;
-    fill_table(u);
+    for (int r = 0; r < u->world.ranks; r++)
+        peer_table_add(&u->table, address_hash(&u->address[r]), r);
     return LOSSYNET_OK;
-}
-
-static unsigned table_size(int ranks) {
-    unsigned size = 4;
-    while (size < 4 * (unsigned)ranks) size *= 2;
-    return size;
 }
 
 size_t lossynet_link_udp_memory(int ranks, size_t payload_bytes) {
     (void)payload_bytes;
     return sizeof(struct link_udp) + (size_t)ranks * sizeof(struct udp_address) +
-           table_size(ranks) * sizeof(int) + udp_socket_memory();
+           peer_table_memory(ranks) + udp_socket_memory();
 }
 
 lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *settings,
@@ -269,9 +256,7 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     u->world = *world;
     u->socket.fd = u->group.fd = -1;
     u->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    u->table = table_size(world->ranks);
     u->address = lossynet_memory_take((size_t)world->ranks, sizeof *u->address);
-    u->by_address = lossynet_memory_take(u->table, sizeof *u->by_address);
     u->link = (struct lossynet_link){
         .name = "udp",
         .memory_bytes = lossynet_link_udp_memory(world->ranks, 0),
@@ -282,7 +267,7 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
         .overruns = link_overruns,
         .close = link_close,
     };
-    if (!u->address || !u->by_address || u->event < 0) goto close_link;
+    if (!peer_table_open(&u->table, world->ranks) || !u->address || u->event < 0) goto close_link;
     struct udp_address mine = interface.address;
     status = udp_socket_open(&u->socket, &mine);
     u->socket.dscp = settings->dscp;

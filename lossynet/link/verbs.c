@@ -12,6 +12,7 @@
 #include "lossynet/link/link.h"
 
 #ifdef LOSSYNET_VERBS
+#include "lossynet/link/peer_table.h"
 #include "lossynet/link/verbs.h"
 
 #include <errno.h>
@@ -32,9 +33,8 @@ struct link_verbs {
     struct lossynet_link link; /* first: a link is its address */
     struct lossynet_link_settings settings;
     struct verbs_queue queue;
-    struct peer *peers; /* [ranks] */
-    int *by_address;    /* hash table: rank + 1, 0 = empty */
-    unsigned table;     /* its size, a power of two */
+    struct peer *peers;      /* [ranks] */
+    struct peer_table table; /* by GID, and over InfiniBand by LID too */
     struct verbs_address group;
     union ibv_gid group_gid;
     int group_socket; /* 0: none */
@@ -42,12 +42,6 @@ struct link_verbs {
 };
 
 /* ---- peers by address ---- */
-
-static unsigned table_size(int ranks) {
-    unsigned size = 4;
-    while (size < 4 * (unsigned)ranks) size *= 2;
-    return size;
-}
 
 static unsigned hash_gid(uint32_t qpn, const union ibv_gid *gid) {
     uint64_t tail;
@@ -59,24 +53,19 @@ static unsigned hash_lid(uint32_t qpn, uint16_t lid) {
     return (unsigned)lossynet_mix((uint64_t)lid << 32 ^ qpn);
 }
 
-static void insert(struct link_verbs *v, unsigned hash, int rank) {
-    while (v->by_address[hash & (v->table - 1)]) hash++;
-    v->by_address[hash & (v->table - 1)] = rank + 1;
-}
-
 static void fill_table(struct link_verbs *v) {
     for (int r = 0; r < v->settings.world.ranks; r++) {
         const struct peer *p = &v->peers[r];
-        insert(v, hash_gid(p->address.qpn, &p->gid), r);
-        if (!v->queue.port.ethernet) insert(v, hash_lid(p->address.qpn, p->lid), r);
+        peer_table_add(&v->table, hash_gid(p->address.qpn, &p->gid), r);
+        if (!v->queue.port.ethernet) peer_table_add(&v->table, hash_lid(p->address.qpn, p->lid), r);
     }
 }
 
 /* -1: a stranger. */
 static int find_sender(const struct link_verbs *v, const struct verbs_incoming *in) {
-    unsigned hash = in->has_gid ? hash_gid(in->qpn, &in->gid) : hash_lid(in->qpn, in->lid);
-    for (;; hash++) {
-        int found = v->by_address[hash & (v->table - 1)] - 1;
+    unsigned at = in->has_gid ? hash_gid(in->qpn, &in->gid) : hash_lid(in->qpn, in->lid);
+    for (;;) {
+        int found = peer_table_next(&v->table, &at);
         if (found < 0) return -1;
         const struct peer *p = &v->peers[found];
         bool same = in->has_gid ? memcmp(&p->gid, &in->gid, sizeof p->gid) == 0 : p->lid == in->lid;
@@ -251,7 +240,7 @@ static void link_close(struct lossynet_link *link) {
         verbs_address_close(&v->peers[r].address);
     verbs_queue_close(&v->queue);
     verbs_port_close(&v->queue.port);
-    free(v->by_address);
+    peer_table_close(&v->table);
     free(v->peers);
     free(v);
 }
@@ -382,10 +371,8 @@ lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *se
     struct link_verbs *v = lossynet_memory_take(1, sizeof *v);
     if (!v || !all || !heard) goto free_memory;
     v->settings = *settings;
-    v->table = table_size(settings->world.ranks);
     v->peers = lossynet_memory_take(ranks, sizeof *v->peers);
-    v->by_address = lossynet_memory_take(v->table, sizeof *v->by_address);
-    if (!v->peers || !v->by_address) goto close_link;
+    if (!peer_table_open(&v->table, settings->world.ranks) || !v->peers) goto close_link;
     v->link = (struct lossynet_link){
         .name = "verbs",
         .checks_payload = true, /* by the invariant CRC (IBA 7.8.1) */
@@ -401,8 +388,8 @@ lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *se
     status = connect_ranks(v, open_queue(v), all, heard);
     if (status) goto close_link;
     v->link.receive_queue = v->queue.receives;
-    v->link.memory_bytes = sizeof *v + ranks * sizeof *v->peers + v->table * sizeof *v->by_address +
-                           v->queue.memory_bytes;
+    v->link.memory_bytes = sizeof *v + ranks * sizeof *v->peers +
+                           peer_table_memory(settings->world.ranks) + v->queue.memory_bytes;
     *out = &v->link;
     v = NULL;
 close_link:
@@ -421,7 +408,7 @@ free_memory:
 size_t lossynet_link_verbs_memory(int ranks, size_t payload_bytes) {
     (void)payload_bytes; /* buffers hold the whole MTU: a longer datagram would break the queue */
     return sizeof(struct link_verbs) + (size_t)ranks * sizeof(struct peer) +
-           table_size(ranks) * sizeof(int) + verbs_queue_memory(MTU_MOST);
+           peer_table_memory(ranks) + verbs_queue_memory(MTU_MOST);
 }
 
 #else
