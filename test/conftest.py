@@ -76,14 +76,18 @@ def pytest_collect_file(parent, file_path):
     return None
 
 
+def code_of(path):
+    """A C file, with the test program or the list of tests that it includes, and without macros."""
+    source = re.sub(r"^#define.*", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    included = re.findall(r'#include "(test/\w+/(?:test_\w+\.c|\w+_list\.h))"', source)
+    return source + "".join(code_of(ROOT / name) for name in included)
+
+
 class CFile(pytest.File):
     """A C test program. Its cases are found in the source, their results in its TAP output."""
 
     def collect(self):
-        source = self.path.read_text(encoding="utf-8")
-        for included in re.findall(r'#include "(test/\w+/test_\w+\.c)"', source):
-            source += (ROOT / included).read_text(encoding="utf-8")
-        cases = re.findall(r"\bcmocka_unit_test\w*\((\w+)", source)
+        cases = re.findall(r"\b(?:cmocka_unit_test\w*|OPERATOR_TEST)\((\w+)", code_of(self.path))
         for build, label in ((BUILD, ""), (SANITIZED, "sanitized-")):
             run = CRun(build / self.path.relative_to(ROOT).with_suffix(""))
             for case in list(dict.fromkeys(cases)) + ["exit_status"]:

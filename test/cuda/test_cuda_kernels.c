@@ -43,25 +43,8 @@ static void test_same_bits_in_any_order_of_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_memory, setup),
-        cmocka_unit_test_setup(test_embedding, setup),
-        cmocka_unit_test_setup(test_rmsnorm, setup),
-        cmocka_unit_test_setup(test_matmul, setup),
-        cmocka_unit_test_setup(test_rope, setup),
-        cmocka_unit_test_setup(test_attention, setup),
-        cmocka_unit_test_setup(test_attention_large_logits, setup),
-        cmocka_unit_test_setup(test_attention_continue, setup),
-        cmocka_unit_test_setup(test_swiglu, setup),
-        cmocka_unit_test_setup(test_classifier, setup),
-        cmocka_unit_test_setup(test_classifier_large_logits, setup),
-        cmocka_unit_test_setup(test_adamw, setup),
-        cmocka_unit_test_setup(test_sum_of_squares, setup),
-        cmocka_unit_test_setup(test_weighted_sum, setup),
-        cmocka_unit_test_setup(test_convert, setup),
-        cmocka_unit_test_setup(test_masked_copy, setup),
-        cmocka_unit_test_setup(test_masked_round, setup),
-        cmocka_unit_test_setup(test_gather, setup),
-        cmocka_unit_test_setup(test_same_bits_at_any_alignment, setup),
+#define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),
+#include "test/llmc/operators_list.h"
         cmocka_unit_test_setup(test_same_bits_in_any_order_of_threads, setup),
     };
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

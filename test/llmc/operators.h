@@ -2,6 +2,7 @@
  * (operators_reference.h), finite differences, and itself. test_operators.c runs them on the CPU
  * backends, test_cuda_kernels.c on the CUDA kernels under emulation.
  *
+ *   operators_list.h     their names
  *   operators_arrays.c   numbers in a backend's memory beside their reference; errors
  *   operators.c          each operation of a model against its reference
  *   operators_vectors.c  those on flat vectors: optimiser, norm, masked average
@@ -90,27 +91,13 @@ void operators_report(const char *title);
 
 /* ---- tests ---------------------------------------------------------------------------------- */
 
-void test_memory(void **state);
-void test_embedding(void **state);
-void test_rmsnorm(void **state);
-void test_matmul(void **state);
-void test_weights_are_rounded(void **state);
-void test_rope(void **state);
-void test_attention(void **state);
-void test_attention_large_logits(void **state);
-void test_attention_continue(void **state);
-void test_swiglu(void **state);
-void test_classifier(void **state);
-void test_classifier_large_logits(void **state);
-void test_adamw(void **state);
-void test_sum_of_squares(void **state);
-void test_weighted_sum(void **state);
-void test_convert(void **state);
-void test_masked_copy(void **state);
-void test_masked_round(void **state);
-void test_weighted_sum_pinned(void **state);
-void test_gather(void **state);
-void test_same_bits_at_any_alignment(void **state);
+/* On every backend. A program makes its array of tests from the same list. */
+#define OPERATOR_TEST(name) void name(void **state);
+#include "test/llmc/operators_list.h"
+#undef OPERATOR_TEST
+
+void test_weights_are_rounded(void **state); /* the CPU's */
+void test_weighted_sum_pinned(void **state); /* a device's */
 
 /* ---- every operation once (operators_bits.c) -------------------------------------------------- */
 

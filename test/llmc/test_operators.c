@@ -64,28 +64,11 @@ static int setup(void **state) {
 /* An argument takes those backends alone whose title has it, like "bf16 x86_64_v3". */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_memory, setup),
-        cmocka_unit_test_setup(test_embedding, setup),
-        cmocka_unit_test_setup(test_rmsnorm, setup),
-        cmocka_unit_test_setup(test_matmul, setup),
+#define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),
+#include "test/llmc/operators_list.h"
         cmocka_unit_test_setup(test_weights_are_rounded, setup),
-        cmocka_unit_test_setup(test_rope, setup),
-        cmocka_unit_test_setup(test_attention, setup),
-        cmocka_unit_test_setup(test_attention_large_logits, setup),
-        cmocka_unit_test_setup(test_attention_continue, setup),
-        cmocka_unit_test_setup(test_swiglu, setup),
-        cmocka_unit_test_setup(test_classifier, setup),
-        cmocka_unit_test_setup(test_classifier_large_logits, setup),
-        cmocka_unit_test_setup(test_adamw, setup),
-        cmocka_unit_test_setup(test_sum_of_squares, setup),
-        cmocka_unit_test_setup(test_weighted_sum, setup),
-        cmocka_unit_test_setup(test_convert, setup),
-        cmocka_unit_test_setup(test_masked_copy, setup),
-        cmocka_unit_test_setup(test_masked_round, setup),
-        cmocka_unit_test_setup(test_gather, setup),
         cmocka_unit_test_setup(test_same_bits_on_any_number_of_threads, setup),
         cmocka_unit_test_setup(test_inside_a_parallel_region_that_may_nest, setup),
-        cmocka_unit_test_setup(test_same_bits_at_any_alignment, setup),
     };
     const enum dtype dtypes[] = {DTYPE_FLOAT32, DTYPE_BF16};
     int failures = 0;
