@@ -110,7 +110,9 @@ CUDA_SOURCES := llmc/backend/cuda/backend_cuda.bf16 llmc/backend/cuda/backend_cu
 ifeq ($(CUDA),1)
 DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.cu.o,$(CUDA_SOURCES) llmc/backend/cuda/device llmc/backend/cuda/product)
 # The runtime is linked statically; cuBLASLt is opened when a device is.
-LDLIBS += -L$(TOOLKIT)/lib64 -lcudart_static -ldl -lrt -lpthread -Wl,-rpath,$(TOOLKIT)/lib64
+# A toolkit from a Python package has lib, others have lib64.
+LDLIBS += $(foreach folder,lib64 lib,-L$(TOOLKIT)/$(folder) -Wl$(comma)-rpath$(comma)$(TOOLKIT)/$(folder)) \
+          -lcudart_static -ldl -lrt -lpthread
 CUBLAS := $(CUBLAS)
 LDLIBS += $(if $(CUBLAS),-Wl$(comma)-rpath$(comma)$(CUBLAS)/lib)
 else
@@ -131,6 +133,7 @@ EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-
                    $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/*/test_*.c))
 
+GPU_PROGRAMS := gpu_check gpu_bench
 # What our exchange is measured with, and against; they use MPI.
 BENCHES := $(if $(filter 1,$(MPI)),exchange collectives ring)
 # A simulated network (dev/coexistence).
@@ -140,7 +143,7 @@ NS3_HERE := $(if $(wildcard /usr/include/ns3/internet-module.h),$(NS3))
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 benches: all $(BENCHES:%=$(BUILD)/dev/bench/network/bench_%) $(BUILD)/bench_load \
          $(BUILD)/dev/coexistence/web_client
-tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(BUILD)/emulated/gpu_bench \
+tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%) \
        $(if $(SANITIZE),,$(NS3_HERE) liblossynet)
 
 # Links all prerequisites. $(1): libraries; $(2): the compiler, if it is not the program's.
@@ -167,8 +170,7 @@ $(BUILD)/train_llama2.o: train_llama2.cu | $(BUILD)/
 	@echo '  CC   $<'
 	@$(CC) $(CPPFLAGS) -DGIT_REVISION='"$(REVISION)"' $(CFLAGS) -MMD -MP -x c -c $< -o $@
 
-# What a GPU does with a whole model (dev/bench/gpu/gpu_check.sh), and how fast (gpu_bench.py).
-GPU_PROGRAMS := gpu_check gpu_bench
+# Whether a GPU computes what it should, and how fast (dev/bench/gpu/gpu_check.py).
 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%): $(BUILD)/emulated/%: $(BUILD)/dev/bench/gpu/%.o $(COMMON_OBJECTS) \
     $(EMULATED_OBJECTS)
 $(GPU_PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/dev/bench/gpu/%.o $(OBJECTS)

@@ -1,6 +1,7 @@
-/* gpu_bench.c — what takes how long on a GPU: called by gpu_bench.py, which makes a report of it.
+/* gpu_bench.c — what takes how long on a GPU: called by gpu_check.py, which makes a report of it.
  *
  *   gpu_bench peak SIZE BYTES               a product of SIZE cubed in bf16; a copy of BYTES
+ *   gpu_bench host SIZE BYTES               copies of BYTES to and from pinned memory, alone and beside products
  *   gpu_bench step PRESET LAYERS B T STEPS  training steps; LAYERS 0: as many as the memory holds
  *   gpu_bench attention B T H K D           forward and backward
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
@@ -40,47 +41,6 @@ static double seconds_of(call call, void *context) {
     }
 }
 
-/* ---- memory ------------------------------------------------------------------------------- */
-
-static double spread(uint64_t i) {
-    return (double)(random_bits(5, i) >> 11) / (double)(1ull << 53) * 2 - 1;
-}
-
-/* n elements of the working type, or float32, in -size ... size; repeated from 2^16 on. */
-static void *filled(size_t n, double size, bool float32) {
-    enum { PERIOD = 1 << 16 };
-    const size_t element = float32 ? sizeof(float) : be->element_bytes;
-    char *memory = (char *)be->allocate(n * element);
-    float *host = (float *)malloc(PERIOD * sizeof *host);
-    if (!memory || !host) {
-        log_out_of_memory("what is measured", (double)(n * element));
-        exit(1);
-    }
-    for (size_t i = 0; i < PERIOD; i++) host[i] = (float)(size * spread(i));
-    float *source = (float *)be->allocate(PERIOD * sizeof(float));
-    be->upload(source, host, PERIOD * sizeof(float));
-    for (size_t at = 0; at < n; at += PERIOD) {
-        const size_t count = n - at < PERIOD ? n - at : PERIOD;
-        if (float32)
-            be->copy(memory + at * element, source, count * element);
-        else
-            be->convert(memory + at * element, source, count);
-    }
-    be->release(source);
-    free(host);
-    return memory;
-}
-
-static int32_t *tokens_below(int n, int V) {
-    int32_t *host = (int32_t *)malloc((size_t)n * sizeof *host);
-    int32_t *memory = (int32_t *)be->allocate((size_t)n * sizeof *memory);
-    if (!host || !memory) exit(1);
-    for (int i = 0; i < n; i++) host[i] = (int32_t)(random_bits(3, (uint64_t)i) % (uint64_t)V);
-    be->upload(memory, host, (size_t)n * sizeof *host);
-    free(host);
-    return memory;
-}
-
 /* ---- what the chip can do ----------------------------------------------------------------- */
 
 struct peak {
@@ -101,17 +61,68 @@ static void copy_once(void *context) {
 
 static int peak(int size, size_t bytes) {
     const size_t n = (size_t)size * size;
-    struct peak p = {filled(n, 1, false), filled(n, 1, false), filled(n, 1, false), size, bytes};
+    struct peak p = {filled(be, n, 1, false), filled(be, n, 1, false), filled(be, n, 1, false),
+                     size, bytes};
     const double product = seconds_of(product_once, &p);
     be->release(p.a);
     be->release(p.b);
     be->release(p.out);
-    p.a = filled(bytes / 4, 1, true);
-    p.out = filled(bytes / 4, 1, true);
+    p.a = filled(be, bytes / 4, 1, true);
+    p.out = filled(be, bytes / 4, 1, true);
     const double copy = seconds_of(copy_once, &p);
     printf("{\"what\": \"peak\", \"device\": \"%s\", \"size\": %d, \"seconds\": %.9g, "
            "\"flops\": %.9g, \"copy_bytes\": %.9g, \"copy_seconds\": %.9g}\n",
            be->details, size, product, 2.0 * size * size * size, 2.0 * (double)bytes, copy);
+    return 0;
+}
+
+/* ---- between host and device --------------------------------------------------------------- */
+
+struct host_copies {
+    struct peak product;
+    char *device, *pinned;
+    size_t bytes;
+    int products; /* that take longer than a copy */
+    bool to_host, multiplies;
+};
+
+static void copies_once(void *context) {
+    const struct host_copies *h = (const struct host_copies *)context;
+    if (h->to_host)
+        be->d2h_async(h->pinned, h->device, h->bytes);
+    else
+        be->h2d_async(h->device, h->pinned, h->bytes);
+    for (int i = 0; h->multiplies && i < h->products; i++)
+        product_once((void *)(uintptr_t)&h->product);
+    be->d2h_wait();
+}
+
+static void products_once(void *context) {
+    const struct host_copies *h = (const struct host_copies *)context;
+    for (int i = 0; i < h->products; i++) product_once((void *)(uintptr_t)&h->product);
+}
+
+/* What copies cost products that run beside them, and the other way round. */
+static int host(int size, size_t bytes) {
+    const size_t n = (size_t)size * size;
+    const struct peak product = {filled(be, n, 1, false), filled(be, n, 1, false),
+                                 filled(be, n, 1, false), size, 0};
+    struct host_copies h = {
+        product, (char *)be->allocate(bytes), (char *)be->allocate_pinned(bytes), bytes, 1, true,
+        false};
+    if (!h.device || !h.pinned) return log_out_of_memory("what is copied", (double)bytes);
+    memset(h.pinned, 0, bytes);
+    const double out = seconds_of(copies_once, &h);
+    h.to_host = false;
+    const double in = seconds_of(copies_once, &h);
+    h.products = 1 + (int)(1.5 * out / seconds_of(product_once, &h.product));
+    const double alone = seconds_of(products_once, &h);
+    h.to_host = h.multiplies = true;
+    const double beside = seconds_of(copies_once, &h);
+    printf("{\"what\": \"host\", \"bytes\": %.9g, \"to_host_seconds\": %.9g, "
+           "\"to_device_seconds\": %.9g, \"products_seconds\": %.9g, "
+           "\"products_beside_copy_seconds\": %.9g}\n",
+           (double)bytes, out, in, alone, beside);
     return 0;
 }
 
@@ -157,11 +168,11 @@ static int attention(int B, int T, int H, int K, int D) {
                           H,
                           K,
                           D,
-                          filled(wide, 1, false),
-                          filled(narrow, 1, false),
-                          filled(wide, 1, false),
-                          filled(narrow, 1, false),
-                          (float *)filled(rows * (size_t)H, 1, true)};
+                          filled(be, wide, 1, false),
+                          filled(be, narrow, 1, false),
+                          filled(be, wide, 1, false),
+                          filled(be, narrow, 1, false),
+                          (float *)filled(be, rows * (size_t)H, 1, true)};
     const double forward = seconds_of(attention_forward_once, &a);
     const double backward = seconds_of(attention_backward_once, &a);
     const double product = 2.0 * B * H * (double)T * T * D / 2; /* of one, causal */
@@ -270,22 +281,22 @@ static void kernel_line(const char *name, const char *shape, double seconds, dou
 static void fill_shapes(struct shapes *s) {
     const size_t N = (size_t)s->N, C = (size_t)s->C, F = (size_t)s->F, V = (size_t)s->V;
     const size_t logits = (size_t)s->rows * V, gates = N * 2 * F;
-    for (int i = 0; i < 4; i++) s->x[i] = filled(N * C, 1, false);
-    s->w = filled(C, 1, false);
-    s->wide[0] = filled(gates > logits ? gates : logits, 1, false);
-    s->wide[1] = filled(gates, 1, false);
-    s->wide[2] = filled(N * F, 1, false);
-    s->qkv = filled(N * (size_t)(s->H + 2 * s->K) * (size_t)s->D, 1, false);
-    s->table = filled(V * C, 0.02, false);
-    s->weights = filled(s->P, 1, false);
-    s->rstd = (float *)filled(N, 1, true);
-    s->dw = (float *)filled(C, 1, true);
-    for (int i = 0; i < 2; i++) s->angles[i] = (float *)filled(N * (size_t)s->D / 2, 1, true);
-    for (int i = 0; i < 5; i++) s->vector[i] = (float *)filled(s->P, 1, true);
+    for (int i = 0; i < 4; i++) s->x[i] = filled(be, N * C, 1, false);
+    s->w = filled(be, C, 1, false);
+    s->wide[0] = filled(be, gates > logits ? gates : logits, 1, false);
+    s->wide[1] = filled(be, gates, 1, false);
+    s->wide[2] = filled(be, N * F, 1, false);
+    s->qkv = filled(be, N * (size_t)(s->H + 2 * s->K) * (size_t)s->D, 1, false);
+    s->table = filled(be, V * C, 0.02, false);
+    s->weights = filled(be, s->P, 1, false);
+    s->rstd = (float *)filled(be, N, 1, true);
+    s->dw = (float *)filled(be, C, 1, true);
+    for (int i = 0; i < 2; i++) s->angles[i] = (float *)filled(be, N * (size_t)s->D / 2, 1, true);
+    for (int i = 0; i < 5; i++) s->vector[i] = (float *)filled(be, s->P, 1, true);
     be->clear(s->vector[2], s->P * sizeof(float)); /* second moments are not negative */
-    s->losses = (float *)filled(N, 1, true);
-    s->dtable = (float *)filled(V * C, 1, true);
-    s->tokens = tokens_below(s->N, s->V);
+    s->losses = (float *)filled(be, N, 1, true);
+    s->dtable = (float *)filled(be, V * C, 1, true);
+    s->tokens = tokens_below(be, s->N, s->V);
     s->pinned = (float *)be->allocate_pinned(SENDERS * s->P * sizeof(float));
     if (!s->pinned) exit(1);
     memset(s->pinned, 0, SENDERS * s->P * sizeof(float));
@@ -397,6 +408,7 @@ int main(int argc, char **argv) {
     waited_for = (float *)be->allocate(sizeof *waited_for);
     int failed = 2;
     if (!strcmp(what, "peak") && argc == 4) failed = peak(n[0], strtoull(argv[3], NULL, 10));
+    if (!strcmp(what, "host") && argc == 4) failed = host(n[0], strtoull(argv[3], NULL, 10));
     if (!strcmp(what, "step") && argc == 7) failed = step(argv[2], n[1], n[2], n[3], n[4]);
     if (!strcmp(what, "attention") && argc == 7) failed = attention(n[0], n[1], n[2], n[3], n[4]);
     if (!strcmp(what, "kernels") && argc == 9)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The PyTorch side of dev/bench/gpu/gpu_bench.py: one measurement per call, one JSON line.
+"""The PyTorch side of dev/bench/gpu/gpu_check.py: one measurement per call, one JSON line.
 
     gpu_bench_pytorch.py probe
     gpu_bench_pytorch.py gemm SIZE
@@ -30,6 +30,7 @@ from torch.utils.checkpoint import checkpoint
 # train_llama2's presets of the same names: C, L, H, K, D, F, tied.
 PRESETS = {
     "260K": (64, 5, 8, 4, 8, 172, True),
+    "15M": (288, 6, 6, 6, 48, 768, True),
     "110M": (768, 12, 12, 12, 64, 2048, True),
     "1.1B": (2048, 22, 32, 4, 64, 5632, False),
     "7B": (4096, 32, 32, 32, 128, 11008, False),

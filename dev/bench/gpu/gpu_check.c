@@ -1,13 +1,20 @@
-/* gpu_check.c — what a GPU does with a whole model: called by gpu_check.sh, which says why.
+/* gpu_check.c — whether a GPU computes what it should: called by gpu_check.py, which says why.
  *
- *   gpu_check parity                     loss and gradients on the GPU beside the CPU's
- *   gpu_check speed PRESET LAYERS BATCH SEQ STEPS
- *                                        training steps: tokens per second, memory, share of the
- *                                        peak; LAYERS 0: as many as the memory holds
+ *   gpu_check parity PRESET B T     loss and gradients on the GPU beside the CPU's, in float32 and bf16
+ *   gpu_check bits N C F H K D V    products and attention of a model's real shapes, three times each: the
+ *                                   same bits?
+ *   gpu_check ranks R ADDRESS OPTIONS ...
+ *                                   train_llama2's options: a run in one process, then in R that meet at
+ *                                   ADDRESS and exchange over UDP: the same losses and the same model?
  *
- * Lines that begin with | are rows of the table. Exits with 1 when something is wrong.
+ * Prints a JSON object per line. Exits with 1 when something is wrong, and with 77 when a run cannot be
+ * judged.
  */
 #include "dev/bench/gpu/gpu_model.h"
+
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- parity ------------------------------------------------------------------------------- */
 
@@ -42,45 +49,253 @@ static int parity_of(const char *preset, int B, int T, enum dtype dtype, double 
     const double loss = fabs(got - expected) / expected;
     const double gradient = worst_gradient(&cpu.layout, host, cpu.grads);
     const bool good = loss <= loss_bound && gradient <= gradient_bound;
-    printf("| parity %-5s %-8s | loss off by %.1e of %.0e, worst gradient %.1e of %.0e | %s |\n",
+    printf("{\"what\": \"parity\", \"model\": \"%s\", \"dtype\": \"%s\", \"loss_error\": %.3g, "
+           "\"loss_bound\": %.3g, \"gradient_error\": %.3g, \"gradient_bound\": %.3g, "
+           "\"good\": %s}\n",
            preset, dtype == DTYPE_BF16 ? "bf16" : "float32", loss, loss_bound, gradient,
-           gradient_bound, good ? "ok" : "WRONG");
+           gradient_bound, good ? "true" : "false");
     fflush(stdout);
     host_vector_end(be, host);
     bench_close(&cpu);
     bench_close(&gpu);
-    return good ? 0 : -1;
+    return good ? 0
+                : log_error("%s: the loss is off by %.1e of %.0e, the worst gradient by %.1e of "
+                            "%.0e",
+                            preset, loss, loss_bound, gradient, gradient_bound);
 }
 
-static int parity(void) {
+static int parity(const char *preset, int B, int T) {
+    int failed = parity_of(preset, B, T, DTYPE_FLOAT32, 1e-5, 1e-5);
+    return parity_of(preset, B, T, DTYPE_BF16, 3e-3, 0.06) || failed ? -1 : 0;
+}
+
+/* ---- bits --------------------------------------------------------------------------------- */
+
+enum { TIMES = 3 };
+
+struct repeated { /* arrays that every operation of a model's shapes finds large enough */
+    const struct backend *be;
+    int N, C, F, H, K, D, V;
+    tensor *x, *y, *w, *qkv, *dqkv;
+    float *dw, *log_sum_exp;
+    int I, O; /* of a product */
+    char *first, *again;
+};
+
+static void product_forward_once(struct repeated *r) {
+    r->be->matmul_forward(r->y, r->x, r->w, r->N, r->I, r->O);
+}
+
+static void product_input_once(struct repeated *r) {
+    r->be->matmul_backward_input(r->y, r->x, r->w, r->N, r->I, r->O, false);
+}
+
+static void product_weight_once(struct repeated *r) {
+    r->be->matmul_backward_weight(r->dw, r->x, r->y, r->N, r->I, r->O, false);
+}
+
+static void attention_forward_of(struct repeated *r) {
+    r->be->attention_forward(r->y, r->log_sum_exp, r->qkv, 1, r->N, r->H, r->K, r->D);
+}
+
+static void attention_backward_of(struct repeated *r) {
+    r->be->attention_backward(r->dqkv, r->x, r->y, r->qkv, r->log_sum_exp, 1, r->N, r->H, r->K,
+                              r->D);
+}
+
+/* Calls `once` several times, with other work between, and compares what it writes to `out`. */
+static int repeat(struct repeated *r, const char *name, void (*once)(struct repeated *r), void *out,
+                  size_t bytes) {
+    int different = 0;
+    for (int time = 0; time < TIMES; time++) {
+        char *host = time ? r->again : r->first;
+        r->be->clear(out, bytes);
+        once(r);
+        r->be->download(host, out, bytes);
+        different += time && memcmp(r->first, r->again, bytes) != 0;
+    }
+    printf("{\"what\": \"bits\", \"name\": \"%s\", \"shape\": \"%d x %d x %d\", \"times\": %d, "
+           "\"good\": %s}\n",
+           name, r->N, r->I, r->O, TIMES, different ? "false" : "true");
+    fflush(stdout);
+    return different ? log_error("%s of %d x %d x %d: %d of %d repetitions gave other bits", name,
+                                 r->N, r->I, r->O, different, TIMES - 1)
+                     : 0;
+}
+
+static int repeat_product(struct repeated *r, const char *name, int I, int O) {
+    const size_t e = r->be->element_bytes, N = (size_t)r->N;
+    char text[80];
     int failed = 0;
-    failed |= parity_of("260K", 3, 65, DTYPE_FLOAT32, 1e-5, 1e-5);
-    failed |= parity_of("15M", 2, 200, DTYPE_FLOAT32, 1e-5, 1e-5);
-    failed |= parity_of("260K", 3, 65, DTYPE_BF16, 3e-3, 0.06);
-    failed |= parity_of("15M", 2, 200, DTYPE_BF16, 3e-3, 0.06);
+    r->I = I, r->O = O;
+    snprintf(text, sizeof text, "%s", name);
+    failed |= repeat(r, text, product_forward_once, r->y, N * (size_t)O * e);
+    snprintf(text, sizeof text, "%s, gradient of the weights", name);
+    failed |= repeat(r, text, product_weight_once, r->dw, (size_t)O * (size_t)I * sizeof(float));
+    snprintf(text, sizeof text, "%s, gradient of the input", name);
+    failed |= repeat(r, text, product_input_once, r->y, N * (size_t)I * e);
     return failed;
 }
 
-/* ---- speed -------------------------------------------------------------------------------- */
+static int bits(const struct backend *be, const int *n) {
+    struct repeated r = {
+        .be = be, .N = n[0], .C = n[1], .F = n[2], .H = n[3], .K = n[4], .D = n[5], .V = n[6]};
+    const int QKV = (r.H + 2 * r.K) * r.D, HD = r.H * r.D;
+    const int rows = backend_cuda_logits_rows(r.N, r.V, be->element_bytes), all = r.N;
+    size_t widest = (size_t)(2 * r.F > QKV ? 2 * r.F : QKV);
+    if (widest < (size_t)r.C) widest = (size_t)r.C;
+    size_t most = (size_t)all * widest, weights = widest * (size_t)r.C;
+    if (most < (size_t)rows * (size_t)r.V) most = (size_t)rows * (size_t)r.V;
+    if (weights < (size_t)r.V * (size_t)r.C) weights = (size_t)r.V * (size_t)r.C;
+    r.x = filled(be, most, 1, false);
+    r.y = filled(be, most, 1, false);
+    r.w = filled(be, weights, 1, false);
+    r.dw = (float *)filled(be, weights, 1, true);
+    r.qkv = filled(be, (size_t)all * (size_t)QKV, 1, false);
+    r.dqkv = filled(be, (size_t)all * (size_t)QKV, 1, false);
+    r.log_sum_exp = (float *)filled(be, (size_t)all * (size_t)r.H, 1, true);
+    const size_t host = (most > weights ? most : weights) * sizeof(float);
+    r.first = (char *)malloc(host);
+    r.again = (char *)malloc(host);
+    if (!r.first || !r.again) return log_out_of_memory("what is compared", 2.0 * (double)host);
+    int failed = 0;
+    failed |= repeat_product(&r, "queries, keys and values", r.C, QKV);
+    failed |= repeat_product(&r, "out of attention", HD, r.C);
+    failed |= repeat_product(&r, "gate and up", r.C, 2 * r.F);
+    failed |= repeat_product(&r, "down", r.F, r.C);
+    r.N = rows;
+    failed |= repeat_product(&r, "classifier", r.C, r.V);
+    r.N = all, r.I = r.H, r.O = r.D;
+    failed |= repeat(&r, "attention", attention_forward_of, r.y,
+                     (size_t)all * (size_t)HD * be->element_bytes);
+    failed |= repeat(&r, "attention, backward", attention_backward_of, r.dqkv,
+                     (size_t)all * (size_t)QKV * be->element_bytes);
+    return failed;
+}
 
-static int speed(const char *preset, int layers, int B, int T, int steps) {
-    struct trained x;
-    if (train_a_while(preset, layers, B, T, steps, &x)) return -1;
-    const bool good =
-        isfinite(x.last_loss) && x.last_loss < x.first_loss && x.used_bytes < x.estimated_bytes;
-    printf("| %s%s, %d of %d layers, %d x %d, recompute %s | %.0f tokens/s, %.1f ms a step, %.1f "
-           "TFLOP/s, %.2f GB used of %.2f estimated, loss %.3f to %.3f | %s |\n",
-           preset, x.layers < x.of_layers ? "-shaped" : "", x.layers, x.of_layers, B, T,
-           recompute_names[x.recompute], (double)B * T / x.seconds, 1e3 * x.seconds,
-           x.flops / x.seconds / 1e12, x.used_bytes / 1e9, x.estimated_bytes / 1e9, x.first_loss,
-           x.last_loss, good ? "ok" : "WRONG");
-    return good ? 0 : -1;
+/* ---- one process and several --------------------------------------------------------------- */
+
+enum { MOST_STEPS = 100 };
+
+struct outcome { /* of a run; in memory that the processes share */
+    int steps;
+    double loss[MOST_STEPS], norm[MOST_STEPS], arrived[MOST_STEPS];
+    uint64_t model; /* hash of the parameters */
+};
+
+static uint64_t hash_of(const float *x, size_t n) {
+    uint64_t hash = 14695981039346656037u; /* FNV-1a, by 32 bits */
+    for (size_t i = 0; i < n; i++) {
+        uint32_t word;
+        memcpy(&word, x + i, sizeof word);
+        hash = (hash ^ word) * 1099511628211u;
+    }
+    return hash;
+}
+
+/* The steps of a run, without its log; rank 0 writes down what came of them. */
+static int train_as(const struct lossynet_world *world, int argc, char **argv,
+                    struct outcome *out) {
+    struct options o;
+    struct trainer t;
+    const float *model;
+    memset(&t, 0, sizeof t);
+    if (options_parse(argc, argv, &o)) return -1;
+    if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
+    t.options = &o;
+    t.dp.options = &o;
+    t.dp.world = *world;
+    t.dp.workers = o.workers ? o.workers : world->ranks;
+    threads_choose(o.threads, world->ranks);
+    if (prepare(&t, true)) return -1;
+    pipeline_start(&t.dp.pipeline, t.dp.params);
+    for (t.at.step = 0; t.at.step < o.steps; t.at.step++) {
+        if (training_step(&t, t.at.step) || (t.dp.unfinished && finish_step(&t))) return -1;
+        t.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
+        if (world->rank) continue;
+        out->loss[t.at.step] = t.record.loss;
+        out->norm[t.at.step] = t.record.grad_norm;
+        out->arrived[t.at.step] = t.last.arrived[0] + t.last.arrived[1];
+        out->steps = t.at.step + 1;
+    }
+    if (data_parallel_model(&t.dp, &model)) return -1;
+    float *host = (float *)malloc(t.layout.count * sizeof *host);
+    if (!host) return log_out_of_memory("the model", 4.0 * (double)t.layout.count);
+    t.be->download(host, model, t.layout.count * sizeof *host);
+    if (!world->rank) out->model = hash_of(host, t.layout.count);
+    free(host);
+    trainer_release(&t);
+    return 0;
+}
+
+/* In a process of its own, since a device that is open does not survive a fork. */
+static pid_t start_rank(int rank, int ranks, const char *address, int argc, char **argv,
+                        struct outcome *out) {
+    const pid_t child = fork();
+    if (child) return child;
+    struct lossynet_world world = {.ranks = 1, .local_ranks = 1};
+    if (ranks > 1 && lossynet_rendezvous_open(address, rank, ranks, 60, &world)) _exit(1);
+    log_muted = false;
+    log_rank = ranks > 1 ? rank : -1;
+    const int failed = train_as(&world, argc, argv, out);
+    lossynet_rendezvous_close(&world);
+    fflush(NULL);
+    _exit(failed ? 1 : 0);
+}
+
+static int run_ranks(int ranks, const char *address, int argc, char **argv, struct outcome *out) {
+    int failed = 0, status;
+    for (int rank = 0; rank < ranks; rank++)
+        if (start_rank(rank, ranks, address, argc, argv, out) < 0) return -1;
+    while (wait(&status) > 0) failed |= status != 0;
+    return failed ? -1 : 0;
+}
+
+static int ranks(int several, const char *address, int argc, char **argv) {
+    struct outcome *out = (struct outcome *)mmap(NULL, 2 * sizeof *out, PROT_READ | PROT_WRITE,
+                                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (out == MAP_FAILED) return log_out_of_memory("what two runs share", 2 * sizeof *out);
+    if (run_ranks(1, address, argc, argv, out) || run_ranks(several, address, argc, argv, out + 1))
+        return -1;
+    int differs = -1;
+    bool lost = false;
+    for (int s = out->steps - 1; s >= 0; s--) {
+        lost = lost || out[0].arrived[s] != out[1].arrived[s];
+        if (out[0].loss[s] != out[1].loss[s] || out[0].norm[s] != out[1].norm[s]) differs = s;
+    }
+    const bool good = differs < 0 && out[0].steps == out[1].steps && out[0].model == out[1].model;
+    printf("{\"what\": \"ranks\", \"ranks\": %d, \"steps\": %d, \"first_loss\": %.6g, "
+           "\"last_loss\": %.6g, \"lost_on_the_way\": %s, \"good\": %s}\n",
+           several, out->steps, out->loss[0], out->loss[out->steps - 1], lost ? "true" : "false",
+           good ? "true" : "false");
+    fflush(stdout);
+    if (!good && lost) {
+        log_error("the machine lost datagrams between the processes: bits cannot be compared");
+        return 77;
+    }
+    if (good) return 0;
+    if (differs < 0) return log_error("the same losses, but another model");
+    return log_error("step %d: loss %.9g and norm %.9g in one process, %.9g and %.9g in %d",
+                     differs, out[0].loss[differs], out[0].norm[differs], out[1].loss[differs],
+                     out[1].norm[differs], several);
 }
 
 int main(int argc, char **argv) {
-    if (argc == 2 && !strcmp(argv[1], "parity")) return parity() ? 1 : 0;
-    if (argc == 7 && !strcmp(argv[1], "speed"))
-        return speed(argv[2], atoi(argv[3]), atoi(argv[4]), atoi(argv[5]), atoi(argv[6])) ? 1 : 0;
-    fprintf(stderr, "usage: gpu_check parity | gpu_check speed PRESET LAYERS BATCH SEQ STEPS\n");
+    char why[256];
+    const char *what = argc > 1 ? argv[1] : "";
+    if (argc == 5 && !strcmp(what, "parity"))
+        return parity(argv[2], atoi(argv[3]), atoi(argv[4])) ? 1 : 0;
+    if (argc == 9 && !strcmp(what, "bits")) {
+        int n[7];
+        for (int i = 0; i < 7; i++) n[i] = atoi(argv[i + 2]);
+        const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
+        if (!be) return log_error("%s", why), 77;
+        return bits(be, n) ? 1 : 0;
+    }
+    if (argc > 4 && !strcmp(what, "ranks")) {
+        const int status = ranks(atoi(argv[2]), argv[3], argc - 3, argv + 3);
+        return status < 0 ? 1 : status;
+    }
+    fprintf(stderr, "gpu_check: see the first lines of dev/bench/gpu/gpu_check.c\n");
     return 2;
 }

@@ -85,6 +85,47 @@ static double bench_forward_backward(struct bench *x) {
     return mean_loss(activations_losses(&x->a, x->be, N), N);
 }
 
+/* ---- arrays --------------------------------------------------------------------------------- */
+
+static double spread(uint64_t i) {
+    return (double)(random_bits(5, i) >> 11) / (double)(1ull << 53) * 2 - 1;
+}
+
+/* n elements of the working type, or float32, in -size ... size; repeated from 2^16 on. */
+static void *filled(const struct backend *be, size_t n, double size, bool float32) {
+    enum { PERIOD = 1 << 16 };
+    const size_t element = float32 ? sizeof(float) : be->element_bytes;
+    char *memory = (char *)be->allocate(n * element);
+    float *host = (float *)malloc(PERIOD * sizeof *host);
+    if (!memory || !host) {
+        log_out_of_memory("what is measured", (double)(n * element));
+        exit(1);
+    }
+    for (size_t i = 0; i < PERIOD; i++) host[i] = (float)(size * spread(i));
+    float *source = (float *)be->allocate(PERIOD * sizeof(float));
+    be->upload(source, host, PERIOD * sizeof(float));
+    for (size_t at = 0; at < n; at += PERIOD) {
+        const size_t count = n - at < PERIOD ? n - at : PERIOD;
+        if (float32)
+            be->copy(memory + at * element, source, count * element);
+        else
+            be->convert(memory + at * element, source, count);
+    }
+    be->release(source);
+    free(host);
+    return memory;
+}
+
+static int32_t *tokens_below(const struct backend *be, int n, int V) {
+    int32_t *host = (int32_t *)malloc((size_t)n * sizeof *host);
+    int32_t *memory = (int32_t *)be->allocate((size_t)n * sizeof *memory);
+    if (!host || !memory) exit(1);
+    for (int i = 0; i < n; i++) host[i] = (int32_t)(random_bits(3, (uint64_t)i) % (uint64_t)V);
+    be->upload(memory, host, (size_t)n * sizeof *host);
+    free(host);
+    return memory;
+}
+
 /* ---- arithmetic --------------------------------------------------------------------------- */
 
 /* Multiplications and additions of causal attention in a step: forward 2 products of T x T x D per

@@ -1,0 +1,127 @@
+"""Builds what gpu_check.py needs of a machine that has CUDA's toolkit and a C compiler: with make where it
+is, and otherwise by the commands that make would run (test/tools/test_gpu_check.py compares them)."""
+import concurrent.futures
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# Libraries are done without, also where they are: one that does not fit would cost the whole call. A
+# compiler may warn.
+OPTIONS = ["CUDA=1", "BARE=1", "BLAS=none", "MPI=0", "SECURE=0", "VERBS=0", "WERROR="]
+PROGRAMS = ["gpu_check", "gpu_bench", "test/cuda/test_operators_device"]
+
+OPTIMISE = ["-O3", "-fno-math-errno", "-fno-trapping-math"]
+COMMON = [*OPTIMISE, "-g", "-fopenmp", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"]
+CC = ["gcc", "-I.", "-D_GNU_SOURCE", "-DGEMM_PLAIN", "-Idev/bare", "-std=c11", *COMMON]
+GENCODE = ["-gencode", "arch=compute_80,code=sm_80", "-gencode",
+           "arch=compute_90,code=[sm_90,compute_90]"]
+WIDE = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
+ISAS = {"x86_64_v2": ["-march=x86-64-v2"], "x86_64_v3": ["-march=x86-64-v3"], "x86_64_v4": WIDE}
+ISAS_BF16 = {**ISAS, "x86_64_avx512bf16": [*WIDE, "-mavx512bf16"],
+             "x86_64_amx": [*WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]}
+
+
+def find_nvcc():
+    return os.environ.get("NVCC") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+
+
+def find_cublas(toolkit):
+    """Where the toolkit is without cuBLAS, the packages of a Python that has PyTorch may have it."""
+    if any((folder / "cublasLt.h").exists() for folder in (toolkit / "include",
+                                                           pathlib.Path("/usr/include"))):
+        return None
+    done = subprocess.run(["python3", "-c", "import nvidia; print(*nvidia.__path__)"], text=True,
+                          capture_output=True, check=False)
+    found = [header for path in done.stdout.split()
+             for header in sorted(pathlib.Path(path).glob("*/include/cublasLt.h"))]
+    return found[0].parent.parent if found else None
+
+
+def commands(build, nvcc):
+    """Of make's build: {object: command}, and {program: command} for what is linked from them."""
+    toolkit = pathlib.Path(nvcc).resolve().parent.parent
+    cublas = find_cublas(toolkit)
+    nvcc_flags = ["-I.", "-D_GNU_SOURCE", "-std=c++17", "-O3", *GENCODE,
+                  *(["-isystem", f"{cublas}/include"] if cublas else []),
+                  "-Xcompiler", "-Wall,-Wextra,-Wno-unused-function", "-ccbin", "g++"]
+    compiled, shared = {}, []
+
+    def add(command, source, name, to_all=True):
+        target = f"{build}/{name}.o"
+        compiled[target] = [*command, "-c", str(source), "-o", target]
+        if to_all:
+            shared.append(target)
+        return target
+
+    cuda = pathlib.Path("llmc/backend/cuda")
+    for dtype in ("bf16", "float32"):  # the longest first
+        add([nvcc, *nvcc_flags, f"-DBACKEND_DTYPE={dtype}"], cuda / "backend_cuda.cu",
+            f"{cuda}/backend_cuda.{dtype}.cu")
+    for name in ("open", "streams", "device", "product"):
+        add([nvcc, *nvcc_flags], cuda / f"{name}.cu", f"{cuda}/{name}.cu")
+    x86 = platform.machine() == "x86_64"
+    for dtype, isas in (("float32", ISAS), ("bf16", ISAS_BF16)):
+        for isa, flags in (isas if x86 else {"generic": []}).items():
+            add([*CC, *flags, "-ffp-contract=fast", f"-DBACKEND_DTYPE={dtype}", f"-DISA={isa}"],
+                "llmc/backend/cpu/backend_cpu.c", f"llmc/backend/cpu/backend_cpu.{dtype}.{isa}")
+    apart = {"llmc/backend/cpu/backend_cpu.c", "llmc/backend/cuda/backend_none.c"}
+    for pattern in ("llmc/*/*.c", "llmc/backend/*/*.c", "lossynet/*.c", "lossynet/*/*.c",
+                    "dev/bare/bare.c"):
+        for path in sorted(ROOT.glob(pattern)):
+            source = path.relative_to(ROOT)
+            if str(source) not in apart:
+                add(CC, source, source.with_suffix(""))
+    link = ["g++", *COMMON]
+    libraries = ["-lm", *(word for folder in ("lib64", "lib")
+                          for word in (f"-L{toolkit}/{folder}", f"-Wl,-rpath,{toolkit}/{folder}")),
+                 "-lcudart_static", "-ldl", "-lrt", "-lpthread",
+                 *([f"-Wl,-rpath,{cublas}/lib"] if cublas else [])]
+    linked = {}
+    for program in PROGRAMS:
+        folder = "test/cuda" if program.startswith("test/") else "dev/bench/gpu"
+        own = [f"{folder}/{pathlib.Path(program).name}"]
+        if program.startswith("test/"):
+            own += [f"test/llmc/operators{part}"
+                    for part in ("", "_arrays", "_bits", "_device", "_vectors")]
+        objects = [add(CC, f"{name}.c", name, to_all=False) for name in own]
+        linked[f"{build}/{program}"] = [*link, *objects, *shared, *libraries, "-o",
+                                        f"{build}/{program}"]
+    return compiled, linked
+
+
+def newest_source():
+    return max(path.stat().st_mtime for pattern in ("*.c", "*.h", "*.cu", "*.cuh")
+               for path in ROOT.rglob(pattern))
+
+
+def run_all(wanted, newest):
+    """Runs the commands whose results are not there or older than any source. True if none failed."""
+    def one(target, command):
+        path = ROOT / target
+        if path.exists() and path.stat().st_mtime > newest:
+            return True
+        path.parent.mkdir(parents=True, exist_ok=True)
+        print(" ".join(command), flush=True)
+        return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return all(list(pool.map(one, wanted.keys(), wanted.values())))
+
+
+def main():
+    """A process of its own, so that gpu_check.py can end it."""
+    build = pathlib.Path(os.environ.get("BUILD", "build")) / "gpu"
+    nvcc = find_nvcc()
+    if shutil.which("make"):
+        command = ["make", f"-j{os.cpu_count()}", *OPTIONS, f"NVCC={nvcc}", f"BUILD={build}",
+                   *(f"{build}/{program}" for program in PROGRAMS)]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+    compiled, linked = commands(build, nvcc)
+    newest = newest_source()
+    return 0 if run_all(compiled, newest) and run_all(linked, newest) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

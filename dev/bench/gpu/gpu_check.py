@@ -1,0 +1,369 @@
+#!/usr/bin/env python3
+"""Everything that only a GPU can tell, in one call of 570 seconds: is it right, how fast is it beside PyTorch
+and beside what the chip can do.
+
+    dev/bench/gpu/gpu_check.py                      all parts; report.md, results.json and a log per part in
+                                                    build/gpu_report
+    dev/bench/gpu/gpu_check.py --out DIR            the same; goes on where the call before in DIR stopped
+    dev/bench/gpu/gpu_check.py --parts right,speed  some of the parts
+    dev/bench/gpu/gpu_check.py --tokens DIR         real text for the runs with loss: DIR/train.bin, val.bin
+    dev/bench/gpu/gpu_check.py --emulated           tiny shapes on the emulated device, for tests
+
+For a machine with an NVIDIA GPU, its driver, CUDA's toolkit, a C compiler and python3, and perhaps nothing
+else: it does without make, and without PyTorch, but for the comparison. Nothing is downloaded. Parts, in the
+order in which they are worth the time:
+
+    build      the programs
+    right      operators against float64, whole models against the CPU, the same bits three times, the same
+               bits in one process and in two
+    speed      a large product and a large copy, copies from and to the host, training steps, attention,
+               every kernel
+    pytorch    the same in PyTorch, and then further shapes
+    lossy      8 and 16 workers on the GPU at 0, 10, 20 and 40% loss
+    sanitizer  compute-sanitizer on the operator tests
+
+Each check and each measurement is a process with a time limit, whose output is kept also when it is ended.
+States: done; wrong; out of time, which is not wrong; not reached; not possible here. A later call with the same
+--out does what is not done, and comes last to what was out of time. Exit codes: 0, or 1 when something is
+wrong, or 3 when nothing is wrong and time ran out.
+"""
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from typing import Callable
+
+import gpu_build
+from gpu_report import good, write_report
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PARTS = ("build", "right", "speed", "pytorch", "lossy", "sanitizer")
+DONE, WRONG, OUT_OF_TIME = "done", "wrong", "out of time"
+NOT_REACHED, NOT_POSSIBLE = "not reached", "not possible"
+SKIPPED = 77  # exit code of a check that cannot be made here
+LEAST_SECONDS = 5  # nothing is begun with less
+
+FULL = dict(
+    parity=[("260K", 3, 65), ("15M", 2, 200)],
+    # N, C, F, H, K, D, V
+    bits=[(16384, 2048, 5632, 32, 4, 64, 32000), (8192, 4096, 11008, 32, 32, 128, 32000)],
+    ranks=["--model=15M", "--workers=4", "--batch=4", "--seq=256", "--steps=5"],
+    most_work=None,
+    peak=(8192, 1 << 32), host=(8192, 1 << 30),
+    # model, layers (0: as many as fit), batch, sequence, steps; then modes of PyTorch
+    steps=[("1.1B", 22, 8, 2048, 8), ("15M", 6, 64, 256, 40), ("7B", 0, 1, 4096, 4)],
+    more_steps=[("110M", 12, 16, 1024, 20), ("7B", 0, 1, 2048, 4)],
+    modes=["compile-bf16", "compile-autocast"],
+    # B, T, H, K, D: of 110M, 1.1B, 7B, and one long sequence
+    attention=[(16, 1024, 12, 12, 64), (8, 2048, 32, 4, 64), (1, 4096, 32, 32, 128),
+               (1, 16384, 32, 8, 128)],
+    backends=["flash", "cudnn"],
+    # N, C, F, H, K, D, V
+    kernels=[(16384, 2048, 5632, 32, 4, 64, 32000), (8192, 4096, 11008, 32, 32, 128, 32000)],
+    lossy=dict(model="42M", batch=4, seq=512, lr=1e-3, steps=200, eval_sequences=64),
+    workers=[8, 16], losses=[0, 0.1, 0.2, 0.4], device="cuda", seconds="0.2")
+TINY = dict(
+    parity=[("260K", 1, 17)],
+    bits=[(33, 64, 40, 2, 1, 32, 72)],
+    ranks=["--model=260K", "--workers=4", "--batch=1", "--seq=16", "--steps=2"],
+    most_work="300",
+    peak=(48, 1 << 12), host=(48, 1 << 12),
+    steps=[("260K", 2, 1, 24, 1)],
+    more_steps=[],
+    modes=["bf16"],
+    attention=[(1, 33, 2, 1, 64)],
+    backends=["math"],
+    kernels=[(9, 64, 40, 2, 1, 32, 72)],
+    lossy=dict(model="260K", batch=1, seq=16, lr=1e-3, steps=2, eval_sequences=2),
+    workers=[2, 3], losses=[0, 0.4], device="cpu", seconds="0")
+
+
+@dataclasses.dataclass
+class Task:
+    """A check or a measurement: a command that prints JSON lines, or none at all."""
+    part: str
+    key: str
+    seconds: int  # its limit
+    command: Callable  # without arguments, when its turn comes; None: not possible, `why`
+    why: str = ""
+    environment: dict = dataclasses.field(default_factory=dict)
+    more: dict = dataclasses.field(default_factory=dict)  # members of its entry
+    ours: bool = True  # else a failure is not wrong
+
+
+def joined(shape):
+    return "x".join(map(str, shape))
+
+
+class Tasks:
+    """What is to do, in order, on this machine."""
+
+    def __init__(self, options, results):
+        self.options, self.results = options, results
+        self.shapes = TINY if options.emulated else FULL
+        self.made = ROOT / os.environ.get("BUILD", "build")
+        self.programs = self.made / ("emulated" if options.emulated else "gpu")
+        self.data = self.made / "gpu_data"
+        self.data.mkdir(parents=True, exist_ok=True)
+        # What the program says of its options, one place for all runs that train.
+        self.train = ["--device=cuda", "--quiet"]
+
+    def all(self):
+        for part in PARTS:
+            if part in self.options.parts.split(","):
+                yield from getattr(self, part)()
+
+    def operators(self):
+        return (self.made / "test/cuda/test_operators_emulated" if self.options.emulated
+                else self.programs / "test/cuda/test_operators_device")
+
+    def ours(self, part, key, seconds, name, *arguments, **more):
+        return Task(part, key, seconds, lambda: [self.programs / name, *arguments], more=more)
+
+    def theirs(self, part, key, seconds, arguments):
+        """Of PyTorch; `arguments` is called when it is known what ours did."""
+        def command():
+            if key != "pytorch" and not good(self.results.get("pytorch")):
+                return None
+            return [sys.executable, ROOT / "dev/bench/gpu/gpu_bench_pytorch.py",
+                    f"--device={self.shapes['device']}", f"--seconds={self.shapes['seconds']}",
+                    *arguments()]
+        return Task(part, key, seconds, command, why="no PyTorch here", ours=False)
+
+    # ---- the parts ----
+
+    def build(self):
+        if not self.options.emulated:
+            yield Task("build", "build", 240,
+                       lambda: [sys.executable, gpu_build.__file__])
+
+    def right(self):
+        s = self.shapes
+        most = {"OPERATORS_MOST_WORK": s["most_work"]} if s["most_work"] else {}
+        yield Task("right", "operators", 120, lambda: [self.operators()], environment=most)
+        for shape in s["parity"]:
+            yield self.ours("right", f"parity {joined(shape)}", 60, "gpu_check", "parity", *shape)
+        for shape in s["bits"]:
+            yield self.ours("right", f"bits {joined(shape)}", 60, "gpu_check", "bits", *shape)
+        train, _, _ = self.tokens()
+        yield self.ours("right", "one process and two", 60, "gpu_check", "ranks", 2,
+                        f"127.0.0.1:{20000 + os.getpid() % 20000}", *self.train, *s["ranks"],
+                        f"--train={train}", "--link=udp", "--loss-rate=0.1", "--packet-bytes=1024")
+
+    def step(self, part, model, layers, batch, seq, steps):
+        return self.ours(part, f"step {model} {batch}x{seq}", 90, "gpu_bench", "step", model, layers,
+                         batch, seq, steps)
+
+    def speed(self):
+        s = self.shapes
+        yield self.ours("speed", "peak", 60, "gpu_bench", "peak", *s["peak"])
+        for shape in s["steps"]:
+            yield self.step("speed", *shape)
+        for shape in s["attention"]:
+            yield self.ours("speed", f"attention {joined(shape)}", 40, "gpu_bench", "attention", *shape)
+        for shape in s["kernels"]:
+            yield self.ours("speed", f"kernels {joined(shape)}", 60, "gpu_bench", "kernels", *shape)
+        yield self.ours("speed", "host", 40, "gpu_bench", "host", *s["host"])
+
+    def torch_step(self, mode, model, layers, batch, seq, steps):
+        key = f"step {model} {batch}x{seq}"
+        def arguments():
+            same = self.results.get(key, {}).get("layers", layers)
+            return ["step", model, same, batch, seq, steps, mode]
+        return self.theirs("pytorch", f"{key}, PyTorch {mode}", 120, arguments)
+
+    def pytorch(self):
+        s = self.shapes
+        yield self.theirs("pytorch", "pytorch", 90, lambda: ["probe"])
+        yield self.theirs("pytorch", "peak of PyTorch", 60, lambda: ["gemm", s["peak"][0]])
+        for mode in s["modes"]:
+            for shape in s["steps"]:
+                yield self.torch_step(mode, *shape)
+            for shape in s["attention"] if mode == s["modes"][0] else []:
+                for backend in s["backends"]:
+                    yield self.theirs("pytorch", f"attention {joined(shape)}, {backend}", 40,
+                                      lambda x=shape, b=backend: ["attention", *x, b])
+        for shape in s["more_steps"]:
+            yield self.step("pytorch", *shape)
+            yield self.torch_step(s["modes"][0], *shape)
+
+    def lossy(self):
+        """All runs of one number of workers take the same steps of the same text."""
+        train, val, text = self.tokens()
+        s = self.shapes["lossy"]
+        for workers in self.shapes["workers"]:
+            for loss in self.shapes["losses"]:
+                yield self.ours(
+                    "lossy", f"lossy {workers} workers {loss:g}", 90, "gpu_bench", "train", *self.train,
+                    f"--model={s['model']}", f"--workers={workers}", f"--batch={s['batch']}",
+                    f"--seq={s['seq']}", f"--lr={s['lr']}", f"--warmup={max(1, s['steps'] // 20)}",
+                    f"--train={train}", f"--val={val}", f"--steps={s['steps']}", f"--loss-rate={loss}",
+                    "--eval-every=0", f"--eval-sequences={s['eval_sequences']}",
+                    text=text, model=s["model"])
+
+    def sanitizer(self):
+        nvcc = pathlib.Path(gpu_build.find_nvcc())
+        places = [nvcc.parent, nvcc.parent.parent / "compute-sanitizer"]
+        program = shutil.which("compute-sanitizer", path=os.pathsep.join(
+            [os.environ.get("PATH", ""), *map(str, places)]))
+        # The tests ask for more memory than there is: not an error.
+        for tool in (["memcheck", "--report-api-errors", "no"], ["racecheck"]):
+            yield Task("sanitizer", f"compute-sanitizer {tool[0]}", 150,
+                       lambda tool=tool: program and not self.options.emulated and [
+                           program, "--tool", *tool, "--error-exitcode", 3, self.operators()],
+                       why="not installed", environment={"OPERATORS_MOST_WORK": "10000"})
+
+    def tokens(self):
+        folder = self.options.tokens
+        if folder:
+            return folder / "train.bin", folder / "val.bin", str(folder.name)
+        for name, count, seed in (("train.bin", 400_000, 1), ("val.bin", 40_000, 2)):
+            if not (self.data / name).exists():
+                write_markov(self.data / name, count if not self.options.emulated else 4000, 500, seed)
+        return self.data / "train.bin", self.data / "val.bin", "made-up text"
+
+
+def in_order(tasks, results):
+    """Without what is done; what was out of time before comes last, since it may be so again."""
+    waiting = [task for task in tasks if not good(results.get(task.key))]
+    return sorted(waiting, key=lambda task: results.get(task.key, {}).get("state") == OUT_OF_TIME)
+
+
+def reason_of(output, status):
+    """The line of a failed check's output that says most."""
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith(("{", "#"))]
+    telling = [line for line in lines if re.search("error|fail|wrong|off by|other bits", line, re.I)]
+    return f"exit code {status}: {(telling + lines[-1:] + ['nothing said'])[0].strip()[:200]}"
+
+
+class Check:
+    """Makes one check after another and keeps what came of them."""
+
+    def __init__(self, options):
+        self.options = options
+        self.out = options.out
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.kept = self.out / "results.json"
+        self.results = json.loads(self.kept.read_text()) if self.kept.exists() else {}
+        self.end = time.monotonic() + options.limit
+        self.shapes = TINY if options.emulated else FULL
+
+    def left(self):
+        return self.end - time.monotonic()
+
+    def keep(self, task, state, why="", took=0.0, lines=()):
+        self.results[task.key] = {**(lines[0] if lines else {}), **task.more, "lines": list(lines),
+                                  "part": task.part, "state": state, "why": why, "took": took}
+        new = self.kept.with_suffix(".new")
+        new.write_text(json.dumps(self.results, indent=1))
+        new.replace(self.kept)
+        write_report(self.out / "report.md", self.results, self.shapes)
+        print(f"{state:12} {took:4.0f} s  {task.part}: {task.key}{': ' if why else ''}{why}", flush=True)
+
+    def run(self, task):
+        if self.left() < LEAST_SECONDS:
+            if task.key not in self.results:
+                self.keep(task, NOT_REACHED)
+            return
+        command = task.command()
+        if not command:
+            self.keep(task, NOT_POSSIBLE, task.why)
+            return
+        start, limit = time.monotonic(), min(task.seconds, self.left())
+        words = list(map(str, command))
+        with open(self.out / f"{task.part}.log", "a+", encoding="utf-8", errors="replace") as log:
+            print(f"\n== {task.key}: {' '.join(words)}", file=log, flush=True)
+            began = log.seek(0, os.SEEK_END)
+            status = self.wait_for(words, task, log, limit)
+            log.seek(began)
+            output = log.read()
+        took = time.monotonic() - start
+        lines = []
+        for line in output.splitlines():
+            try:
+                lines += [json.loads(line)] if line.startswith("{") else []
+            except ValueError:
+                pass  # of a line that a process which was ended left unfinished
+        if status is None:
+            self.keep(task, OUT_OF_TIME, f"ended after {limit:.0f} s", took, lines)
+        elif status == 0:
+            self.keep(task, DONE, "", took, lines)
+        elif status == SKIPPED or not task.ours:
+            self.keep(task, NOT_POSSIBLE, reason_of(output, status), took, lines)
+        else:
+            self.keep(task, WRONG, reason_of(output, status), took, lines)
+
+    def wait_for(self, words, task, log, limit):
+        """The exit status, or None when time ran out. Ends what the command started, too."""
+        environment = {**os.environ, "GPU_BENCH_SECONDS": self.shapes["seconds"], **task.environment}
+        try:
+            process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                       env=environment, start_new_session=True)
+        except OSError as error:
+            print(f"error: {error}", file=log, flush=True)
+            return 127
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+
+    def status(self, tasks):
+        states = {self.results[task.key]["state"] for task in tasks}
+        return 1 if WRONG in states else 3 if states & {OUT_OF_TIME, NOT_REACHED} else 0
+
+
+def write_markov(path, count, vocabulary, seed):
+    """Tokens of which each has four likely successors, in llm.c's format."""
+    chain, choose = random.Random(7), random.Random(seed)
+    successors = [[chain.randrange(vocabulary) for _ in range(4)] for _ in range(vocabulary)]
+    tokens = [0]
+    while len(tokens) < count:
+        noise = choose.random() < 0.1
+        tokens.append(choose.randrange(vocabulary) if noise
+                      else choose.choice(successors[tokens[-1]]))
+    with open(path, "wb") as file:
+        file.write(struct.pack("<256i", 20240520, 1, count, vocabulary, *[0] * 252))
+        file.write(struct.pack(f"<{count}H", *tokens))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "gpu_report")
+    parser.add_argument("--limit", type=float, default=570, help="seconds in all (570)")
+    parser.add_argument("--parts", default=",".join(PARTS), help=",".join(PARTS))
+    parser.add_argument("--tokens", type=pathlib.Path, help="folder with train.bin and val.bin")
+    parser.add_argument("--emulated", action="store_true", help="tiny shapes, for tests")
+    options = parser.parse_args()
+    options.out = options.out.resolve()
+    wrong = set(options.parts.split(",")) - set(PARTS)
+    if wrong:
+        parser.error(f"--parts: expected {','.join(PARTS)}, got '{','.join(sorted(wrong))}'")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # what is done is kept
+    check = Check(options)
+    tasks = list(Tasks(options, check.results).all())
+    for task in in_order(tasks, check.results):
+        check.run(task)
+        if task.key == "build" and not good(check.results["build"]):
+            break
+    write_report(check.out / "report.md", check.results, check.shapes)
+    print(check.out / "report.md")
+    return check.status([task for task in tasks if task.key in check.results])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,245 @@
+"""dev/bench/gpu/gpu_check.py, the whole of it on the emulated device with tiny shapes: that everything runs,
+that nothing is lost when it is ended, that a later call goes on, and that the report's arithmetic is right. Not
+how fast anything is."""
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from program import BUILD, ROOT
+
+FOLDER = ROOT / "dev" / "bench" / "gpu"
+SCRIPT = FOLDER / "gpu_check.py"
+sys.path.insert(0, str(FOLDER))
+import gpu_build  # pylint: disable=wrong-import-position
+import gpu_check  # pylint: disable=wrong-import-position
+import gpu_report  # pylint: disable=wrong-import-position
+
+
+def start(out, *more):
+    environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",
+                   "GOMP_SPINCOUNT": "1000",
+                   "EMULATED_MEMORY": "4000000000"}  # else what other programs leave of this machine's
+    return subprocess.Popen([sys.executable, SCRIPT, "--emulated", f"--out={out}", *more], cwd=ROOT,
+                            env=environment, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT)
+
+
+def check(out, *more):
+    process = start(out, *more)
+    return process.communicate(timeout=300)[0], process.returncode
+
+
+def kept(out):
+    try:
+        return json.loads((out / "results.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """(results, report) of all parts, in two calls. The first is ended from outside when it has made its
+    second check; the other makes what is left, and nothing again."""
+    out = tmp_path_factory.mktemp("check")
+    first = start(out, "--limit=3000")
+    while first.poll() is None and len(kept(out)) < 2:
+        time.sleep(0.02)
+    first.send_signal(signal.SIGTERM)
+    said = first.communicate(timeout=300)[0]
+    before = kept(out)
+    assert first.returncode == 3 and before["operators"]["state"] == "done", said
+    said, status = check(out, "--limit=3000")
+    assert status == 0, said
+    for key in before:
+        assert f": {key}" not in said.splitlines(), "was made again"
+    assert (out / "right.log").read_text(encoding="utf-8").count("== operators") == 1
+    return kept(out), (out / "report.md").read_text(encoding="utf-8")
+
+
+def rows(report, section):
+    """The rows of a section's table, as dicts by its header."""
+    lines = report.split(f"## {section}\n")[1].split("\n## ")[0].splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")]
+             for line in lines if line.startswith("|")]
+    return [dict(zip(cells[0], row)) for row in cells[2:]]
+
+
+def near(text, value, digits=3):
+    number = float(re.match(r"[-+]?[\d.]+(e[-+]?\d+)?", text).group())
+    assert number == pytest.approx(value, rel=10 ** -digits, abs=0.051), (text, value)
+
+
+def test_everything_is_right(measured):
+    results, report = measured
+    assert {x["part"] for x in results.values()} == set(gpu_check.PARTS) - {"build"}
+    for key, x in results.items():
+        assert x["state"] == "done" or x["part"] in ("pytorch", "sanitizer"), (key, x)
+    assert len(rows(report, "Checks")) == len(results)
+    (bits,) = [x for key, x in results.items() if key.startswith("bits ")]
+    assert len(bits["lines"]) == 17 and all(line["good"] and line["times"] == 3 for line in bits["lines"])
+    ranks = results["one process and two"]
+    assert ranks["ranks"] == 2 and ranks["steps"] == 2 and ranks["good"]
+
+
+def test_steps_and_their_arithmetic(measured):
+    results, report = measured
+    (row,) = rows(report, "Training steps")
+    x = results["step 260K 1x24"]
+    C, L, H, K, D, F, V, T = 64, 2, 8, 4, 8, 172, 500, 24
+    layer = (H + 2 * K) * D * C + H * D * C + 3 * C * F + 2 * C
+    N = L * layer + C + V * C  # the table is the classifier's too
+    assert x["parameters"] == N
+    assert x["flops_6n"] == pytest.approx(6 * N * T, rel=1e-6)
+    assert x["flops"] == pytest.approx(6 * N * T + 6 * L * H * D * T * T, rel=1e-6)
+    assert 5 < x["last_loss"] < 7 and x["last_loss"] < x["first_loss"]
+    peak = results["peak"]["flops"] / results["peak"]["seconds"]
+    assert results["peak"]["flops"] == 2 * 48**3
+    near(row["tokens/s"], T / x["seconds"])
+    near(row["6N"], 100 * x["flops_6n"] / x["seconds"] / peak)
+    near(row["6N + attention"], 100 * x["flops"] / x["seconds"] / peak)
+    (row,) = rows(report, "Memory")
+    assert x["used_bytes"] > 18 * N  # weights in use, master weights, gradients, two moments
+    near(row["off by"], 100 * (x["estimated_bytes"] / x["used_bytes"] - 1))
+
+
+def test_attention(measured):
+    results, report = measured
+    (row,) = rows(report, "Attention")
+    x = results["attention 1x33x2x1x64"]
+    assert x["forward_flops"] == 2 * 2 * 33 * 33 * 64 and x["backward_flops"] == 5 * 2 * 33 * 33 * 64
+    near(row["forward us"], 1e6 * x["forward_seconds"])
+    near(row["backward us"], 1e6 * x["backward_seconds"])
+
+
+def test_kernels_count_their_bytes(measured):
+    results, report = measured
+    (N, C, F, H, K, D, V), P = (9, 64, 40, 2, 1, 32, 72), 72 * 64
+    expected = {
+        "rmsnorm_forward": 2 * N * C * 2 + 4 * N, "residual_rmsnorm_forward": 4 * N * C * 2 + 4 * N,
+        "rmsnorm_backward": 4 * N * C * 2 + 4 * N,
+        "rope": 2 * N * (H + K) * D * 2 + 2 * 4 * N * D / 2,
+        "swiglu_forward": 3 * N * F * 2, "swiglu_backward": 5 * N * F * 2,
+        "embedding_forward": 2 * N * C * 2 + 4 * N, "embedding_backward": N * C * 2 + 4 * P + 4 * N,
+        "classifier less its products": 2 * N * V * 2 + 8 * N, "adamw": 28 * P, "convert": 6 * P,
+        "sum_of_squares": 4 * P, "weighted_sum of 4": 20 * P + 16 * math.ceil(P / 1024),
+        "weighted_sum of 4, from the host": 16 * P,
+        "masked_copy": 8 * P + math.ceil(P / 1024)}
+    lines = {x["name"]: x for x in results["kernels 9x64x40x2x1x32x72"]["lines"]}
+    assert {name: x["bytes"] for name, x in lines.items()} == expected
+    copy = results["peak"]["copy_bytes"] / results["peak"]["copy_seconds"]
+    for row in rows(report, "What memory bounds"):
+        x = lines[row["operation"]]
+        near(row["GB/s"], x["bytes"] / x["seconds"] / 1e9)
+        near(row["of copy"], 100 * x["bytes"] / x["seconds"] / copy)
+
+
+def test_runs_with_loss(measured):
+    results, report = measured
+    table = rows(report, "Workers that lose packets")
+    assert [(row["workers"], row["loss"]) for row in table] == [
+        ("2", "0.0%"), ("2", "40.0%"), ("3", "0.0%"), ("3", "40.0%")]
+    for row in table:
+        x = results[f"lossy {row['workers']} workers {float(row['loss'][:-1]) / 100:g}"]
+        base = results[f"lossy {row['workers']} workers 0"]
+        near(row["perplexity"], math.exp(x["val_loss"]))
+        near(row["change"], 100 * (math.exp(x["val_loss"] - base["val_loss"]) - 1))
+        assert x["tokens"] == 2 * 16 * int(row["workers"])
+        assert 0.3 < x["gradient_lost"] < 0.5 or x["loss_rate"] == 0 == x["gradient_lost"]
+
+
+def test_says_what_is_missing(measured):
+    results, report = measured
+    states = {row["what"]: (row["state"], row["why"]) for row in rows(report, "Checks")}
+    if importlib.util.find_spec("torch"):
+        assert results["pytorch"]["state"] == "done"
+    else:
+        why = "exit code 1: ModuleNotFoundError: No module named 'torch'"
+        assert states["pytorch"] == ("not possible", why)
+        assert states["step 260K 1x24, PyTorch bf16"] == ("not possible", "no PyTorch here")
+
+
+class Options:
+    """As of the command line."""
+    emulated, parts, tokens = True, "right", None
+
+    def __init__(self, out, limit):
+        self.out, self.limit = out, limit
+
+
+def task(key, command, seconds=1000, ours=True):
+    return gpu_check.Task("right", key, seconds, lambda: command, ours=ours)
+
+
+def test_out_of_time_is_not_wrong(tmp_path):
+    """Of a check that hangs what it printed is kept, it does not keep the others from their turn, and it
+    comes last in the next call."""
+    hangs = task("hangs", ["sh", "-c", "echo '{\"a\": 1}'; echo '{\"a\": '; sleep 1000 & sleep 1000"], 5)
+    fails = task("fails", ["sh", "-c", "echo '{\"a\": 2}'; echo an error; echo more; exit 1"])
+    absent = task("absent", ["sh", "-c", "echo no such device; exit 77"])
+    theirs = task("theirs", ["sh", "-c", "echo broken; exit 1"], ours=False)
+    good = task("good", ["sh", "-c", "echo '{\"a\": 3}'"])
+    tasks = [hangs, fails, absent, theirs, good]
+    one = gpu_check.Check(Options(tmp_path, 1000))
+    for each in gpu_check.in_order(tasks, one.results):
+        one.run(each)
+    states = {key: (x["state"], x["why"], x.get("a")) for key, x in kept(tmp_path).items()}
+    assert states == {"hangs": ("out of time", "ended after 5 s", 1),
+                      "fails": ("wrong", "exit code 1: an error", 2),
+                      "absent": ("not possible", "exit code 77: no such device", None),
+                      "theirs": ("not possible", "exit code 1: broken", None),
+                      "good": ("done", "", 3)}
+    assert one.status(tasks) == 1 and one.status([hangs, good]) == 3 and one.status([good, absent]) == 0
+    assert gpu_check.in_order(tasks, one.results) == [fails, absent, theirs, hangs]
+    two = gpu_check.Check(Options(tmp_path, 0))  # no time at all: what is known stays
+    for each in gpu_check.in_order([*tasks, task("late", ["true"])], two.results):
+        two.run(each)
+    states = {key: x["state"] for key, x in kept(tmp_path).items()}
+    assert states == {"hangs": "out of time", "fails": "wrong", "absent": "not possible",
+                      "theirs": "not possible", "good": "done", "late": "not reached"}
+
+
+def words(command):
+    """A command as its set of words, without those that only make needs."""
+    return frozenset(word for word in command if word not in ("-MMD", "-MP"))
+
+
+def test_builds_without_make_as_with_make(tmp_path):
+    nvcc = gpu_build.find_nvcc()
+    if not pathlib.Path(nvcc).exists():
+        pytest.skip("no nvcc here: the commands that build without make were not compared")
+    compiled, linked = gpu_build.commands(tmp_path, nvcc)
+    done = subprocess.run(["make", "-Bn", *gpu_build.OPTIONS, f"NVCC={nvcc}", f"BUILD={tmp_path}", "CC=gcc",
+                           "CXX=g++", *linked], cwd=ROOT, text=True, capture_output=True, check=True,
+                          env={**os.environ, "MAKEFLAGS": ""})
+    told = [line.split() for line in done.stdout.replace("\\\n", " ").splitlines()
+            if line.startswith(("gcc ", "g++ ", f"{nvcc} "))]
+    assert {words(command) for command in told} == {
+        words(command) for command in [*compiled.values(), *linked.values()]}
+
+
+def test_stands_beside_the_faster_pytorch(measured, tmp_path):
+    """What PyTorch measured, put in by hand."""
+    results = dict(measured[0])
+    seconds = results["step 260K 1x24"]["seconds"]
+    done = {"part": "pytorch", "state": "done", "why": "", "took": 0}
+    for mode, factor in (("slow", 3), ("fast", 1.5)):
+        results[f"step 260K 1x24, PyTorch {mode}"] = {**done, "seconds": factor * seconds,
+                                                      "recompute": "none"}
+    results["peak of PyTorch"] = {**done, "flops": 8.0, "seconds": results["peak"]["seconds"] * 8
+                                  / results["peak"]["flops"] / 2}
+    said, status = check(tmp_path, "--parts=")
+    assert status == 2 and "--parts: expected" in said
+    gpu_report.write_report(tmp_path / "report.md", results, gpu_check.TINY)
+    (row,) = rows((tmp_path / "report.md").read_text(encoding="utf-8"), "Training steps")
+    assert row["ratio"] == "1.50x" and row["its mode"] == "PyTorch fast, none"
+    near(row["6N"], 50 * results["step 260K 1x24"]["flops_6n"] / seconds
+         * results["peak"]["seconds"] / results["peak"]["flops"])
