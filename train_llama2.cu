@@ -265,7 +265,7 @@ static int trainer_choose(struct trainer *t, bool training) {
     run.remembers = t->options->generate != NULL;
     memory_plan_place(&run, t->dp.world.ranks, t->dp.world.rank);
     bool tell = t->dp.world.rank == 0 && !t->options->quiet && !t->options->generate;
-    if (backend_select(t->options, &t->layout.config, &run, t->dp.world.local_rank, tell, &choice))
+    if (backend_select(t->options, &t->layout.config, &run, &t->dp.world, tell, &choice))
         return -1;
     t->be = choice.backend;
     t->recompute = choice.recompute;

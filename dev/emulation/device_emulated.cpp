@@ -30,6 +30,7 @@ struct block {
 static std::map<void *, block> blocks; /* by the address given out */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static bool opened;
+static char name[64] = "emulated", identity[16];
 static size_t limit; /* EMULATED_MEMORY: bytes of the device; 0: no limit */
 static void *scratch[SCRATCHES];
 static size_t scratch_bytes[SCRATCHES];
@@ -68,12 +69,14 @@ static void choose_streams(void) {
 }
 
 bool device_open(int local_rank, char *why, size_t why_size) {
-    (void)local_rank;
     const char *wanted = getenv("EMULATED_DEVICE"), *memory = getenv("EMULATED_MEMORY");
+    const char *devices = getenv("EMULATED_DEVICES");
     if (wanted && !strcmp(wanted, "none")) {
         snprintf(why, why_size, "no NVIDIA driver on this machine (emulated)");
         return false;
     }
+    if (wanted) snprintf(name, sizeof name, "%s", wanted);
+    snprintf(identity, sizeof identity, "%d", devices ? local_rank % atoi(devices) : local_rank);
     if (memory) limit = strtoull(memory, NULL, 10);
     if (!opened && streams_open() != cudaSuccess) return false;
     choose_streams();
@@ -82,7 +85,11 @@ bool device_open(int local_rank, char *why, size_t why_size) {
 }
 
 const char *device_name(void) {
-    return "emulated";
+    return name;
+}
+
+const char *device_identity(void) {
+    return identity;
 }
 
 const char *device_product_library(void) {

@@ -58,6 +58,7 @@ struct adamw_settings {
 struct backend {
     const char *name;     /* "cpu", "cuda" */
     const char *details;  /* one line for the log: instruction set or device, GEMM library */
+    const char *device;   /* the same for two ranks only if they share it; "" if not on_device */
     size_t element_bytes; /* of the working type */
     size_t weight_bytes;  /* of parameters in use: of the working type, or of float32 */
     bool on_device;       /* the host cannot access memory from `allocate` */

@@ -5,6 +5,9 @@
 #include "llmc/log/error.h"
 
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 /* The CPU is always available. With --dtype auto it computes in float32, so that results do not
  * depend on the processor. */
@@ -24,12 +27,20 @@ static int choose_cpu(const struct options *o, struct memory_plan_settings *run,
     return 0;
 }
 
-/* Whether the run fits into the GPU's free memory, with the least recomputation that makes it
- * fit. */
+/* What a rank found; travels between ranks as it is. */
+struct found {
+    int32_t on_device, failed; /* failed: --device cuda, and no device that does */
+    char host[64], device[64], details[512];
+    char why[400]; /* no GPU */
+};
+
+/* Whether the run fits into what is free on a GPU that `sharing` ranks use, with the least
+ * recomputation that makes it fit. */
 static bool fits(const struct options *o, const struct llama_config *c,
-                 struct memory_plan_settings *run, const struct backend *be, char *why,
+                 struct memory_plan_settings *run, const struct backend *be, int sharing, char *why,
                  size_t size) {
-    const double available = (double)be->memory_free();
+    const double available = (double)be->memory_free() / sharing;
+    char part[64] = "";
     double total;
     bool enough;
     if (o->recompute == RECOMPUTE_AUTO) {
@@ -40,30 +51,95 @@ static bool fits(const struct options *o, const struct llama_config *c,
         enough = total <= available;
     }
     if (enough) return true;
-    snprintf(why, size,
-             "this run needs %.3f GB with --recompute %s, and the GPU has %.3f GB free: a smaller "
-             "--batch or --seq needs less%s",
-             total / 1e9, recompute_names[run->recompute], available / 1e9,
-             run->recompute < RECOMPUTE_BLOCK ? ", and so does --recompute block" : "");
+    if (sharing > 1) snprintf(part, sizeof part, " for each of the %d ranks on it", sharing);
+    snprintf(
+        why, size,
+        "this run needs %.3f GB with --recompute %s, and the GPU has %.3f GB free%s: a smaller "
+        "--batch or --seq needs less%s",
+        total / 1e9, recompute_names[run->recompute], available / 1e9, part,
+        run->recompute < RECOMPUTE_BLOCK ? ", and so does --recompute block" : "");
     return false;
 }
 
-int backend_select(const struct options *o, const struct llama_config *c,
-                   struct memory_plan_settings *run, int local_rank, bool explain,
-                   struct backend_choice *out) {
-    char why[400];
-    if (o->device == DEVICE_CPU) return choose_cpu(o, run, explain, out);
+static int count_sharing(const struct found *all, const struct lossynet_world *world) {
+    int sharing = 0;
+    for (int r = 0; r < world->ranks; r++)
+        sharing += all[r].on_device && !strcmp(all[r].device, all[world->rank].device);
+    return sharing;
+}
+
+/* Opens the rank's device, and sees what it has for the run when all ranks have opened theirs. */
+static int find_device(const struct options *o, const struct llama_config *c,
+                       struct memory_plan_settings *run, const struct lossynet_world *world,
+                       struct found *all, struct backend_choice *out) {
+    struct found *mine = &all[world->rank];
+    if (gethostname(mine->host, sizeof mine->host - 1))
+        snprintf(mine->host, sizeof mine->host, "?");
     run->device = true;
     run->dtype = o->dtype == OPTION_DTYPE_FLOAT32 ? DTYPE_FLOAT32 : DTYPE_BF16;
-    out->backend = backend_cuda(run->dtype, local_rank, why, sizeof why);
-    if (out->backend && fits(o, c, run, out->backend, why, sizeof why)) {
+    out->backend = o->device == DEVICE_CPU
+                       ? NULL
+                       : backend_cuda(run->dtype, world->local_rank, mine->why, sizeof mine->why);
+    if (out->backend) {
+        mine->on_device = true;
+        snprintf(mine->device, sizeof mine->device, "%s", out->backend->device);
+        snprintf(mine->details, sizeof mine->details, "%s", out->backend->details);
+    }
+    if (lossynet_bootstrap_gather(world, all, sizeof *all)) return -1;
+    if (mine->on_device &&
+        !fits(o, c, run, out->backend, count_sharing(all, world), mine->why, sizeof mine->why))
+        mine->on_device = false;
+    mine->failed = o->device == DEVICE_CUDA && !mine->on_device;
+    return lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
+}
+
+static int refuse_failed(const struct found *all, int ranks, int r) {
+    if (ranks == 1) return log_error("--device cuda: %s", all[r].why);
+    return log_error("--device cuda: rank %d on %s: %s", r, all[r].host, all[r].why);
+}
+
+static int refuse_other(const struct found *all, int r) {
+    const struct found *gpu = &all[all[0].on_device ? 0 : r], *cpu = &all[all[0].on_device ? r : 0];
+    if (all[0].on_device && all[r].on_device)
+        return log_error(
+            "rank %d on %s computes on %s; rank 0 on %s on %s: expected the same on all "
+            "ranks, since results differ between them",
+            r, all[r].host, all[r].details, all[0].host, all[0].details);
+    return log_error(
+        "rank %d on %s has a GPU for this run, %s; rank %d on %s has not%s%s: expected a "
+        "GPU on all ranks, or --device cpu",
+        (int)(gpu - all), gpu->host, gpu->details, (int)(cpu - all), cpu->host,
+        *cpu->why ? ": " : "", cpu->why);
+}
+
+/* 0 where all ranks compute on CPUs, or all on devices of one kind. */
+static int compare(const struct found *all, const struct lossynet_world *world) {
+    for (int r = 0; r < world->ranks; r++)
+        if (all[r].failed) return world->rank ? -1 : refuse_failed(all, world->ranks, r);
+    for (int r = 1; r < world->ranks; r++)
+        if (all[r].on_device != all[0].on_device ||
+            (all[r].on_device && strcmp(all[r].details, all[0].details)))
+            return world->rank ? -1 : refuse_other(all, r);
+    return 0;
+}
+
+int backend_select(const struct options *o, const struct llama_config *c,
+                   struct memory_plan_settings *run, const struct lossynet_world *world,
+                   bool explain, struct backend_choice *out) {
+    struct found *all = (struct found *)calloc((size_t)world->ranks, sizeof *all);
+    if (!all) return log_out_of_memory("the list of ranks", 0);
+    const struct found *mine = &all[world->rank];
+    int status = find_device(o, c, run, world, all, out) || compare(all, world) ? -1 : 0;
+    if (!status && mine->on_device) {
         out->recompute = run->recompute;
         out->faster_in_bf16 = false;
         if (explain && o->recompute == RECOMPUTE_AUTO && run->recompute != RECOMPUTE_NONE)
             printf("to save memory: --recompute %s\n", recompute_names[run->recompute]);
-        return 0;
+    } else if (!status) {
+        if (explain && backend_cuda_built && o->device != DEVICE_CPU)
+            printf("computing on the CPU: %s\n", mine->why);
+        status = choose_cpu(o, run, explain, out);
     }
-    if (o->device == DEVICE_CUDA) return log_error("--device cuda: %s", why);
-    if (explain && backend_cuda_built) printf("computing on the CPU: %s\n", why);
-    return choose_cpu(o, run, explain, out);
+    free(all);
+    return status;
 }

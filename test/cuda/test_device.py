@@ -3,7 +3,7 @@ emulated device (build/emulated/train_llama2), beside the CPU; and what is said 
 GPU. Sizes are small: every CUDA thread is a fiber."""
 import pytest
 
-from program import BUILD, PROGRAM, events, markov_tokens, run, succeed, write_tokens
+from program import BUILD, PROGRAM, events, markov_tokens, run, start, succeed, write_tokens
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
@@ -124,6 +124,55 @@ def test_no_gpu(data, tmp_path, program, environment):
     assert done.stdout.count(note) == (0 if without else 1)
     done = succeed(*command, "--dtype=bf16", program=program, environment=environment)
     assert done.stdout.count(note) == (0 if without else 1) and "bf16 products by" in done.stdout
+
+
+def of_rank(rank, setting):
+    """Words before each rank's program that change the environment of one."""
+    return ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" != {rank} ] || export {setting}; exec "$@"', "sh"]
+
+
+def start_ranks(data, *more, ranks=2, shell=(), environment=None):
+    process = start("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=32", "--batch=1", *more,
+                    program=EMULATED, ranks=ranks, shell=shell, environment=environment)
+    out, err = process.communicate(timeout=300)
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_without_a_gpu_is_named(data, device, rank):
+    """And no rank computes on its CPU beside others' GPUs."""
+    status, _, err = start_ranks(data, f"--device={device}", ranks=3,
+                                 shell=of_rank(rank, "EMULATED_DEVICE=none"))
+    (line,) = [line for line in err.splitlines() if line.startswith("train_llama2: ")]
+    assert status == 1 and "no NVIDIA driver on this machine" in line
+    if device == "cuda":
+        assert f"--device cuda: rank {rank} on " in line
+    else:
+        assert f"rank {0 if rank else 1} on " in line and "has a GPU for this run" in line
+        assert f"; rank {rank} on " in line and "or --device cpu" in line
+
+
+def test_devices_that_differ_are_refused(data):
+    status, _, err = start_ranks(data, shell=of_rank(1, "EMULATED_DEVICE=newer"))
+    (line,) = [line for line in err.splitlines() if line.startswith("train_llama2: ")]
+    assert status == 1 and "rank 1 on " in line and "computes on newer, bf16" in line
+    assert "on emulated, bf16" in line and "plain loops: expected the same on all ranks" in line
+
+
+def test_ranks_that_share_a_gpu_share_its_memory(data):
+    """Each of them alone would find enough."""
+    enough = needed(data, "none", 1) * 1.5
+    shared = {"EMULATED_MEMORY": str(int(enough)), "EMULATED_DEVICES": "1"}
+    more = ["--batch=1", "--seq=64", "--recompute=none"]
+    status, _, err = start_ranks(data, "--device=cuda", *more, environment=shared)
+    assert status == 1 and err.count("train_llama2: ") == 1
+    assert "free for each of the 2 ranks on it: a smaller --batch" in err
+    status, out, _ = start_ranks(data, *more, environment=shared)
+    assert status == 0 and "computing on the CPU: this run needs" in out
+    status, out, _ = start_ranks(data, "--device=cuda", *more,
+                                 environment={**shared, "EMULATED_DEVICES": "2"})
+    assert status == 0 and "2 processes, emulated" in out
 
 
 @pytest.mark.parametrize("algorithm, link, wire", [

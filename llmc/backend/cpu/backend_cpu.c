@@ -380,6 +380,7 @@ extern const struct backend BACKEND;
 const struct backend BACKEND = {
     .name = "cpu",
     .details = ISA_TEXT ", " MATMUL_NAME,
+    .device = "",
     .element_bytes = sizeof(element),
     .weight_bytes = sizeof(float),
     .on_device = false,

@@ -381,6 +381,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
              device_product_library());
     b.name = "cuda";
     b.details = details;
+    b.device = device_identity();
     b.element_bytes = b.weight_bytes = sizeof(element);
     b.on_device = true;
     b.allocate = allocate;

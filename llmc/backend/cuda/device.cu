@@ -16,7 +16,7 @@
 static struct {
     bool open;
     int id;
-    char name[384], products[64];
+    char name[384], identity[40], products[64];
     void *scratch[SCRATCHES];
     size_t scratch_bytes[SCRATCHES];
 } device;
@@ -79,8 +79,11 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     if (error == cudaSuccess) error = streams_open();
     if (error != cudaSuccess) return refuse(why, why_size, error);
     if (!product_open(why, why_size)) return false;
-    snprintf(device.name, sizeof device.name, "%s (sm_%d%d, %.0f GB)", properties.name,
-             properties.major, properties.minor, (double)properties.totalGlobalMem / 1e9);
+    snprintf(device.name, sizeof device.name, "%s (sm_%d%d, %d SMs, %.0f GB)", properties.name,
+             properties.major, properties.minor, properties.multiProcessorCount,
+             (double)properties.totalGlobalMem / 1e9);
+    for (size_t i = 0; i < sizeof properties.uuid.bytes; i++)
+        snprintf(device.identity + 2 * i, 3, "%02x", (unsigned char)properties.uuid.bytes[i]);
     product_library(device.products, sizeof device.products);
     device.open = true;
     return true;
@@ -88,6 +91,10 @@ bool device_open(int local_rank, char *why, size_t why_size) {
 
 const char *device_name(void) {
     return device.name;
+}
+
+const char *device_identity(void) {
+    return device.identity;
 }
 
 const char *device_product_library(void) {

@@ -55,7 +55,10 @@
  * nothing. Returns false, with the reason in one line, if there is no device that these kernels
  * run on. */
 bool device_open(int local_rank, char *why, size_t why_size);
-const char *device_name(void); /* "NVIDIA H100 (sm_90, 80 GB)", once open */
+/* Once open. The name tells all that results depend on: "NVIDIA H100 (sm_90, 132 SMs, 80 GB)". The
+ * identity is that of this one device, the same in every process that uses it. */
+const char *device_name(void);
+const char *device_identity(void);
 const char *device_product_library(void);
 
 /* Every operation holds one of these while it works. So operations of several threads take
