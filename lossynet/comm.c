@@ -101,7 +101,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
                            settings->retransmission_rounds[LOSSYNET_PARAMETER] > 0);
     if (comm->world.ranks > 1)
         lossynet_exchange_open(comm, multicast, settings->allocate, settings->release);
-    if (settings->error_feedback) lossynet_feedback_open(comm);
+    if (settings->error_feedback) lossynet_feedback_open(comm, settings->residuals);
     lossynet_retransmission_open(comm);
     lossynet_drift_open(comm, settings->drift_samples);
     lossynet_aside_open(comm);
@@ -312,7 +312,7 @@ bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t c
 
 bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
                               const float *there, const struct lossynet_device_memory *device) {
-    if (!comm->transport || comm->feedback.residual) return false;
+    if (!comm->transport || comm->feedback.mass) return false;
     const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
     if (!facts.reads_devices) {
         if (comm->world.rank == 0)

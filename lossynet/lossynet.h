@@ -116,6 +116,22 @@ struct lossynet_memory {
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };
 
+/* Where what was lost of gradients is kept, if not in lossynet's memory: beside vectors that are computed
+ * on a GPU, say. Whoever keeps it adds it, times the share, to a vector before the vector is ready. Called
+ * with local workers, from several threads at once.
+ *   keep  of n elements from `offset` of a worker's vector: the residual is 0 where
+ *         arrived[j / packet] is not 0, and elsewhere the element as it was sent, so with wire_dtype bf16
+ *         rounded
+ *   save  the residual of all P elements, into memory of the host's that need not be aligned
+ *   load  the same back */
+struct lossynet_residuals {
+    void *context;
+    void (*keep)(void *context, int worker, size_t offset, size_t n, size_t packet,
+                 const uint8_t *arrived);
+    void (*save)(void *context, int worker, void *out);
+    void (*load)(void *context, int worker, const void *in);
+};
+
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */
     int buckets;                   /* number of buckets */
@@ -139,6 +155,7 @@ struct lossynet_settings {
      * estimators mean and zero; the vectors given to lossynet_reduce then change where they are not
      * owned, too. */
     bool error_feedback;
+    const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */
     /* By phase: so many times what was lost is sent again, and may be lost again (retransmit.c). */
     int retransmission_rounds[2];
     /* Of a phase's packets to a worker, at most this share is sent again, what has been missing

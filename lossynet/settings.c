@@ -151,8 +151,9 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         lossynet_log("error feedback: expected estimator mean or zero");
         return LOSSYNET_INVALID;
     }
-    if (settings->error_feedback && settings->memory) {
-        lossynet_log("error feedback: expected vectors in the host's memory");
+    if (settings->error_feedback && settings->memory && !settings->residuals) {
+        lossynet_log("error feedback: expected vectors in the host's memory, or residuals where "
+                     "the vectors are");
         return LOSSYNET_INVALID;
     }
     if (settings->multicast && settings->retransmission_rounds[LOSSYNET_PARAMETER]) {

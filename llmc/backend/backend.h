@@ -187,6 +187,14 @@ struct backend {
     /* the same of from[j] rounded to bfloat16, to nearest even; to may be from */
     void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet);
+    /* Of gradients that were lost, the residual; the bits of lossynet's error_feedback.c. NULL where
+     * not on_device.
+     * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded
+     * keep_lost: residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere vector[j],
+     * to bfloat16 with `rounds` */
+    void (*add_residual)(float *vector, const float *residual, float share, size_t n);
+    void (*keep_lost)(float *residual, const float *vector, const uint8_t *arrived, size_t n,
+                      size_t packet, bool rounds);
     /* out[i] (host) = vector[element[i]], i < n */
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };

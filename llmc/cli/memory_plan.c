@@ -104,7 +104,9 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
     e.working_bytes = s->device ? device_bytes(config, s) : cpu_bytes(config, s);
     e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
-    e.network_bytes = s->network_bytes;
+    /* On a device lost gradients are kept there, and not in lossynet's memory. */
+    e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;
+    e.network_bytes = fmax(s->network_bytes - e.lost_bytes, 0);
     /* A CPU's pages are taken when they are first written, a device's memory at once. */
     const bool gathers = s->gathers && (!s->exact || s->leads);
     e.fresh_bytes = (s->device ? s->workers > 1 : gathers) ? 4 * P : 0;
@@ -117,7 +119,8 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         e.activation_bytes += (half ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
                               (config->heads + 2.0 * config->kv_heads) * config->head_size;
     e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.ahead_bytes +
-                    e.weight_bytes + e.working_bytes + e.program_bytes + fresh + e.activation_bytes;
+                    e.weight_bytes + e.lost_bytes + e.working_bytes + e.program_bytes + fresh +
+                    e.activation_bytes;
     const double host = e.network_bytes + e.copy_bytes; /* these lie where the vectors are */
     if (!s->device) e.total_bytes += host;
     /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
@@ -168,6 +171,7 @@ void memory_plan_print_memory(const struct llama_config *config,
     line("optimizer state", e.optimizer_bytes,
          s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
     if (s->leads) line("values ahead", e.ahead_bytes, "of the 1/N it owns, broadcast (--lead)");
+    if (e.lost_bytes > 0) line("lost gradients", e.lost_bytes, "added to the next (--carry)");
     if (!s->device) line("network", e.network_bytes, "gradients of its shards, from others");
     if (!s->device || !s->staged)
         line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");

@@ -44,6 +44,7 @@ struct memory_plan {
     double parameter_bytes, gradient_bytes; /* 4P each, for each local worker */
     double optimizer_bytes;                 /* 8P, or 8P/N when sharded, for each local worker */
     double ahead_bytes;                     /* with leads: 4P/N, for each local worker */
+    double lost_bytes;                      /* with a device and --carry: lost gradients */
     double weight_bytes;                    /* 2P in bf16: the weights that are computed with */
     double working_bytes;                   /* working memory of operations and libraries */
     double program_bytes;                   /* on a CPU: the process itself and its libraries */

@@ -64,11 +64,14 @@ static void send_owned(const struct bucket_pipeline *s, const struct worker *w, 
 }
 
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
+    const size_t offset = param_layout_bucket_offset(s->layout, bucket);
+    const size_t count = s->layout->bucket_elements[bucket];
+    if (w->residual)
+        s->be->add_residual(w->grads + offset, w->residual + offset, s->carried, count);
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);
     else
-        worker_send(w, s->be, w->comm_grads, param_layout_bucket_offset(s->layout, bucket),
-                    s->layout->bucket_elements[bucket]);
+        worker_send(w, s->be, w->comm_grads, offset, count);
     if (!s->overlap) return;
     if (s->staged)
         s->be->d2h_on_complete(gradient_sent, &s->notice[w - s->worker]);

@@ -7,7 +7,8 @@
  * reads copies in host memory (`staged`: several ranks, each with a device), worker.h copies
  * between the two while the device computes:
  *
- *     backward has finished a bucket     it is copied to the host; then lossynet is told
+ *     backward has finished a bucket     what was lost before is added; it is copied to the host; then
+ *                                        lossynet is told
  *     all gradients are finished         pipeline_gradients_sent waits for the last copy
  *     the owners have averaged           pipeline_receive copies their shards to the device
  *     the owners have updated            pipeline_send copies their shards to the host
@@ -43,6 +44,7 @@ struct bucket_pipeline {
     bool overlap;    /* phases proceed while workers compute */
     bool arriving;   /* parameters of the last broadcast are not yet on the device */
     bool gpu_direct; /* requested: network hardware reads gradients on the device */
+    float carried;   /* --carry, where workers have residuals */
     /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
     const char *sends;
     weight *

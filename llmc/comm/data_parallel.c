@@ -21,6 +21,29 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
 
 /* ---- open and close --------------------------------------------------------------------- */
 
+static struct worker *worker_of(const struct data_parallel *d, int id) {
+    return &d->worker[id - d->world.rank * d->local];
+}
+
+/* lossynet_residuals, of a struct data_parallel on a device */
+static void keep_residual(void *context, int worker, size_t offset, size_t n, size_t packet,
+                          const uint8_t *arrived) {
+    const struct data_parallel *d = (const struct data_parallel *)context;
+    const struct worker *w = worker_of(d, worker);
+    d->be->keep_lost(w->residual + offset, w->grads + offset, arrived, n, packet,
+                     d->options->wire_dtype == OPTION_WIRE_BF16);
+}
+
+static void save_residual(void *context, int worker, void *out) {
+    const struct data_parallel *d = (const struct data_parallel *)context;
+    d->be->download(out, worker_of(d, worker)->residual, d->layout->count * sizeof(float));
+}
+
+static void load_residual(void *context, int worker, const void *in) {
+    const struct data_parallel *d = (const struct data_parallel *)context;
+    d->be->upload(worker_of(d, worker)->residual, in, d->layout->count * sizeof(float));
+}
+
 /* staged: the network reads copies of the vectors in the host's memory. */
 static int open_comm(struct data_parallel *d, bool training, bool *staged) {
     const struct backend *be = d->be;
@@ -29,7 +52,11 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
                                            .copy = be->copy,
                                            .gather = be->gather};
     struct lossynet_settings s = comm_settings(d->options, d->layout, d->workers);
-    *staged = be->on_device && (d->world.ranks > 1 || s.error_feedback);
+    const struct lossynet_residuals residuals = {d, keep_residual, save_residual, load_residual};
+    if (!training) s.error_feedback = false;
+    d->keeps_lost = be->on_device && s.error_feedback;
+    if (d->keeps_lost) s.residuals = &residuals;
+    *staged = be->on_device && d->world.ranks > 1;
     s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
     if (*staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
     s.memory = be->on_device && !*staged ? &memory : NULL;
@@ -55,7 +82,7 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
         k->id = d->world.rank * d->local + w;
         size_t owned = worker_steps_alone(d->options) ? P : lossynet_owned_elements(d->comm, k->id);
         if (worker_allocate(k, d->be, P, owned, training, staged,
-                            comm_leads(d->options, d->workers)))
+                            comm_leads(d->options, d->workers), d->keeps_lost))
             return -1;
         d->params[w] = k->comm_params;
         d->grads[w] = k->comm_grads;
@@ -81,6 +108,7 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
                                                  !o->no_overlap && lossynet_overlaps(d->comm),
                                              .arriving = false,
                                              .gpu_direct = o->gpu_direct,
+                                             .carried = (float)o->carry,
                                              .sends = NULL,
                                              .weights = NULL,
                                              .notice = NULL};

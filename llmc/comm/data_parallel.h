@@ -44,6 +44,7 @@ struct data_parallel {
     float **params, **grads;         /* [local], the workers' vectors, as lossynet takes them */
     const float **ahead;             /* [local], what owners broadcast ahead of their own values */
     bool sent_ahead;                 /* the last broadcast sent `ahead` */
+    bool keeps_lost;                 /* the workers have residuals (worker.h) */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
     float *model;                    /* P: the owners' shards put together; N > 1 */
     bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */

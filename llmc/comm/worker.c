@@ -10,7 +10,7 @@ static int take(float **vector, void *(*allocate)(size_t bytes), size_t count, c
 }
 
 int worker_allocate(struct worker *w, const struct backend *be, size_t count, size_t owned,
-                    bool training, bool staged, bool leads) {
+                    bool training, bool staged, bool leads, bool carries) {
     const char *parameters = "a worker's parameters (--dry-run tells what a run needs)";
     if (take(&w->params, be->allocate, count, parameters)) return -1;
     w->comm_params = w->params;
@@ -22,6 +22,7 @@ int worker_allocate(struct worker *w, const struct backend *be, size_t count, si
         return -1;
     if (take(&w->m, be->allocate, owned, "optimizer state")) return -1;
     if (take(&w->v, be->allocate, owned, "optimizer state")) return -1;
+    if (carries && take(&w->residual, be->allocate, count, "lost gradients (--carry)")) return -1;
     if (!leads) return 0;
     const char *ahead = "the values that a worker broadcasts (--lead off does without)";
     if (take(&w->ahead, be->allocate, owned, ahead)) return -1;
@@ -34,6 +35,7 @@ void worker_release(struct worker *w, const struct backend *be) {
     if (w->comm_grads != w->grads) be->release_pinned(w->comm_grads);
     if (w->comm_ahead != w->ahead) be->release_pinned(w->comm_ahead);
     be->release(w->ahead);
+    be->release(w->residual);
     be->release(w->params);
     be->release(w->grads);
     be->release(w->m);

@@ -176,19 +176,25 @@ struct lossynet_lateness { /* of the gradients in averages, summed over packets 
 
 struct lossynet_feedback {
     float share;
-    float *residual; /* [V][elements]: what was sent in vain; NULL: nothing is carried */
-    float *mass;     /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet */
-    int *added;      /* [V]: buckets of the present vector that have their residual */
+    float *mass;     /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL:
+                    nothing is carried */
+    float *residual; /* [V][elements]: what was sent in vain; NULL: it is kept apart */
+    struct lossynet_residuals apart;
+    int *added; /* [V]: buckets of the present vector that have their residual */
     struct lossynet_lateness *late; /* [V]: of the last phase's averages */
 };
 
-void lossynet_feedback_open(struct lossynet_comm *comm); /* sees to pool.out_of_memory only */
+/* Sees to pool.out_of_memory only. apart: may be NULL. */
+void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart);
 void lossynet_feedback_close(struct lossynet_comm *comm);
 /* Before what is not sent yet of local worker v (0 ... V-1) leaves, up to a bucket; or of all. */
 void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket);
 void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
 /* After senders were told what arrived. */
 void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
+/* The residual of local worker v, as bytes. */
+void lossynet_feedback_save(const struct lossynet_comm *comm, int v, void *out);
+void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in);
 
 /* ---- drift (drift.c) ---- */
 

@@ -17,9 +17,12 @@
 
 #include <stdlib.h>
 
-void lossynet_feedback_open(struct lossynet_comm *comm) {
+void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart) {
     size_t local = (size_t)comm->local;
-    COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
+    if (apart)
+        comm->feedback.apart = *apart;
+    else
+        COMM_TAKE(comm, comm->feedback.residual, local * comm->partition.elements);
     COMM_TAKE(comm, comm->feedback.mass, lossynet_links(comm, true));
     COMM_TAKE(comm, comm->feedback.added, local);
     COMM_TAKE(comm, comm->feedback.late, local);
@@ -57,9 +60,49 @@ void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
         lossynet_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
 }
 
+void lossynet_feedback_save(const struct lossynet_comm *comm, int v, void *out) {
+    const struct lossynet_residuals *apart = &comm->feedback.apart;
+    const size_t n = comm->partition.elements;
+    if (comm->feedback.residual)
+        memcpy(out, comm->feedback.residual + (size_t)v * n, n * sizeof(float));
+    else
+        apart->save(apart->context, comm->first + v, out);
+}
+
+void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
+    const struct lossynet_residuals *apart = &comm->feedback.apart;
+    const size_t n = comm->partition.elements;
+    if (comm->feedback.residual)
+        memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(float));
+    else
+        apart->load(apart->context, comm->first + v, in);
+}
+
+/* The same as keep, where residuals are kept apart. */
+static void keep_apart(const struct lossynet_comm *comm, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const struct lossynet_residuals *apart = &comm->feedback.apart;
+    for (int owner = 0; owner < comm->workers; owner++) {
+        size_t n, offset, count;
+        const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
+                               lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+        for (int b = 0; b < partition->buckets; b++) {
+            lossynet_shard_span(partition, owner, b, &offset, &count);
+            if (count)
+                apart->keep(apart->context, comm->first + v, offset, count,
+                            partition->packet_elements, acked);
+            acked += lossynet_shard_packets(partition, b, owner);
+        }
+    }
+}
+
 /* What local worker v has sent in vain. */
 static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
     const struct lossynet_partition *partition = &comm->partition;
+    if (!comm->feedback.residual) {
+        keep_apart(comm, v);
+        return;
+    }
     float *residual = comm->feedback.residual + (size_t)v * partition->elements;
     for (int owner = 0; owner < comm->workers; owner++) {
         size_t n;
@@ -113,7 +156,8 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
 
 void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     const float share = comm->feedback.share;
-    lossynet_round_others(comm, vectors, true); /* what was sent, wherever the owner lives */
+    if (comm->feedback.residual) /* what was sent, wherever the owner lives */
+        lossynet_round_others(comm, vectors, true);
 #pragma omp parallel for num_threads(comm->threads) schedule(static)
     for (int v = 0; v < comm->local; v++) {
         keep(comm, v, vectors[v]);

@@ -295,7 +295,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
         lossless ? LOSSYNET_OK : lossynet_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);
     if (!status && comm->arrivals.deliver)
         status = lossynet_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
-    if (!status && comm->feedback.residual) lossynet_feedback_keep(comm, vectors);
+    if (!status && comm->feedback.mass) lossynet_feedback_keep(comm, vectors);
     if (status || !comm->transport) return status;
     lossynet_arrivals_clear(comm, LOSSYNET_GRADIENT);
     lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, lossless);

@@ -79,7 +79,7 @@ size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
                (size_t)comm->drift.samples * sizeof(float);
     return sizeof(struct worker_state) + chain_words(comm) * sizeof(uint64_t) +
            comm->partition.packets * sizeof(uint32_t) +
-           (comm->feedback.residual ? residual_bytes(comm) + mass_bytes(comm, worker) : 0);
+           (comm->feedback.mass ? residual_bytes(comm) + mass_bytes(comm, worker) : 0);
 }
 
 static void save_common(const struct lossynet_comm *comm, char *out) {
@@ -115,10 +115,9 @@ static void save_worker(const struct lossynet_comm *comm, int v, char *out) {
     }
     memcpy(out, comm->arrivals.age + (size_t)v * comm->partition.packets,
            comm->partition.packets * sizeof *comm->arrivals.age);
-    if (!comm->feedback.residual) return;
+    if (!comm->feedback.mass) return;
     out += comm->partition.packets * sizeof *comm->arrivals.age;
-    memcpy(out, comm->feedback.residual + (size_t)v * comm->partition.elements,
-           residual_bytes(comm));
+    lossynet_feedback_save(comm, v, out);
     memcpy(out + residual_bytes(comm), lossynet_feedback_mass(comm, v),
            mass_bytes(comm, comm->first + v));
 }
@@ -176,10 +175,9 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
     }
     memcpy(comm->arrivals.age + (size_t)v * comm->partition.packets, ages,
            comm->partition.packets * sizeof *comm->arrivals.age);
-    if (!comm->feedback.residual) return true;
+    if (!comm->feedback.mass) return true;
     ages += comm->partition.packets * sizeof *comm->arrivals.age;
-    memcpy(comm->feedback.residual + (size_t)v * comm->partition.elements, ages,
-           residual_bytes(comm));
+    lossynet_feedback_load(comm, v, ages);
     memcpy(lossynet_feedback_mass(comm, v), ages + residual_bytes(comm),
            mass_bytes(comm, comm->first + v));
     return true;

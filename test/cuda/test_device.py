@@ -32,11 +32,12 @@ def same(one, other, tolerance, *fields):
             f"{field}: {one[field]}, expected {other[field]}"
 
 
-@pytest.mark.parametrize("algorithm, wire", [("lossy", "float32"), ("rps", "float32"),
-                                             ("naive", "float32"), ("lossy", "bf16")])
-def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire):
+@pytest.mark.parametrize("algorithm, wire, carry", [
+    ("lossy", "float32", 0), ("rps", "float32", 0), ("naive", "float32", 0), ("lossy", "bf16", 0),
+    ("lossy", "float32", 0.7), ("lossy", "bf16", 1)])
+def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
     options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2",
-               f"--wire-dtype={wire}"]
+               f"--wire-dtype={wire}", f"--carry={carry}", "--steps=3"]
     steps, evaluation, shown = train(data, tmp_path / "device", "--device=cuda",
                                      "--dtype=float32", *options)
     expected, expected_evaluation, _ = train(data, tmp_path / "cpu", "--device=cpu", *options)
@@ -175,16 +176,16 @@ def test_ranks_that_share_a_gpu_share_its_memory(data):
     assert status == 0 and "2 processes, emulated" in out
 
 
-@pytest.mark.parametrize("algorithm, link, wire", [
-    ("lossy", "mpi", "float32"), ("lossy", "udp", "float32"), ("lossy", "udp", "bf16"),
-    ("rps", "mpi", "float32"), ("naive", "mpi", "float32"), ("reliable", "mpi", "float32"),
-    ("reliable", "mpi", "bf16")])
-def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire):
+@pytest.mark.parametrize("algorithm, link, wire, carry", [
+    ("lossy", "mpi", "float32", 0), ("lossy", "udp", "float32", 0), ("lossy", "udp", "bf16", 0),
+    ("rps", "mpi", "float32", 0), ("naive", "mpi", "float32", 0), ("reliable", "mpi", "float32", 0),
+    ("reliable", "mpi", "bf16", 0), ("lossy", "udp", "float32", 0.7), ("lossy", "mpi", "bf16", 1)])
+def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, carry):
     """Three ranks with a GPU each, whose vectors the network reads in the host's memory: the same
     numbers as three workers of one rank, that exchange on the device. (What is called on an emulated
     stream happens as late as it may.)"""
     options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3",
-               f"--wire-dtype={wire}"]
+               f"--wire-dtype={wire}", f"--carry={carry}"]
     one = train(data, tmp_path / "one", *options)
     done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
                    "--workers=3", "--batch=1", "--seq=32", "--steps=2", "--lr=3e-3", "--seed=5",
@@ -198,9 +199,9 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire):
     same(events(log, "eval")[0], one[1], 1e-6, "val_loss", "replica_val_loss")
 
 
-@pytest.mark.parametrize("dtype, modes", [("float32", ["late", "others", "soon"]),
-                                          ("bf16", ["others"])])
-def test_overlap_changes_nothing(data, tmp_path, dtype, modes):
+@pytest.mark.parametrize("dtype, modes, carry", [("float32", ["late", "others", "soon"], 1),
+                                                 ("bf16", ["others"], 0)])
+def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry):
     """Buckets leave during backward and come during forward, whichever of the device's streams is
     ahead: the same bits as when nothing overlaps. Two workers in each rank; two micro-batches, of
     which only the last one's gradients leave; an evaluation in between, for which all parameters
@@ -211,7 +212,7 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes):
         succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4",
                 "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3", "--seed=5", "--micro-batches=2",
                 "--packet-bytes=512", "--eval-sequences=4", "--eval-every=2", "--link=udp",
-                "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}",
+                "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}", f"--carry={carry}",
                 *([] if mode else ["--no-overlap"]), program=EMULATED, ranks=2,
                 environment={"EMULATED_STREAMS": mode or "late"})
         logs.append(events(log, "step") + events(log, "eval"))
@@ -223,16 +224,16 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes):
 
 
 @pytest.mark.parametrize("ranks", [0, 3])
-@pytest.mark.parametrize("algorithm, wire", [("lossy", "float32"), ("lossy", "bf16"),
-                                             ("naive", "float32")])
-def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, ranks):
-    """Moments and stale packets are read from the device and go back to it and, of several ranks, to
-    where the network reads them."""
+@pytest.mark.parametrize("algorithm, wire, carry", [("lossy", "float32", 0), ("lossy", "bf16", 1),
+                                                    ("naive", "float32", 0)])
+def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
+    """Moments, lost gradients and stale packets are read from the device and go back to it and, of several
+    ranks, to where the network reads them."""
     def steps(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
                 "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=3e-3",
                 "--warmup=0", "--packet-bytes=512", f"--algorithm={algorithm}",
-                "--loss-rate=0.3", f"--wire-dtype={wire}", f"--out={out}", *more, program=EMULATED,
+                "--loss-rate=0.3", f"--wire-dtype={wire}", f"--carry={carry}", f"--out={out}", *more, program=EMULATED,
                 ranks=ranks)
         return {event["step"]: event for event in events(out / "log.jsonl", "step")}
 

@@ -50,6 +50,7 @@ int main(void) {
 #define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),
 #include "test/llmc/operators_list.h"
         cmocka_unit_test_setup(test_weighted_sum_pinned, setup),
+        cmocka_unit_test_setup(test_residuals, setup),
         cmocka_unit_test_setup(test_same_bits_when_called_again, setup),
     };
     int failures = 0;

@@ -98,6 +98,7 @@ void operators_report(const char *title);
 
 void test_weights_are_rounded(void **state); /* the CPU's */
 void test_weighted_sum_pinned(void **state); /* a device's */
+void test_residuals(void **state);           /* a device's */
 
 /* ---- every operation once (operators_bits.c) -------------------------------------------------- */
 

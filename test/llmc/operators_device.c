@@ -148,6 +148,38 @@ void test_weighted_sum_pinned(void **state) {
     }
 }
 
+/* To the last bit: what a run keeps does not depend on where it is kept. */
+void test_residuals(void **state) {
+    (void)state;
+    size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 8}};
+    for (int s = 0; s < 2 * LENGTH(shapes); s++) {
+        const size_t n = shapes[s / 2][0], packet = shapes[s / 2][1];
+        const bool rounds = s % 2;
+        if (too_large(n)) continue;
+        struct array residual = array_random(n + packet, 1, FLOAT32);
+        struct array vector = array_random(n + packet, 1, FLOAT32);
+        uint8_t *arrived = (uint8_t *)malloc((n + packet - 1) / packet);
+        assert_non_null(arrived);
+        for (size_t k = 0; k * packet < n; k++) arrived[k] = random_uniform() > 0;
+        for (size_t j = 0; j < n; j++) {
+            const float sent = (float)vector.reference[j];
+            residual.reference[j] = arrived[j / packet] ? 0
+                                    : rounds            ? rounded_reference(sent)
+                                                        : sent;
+        }
+        subject.backend->keep_lost(residual.value, vector.value, arrived, n, packet, rounds);
+        assert_close(&residual, "keep_lost", 0, 0);
+        for (size_t j = 0; j < n; j++) {
+            const volatile float share = 0.7f * (float)residual.reference[j]; /* rounded */
+            vector.reference[j] = (float)vector.reference[j] + share;
+        }
+        subject.backend->add_residual(vector.value, residual.value, 0.7f, n);
+        assert_close(&vector, "add_residual", 0, 0);
+        array_free(&residual), array_free(&vector);
+        free(arrived);
+    }
+}
+
 void test_gather(void **state) {
     (void)state;
     enum { MOST = 1000, FROM = 50000 };

@@ -147,11 +147,91 @@ static void test_refusals(void **state) {
     assert_message(capture_end(), "error feedback: expected estimator mean or zero");
 }
 
+/* Residuals that the caller keeps (struct lossynet_residuals). */
+struct kept {
+    const float *vector[WORKERS];
+    float residual[WORKERS][ELEMENTS];
+};
+
+static float as_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static void keep(void *context, int worker, size_t offset, size_t n, size_t packet,
+                 const uint8_t *arrived) {
+    struct kept *k = (struct kept *)context;
+    for (size_t j = 0; j < n; j++)
+        k->residual[worker][offset + j] =
+            arrived[j / packet] ? 0 : as_bf16(k->vector[worker][offset + j]);
+}
+
+static void save(void *context, int worker, void *out) {
+    const struct kept *k = (const struct kept *)context;
+    memcpy(out, k->residual[worker], sizeof k->residual[worker]);
+}
+
+static void load(void *context, int worker, const void *in) {
+    struct kept *k = (struct kept *)context;
+    memcpy(k->residual[worker], in, sizeof k->residual[worker]);
+}
+
+/* What a caller keeps is what lossynet would have kept: the same averages, and states that are saved in
+ * one way and loaded in the other. */
+static void test_kept_by_the_caller(void **state) {
+    (void)state;
+    struct lossynet_settings settings = feedback_settings(0.4, LOSSYNET_MEAN);
+    settings.wire_dtype = LOSSYNET_BF16;
+    struct lossynet_comm *comm = open_alone(&settings);
+    static struct kept kept;
+    const struct lossynet_residuals residuals = {&kept, keep, save, load};
+    settings.residuals = &residuals;
+    struct lossynet_comm *other = open_alone(&settings);
+    float **x = take_vectors(WORKERS, ELEMENTS), **y = take_vectors(WORKERS, ELEMENTS);
+    lossynet_error_feedback_share(comm, 0.7);
+    for (uint64_t step = 0; step < 8; step++) {
+        for (int w = 0; w < WORKERS; w++) {
+            const size_t bytes = lossynet_state_bytes(comm, w);
+            void *saved = malloc(bytes), *mine = malloc(bytes);
+            lossynet_state_save(comm, w, saved);
+            lossynet_state_save(other, w, mine);
+            assert_int_equal(bytes, lossynet_state_bytes(other, w));
+            assert_memory_equal(saved, mine, bytes);
+            if (step == 4) { /* goes on with what the other one saved */
+                memset(kept.residual[w], 0xff, sizeof kept.residual[w]);
+                assert_true(lossynet_state_load(other, w, saved, bytes));
+            }
+            free(saved), free(mine);
+            for (size_t e = 0; e < ELEMENTS; e++) {
+                const volatile float late = 0.7f * kept.residual[w][e];
+                x[w][e] = (float)gradient(step, w, e);
+                y[w][e] = x[w][e] + late;
+            }
+            kept.vector[w] = y[w];
+        }
+        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_step_begin(other, step), LOSSYNET_OK);
+        lossynet_error_feedback_share(other, 0.7);
+        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(other, y, false), LOSSYNET_OK);
+        for (int w = 0; w < WORKERS; w++)
+            for (int b = 0; b < BUCKETS; b++) {
+                size_t offset, count;
+                lossynet_shard(comm, w, b, &offset, &count);
+                assert_memory_equal(x[w] + offset, y[w] + offset, count * sizeof(float));
+            }
+    }
+    free_vectors(x), free_vectors(y);
+    lossynet_close(comm), lossynet_close(other);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference),
-        cmocka_unit_test(test_nothing_is_lost),
-        cmocka_unit_test(test_state),
+        cmocka_unit_test(test_reference), cmocka_unit_test(test_nothing_is_lost),
+        cmocka_unit_test(test_state),     cmocka_unit_test(test_kept_by_the_caller),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("lost gradients, later", tests, NULL, NULL);

@@ -359,6 +359,21 @@ static void masked_round(float *to, const float *from, const uint8_t *arrived, s
     copy_arrived(cuda_masked_round, to, from, arrived, n, packet);
 }
 
+static void add_residual(float *vector, const float *residual, float share, size_t n) {
+    device_scope scope;
+    cuda_add_residual(vector, residual, share, n, device_stream());
+}
+
+static void keep_lost(float *residual, const float *vector, const uint8_t *arrived, size_t n,
+                      size_t packet, bool rounds) {
+    if (n == 0) return;
+    device_scope scope;
+    const size_t packets = (n + packet - 1) / packet;
+    arguments list(packets);
+    cuda_keep_lost(residual, vector, list.add(arrived, packets), n, packet, rounds,
+                   device_stream());
+}
+
 static void gather(float *out, const float *vector, const size_t *element_, size_t n) {
     if (n == 0) return;
     device_scope scope;
@@ -420,6 +435,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.weighted_sum_pinned = weighted_sum_pinned;
     b.masked_copy = masked_copy;
     b.masked_round = masked_round;
+    b.add_residual = add_residual;
+    b.keep_lost = keep_lost;
     b.gather = gather;
     return &b;
 }

@@ -1,5 +1,5 @@
 /* exchange.cuh — copies of packets between workers that share a device, as they are or rounded to
- * bfloat16 as on a wire, and of single elements for the host. (The average of packets is in
+ * bfloat16 as on a wire, what was lost of gradients, and single elements for the host. (The average of packets is in
  * weighted_sum.cuh.) */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
@@ -46,6 +46,52 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
     }
 }
 
+/* The same grid: 0 where a packet arrived, and what was sent elsewhere. */
+template <int W, bool rounds>
+__global__ void __launch_bounds__(EXCHANGE_THREADS)
+    keep_lost_kernel(float *residual, const float *vector, const uint8_t *arrived, size_t n,
+                     size_t packet, size_t packets) {
+    for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
+        const bool lost = !arrived[k];
+        const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
+        size_t i = k * packet + threadIdx.x * W;
+        for (; i + W <= end; i += blockDim.x * W) {
+            float x[W] = {};
+            if (lost) load(x, vector + i);
+            if (rounds)
+                for (int j = 0; j < W; j++) x[j] = rounded(x[j]);
+            store(residual + i, x);
+        }
+        for (; i < end; i++) /* the last few: one's */
+            residual[i] = !lost ? 0 : rounds ? rounded(vector[i]) : vector[i];
+    }
+}
+
+/* The intrinsics keep the compiler from contracting product and sum. */
+static __device__ inline float plus_share(float x, float share, float residual) {
+#ifdef CUDA_EMULATION
+    const volatile float product = share * residual;
+    return x + product;
+#else
+    return __fadd_rn(x, __fmul_rn(share, residual));
+#endif
+}
+
+template <int W>
+__global__ void __launch_bounds__(EXCHANGE_THREADS)
+    add_residual_kernel(float *vector, const float *residual, float share, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        float x[W], y[W];
+        load(x, vector + i);
+        load(y, residual + i);
+        for (int j = 0; j < W; j++) x[j] = plus_share(x[j], share, y[j]);
+        store(vector + i, x);
+        return;
+    }
+    for (; i < n; i++) vector[i] = plus_share(vector[i], share, residual[i]);
+}
+
 static __global__ void gather_kernel(float *out, const float *vector, const size_t *element,
                                      size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -72,6 +118,34 @@ static inline void cuda_masked_copy(float *to, const float *from, const uint8_t 
 static inline void cuda_masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
                                      size_t packet, cudaStream_t stream) {
     launch_masked_copy<true>(to, from, arrived, n, packet, stream);
+}
+
+/* residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere vector[j] */
+template <bool rounds>
+static inline void launch_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
+                                    size_t n, size_t packet, cudaStream_t stream) {
+    const size_t packets = ceil_div(n, packet);
+    const bool vectors = packet % wide<float> == 0 && are_aligned(residual, vector);
+    launch(vectors ? keep_lost_kernel<wide<float>, rounds> : keep_lost_kernel<1, rounds>,
+           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
+           dim3(EXCHANGE_THREADS), 0, stream, residual, vector, arrived, n, packet, packets);
+}
+
+static inline void cuda_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
+                                  size_t n, size_t packet, bool rounds, cudaStream_t stream) {
+    (rounds ? launch_keep_lost<true> : launch_keep_lost<false>)(residual, vector, arrived, n,
+                                                                packet, stream);
+}
+
+/* vector[j] += share * residual[j], j < n */
+static inline void cuda_add_residual(float *vector, const float *residual, float share, size_t n,
+                                     cudaStream_t stream) {
+    if (n == 0) return;
+    const bool vectors = are_aligned(vector, residual);
+    const size_t block = EXCHANGE_THREADS * (vectors ? wide<float> : 1);
+    launch(vectors ? add_residual_kernel<wide<float>> : add_residual_kernel<1>,
+           dim3((unsigned)ceil_div(n, block)), dim3(EXCHANGE_THREADS), 0, stream, vector, residual,
+           share, n);
 }
 
 /* out[i] = vector[element[i]], i < n */
