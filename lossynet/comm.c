@@ -73,6 +73,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     comm->retransmission.budget = settings->retransmission_budget;
     comm->lead.wanted = settings->lead;
     if (settings->memory) comm->memory = *settings->memory;
+    comm->averaging.whole = settings->weighted_sum_whole;
     comm->averaging.weighted_sum =
         settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
 

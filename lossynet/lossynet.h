@@ -142,6 +142,8 @@ struct lossynet_settings {
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
     lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
+    bool weighted_sum_whole; /* it is given a shard at a time, and not a part for each CPU thread: a
+                                device is fastest so */
     /* For what other ranks sent, which weighted_sum reads beside vectors: returns NULL where there is
      * no memory, and need not clear it. Both or neither; neither: malloc's. */
     void *(*allocate)(size_t bytes);

@@ -58,6 +58,7 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
     if (d->keeps_lost) s.residuals = &residuals;
     *staged = be->on_device && d->world.ranks > 1;
     s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
+    s.weighted_sum_whole = be->on_device;
     if (*staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
     s.memory = be->on_device && !*staged ? &memory : NULL;
     if (!training) s.drift_samples = 0;

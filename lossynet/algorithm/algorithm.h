@@ -95,6 +95,7 @@ struct lossynet_history { /* forgotten exponentially */
 struct lossynet_averaging {
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
+    bool whole;                       /* it is given a shard at a time */
     float *weights;                   /* [threads][largest_shard_packets * N] */
     const float **senders;            /* [threads][N] */
     struct lossynet_history *history; /* [V] */

@@ -239,7 +239,7 @@ static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, i
 
 /* Averages each bucket as soon as it is over, while later ones are on their way. */
 static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *const *vectors) {
-    int parts = (comm->threads + comm->local - 1) / comm->local;
+    int parts = comm->averaging.whole ? 1 : (comm->threads + comm->local - 1) / comm->local;
     for (int b = 0; b < comm->partition.buckets; b++) {
         lossynet_status status =
             lossynet_transport_wait_bucket(comm->transport, LOSSYNET_GRADIENT, b);

@@ -475,6 +475,48 @@ static void test_parts(void **state) {
     parts(0, true);
 }
 
+static int sums;
+
+static void count_sum(float *out, const float *const *sender, const float *weight, int senders,
+                      size_t n, size_t packet) {
+    __atomic_add_fetch(&sums, 1, __ATOMIC_RELAXED);
+    lossynet_weighted_sum_plain(out, sender, weight, senders, n, packet);
+}
+
+static void reduce_once(struct rank *rank, struct lossynet_comm *comm) {
+    int local = SCENARIO_WORKERS / post.ranks;
+    float **x = take_vectors(local, PART_ELEMENTS);
+    rank->status = lossynet_step_begin(comm, 0);
+    if (!rank->status) rank->status = lossynet_reduce(comm, x, false);
+    free_vectors(x);
+}
+
+/* A device averages a shard in one call; CPU threads share it between them. */
+static void test_whole_shards(void **state) {
+    (void)state;
+    struct lossynet_settings settings = part_settings(0.2);
+    struct lossynet_comm *comm = open_alone(&settings);
+    struct rank rank[RANKS];
+    int shards = 0;
+    for (int w = 0; w < SCENARIO_WORKERS; w++)
+        for (int b = 0; b < settings.buckets; b++) {
+            size_t offset, count;
+            lossynet_shard(comm, w, b, &offset, &count);
+            shards += count > 0;
+        }
+    lossynet_close(comm);
+    settings.weighted_sum = count_sum;
+    for (int whole = 0; whole < 2; whole++) {
+        settings.weighted_sum_whole = whole;
+        sums = 0;
+        office_open(false, -1);
+        run_ranks(RANKS, &settings, post_office_open, reduce_once, rank, NULL);
+        office_close();
+        for (int r = 0; r < RANKS; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
+        assert_true(whole ? sums == shards : sums >= shards);
+    }
+}
+
 /* ---- what arrived is told to the senders ---- */
 
 static bool loses_data; /* every seventh DATA from each peer, of the network itself */
@@ -716,6 +758,7 @@ int main(void) {
         cmocka_unit_test(test_same_bits_carried),
         cmocka_unit_test(test_same_bits_rounded),
         cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_whole_shards),
         cmocka_unit_test(test_delivered),
         cmocka_unit_test(test_retransmitted),
         cmocka_unit_test(test_other_settings),
