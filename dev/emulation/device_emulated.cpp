@@ -92,6 +92,10 @@ const char *device_identity(void) {
     return identity;
 }
 
+int device_memory_node(void) {
+    return -1;
+}
+
 const char *device_product_library(void) {
     return "plain loops";
 }

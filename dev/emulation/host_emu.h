@@ -11,7 +11,8 @@ enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
-    cudaErrorNotReady = 600
+    cudaErrorNotReady = 600,
+    cudaErrorIllegalAddress = 700
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -30,6 +31,8 @@ static inline const char *cudaGetErrorString(cudaError_t error) {
         return "invalid argument";
     case cudaErrorMemoryAllocation:
         return "out of memory";
+    case cudaErrorIllegalAddress:
+        return "an illegal memory access was encountered";
     default:
         return "not ready";
     }
@@ -69,6 +72,7 @@ static inline cudaError_t cudaFree(void *p) {
 }
 template <typename T>
 static inline cudaError_t cudaHostAlloc(T **p, size_t bytes, unsigned /* flags */) {
+    if (getenv("EMULATED_FAULT")) return cudaErrorIllegalAddress; /* of earlier work */
     cudaError_t error = cudaMalloc(p, bytes);
     if (error == cudaSuccess) cuda_emu::pinned_add(*p, bytes);
     return error;

@@ -5,10 +5,13 @@
  */
 #include "llmc/util/host_memory.h"
 
-#include <stdbool.h>
+#include <ctype.h>
+#include <linux/mempolicy.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum { PATH_BYTES = 1024 };
 static const double NO_LIMIT = 1e18; /* version 1 says so with a number near 2^63 */
@@ -159,4 +162,26 @@ int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEM
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
         read_groups(root, &versions[i], swap, limit, &count);
     return count;
+}
+
+int host_memory_node_of(const char *root, const char *address) {
+    char path[PATH_BYTES], lower[32] = "";
+    int node = -1;
+    for (size_t i = 0; address[i] && i < sizeof lower - 1; i++)
+        lower[i] = (char)tolower((unsigned char)address[i]);
+    snprintf(path, sizeof path, "%.512s/sys/bus/pci/devices/%s/numa_node", root, lower);
+    FILE *file = fopen(path, "re");
+    if (!file) return -1;
+    if (fscanf(file, "%d", &node) != 1) node = -1;
+    fclose(file);
+    return node;
+}
+
+bool host_memory_prefer(int node) {
+    enum { WORD = 8 * sizeof(unsigned long), WORDS = 1024 / WORD };
+    unsigned long nodes[WORDS] = {0};
+    if (node >= WORDS * WORD) return false;
+    if (node >= 0) nodes[node / WORD] = 1ul << node % WORD;
+    return syscall(SYS_set_mempolicy, node < 0 ? MPOL_DEFAULT : MPOL_PREFERRED,
+                   node < 0 ? NULL : nodes, node < 0 ? 0ul : (unsigned long)WORDS * WORD) == 0;
 }

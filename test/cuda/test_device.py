@@ -161,6 +161,12 @@ def test_devices_that_differ_are_refused(data):
     assert "on emulated, bf16" in line and "plain loops: expected the same on all ranks" in line
 
 
+def test_a_fault_is_not_lack_of_memory(data):
+    status, _, err = start_ranks(data, "--device=cuda", environment={"EMULATED_FAULT": "1"})
+    assert status == 1 and "out of memory" not in err
+    assert "CUDA: cudaHostAlloc (streams.cu:" in err and "an illegal memory access was encountered" in err
+
+
 def test_ranks_that_share_a_gpu_share_its_memory(data):
     """Each of them alone would find enough."""
     enough = needed(data, "none", 1) * 1.5

@@ -7,6 +7,9 @@
 #include <stdint.h>
 
 #include <cmocka.h>
+#include <linux/mempolicy.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "llmc/cli/memory_check.h"
 #include "llmc/util/host_memory.h"
@@ -210,6 +213,32 @@ static void test_nothing_is_known(void **state) {
     assert_true(found.fits);
 }
 
+static void test_node_of_a_device(void **state) {
+    (void)state;
+    const char *root = in_scratch("numa");
+    put("numa", "/sys/bus/pci/devices/0000:c1:00.0/numa_node", "1\n");
+    put("numa", "/sys/bus/pci/devices/0000:17:00.0/numa_node", "-1\n");
+    put("numa", "/sys/bus/pci/devices/0000:18:00.0/numa_node", "none\n");
+    assert_int_equal(host_memory_node_of(root, "0000:C1:00.0"), 1);
+    assert_int_equal(host_memory_node_of(root, "0000:17:00.0"), -1);
+    assert_int_equal(host_memory_node_of(root, "0000:18:00.0"), -1);
+    assert_int_equal(host_memory_node_of(root, "0000:19:00.0"), -1);
+}
+
+static void test_preferred_node(void **state) {
+    (void)state;
+    int mode = -1;
+    unsigned long nodes[16] = {0};
+    if (!host_memory_prefer(0)) skip(); /* the kernel refuses, as in some containers */
+    if (syscall(SYS_get_mempolicy, &mode, nodes, 1024ul, NULL, 0ul)) skip();
+    assert_int_equal(mode, MPOL_PREFERRED);
+    assert_int_equal(nodes[0], 1);
+    assert_true(host_memory_prefer(-1));
+    assert_int_equal(syscall(SYS_get_mempolicy, &mode, NULL, 0ul, NULL, 0ul), 0);
+    assert_int_equal(mode, MPOL_DEFAULT);
+    assert_false(host_memory_prefer(5000));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_host_alone),
@@ -221,6 +250,8 @@ int main(void) {
         cmocka_unit_test(test_ranks_of_a_host_add_up),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_nothing_is_known),
+        cmocka_unit_test(test_node_of_a_device),
+        cmocka_unit_test(test_preferred_node),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

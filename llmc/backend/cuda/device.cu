@@ -5,6 +5,7 @@
 #include "llmc/backend/cuda/product.h"
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/log/error.h"
+#include "llmc/util/host_memory.h"
 
 #include <cuda.h>
 #include <dlfcn.h>
@@ -15,7 +16,7 @@
 
 static struct {
     bool open;
-    int id;
+    int id, memory_node;
     char name[384], identity[40], products[64];
     void *scratch[SCRATCHES];
     size_t scratch_bytes[SCRATCHES];
@@ -82,6 +83,10 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     snprintf(device.name, sizeof device.name, "%s (sm_%d%d, %d SMs, %.0f GB)", properties.name,
              properties.major, properties.minor, properties.multiProcessorCount,
              (double)properties.totalGlobalMem / 1e9);
+    char address[32] = "";
+    if (cudaDeviceGetPCIBusId(address, sizeof address, device.id) != cudaSuccess)
+        cudaGetLastError();
+    device.memory_node = *address ? host_memory_node_of("", address) : -1;
     for (size_t i = 0; i < sizeof properties.uuid.bytes; i++)
         snprintf(device.identity + 2 * i, 3, "%02x", (unsigned char)properties.uuid.bytes[i]);
     product_library(device.products, sizeof device.products);
@@ -95,6 +100,10 @@ const char *device_name(void) {
 
 const char *device_identity(void) {
     return device.identity;
+}
+
+int device_memory_node(void) {
+    return device.memory_node;
 }
 
 const char *device_product_library(void) {

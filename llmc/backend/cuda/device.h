@@ -59,6 +59,7 @@ bool device_open(int local_rank, char *why, size_t why_size);
  * identity is that of this one device, the same in every process that uses it. */
 const char *device_name(void);
 const char *device_identity(void);
+int device_memory_node(void); /* of the host's memory, the nearest; -1: unknown */
 const char *device_product_library(void);
 
 /* Every operation holds one of these while it works. So operations of several threads take

@@ -187,6 +187,7 @@ static void ask(struct answer *x, const struct key *key) {
     int found = 0;
     cublasStatus_t status = lt.heuristic(lt.handle, x->operation, x->first, x->second, x->out,
                                          x->out, wanted, 1, &result, &found);
+    if (status == CUBLAS_STATUS_SUCCESS && found > 0) status = result.state;
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
         log_error("cuBLASLt has no algorithm for (%d, %d) x (%d, %d), %s: %s", key->M, key->K,
                   key->K, key->N, key->in == DTYPE_BF16 ? "bf16" : "float32", lt.text(status));

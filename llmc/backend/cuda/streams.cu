@@ -4,6 +4,7 @@
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/backend/cuda/device.h"
 #include "llmc/log/error.h"
+#include "llmc/util/host_memory.h"
 
 #include <stdlib.h>
 
@@ -69,12 +70,21 @@ void device_download(void *host, const void *from, size_t bytes) {
 
 /* ---- copies beside the computing ---- */
 
+/* Of the NUMA node that the device is attached to, since the thread may run on another, whose memory is
+ * a slower link away. */
 void *device_allocate_pinned(size_t bytes) {
     void *memory = NULL;
-    if (cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault) == cudaSuccess)
-        return memory;
-    cudaGetLastError(); /* otherwise the next launch would report this error */
-    return NULL;
+    const int node = device_memory_node();
+    const bool preferred = node >= 0 && host_memory_prefer(node);
+    const cudaError_t error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
+    if (preferred) host_memory_prefer(-1);
+    if (error == cudaErrorMemoryAllocation ||
+        error == cudaErrorInvalidValue /* impossible size */) {
+        cudaGetLastError(); /* otherwise the next launch would report this error */
+        return NULL;
+    }
+    check(error, "cudaHostAlloc", __LINE__); /* or an error of earlier work */
+    return memory;
 }
 
 void device_release_pinned(void *memory) {
