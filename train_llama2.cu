@@ -216,7 +216,7 @@ static double mean_loss(const float *losses, int n) {
  * thread that computes whole workers. On a GPU workers take turns. */
 
 struct worker_result { /* of a worker's forward and backward passes */
-    double loss;       /* mean over its tokens */
+    double loss;       /* mean over its tokens; negative: it had no gradient to compute */
     double waited;     /* seconds, for parameters */
     lossynet_status status;
 };
@@ -357,8 +357,13 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     const int B = t->B, T = t->T, M = t->options->micro_batches;
     struct bucket_context buckets = {.t = t, .w = w, .waited = 0, .status = LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
+    struct worker_result *result = &t->result[w - t->dp.worker];
     double loss = 0;
     (void)context;
+    result->loss = -1;
+    result->waited = 0;
+    result->status = LOSSYNET_OK;
+    if (!data_parallel_computes(&t->dp, w)) return;
     for (int m = 0; m < M; m++) {
         const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
                                            .done = m == M - 1 ? gradient_done : NULL,
@@ -370,7 +375,6 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
                                1.0f / ((float)B * T * M), m > 0, &hooks);
         loss += mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
     }
-    struct worker_result *result = &t->result[w - t->dp.worker];
     result->loss = loss;
     result->waited = buckets.waited;
     result->status = buckets.status;
@@ -409,7 +413,7 @@ static int forward_backward(struct trainer *t, int step) {
     const struct options *o = t->options;
     struct step_metrics *r = &t->record;
     double waited = 0;
-    if (data_parallel_begin(&t->dp, step)) return FAILED;
+    if (data_parallel_begin(&t->dp, &step)) return FAILED;
     for_each_worker(t, worker_gradient, NULL);
     t->dp.pipeline.arriving = false; /* forward has received each bucket */
     for (int w = 0; w < t->dp.local; w++) {
@@ -493,7 +497,7 @@ static int step_naive(struct trainer *t, int step) {
     return status;
 }
 
-/* One step of all workers. Whether loss and norm are finite is the caller's to look for, in
+/* One step of all workers: `step`, or with --deadline the later one in t->record.step. Whether loss and norm are finite is the caller's to look for, in
  * t->record. Returns 0, or -1 after reporting. */
 static int training_step(struct trainer *t, int step) {
     const int algorithm = t->options->algorithm;
@@ -501,7 +505,7 @@ static int training_step(struct trainer *t, int step) {
                        : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
                                                       : step_lossy(t, step);
     if (status) return status == NOT_FINITE ? 0 : -1;
-    return t->dp.pipeline.overlap ? 0 : finish_step(t);
+    return t->dp.pipeline.overlap || comm_skips(t->options) ? 0 : finish_step(t);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- *
@@ -695,8 +699,37 @@ static bool is_due(const struct options *o, int done, int every) {
     return done == o->steps || (every && done % every == 0);
 }
 
+/* Whether all ranks do something together after so many steps. */
+static bool is_pause(const struct trainer *t, int done) {
+    const struct options *o = t->options;
+    return done == o->steps || (t->val && is_due(o, done, o->eval_every)) ||
+           (o->sample_every && is_due(o, done, o->sample_every)) ||
+           (t->saver && is_due(o, done, o->save_every));
+}
+
+/* So many steps are done. */
+static void advance(struct trainer *t, int done) {
+    const uint64_t sequences = (uint64_t)t->options->micro_batches * t->dp.workers * t->B;
+    t->at.sequence += (uint64_t)(done - t->at.step) * sequences;
+    t->at.step = done;
+}
+
+/* With --deadline ranks may be at different steps, and learn of each other's wishes at different times.
+ * Before anything that all do together they meet, and go on from the same step. */
+static int meet(struct trainer *t, bool *stop, bool *broken) {
+    enum { STOP = 1, BROKEN = 2 };
+    unsigned wishes = (*stop ? STOP : 0) | (*broken ? BROKEN : 0);
+    int done = t->at.step;
+    if (finish_step(t) || data_parallel_meet(&t->dp, &done, &wishes)) return -1;
+    *stop = wishes & STOP;
+    *broken = wishes & BROKEN;
+    advance(t, done);
+    return 0;
+}
+
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
+    const bool skips = comm_skips(o) && t->dp.world.ranks > 1;
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
     bool stop = false, due;
@@ -704,17 +737,21 @@ static int train_loop(struct trainer *t) {
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));
     while (t->at.step < o->steps && !stop) {
-        const int done = t->at.step + 1;
+        if (training_step(t, t->at.step)) return -1;
+        bool broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
+        if (broken && !skips) return stop_not_finite(t, &t->record);
+        advance(t, t->record.step + 1);
+        async_writer_poll(t->saver, t->at.step, &due, &stop);
+        bool pauses = stop || broken || is_pause(t, t->at.step);
+        if (skips && (pauses || data_parallel_is_called(&t->dp))) {
+            if (meet(t, &stop, &broken)) return -1;
+            if (broken) return stop_not_finite(t, &t->record);
+            pauses = stop || is_pause(t, t->at.step);
+        }
+        const int done = t->at.step;
         const bool evaluates = t->val && is_due(o, done, o->eval_every);
         const bool writes = o->sample_every && is_due(o, done, o->sample_every);
-        if (training_step(t, t->at.step)) return -1;
-        if (!isfinite(t->record.loss) || !isfinite(t->record.grad_norm)) {
-            return stop_not_finite(t, &t->record);
-        }
-        t->at.step = done;
-        t->at.sequence += (uint64_t)o->micro_batches * t->dp.workers * t->B;
-        async_writer_poll(t->saver, done, &due, &stop);
-        const bool pauses = evaluates || writes || due || stop || done == o->steps;
+        due = t->saver && (stop || is_due(o, done, o->save_every));
         if (pauses && finish_step(t)) return -1;
         if (evaluates) {
             if (evaluate(t, done, &eval)) return -1;

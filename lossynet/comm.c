@@ -124,7 +124,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
     hash = lossynet_mix(hash ^ (uint64_t)comm->averaging.estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
     hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1 ^
-                        (uint64_t)settings->lead << 2);
+                        (uint64_t)settings->lead << 2 ^ (uint64_t)settings->skip_late << 3);
     hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^
                         (uint64_t)settings->error_feedback << 1);
     hash = lossynet_mix(hash ^ (uint64_t)settings->retransmission_rounds[0] << 32 ^
@@ -181,6 +181,8 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         .pace_gbps = settings->pace_gbps,
         .loss_budget = settings->loss_budget,
         .peer_timeout = settings->peer_timeout,
+        .skip_late = settings->skip_late,
+        .deadline = settings->deadline,
         .dscp = settings->dscp,
         .multicast = settings->multicast,
         .encrypt = settings->encrypt,
@@ -193,6 +195,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
     comm->pool.bytes += facts.link_bytes;
     if (settings->encrypt) comm->pool.bytes += lossynet_secure_memory(comm->world.ranks);
     comm->exchange.reliable = facts.reliable;
+    comm->steps.skips = settings->skip_late && !facts.reliable;
     status = prepare(comm, settings,
                      settings->packet_bytes ? settings->packet_bytes : facts.payload_most,
                      facts.multicast);
@@ -355,15 +358,6 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     }
     lossynet_close(comm);
     return bytes;
-}
-
-/* ---- steps ---- */
-
-lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
-    comm->steps.step = step;
-    if (comm->transport) lossynet_transport_set_step(comm->transport, step);
-    memset(comm->stats.counters[step % 2], 0, (size_t)comm->local * sizeof **comm->stats.counters);
-    return LOSSYNET_OK;
 }
 
 /* ---- the network before a run ---- */

@@ -174,8 +174,14 @@ struct lossynet_settings {
         record_loss; /* FILE, of rank r FILE.r: what arrived, for the loss model trace (loss_trace.c);
                               NULL: not written */
     double peer_timeout; /* seconds of silence after which a rank is dead; 0: 10 */
-    bool multicast;      /* parameters are sent once for all ranks, where the network can */
-    bool encrypt;        /* datagrams are encrypted and authenticated (crypto.h) */
+    /* Links udp and verbs, several ranks: a step does not wait for late ranks (transport/deadline.c) longer
+     * than `deadline` seconds after half of the ranks; 0: learnt. Between the lossynet_step_follow of a
+     * step and the next one call lossynet_reduce, lossynet_pulse and lossynet_broadcast, each once. Not
+     * with error_feedback, retransmission_rounds or return_masks. */
+    bool skip_late;
+    double deadline;
+    bool multicast; /* parameters are sent once for all ranks, where the network can */
+    bool encrypt;   /* datagrams are encrypted and authenticated (crypto.h) */
     /* With encrypt: a secret of all ranks, 16 to 4,096 bytes; NULL: the channel that ranks meet by is
      * trusted. */
     const char *key_file;
@@ -237,6 +243,21 @@ bool lossynet_register_device(struct lossynet_comm *comm, int worker, const floa
  * owners had: makes them what a broadcast that loses nothing would have left. With wire_dtype bf16
  * that rounds what a worker does not own; else it changes nothing. */
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
+
+/* With settings.skip_late, in the place of lossynet_step_begin: starts *step, or the later one that most
+ * ranks are at, which is then in *step: steps in between are left out. *idle: this rank was late, so its
+ * workers take part without a gradient; what the vectors hold is not sent. Without skip_late the same
+ * as lossynet_step_begin. */
+lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle);
+
+/* With settings.skip_late: whether another rank waits in a collective call that does not belong to
+ * a step (all but those that lossynet_step_follow names), so that this one had better join it. All must
+ * then agree on a step; lossynet_met says that they have. */
+bool lossynet_is_called(struct lossynet_comm *comm);
+void lossynet_met(struct lossynet_comm *comm);
+
+/* late[r], r < ranks: so many steps went on here without rank r since open. */
+void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late);
 
 /* Starts step `step` (0, 1, ...; the same on every rank). */
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step);
@@ -310,6 +331,24 @@ lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine
  * once, together with what waits. The same calls in the same order on every rank. Collective. */
 lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes);
+
+/* lossynet_all_gather, once in each step: with settings.skip_late it does not wait for late ranks, whose
+ * part of `all`, and of what was put aside, stays as it was: what they told last. */
+lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
+                               size_t bytes);
+
+/* With skip_late and record_loss: the numbers that local workers' updates use in this step are recorded
+ * beside what arrived, so that one process can make the run again (loss model "replay:FILE"). */
+void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead);
+
+struct lossynet_part { /* of a worker in a step */
+    bool takes_part;   /* false: it left the step out */
+    bool computes;     /* it has a gradient */
+    double norm, lead; /* that its update used, in a replay */
+};
+
+/* What a worker does in the present step. True in a replay, where every worker may be asked for. */
+bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out);
 
 /* With settings.return_masks: which packets of a local worker's vector arrived at their owners in
  * the last lossynet_reduce. Bit k % 8 of byte k / 8 stands for packet k; packets are numbered in

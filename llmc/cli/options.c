@@ -165,6 +165,11 @@ static const struct entry table[] = {
         "peer-timeout", peer_timeout, "10", 0.1, 1e6, "SECONDS",
         "udp, verbs: a rank that is silent for so long is dead. A phase goes on without it after a "
         "fifth of it, 2 s at least"),
+    STRING("deadline", deadline, "off", "auto|off|SECONDS",
+           "udp, verbs: a step waits for late ranks no longer than so many seconds after half of "
+           "the ranks; what is not there then is lost, and who is late leaves steps out. auto: as "
+           "long as pays by how the ranks did before; off: all wait. Algorithm lossy without "
+           "--carry and --repair"),
     SWITCH("no-overlap", no_overlap,
            "udp, verbs: compute and exchange packets in turn, not at the same time"),
     SWITCH("multicast", multicast,

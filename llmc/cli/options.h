@@ -61,6 +61,7 @@ struct options {
     const char *interface;
     const char *traffic_class;
     double pace_gbps, loss_budget, peer_timeout;
+    const char *deadline;
     const char *record_loss;
     bool no_overlap, multicast, encrypt, gpu_direct;
     const char *key_file;

@@ -75,8 +75,9 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     d->mine = (double *)calloc(3 * (size_t)d->local, sizeof *d->mine);
     d->gathered = (double *)calloc(3 * (size_t)d->workers, sizeof *d->gathered);
     d->losses = (double *)calloc((size_t)d->workers, sizeof *d->losses);
+    d->squares = (double *)calloc((size_t)d->workers, sizeof *d->squares);
     if (!d->worker || !d->params || !d->grads || !d->ahead || !d->mine || !d->gathered ||
-        !d->losses)
+        !d->losses || !d->squares)
         return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
@@ -143,6 +144,7 @@ void data_parallel_close(struct data_parallel *d) {
     free(d->mine);
     free(d->gathered);
     free(d->losses);
+    free(d->squares);
 }
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
@@ -238,7 +240,7 @@ int data_parallel_describe(const struct data_parallel *d, struct resume_run *out
 
 /* ---- a step ----------------------------------------------------------------------------- */
 
-int data_parallel_begin(struct data_parallel *d, int step) {
+int data_parallel_begin(struct data_parallel *d, int *step) {
     if (!d->unfinished) d->finished = log_seconds();
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     if (!d->pipeline.overlap) return 0;
@@ -249,10 +251,37 @@ int data_parallel_tell_losses(struct data_parallel *d) {
     return lossynet_all_gather_aside(d->comm, d->mine, d->losses, sizeof *d->mine) ? -1 : 0;
 }
 
-double data_parallel_mean_loss(const struct data_parallel *d) {
+double data_parallel_mean_loss(struct data_parallel *d) {
     double sum = 0;
-    for (int w = 0; w < d->workers; w++) sum += d->losses[w];
-    return sum / d->workers;
+    int computed = 0;
+    for (int w = 0; w < d->workers; w++) {
+        if (d->losses[w] < 0) continue;
+        sum += d->losses[w];
+        computed++;
+    }
+    if (computed) d->loss = sum / computed;
+    return d->loss;
+}
+
+bool data_parallel_computes(const struct data_parallel *d, const struct worker *w) {
+    struct lossynet_part part;
+    lossynet_replayed(d->comm, w->id, &part);
+    return part.computes;
+}
+
+int data_parallel_meet(struct data_parallel *d, int *step, unsigned *wishes) {
+    for (int w = 0; w < d->local; w++) d->mine[2 * w] = *step, d->mine[2 * w + 1] = *wishes;
+    if (lossynet_all_gather(d->comm, d->mine, d->gathered, 2 * sizeof *d->mine)) return -1;
+    for (int w = 0; w < d->workers; w++) {
+        if (d->gathered[2 * w] > *step) *step = (int)d->gathered[2 * w];
+        *wishes |= (unsigned)d->gathered[2 * w + 1];
+    }
+    lossynet_met(d->comm);
+    return 0;
+}
+
+bool data_parallel_is_called(struct data_parallel *d) {
+    return lossynet_is_called(d->comm);
 }
 
 /* Owners average what they receive of the workers' vectors. */
@@ -273,7 +302,9 @@ static int averaged_norm(struct data_parallel *d, double *norm) {
             d->mine[w] += d->be->sum_of_squares(d->worker[w].grads + offset, count);
         }
     }
-    if (data_parallel_sum(d, norm)) return -1;
+    if (lossynet_pulse(d->comm, d->mine, d->squares, sizeof *d->mine)) return -1;
+    *norm = 0;
+    for (int w = 0; w < d->workers; w++) *norm += d->squares[w];
     *norm = sqrt(*norm);
     return 0;
 }
@@ -291,21 +322,31 @@ int data_parallel_average_models(struct data_parallel *d) {
 }
 
 void data_parallel_update_shards(struct data_parallel *d, struct worker_step step, double norm) {
-    step.gradient_scale = worker_clip(d->options, norm);
-    step.lead = comm_leads(d->options, d->workers) ? comm_lead(d->options, d->comm) : 0;
-    d->sent_ahead = step.lead != 0;
+    const bool leads = comm_leads(d->options, d->workers);
+    const double lead = leads ? comm_lead(d->options, d->comm) : 0;
+    d->sent_ahead = lead != 0;
+    lossynet_note_part(d->comm, norm, lead);
+    struct lossynet_part part;
+    for (int w = 0; w < d->local; w++) /* in a replay owners differ in it */
+        d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead != 0;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         size_t state = 0;
+        const bool replayed = lossynet_replayed(d->comm, k->id, &part);
+        if (!part.takes_part) continue;
+        step.gradient_scale = worker_clip(d->options, replayed ? part.norm : norm);
+        step.lead = replayed ? part.lead : lead;
         for (int b = 0; b < d->layout->buckets; b++) {
             size_t offset, count;
             lossynet_shard(d->comm, k->id, b, &offset, &count);
             worker_update(k, d->be, d->layout, d->options, &step, state, offset, count);
+            if (d->sent_ahead && step.lead == 0) /* a replayed owner that did not lead */
+                d->be->copy(k->ahead + state, k->params + offset, count * sizeof(float));
             state += count;
         }
         if (d->sent_ahead) worker_send_ahead(k, d->be, state);
     }
-    lossynet_broadcast_ahead(d->comm, d->sent_ahead ? d->ahead : NULL, step.lead);
+    lossynet_broadcast_ahead(d->comm, d->sent_ahead ? d->ahead : NULL, lead);
 }
 
 void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm) {

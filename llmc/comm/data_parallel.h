@@ -49,7 +49,9 @@ struct data_parallel {
     float *model;                    /* P: the owners' shards put together; N > 1 */
     bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers that are exchanged */
-    double *losses;          /* [N], of this step */
+    double *losses;          /* [N], of this step; negative: the worker had no gradient */
+    double *squares;         /* [N], of owners' parts of the averaged gradient, as last told */
+    double loss;             /* mean, as last known */
     double communicating;    /* seconds spent waiting since the last step was finished */
     double finished;         /* when that was, or when this step began after a pause */
     bool unfinished; /* a broadcast has begun, and data_parallel_finish_end has not returned */
@@ -97,11 +99,19 @@ int data_parallel_describe(const struct data_parallel *d, struct resume_run *out
 
 /* ---- a step; all of these are collective and return 0, or -1 after reporting ---- */
 
-int data_parallel_begin(struct data_parallel *d, int step);
-/* Each local worker left its loss in `mine`. The exchange of the norm carries them. */
+/* Begins *step, or with --deadline the later step that most ranks are at, which is then in *step. */
+int data_parallel_begin(struct data_parallel *d, int *step);
+/* Whether a local worker computes a gradient in this step; with --deadline not where its rank was late. */
+bool data_parallel_computes(const struct data_parallel *d, const struct worker *w);
+/* With --deadline, between steps: makes all ranks meet. *step: in, so many steps this rank has done; out,
+ * the most that any has, which all go on from. *wishes: bits that any rank sets are set on all. */
+int data_parallel_meet(struct data_parallel *d, int *step, unsigned *wishes);
+/* With --deadline: whether another rank waits for this one to meet. */
+bool data_parallel_is_called(struct data_parallel *d);
+/* Each local worker left its loss in `mine`, or a negative number where it computed none. The exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);
-/* The mean of the losses of all workers, after the norm was exchanged. */
-double data_parallel_mean_loss(const struct data_parallel *d);
+/* The mean of the losses of all workers that computed one, after the norm was exchanged. */
+double data_parallel_mean_loss(struct data_parallel *d);
 /* *norm: of the averaged gradient; it may not be finite. */
 int data_parallel_average_gradients(struct data_parallel *d, double *norm);
 int data_parallel_average_models(struct data_parallel *d);

@@ -46,6 +46,25 @@ double comm_lead(const struct options *o, const struct lossynet_comm *comm) {
     return fixed + o->lead_extra + (lead_is_measured(o) ? lossynet_lead(comm) : 0);
 }
 
+/* ---- the deadline ----------------------------------------------------------------------- */
+
+static bool parse_deadline(const char *text, double *seconds) {
+    char *end;
+    *seconds = strtod(text, &end);
+    if (!strcmp(text, "auto") || !strcmp(text, "off")) return *seconds = 0, true;
+    return end != text && !*end && isfinite(*seconds) && *seconds > 0;
+}
+
+/* What all ranks have to be told in each step keeps them waiting for each other. */
+static bool deadline_fits(const struct options *o) {
+    return o->algorithm == ALGORITHM_LOSSY && o->carry == 0 && !o->gradient_repair &&
+           !o->parameter_repair && strcmp(o->link, "mpi") != 0;
+}
+
+bool comm_skips(const struct options *o) {
+    return deadline_fits(o) && strcmp(o->deadline, "off") != 0;
+}
+
 /* ---- settings --------------------------------------------------------------------------- */
 
 struct lossynet_settings comm_settings(const struct options *o, const struct param_layout *l,
@@ -68,6 +87,8 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.loss_budget = o->loss_budget;
     s.record_loss = o->record_loss;
     s.peer_timeout = o->peer_timeout;
+    s.skip_late = comm_skips(o);
+    parse_deadline(o->deadline, &s.deadline);
     s.multicast = o->multicast;
     s.encrypt = o->encrypt;
     s.key_file = o->key_file;
@@ -92,7 +113,7 @@ int comm_check(const struct options *o, int workers) {
     lossynet_estimator estimator;
     lossynet_link_kind link;
     char why[256];
-    double lead;
+    double lead, deadline;
     int dscp, wrong = 0;
     evenly.at = NULL;
     if (!lossynet_estimator_parse(o->estimator, &estimator)) {
@@ -109,6 +130,13 @@ int comm_check(const struct options *o, int workers) {
             "--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "
             "DSCP from 0 to 63, got '%s'",
             o->traffic_class);
+    } else if (!parse_deadline(o->deadline, &deadline)) {
+        wrong = log_error("--deadline: expected auto, off or a number of seconds above 0, got '%s'",
+                          o->deadline);
+    } else if (deadline > 0 && !deadline_fits(o)) {
+        wrong = log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs, "
+                          "without --carry and --repair: else ranks wait for each other",
+                          o->deadline);
     } else if (!parse_lead(o->lead, &lead)) {
         wrong = log_error("--lead: expected auto, off or a number of steps from 0 to 100, got '%s'",
                           o->lead);
@@ -150,9 +178,13 @@ int comm_check(const struct options *o, int workers) {
     return wrong;
 }
 
-int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int step) {
+int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int *step) {
+    uint64_t number = (uint64_t)*step;
+    bool idle;
     lossynet_error_feedback_share(comm, o->carry);
-    return lossynet_step_begin(comm, (uint64_t)step) ? -1 : 0;
+    if (lossynet_step_follow(comm, &number, &idle)) return -1;
+    *step = (int)number;
+    return 0;
 }
 
 void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *r) {

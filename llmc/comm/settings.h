@@ -27,9 +27,12 @@ bool comm_leads(const struct options *options, int workers);
 /* How far ahead owners send in the step that is about to be broadcast, in steps. */
 double comm_lead(const struct options *options, const struct lossynet_comm *comm);
 
-/* Calls lossynet_step_begin with what the options say about this step. Returns 0, or -1 after
+/* Calls lossynet_step_follow with what the options say about this step. Returns 0, or -1 after
  * reporting. */
-int comm_step_begin(struct lossynet_comm *comm, const struct options *options, int step);
+int comm_step_begin(struct lossynet_comm *comm, const struct options *options, int *step);
+
+/* Whether late ranks are not waited for (--deadline). */
+bool comm_skips(const struct options *options);
 
 /* Copies a step's packet counters into its metrics. */
 void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *record);

@@ -13,6 +13,7 @@
  *     error_feedback.c  lost gradients, added to the next ones
  *     rounding.c        what is sent as bfloat16, within a rank too
  *     lead.c            how far ahead of the model owners broadcast
+ *     step.c            the begin of a step, and steps that do not wait for late ranks
  *     drift.c           how far the replicas are apart, and how far they should be
  *     stats.c           counters, summed over all workers
  *     state.c           what is remembered from step to step, as bytes
@@ -231,6 +232,13 @@ void lossynet_drift_close(struct lossynet_comm *comm);
 lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors);
 void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
+/* ---- late ranks (step.c) ---- */
+
+/* Whether a worker has a gradient in this step: not where its rank idles, or is replayed so. */
+bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker);
+/* When lossynet_reduce begins: notes whether this rank is late. */
+void lossynet_late_note(struct lossynet_comm *comm);
+
 /* ---- the lead (lead.c) ---- */
 
 /* Sums over steps, of which older ones count less. */
@@ -269,6 +277,7 @@ struct lossynet_aside { /* gathers that the next exchange carries */
     size_t room;    /* bytes of a worker */
     char *mine;     /* [V * room]; NULL: the rank is alone */
     char *together; /* [N * room] */
+    uint8_t *came;  /* [R]: of the last pulse */
 };
 
 struct lossynet_stats {
@@ -291,6 +300,12 @@ struct lossynet_steps {
     uint64_t step, broadcast_step; /* the present one; that of the last broadcast */
     int round; /* of retransmission, the present one; 0: packets are sent for the first time */
     bool reducing, broadcasting; /* begun, not ended */
+    /* With settings.skip_late (step.c): */
+    bool skips;
+    bool begun;    /* a step */
+    bool idle;     /* local workers have no gradient in this step */
+    bool late;     /* this rank was, in the last reduce */
+    uint64_t next; /* the step after the present one */
 };
 
 struct lossynet_comm {

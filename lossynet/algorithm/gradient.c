@@ -59,17 +59,20 @@ struct weights {
     float own, other;
 };
 
-/* others: how many other workers' packets arrived; inflate: 1/(1-p) for `ht` */
-static struct weights estimate(lossynet_estimator estimator, int workers, int others,
+/* others: how many other workers' packets arrived; own: the owner has a gradient itself; inflate:
+ * 1/(1-p) for `ht` */
+static struct weights estimate(lossynet_estimator estimator, int workers, int others, bool own,
                                double inflate) {
     double n = workers;
     struct weights w = {(float)(1.0 / n), (float)(1.0 / n)};
     switch (estimator) {
     case LOSSYNET_MEAN:
-        w.own = w.other = (float)(1.0 / (1.0 + others));
+        w.own = w.other = (float)(1.0 / ((own ? 1.0 : 0.0) + others));
         break;
     case LOSSYNET_BALANCED:
-        if (others == 0)
+        if (!own)
+            w.other = (float)(1.0 / others);
+        else if (others == 0)
             w.own = 1;
         else
             w.other = (float)((n - 1.0) / (n * others));
@@ -116,11 +119,13 @@ static void fill_weights(const struct lossynet_comm *comm, int owner, const uint
     for (size_t k = 0; k < count; k++, weight += workers) {
         int present = 0;
         for (size_t s = 0; s < workers; s++) present += arrived[s * stride + k];
-        struct weights w = estimate(comm->averaging.estimator, comm->workers, present - 1, inflate);
+        const bool own = arrived[(size_t)owner * stride + k];
+        struct weights w =
+            estimate(comm->averaging.estimator, comm->workers, present - own, own, inflate);
         if (mass && comm->averaging.estimator == LOSSYNET_MEAN)
             w.own = w.other = weight_of_mass(comm, arrived + k, mass + k, stride);
         for (size_t s = 0; s < workers; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
-        weight[owner] = w.own;
+        if (own) weight[owner] = w.own;
     }
 }
 
@@ -168,6 +173,7 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
             uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, s, &n);
             uint8_t *mask = first ? arrived : lossynet_scratch(comm);
             lossynet_injected(comm, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
+            if (!lossynet_has_gradient(comm, s)) memset(mask, 0, n);
             for (size_t k = 0; !first && k < n; k++) arrived[k] |= mask[k];
         }
     }
@@ -273,6 +279,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     lossynet_status status = lossynet_reduce_begin(comm, vectors, lossless);
     if (status) return status;
     comm->steps.reducing = false;
+    lossynet_late_note(comm);
     lossynet_feedback_rest(comm, vectors);
     lossynet_round_others(comm, vectors, false); /* what is not sent in datagrams */
     fill_masks(comm, lossless);

@@ -18,21 +18,28 @@ void lossynet_aside_open(struct lossynet_comm *comm) {
     if (comm->world.ranks == 1) return;
     COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->local);
     COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers);
+    COMM_TAKE(comm, aside->came, (size_t)comm->world.ranks);
 }
 
 void lossynet_aside_close(struct lossynet_comm *comm) {
     free(comm->stats.aside.mine);
     free(comm->stats.aside.together);
+    free(comm->stats.aside.came);
 }
 
-/* Gathers parts of `part` bytes of each rank, in place. */
-static lossynet_status gather(struct lossynet_comm *comm, void *all, size_t part) {
+/* Parts of `part` bytes of each rank. */
+static void offsets(struct lossynet_comm *comm, size_t part) {
     for (int r = 0; r <= comm->world.ranks; r++) comm->stats.gather_offset[r] = part * (size_t)r;
+}
+
+/* Gathers such parts, in place. */
+static lossynet_status gather(struct lossynet_comm *comm, void *all, size_t part) {
+    offsets(comm, part);
     return lossynet_transport_gather(comm->transport, all, comm->stats.gather_offset);
 }
 
-/* Exchanges all that was put aside. */
-static lossynet_status gather_aside(struct lossynet_comm *comm) {
+/* Exchanges all that was put aside; in a pulse, the parts of late ranks stay what they were. */
+static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
     struct lossynet_aside *aside = &comm->stats.aside;
     const size_t part = aside->bytes;
     const int count = aside->count;
@@ -40,9 +47,17 @@ static lossynet_status gather_aside(struct lossynet_comm *comm) {
     aside->bytes = 0;
     if (!count) return LOSSYNET_OK;
     memcpy(aside->together + part * (size_t)comm->world.rank, aside->mine, part);
-    lossynet_status status = gather(comm, aside->together, part);
+    lossynet_status status;
+    if (pulse) {
+        offsets(comm, part);
+        status = lossynet_transport_pulse(comm->transport, aside->together,
+                                          comm->stats.gather_offset, aside->came);
+    } else {
+        status = gather(comm, aside->together, part);
+    }
     for (int r = 0; status == LOSSYNET_OK && r < comm->world.ranks; r++) {
         const char *from = aside->together + part * (size_t)r;
+        if (pulse && !aside->came[r]) continue;
         for (int i = 0; i < count; i++) {
             const size_t bytes = aside->item[i].bytes;
             memcpy((char *)aside->item[i].all + bytes * (size_t)r, from, bytes);
@@ -50,6 +65,10 @@ static lossynet_status gather_aside(struct lossynet_comm *comm) {
         }
     }
     return status;
+}
+
+static lossynet_status gather_aside(struct lossynet_comm *comm) {
+    return exchange_aside(comm, false);
 }
 
 lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
@@ -80,6 +99,21 @@ lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine
     return comm->transport ? gather(comm, all, part) : LOSSYNET_OK;
 }
 
+lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
+                               size_t bytes) {
+    const struct lossynet_aside *aside = &comm->stats.aside;
+    const size_t part = bytes * (size_t)comm->local;
+    if (!comm->steps.skips) return lossynet_all_gather(comm, mine, all, bytes);
+    if (aside->count == LOSSYNET_ASIDE_MOST ||
+        aside->bytes + part > aside->room * (size_t)comm->local) {
+        lossynet_log("a pulse of %zu bytes for each worker: expected at most %d beside the report",
+                     bytes, LOSSYNET_ASIDE_BYTES);
+        return LOSSYNET_INVALID;
+    }
+    lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
+    return status ? status : exchange_aside(comm, true);
+}
+
 /* ---- counters ---- */
 
 static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step) {
@@ -92,6 +126,8 @@ static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step)
         comm->stats.reported[e] = now[e];
     }
     mine->network[LOSSYNET_PACE] = now[LOSSYNET_PACE];
+    /* A late rank's count for nothing; they are of an earlier step. */
+    memset(comm->stats.gathered, 0, (size_t)comm->workers * sizeof *mine);
     return lossynet_all_gather_aside(comm, mine, comm->stats.gathered, sizeof *mine);
 }
 

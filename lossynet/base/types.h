@@ -70,7 +70,8 @@ struct lossynet_loss_settings {
                           "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost), white space
                               and lines from # ignored; each directed link reads it in a circle from
                               a place of its own; `rate` is ignored, except that a phase with rate 0
-                              loses nothing. */
+                              loses nothing.
+                          "replay:FILE": the packets of a recorded run (record_loss), in one process. */
     uint64_t seed;
     const char *at; /* links with another rate, in both phases: "3=0.5" those from and to worker 3,
                        "2-5=1" the one from 2 to 5, several with commas, of which the last that

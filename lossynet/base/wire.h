@@ -1,4 +1,4 @@
-/* wire.h — the datagram: what travels between ranks, version 6.
+/* wire.h — the datagram: what travels between ranks, version 7.
  *
  *      0                   1                   2                   3
  *      0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -23,7 +23,7 @@
  * Every number is little-endian, the payload's elements included: the order of every machine this
  * runs on, so that a payload of float32 is copied and never converted.
  *
- *   version   6
+ *   version   7
  *   type, k, e         one byte: its low four bits, two, and the high two
  *   e         DATA: the elements, 0 or 1 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the upper
  *             half of a float32; 2 float32 as in 0, sent from a device's memory. Others: 0
@@ -36,14 +36,15 @@
  *             PROBE    the same; asks for a STATE. packet: a question's number, or 0. sequence: DATA
  *                      sent so far, or, when it may overtake them, as many as were acknowledged.
  *             MESSAGE  fragment `packet` of a small message that must arrive; bytes
- *             ACK      of a DONE (kind GRADIENT, PARAMETER); or of MESSAGE: all fragments before
+ *             ACK      of a DONE (kind GRADIENT, PARAMETER); or of MESSAGE (the other kinds): all fragments before
  *                      `packet`, and bit i of the payload's last 8 bytes stands for packet + i.
  *                      Payload: the sender's state, and for MESSAGE 8 bytes more.
  *             LEAVE    the sender is done with this run; ABORT: it has failed (believed of one
  *             rank only when encrypted, or when it is silent from then on). Answered by LEFT.
  *             TEST     of a link's own, while it opens: no checksum, ignored later.
  *   k         kind: what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds
- *             (2). All ranks go through each kind in the same order, from 0 on.
+ *             for which all ranks wait (2), and those that go on without a late rank (3). All ranks
+ *             go through each kind in the same order, from 0 on; a late rank leaves some out.
  *   run       low half of a random number, the same on all ranks of a run: keeps runs that share a
  *             network apart
  *   sender, receiver   DATA: workers; receiver EVERYONE (multicast): all workers of other ranks.
@@ -57,15 +58,17 @@
  *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload; with e = 2, of the
  *             header alone: only over links whose hardware checks payloads from end to end.
  *
- * State of a rank towards another, nine numbers of 4 bytes:
+ * State of a rank towards another, eleven numbers of 4 bytes:
  *    0  open[GRADIENT], open[PARAMETER]: DATA of phases before this index + 1 is welcome, unless
  *       the phase is over
  *    8  finished[GRADIENT], finished[PARAMETER]: so many phases have been sent completely, or given
  *       up. What has not come of them will not come.
- *   16  messages: so many MESSAGE rounds are complete here
+ *   16  messages: so many MESSAGE rounds of kind 2 are complete here
  *   20  credit: DATA of sequences before this have been received, or given up; 24: of EVERYONE
  *   28  DATA sent to EVERYONE so far; as in PROBE
  *   32  DATA that have come, to the rank and to EVERYONE
+ *   36  so many MESSAGE rounds of kind 3 are complete here
+ *   40  so many MESSAGE rounds of kind 2 have begun here
  */
 #ifndef LOSSYNET_WIRE_H
 #define LOSSYNET_WIRE_H
@@ -75,9 +78,9 @@
 
 enum {
     WIRE_MAGIC = 0x4e4c, /* 'L' 'N' */
-    WIRE_VERSION = 6,
+    WIRE_VERSION = 7,
     WIRE_HEADER_BYTES = 28,
-    WIRE_STATE_BYTES = 36,
+    WIRE_STATE_BYTES = 44,
     WIRE_WORKERS = 65534, /* most workers that fit */
     WIRE_EVERYONE = 65535,
     WIRE_PACKET_BITS = 20,
@@ -99,7 +102,8 @@ enum {
     WIRE_TYPES,
 };
 
-enum { WIRE_MESSAGES = 2, WIRE_KINDS }; /* after LOSSYNET_GRADIENT, LOSSYNET_PARAMETER */
+/* after LOSSYNET_GRADIENT, LOSSYNET_PARAMETER */
+enum { WIRE_MESSAGES = 2, WIRE_PULSES, WIRE_KINDS };
 
 enum { WIRE_FLOAT32, WIRE_BF16, WIRE_DEVICE_FLOAT32 }; /* elements */
 

@@ -12,7 +12,9 @@
 
 /* ---- injected loss (loss_model.c) ---- */
 
-enum lossynet_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE };
+enum lossynet_loss_model { LOSS_BERNOULLI, LOSS_BURST, LOSS_OUTAGE, LOSS_TRACE, LOSS_REPLAY };
+
+struct lossynet_loss_replay; /* opaque: a recorded run */
 
 struct lossynet_loss_at { /* links with a rate of their own */
     int sender, receiver; /* receiver -1: those from and to `sender` */
@@ -26,6 +28,7 @@ struct lossynet_loss {
     double mean_run; /* burst: packets; outage: steps */
     uint8_t *trace;  /* 1 = arrives */
     size_t trace_length;
+    struct lossynet_loss_replay *replay;
     struct lossynet_loss_at *at; /* [at_count] */
     int at_count;
 };
@@ -54,7 +57,29 @@ lossynet_status lossynet_loss_trace_open(const char *path, const struct lossynet
 /* What arrived of n packets of a link in a phase. */
 void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender,
                               int receiver, const uint8_t *arrived, size_t n);
+/* What a worker did in a step. */
+struct lossynet_loss_part {
+    bool takes_part;   /* false: it left the step out */
+    bool computes;     /* it had a gradient */
+    double norm, lead; /* that its update used */
+};
+
+void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
+                              const struct lossynet_loss_part *part);
 /* After all links of a phase: logs what could not be written. */
 lossynet_status lossynet_loss_trace_flush(FILE *trace, int rank);
+
+/* ---- a recorded run, made again (loss_replay.c) ---- */
+
+/* Reads FILE, or FILE.0, FILE.1 ... On failure *out is NULL and `why` says in one line what was
+ * expected. */
+lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss_replay **out,
+                                          char *why, size_t why_size);
+void lossynet_loss_replay_close(struct lossynet_loss_replay *replay); /* NULL is fine */
+/* As lossynet_loss_mask. */
+void lossynet_loss_replay_mask(const struct lossynet_loss_replay *replay, lossynet_phase phase,
+                               uint64_t step, int sender, int receiver, size_t n, uint8_t *arrived);
+struct lossynet_loss_part lossynet_loss_replay_part(const struct lossynet_loss_replay *replay,
+                                                    uint64_t step, int worker);
 
 #endif

@@ -35,6 +35,9 @@
  * trace:FILE  the file is read in a circle; a link starts at a place of its own, and goes on from
  *     step to step. `rate` 0 turns loss off for a phase; other rates mean nothing.
  *
+ * replay:FILE  what arrived in a run that --record-loss has recorded, packet by packet; rates mean
+ *     nothing (loss_replay.c).
+ *
  * Some links may have a rate of their own (`at`), in both phases: those from and to a worker, or one
  * directed link. All else of the model is as on the other links.
  */
@@ -171,7 +174,9 @@ void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, 
     if (n == 0) return;
     const struct directed link = {loss, loss->model == LOSS_OUTAGE ? LOSSYNET_GRADIENT : phase,
                                   sender, receiver, link_rate(loss, phase, sender, receiver)};
-    if (link.rate <= 0)
+    if (loss->model == LOSS_REPLAY)
+        lossynet_loss_replay_mask(loss->replay, phase, step, sender, receiver, n, arrived);
+    else if (link.rate <= 0)
         memset(arrived, 1, n);
     else if (loss->model == LOSS_TRACE)
         mask_trace(&link, step, n, arrived);
@@ -336,7 +341,7 @@ static lossynet_status at_parse_one(struct lossynet_loss *loss, int workers, con
 
 static lossynet_status at_parse(struct lossynet_loss *loss, const char *text, int workers,
                                 char *why, size_t why_size) {
-    if (loss->model == LOSS_TRACE) {
+    if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY) {
         snprintf(why, why_size,
                  "'%s': a trace has no rates; expected loss model bernoulli, burst or outage",
                  text);
@@ -369,9 +374,13 @@ static lossynet_status model_parse(struct lossynet_loss *loss, const char *model
         loss->model = LOSS_TRACE;
         return trace_read(loss, model + 6, why, why_size);
     }
+    if (strncmp(model, "replay:", 7) == 0) {
+        loss->model = LOSS_REPLAY;
+        return lossynet_loss_replay_open(model + 7, &loss->replay, why, why_size);
+    }
     snprintf(why, why_size,
-             "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS or "
-             "trace:FILE",
+             "loss model \"%s\": expected bernoulli, burst:MEAN_LENGTH, outage:MEAN_STEPS, "
+             "trace:FILE or replay:FILE",
              model);
     return LOSSYNET_INVALID;
 }
@@ -397,6 +406,7 @@ lossynet_status lossynet_loss_open(struct lossynet_loss *loss,
 }
 
 void lossynet_loss_close(struct lossynet_loss *loss) {
+    lossynet_loss_replay_close(loss->replay);
     free(loss->trace);
     free(loss->at);
     *loss = (struct lossynet_loss){0};

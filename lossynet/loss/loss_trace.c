@@ -5,6 +5,10 @@
  *     # step 12, gradient, worker 3 to 0
  *     0000001110000...                 in order of (bucket, packet): 0 arrived, 1 did not
  *
+ * With a deadline, also what each worker did, for the loss model replay:FILE (loss_replay.c):
+ *
+ *     # step 12, worker 3 computes, norm 0x1.8p+0, lead 0x0p+0      or "idles": it was late before
+ *
  * scripts/loss_trace.py puts the steps of a link behind one another and tells how bursty they are.
  */
 #include "lossynet/loss/loss.h"
@@ -37,6 +41,12 @@ void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, 
         if (fwrite(digits, 1, count, trace) != count || putc('\n', trace) == EOF)
             return; /* ferror tells */
     }
+}
+
+void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
+                              const struct lossynet_loss_part *part) {
+    fprintf(trace, "# step %" PRIu64 ", worker %d %s, norm %a, lead %a\n", step, worker,
+            part->computes ? "computes" : "idles", part->norm, part->lead);
 }
 
 lossynet_status lossynet_loss_trace_flush(FILE *trace, int rank) {

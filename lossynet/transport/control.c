@@ -6,7 +6,13 @@
 
 #include <math.h>
 
-enum { AHEAD = 2 }; /* phases that a peer may be ahead of us, at most */
+enum {
+    AHEAD = 2,         /* phases that a peer may be ahead of us, at most; ... */
+    AHEAD_LATE = 10000 /* ... while it did not wait for us */
+};
+
+/* s: what a peer says after so long was not overtaken by what it said before. */
+static const double OVERTAKEN = 1;
 
 /* ---- sending ---- */
 
@@ -37,11 +43,13 @@ static void put_state(const struct lossynet_transport *t, int peer, uint8_t *to)
         wire_put(to + 4 * kind, phase->opened, 4);
         wire_put(to + 8 + 4 * kind, finished, 4);
     }
-    wire_put(to + 16, t->rounds.complete, 4);
+    wire_put(to + 16, t->rounds[LOSSYNET_MEETING].complete, 4);
     wire_put(to + 20, p->flow.seen, 4);
     wire_put(to + 24, p->flow.group_seen, 4);
     wire_put(to + 28, t->sender.group_sent, 4);
     wire_put(to + 32, p->flow.came, 4);
+    wire_put(to + 36, t->rounds[LOSSYNET_PULSE].complete, 4);
+    wire_put(to + 40, t->rounds[LOSSYNET_MEETING].begun, 4);
 }
 
 /* In two classes, what overtakes DATA does not say how much of it was sent (PROBE), and answers
@@ -53,16 +61,18 @@ static void send_in_class(struct lossynet_transport *t, int peer, int type, int 
     uint8_t payload[WIRE_STATE_BYTES + 8];
     size_t bytes = WIRE_STATE_BYTES;
     put_state(t, peer, payload);
-    if (type == WIRE_ACK && kind == WIRE_MESSAGES) {
-        wire_put(payload + bytes, p->message.got, 8);
+    struct lossynet_message *answered =
+        type == WIRE_ACK && kind >= WIRE_MESSAGES ? &p->message[kind - WIRE_MESSAGES] : NULL;
+    if (answered) {
+        wire_put(payload + bytes, answered->got, 8);
         bytes += 8;
     }
     if (type == WIRE_STATE) packet = overtakes ? 0 : p->control.echo;
     struct lossynet_datagram d =
         lossynet_control_datagram(t, peer, type, kind, index, packet, payload, bytes);
-    if (type == WIRE_ACK && kind == WIRE_MESSAGES) {
-        wire_put(d.header + WIRE_SEQUENCE_AT, p->message.stamp, 4);
-        p->message.stamp = 0;
+    if (answered) {
+        wire_put(d.header + WIRE_SEQUENCE_AT, answered->stamp, 4);
+        answered->stamp = 0;
     }
     if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
     if (overtakes) wire_put(payload + 28, p->flow.group_credit, 4);
@@ -93,20 +103,24 @@ void lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
                               lossynet_is_group(t, kind) ? t->sender.group.sent : tx->sent);
     }
     if (t->threads.closing && !p->live.knows &&
-        lossynet_timer_is_due(t, p, &p->message.repeat, now))
+        lossynet_timer_is_due(t, p, &p->message[LOSSYNET_MEETING].repeat, now))
         lossynet_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
-    if (control->ack_due)
-        lossynet_control_send(t, peer, WIRE_ACK, WIRE_MESSAGES, t->rounds.begun - 1,
-                              p->message.got_before);
-    else if (control->state_due)
-        lossynet_control_send(t, peer, WIRE_STATE, 0, 0, 0);
-    control->ack_due = false;
+    bool told = false; /* our state */
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
+        if (control->ack_due[which])
+            lossynet_control_send(t, peer, WIRE_ACK, WIRE_MESSAGES + which,
+                                  t->rounds[which].begun - 1, p->message[which].got_before);
+        told |= control->ack_due[which];
+        control->ack_due[which] = false;
+    }
+    if (control->state_due && !told) lossynet_control_send(t, peer, WIRE_STATE, 0, 0, 0);
     if (control->left_due) lossynet_control_send(t, peer, WIRE_LEFT, 0, 0, 0);
     control->left_due = false;
 }
 
 bool lossynet_control_busy(const struct lossynet_transport *t) {
-    bool busy = t->rounds.open || t->threads.closing;
+    bool busy =
+        t->rounds[LOSSYNET_MEETING].open || t->rounds[LOSSYNET_PULSE].open || t->threads.closing;
     for (int r = 0; !busy && r < t->world.ranks; r++)
         busy = t->peers[r].tx[0].done_waits || t->peers[r].tx[1].done_waits;
     return busy;
@@ -119,14 +133,20 @@ static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
 }
 
 /* What a rank can have opened, finished and completed is bounded by our own counts: nobody ends a phase
- * or a round without our part of it. What says more would keep us from sending for as long. */
+ * or a round without our part of it. What says more would keep us from sending for as long. With a
+ * deadline others may have gone on without us: then it is bounded by the time that steps take. */
 static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
-    bool possible = !later((uint32_t)wire_get(state + 16, 4), t->rounds.begun);
+    const uint32_t ahead = AHEAD + (t->deadline.on ? AHEAD_LATE : 0);
+    const uint32_t meetings = t->rounds[LOSSYNET_MEETING].begun;
+    bool possible = !later((uint32_t)wire_get(state + 16, 4), meetings) &&
+                    !later((uint32_t)wire_get(state + 40, 4), meetings + 1) &&
+                    !later((uint32_t)wire_get(state + 36, 4),
+                           t->rounds[LOSSYNET_PULSE].begun + (t->deadline.on ? ahead : 0));
     for (int kind = 0; kind < 2; kind++) {
         const struct lossynet_phase_state *phase = &t->phase[kind];
         uint32_t open = (uint32_t)wire_get(state + 4 * kind, 4);
         uint32_t finished = (uint32_t)wire_get(state + 8 + 4 * kind, 4);
-        possible &= !later(open, phase->begun + AHEAD) && !later(finished, phase->opened + AHEAD);
+        possible &= !later(open, phase->begun + ahead) && !later(finished, phase->opened + ahead);
     }
     return possible;
 }
@@ -145,27 +165,38 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_control *told = &p->control;
     struct lossynet_flow *flow = &p->flow;
+    const double now = t->receiver.now;
+    const bool overtaken = now - told->raised < OVERTAKEN;
     bool news = false;
     for (int kind = 0; kind < 2; kind++) {
         uint32_t open = (uint32_t)wire_get(from + 4 * kind, 4);
         uint32_t finished = (uint32_t)wire_get(from + 8 + 4 * kind, 4);
         if (later(open, told->open[kind])) told->open[kind] = open, news = true;
         if (later(finished, told->finished[kind])) told->finished[kind] = finished, news = true;
+        /* With a deadline a wrong count can be so high that nothing else corrects it. */
+        if (t->deadline.on && !news && !overtaken)
+            told->open[kind] = open, told->finished[kind] = finished;
         /* Whoever opens the next phase has closed this one, and needs no DONE. */
         if (later(told->open[kind], t->phase[kind].begun)) {
             p->tx[kind].done_waits = false;
+            p->tx[kind].refused |= !p->tx[kind].complete;
             p->tx[kind].complete = true;
         }
     }
-    uint32_t messages = (uint32_t)wire_get(from + 16, 4), credit = (uint32_t)wire_get(from + 20, 4),
-             group = (uint32_t)wire_get(from + 24, 4);
-    if (later(messages, told->messages)) {
-        told->messages = messages, news = true;
-        p->message.moved = t->receiver.now;
+    uint32_t credit = (uint32_t)wire_get(from + 20, 4), group = (uint32_t)wire_get(from + 24, 4);
+    uint32_t meetings = (uint32_t)wire_get(from + 40, 4);
+    if (news) told->raised = now;
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
+        uint32_t complete = (uint32_t)wire_get(from + (which == LOSSYNET_MEETING ? 16 : 36), 4);
+        if (!later(complete, told->complete[which])) continue;
+        told->complete[which] = complete, news = true;
+        p->message[which].moved = now;
     }
+    if (later(meetings, told->meetings)) told->meetings = meetings;
+    if (t->deadline.on) lossynet_deadline_told(t, peer);
     bool credited = take_credit(flow, credit, flow->sent, &flow->credit);
     credited |= take_credit(flow, group, t->sender.group_sent, &flow->group_credit);
-    if (credited) flow->credited = t->receiver.now;
+    if (credited) flow->credited = now;
     if (news || credited) lossynet_timer_news(t, p);
     if (!later(credit, flow->sent) && !later(group, t->sender.group_sent))
         lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));

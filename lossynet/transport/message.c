@@ -4,6 +4,10 @@
  * most LOSSYNET_FRAGMENTS of a peer's unacknowledged; a fragment is sent again when it is not
  * acknowledged in time, sooner when later ones were. A rank that has not begun the round yet drops
  * fragments; when it begins, its own fragments say so, and all are sent again at once.
+ *
+ * There are two kinds of rounds, each counted on its own. For rounds of kind WIRE_MESSAGES all ranks wait.
+ * A round of kind WIRE_PULSES belongs to a step: with a deadline it goes on without the part of a
+ * rank that is late (deadline.c), and a late rank finds that others have left the round behind.
  */
 #include "lossynet/transport/progress.h"
 
@@ -14,18 +18,26 @@ static const double OVERTAKEN = 3e-4; /* s, before a fragment that others overto
 static const double OVERTAKEN_SHARE = 1.25; /* or so many round trips */
 
 static size_t fragment(const struct lossynet_transport *t, size_t bytes, uint32_t n, size_t *at) {
-    *at = (size_t)n * t->rounds.fragment_bytes;
-    return bytes - *at < t->rounds.fragment_bytes ? bytes - *at : t->rounds.fragment_bytes;
+    *at = (size_t)n * t->fragment_bytes;
+    return bytes - *at < t->fragment_bytes ? bytes - *at : t->fragment_bytes;
 }
 
 static uint32_t fragments(const struct lossynet_transport *t, size_t bytes) {
-    const size_t one = t->rounds.fragment_bytes;
+    const size_t one = t->fragment_bytes;
     return bytes ? (uint32_t)((bytes + one - 1) / one) : 1;
 }
 
-static bool all_acknowledged(const struct lossynet_transport *t, const struct lossynet_peer *p) {
-    return p->message.acked_before == p->message.fragments ||
-           (int32_t)(p->control.messages - t->rounds.begun) >= 0;
+static bool all_acknowledged(const struct lossynet_transport *t, const struct lossynet_peer *p,
+                             int which) {
+    return p->message[which].acked_before == p->message[which].fragments ||
+           (int32_t)(p->control.complete[which] - t->rounds[which].begun) >= 0;
+}
+
+/* The peer has ended this round, maybe without us: its parameters of the step follow. */
+static bool has_passed(const struct lossynet_transport *t, const struct lossynet_peer *p,
+                       int which) {
+    return t->deadline.on && which == LOSSYNET_PULSE &&
+           (int32_t)(p->control.open[LOSSYNET_PARAMETER] - t->rounds[which].begun) >= 0;
 }
 
 /* The time, microseconds; never 0. */
@@ -36,12 +48,12 @@ static uint32_t stamp_of(double now) {
 /* ---- sending ---- */
 
 /* Sends the fragments that are new within the window, or not acknowledged in time. */
-void lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
+static void push(struct lossynet_transport *t, int peer, int which, double now) {
     struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_message *m = &p->message;
-    if (!t->rounds.open || all_acknowledged(t, p)) return;
+    struct lossynet_message *m = &p->message[which];
+    if (!t->rounds[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) return;
     const bool again = !t->link->reliable && lossynet_timer_is_over(t, &m->repeat, now);
-    const bool listens = m->in_round >= t->rounds.begun;
+    const bool listens = (int32_t)(m->in_round - t->rounds[which].begun) >= 0;
     const double timeout = fmin(m->repeat.pause, lossynet_timer_timeout(p));
     const double late = listens ? timeout : fmax(timeout, DEAF);
     const double overtaken = fmax(OVERTAKEN, OVERTAKEN_SHARE * p->round_trip.mean);
@@ -62,13 +74,17 @@ void lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
         *sent_at = now;
         repeated |= is_late;
         size_t at, bytes = fragment(t, m->out_bytes, m->acked_before + i, &at);
-        t->sender.batch[n] =
-            lossynet_control_datagram(t, peer, WIRE_MESSAGE, WIRE_MESSAGES, t->rounds.begun - 1,
-                                      m->acked_before + i, m->out + at, bytes);
+        t->sender.batch[n] = lossynet_control_datagram(t, peer, WIRE_MESSAGE, WIRE_MESSAGES + which,
+                                                       t->rounds[which].begun - 1,
+                                                       m->acked_before + i, m->out + at, bytes);
         wire_put(t->sender.batch[n++].header + WIRE_SEQUENCE_AT, stamp_of(now), 4);
     }
     if (repeated) lossynet_timer_again(t, p, &m->repeat, now);
     if (n > 0) lossynet_session_send(t, peer, t->sender.batch, n);
+}
+
+void lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) push(t, peer, which, now);
 }
 
 /* ---- receiving ---- */
@@ -76,9 +92,16 @@ void lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
 void lossynet_message_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
                               const uint8_t *payload) {
     struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_message *m = &p->message;
-    if ((int32_t)(h->index - t->rounds.begun) > 0) { /* nobody ends a round without our part */
+    if (h->kind < WIRE_MESSAGES) {
         t->receiver.rejected.invalid++;
+        return;
+    }
+    const int which = h->kind - WIRE_MESSAGES;
+    const struct lossynet_rounds *round = &t->rounds[which];
+    struct lossynet_message *m = &p->message[which];
+    const bool left_behind = t->deadline.on && which == LOSSYNET_PULSE;
+    if ((int32_t)(h->index - round->begun) > 0 && !left_behind) {
+        t->receiver.rejected.invalid++; /* nobody ends a round without our part */
         return;
     }
     lossynet_timer_news(t, p);
@@ -86,9 +109,9 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
     if ((int32_t)(h->index + 1 - m->in_round) > 0) {
         m->in_round = h->index + 1;
         /* What it could not hear before, it can now. */
-        if (m->in_round == t->rounds.begun) memset(m->sent_at, 0, sizeof m->sent_at);
+        if (m->in_round == round->begun) memset(m->sent_at, 0, sizeof m->sent_at);
     }
-    if (!t->rounds.open || h->index != t->rounds.begun - 1) {
+    if (!round->open || h->index != round->begun - 1) {
         p->control.state_due = true;
         return;
     }
@@ -97,7 +120,7 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
         t->receiver.rejected.invalid++;
         return;
     }
-    p->control.ack_due = true;
+    p->control.ack_due[which] = true;
     m->stamp = h->sequence;
     if (h->packet < m->got_before || h->packet - m->got_before >= LOSSYNET_FRAGMENTS) return;
     uint64_t bit = (uint64_t)1 << (h->packet - m->got_before);
@@ -110,12 +133,14 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
 void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
                                   const struct wire_header *h, const uint8_t *payload) {
     struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_message *m = &p->message;
+    const int which = h->kind - WIRE_MESSAGES;
+    struct lossynet_message *m = &p->message[which];
     double taken = 1e-6 * (uint32_t)(stamp_of(t->receiver.now) - h->sequence);
     if (h->sequence && taken > 0 && taken < t->session.peer_timeout)
         lossynet_timer_measured(&p->round_trip, taken);
-    if (!t->rounds.open || h->index != t->rounds.begun - 1 || h->length != WIRE_STATE_BYTES + 8 ||
-        h->packet > m->fragments || h->packet < m->acked_before)
+    if (!t->rounds[which].open || h->index != t->rounds[which].begun - 1 ||
+        h->length != WIRE_STATE_BYTES + 8 || h->packet > m->fragments ||
+        h->packet < m->acked_before)
         return;
     uint64_t mask = wire_get(payload + WIRE_STATE_BYTES, 8);
     uint32_t forward = h->packet - m->acked_before;
@@ -128,46 +153,68 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
 
 /* ---- rounds ---- */
 
-static bool is_exchanged(const struct lossynet_transport *t, int peer) {
+static bool is_exchanged(const struct lossynet_transport *t, int peer, int which) {
     const struct lossynet_peer *p = &t->peers[peer];
-    return p->message.got_before == p->message.expects && all_acknowledged(t, p);
+    const struct lossynet_message *m = &p->message[which];
+    if (has_passed(t, p, which)) return true;
+    return m->got_before == m->expects && all_acknowledged(t, p, which);
 }
 
 bool lossynet_message_awaits(const struct lossynet_transport *t, int peer) {
-    return t->rounds.open && !is_exchanged(t, peer);
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++)
+        if (t->rounds[which].open && !is_exchanged(t, peer, which)) return true;
+    return false;
 }
 
 double lossynet_message_owed(const struct lossynet_transport *t, int peer) {
     const struct lossynet_peer *p = &t->peers[peer];
-    const struct lossynet_message *m = &p->message;
-    bool begun = (int32_t)(m->in_round - t->rounds.begun) >= 0 ||
-                 (int32_t)(p->control.messages - t->rounds.begun) >= 0;
-    return t->rounds.open && begun && m->got_before < m->expects ? t->receiver.empty - m->moved : 0;
+    double owed = 0;
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
+        const struct lossynet_rounds *round = &t->rounds[which];
+        const struct lossynet_message *m = &p->message[which];
+        bool begun = (int32_t)(m->in_round - round->begun) >= 0 ||
+                     (int32_t)(p->control.complete[which] - round->begun) >= 0;
+        if (round->open && begun && m->got_before < m->expects && !has_passed(t, p, which))
+            owed = fmax(owed, t->receiver.empty - m->moved);
+    }
+    return owed;
 }
 
-bool lossynet_message_exchanged(struct lossynet_transport *t, int unused) {
-    (void)unused;
+bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
+    struct lossynet_rounds *round = &t->rounds[which];
+    const int ranks = t->world.ranks;
     bool received = true, all = true;
-    for (int r = 0; r < t->world.ranks; r++) {
+    int there = 1, in_time = 0; /* ranks whose part has come; on time, but not done yet */
+    for (int r = 0; r < ranks; r++) {
         if (r == t->world.rank) continue;
-        const struct lossynet_message *m = &t->peers[r].message;
+        const struct lossynet_message *m = &t->peers[r].message[which];
+        const bool done = is_exchanged(t, r, which);
         received &= m->got_before == m->expects;
-        all &= is_exchanged(t, r);
+        there += m->got_before == m->expects;
+        in_time += !done && !lossynet_deadline_ignores(t, r);
+        all &= done;
     }
-    if (received && t->rounds.complete != t->rounds.begun) {
-        t->rounds.complete = t->rounds.begun; /* from now on every state says so */
-        for (int r = 0; r < t->world.ranks; r++) t->peers[r].control.ack_due = true;
+    if (received && round->complete != round->begun) {
+        round->complete = round->begun; /* from now on every state says so */
+        for (int r = 0; r < ranks; r++) t->peers[r].control.ack_due[which] = true;
     }
-    return all;
+    if (all || !t->deadline.on || which != LOSSYNET_PULSE) return all;
+    if (round->half == 0 && 2 * there >= ranks) round->half = t->receiver.empty;
+    if (in_time == 0) return true;
+    if (!lossynet_deadline_is_over(t, round->half)) return false;
+    for (int r = 0; r < ranks; r++)
+        if (r != t->world.rank && !is_exchanged(t, r, which)) lossynet_deadline_late(t, r);
+    return true;
 }
 
-void lossynet_message_begin(struct lossynet_transport *t, const uint8_t *out,
+void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
                             const size_t *out_offset, bool same, uint8_t *in,
                             const size_t *in_offset) {
-    t->rounds.begun++;
-    t->rounds.open = true;
+    t->rounds[which].begun++;
+    t->rounds[which].open = true;
+    t->rounds[which].half = 0;
     for (int r = 0; r < t->world.ranks; r++) {
-        struct lossynet_message *m = &t->peers[r].message;
+        struct lossynet_message *m = &t->peers[r].message[which];
         int part = same ? t->world.rank : r;
         m->out = out + out_offset[part];
         m->in = in + in_offset[r];

@@ -5,7 +5,8 @@
  *     flow      datagrams on their way, in both directions   send.c, recv.c
  *     control   what it told of itself, and what we owe it    control.c
  *     tx, rx    the present phase of each kind             send.c, recv.c
- *     message   the present round of small messages         message.c
+ *     message   the present rounds of small messages        message.c
+ *     lateness  whether we wait for it                      deadline.c
  */
 #ifndef LOSSYNET_PEER_H
 #define LOSSYNET_PEER_H
@@ -13,8 +14,9 @@
 #include "lossynet/base/base.h"
 
 enum {
-    LOSSYNET_FRAGMENTS = 64, /* of a message on their way to a peer */
-    LOSSYNET_REACH = 4,      /* windows; a sequence that is farther from the last cannot be */
+    LOSSYNET_FRAGMENTS = 64,  /* of a message on their way to a peer */
+    LOSSYNET_ROUND_KINDS = 2, /* of message rounds: WIRE_MESSAGES, WIRE_PULSES */
+    LOSSYNET_REACH = 4,       /* windows; a sequence that is farther from the last cannot be */
 };
 
 struct lossynet_timer {
@@ -57,8 +59,10 @@ struct lossynet_flow {
 };
 
 struct lossynet_control {
-    uint32_t open[2], finished[2], messages; /* what it told of itself (wire.h) */
-    bool state_due, left_due, answer_due, ack_due;
+    uint32_t open[2], finished[2]; /* what it told of itself (wire.h) */
+    uint32_t complete[LOSSYNET_ROUND_KINDS], meetings;
+    double raised; /* when open or finished last grew */
+    bool state_due, left_due, answer_due, ack_due[LOSSYNET_ROUND_KINDS];
     uint32_t echo;     /* nonce of the last PROBE from it */
     uint32_t answered; /* nonce of the last PROBE of ours that it answered */
 };
@@ -66,6 +70,7 @@ struct lossynet_control {
 struct lossynet_tx { /* our present phase of a kind to one peer */
     uint32_t sent;   /* DATA */
     bool complete;   /* all sent, or given up */
+    bool refused;    /* given up, since the peer had closed the phase */
     bool done_waits; /* DONE is not acknowledged */
     struct lossynet_timer done;
 };
@@ -83,13 +88,14 @@ struct lossynet_rx { /* one peer's present phase of a kind to us */
     uint32_t announced;
     double last;    /* DATA came */
     double ending;  /* since then RX_ENDING */
+    double over;    /* when it became RX_OVER */
     uint32_t nonce; /* of the PROBE sent then: its answer comes after what was sent before */
     struct lossynet_timer probe;
     bool next_done; /* DONE of the next phase came before we opened it: nothing was sent */
     uint32_t next_announced;
 };
 
-struct lossynet_message { /* the present message round: ours to it, its to us */
+struct lossynet_message { /* the present message round of a kind: ours to it, its to us */
     const uint8_t *out;
     uint8_t *in;
     size_t out_bytes, in_bytes;
@@ -99,7 +105,17 @@ struct lossynet_message { /* the present message round: ours to it, its to us */
     uint32_t in_round;                  /* it has begun so many message rounds */
     uint32_t stamp; /* of its last fragment, until an acknowledgement has returned it; 0: none */
     double moved;   /* when it last sent a fragment, or completed a round */
-    struct lossynet_timer repeat; /* also of LEAVE */
+    struct lossynet_timer repeat; /* of the first kind, also of LEAVE */
+};
+
+struct lossynet_waiting { /* whether we wait for it (deadline.c) */
+    bool late;            /* we went on without it, and it has not caught up */
+    double since;         /* it is late, s */
+    double told;          /* so many seconds late when a line last said so; 0: none did */
+    uint32_t phase;  /* GRADIENT phases opened when it was late, until its lag is known; 0: it is */
+    uint32_t step;   /* the same, as counted by lossynet_deadline_learn */
+    double half;     /* when half of the ranks were done with that phase */
+    uint64_t phases; /* GRADIENT phases that we ended without it */
 };
 
 struct lossynet_peer {
@@ -109,7 +125,8 @@ struct lossynet_peer {
     struct lossynet_control control;
     struct lossynet_tx tx[2];
     struct lossynet_rx rx[2];
-    struct lossynet_message message;
+    struct lossynet_message message[LOSSYNET_ROUND_KINDS];
+    struct lossynet_waiting lateness;
 };
 
 #endif

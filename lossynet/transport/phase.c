@@ -37,6 +37,8 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
         t->peers[r].control.state_due = !self;
     }
     t->phase[phase].opened++;
+    t->phase[phase].reached = false;
+    t->phase[phase].half = 0;
     lossynet_progress_push(t, now);
     lossynet_progress_leave(t);
 }
@@ -44,8 +46,12 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
 void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase phase) {
     lossynet_progress_enter(t);
     t->phase[phase].begun++;
-    for (int r = 0; r < t->world.ranks; r++)
-        t->peers[r].tx[phase] = (struct lossynet_tx){.complete = r == t->world.rank};
+    for (int r = 0; r < t->world.ranks; r++) {
+        const uint32_t open = t->peers[r].control.open[phase];
+        const bool has_closed = t->deadline.on && (int32_t)(open - t->phase[phase].begun) > 0;
+        t->peers[r].tx[phase] = (struct lossynet_tx){.complete = r == t->world.rank || has_closed,
+                                                     .refused = has_closed};
+    }
     if (lossynet_is_group(t, phase)) t->sender.group = (struct lossynet_tx){0};
     lossynet_progress_leave(t);
 }
@@ -60,7 +66,7 @@ static lossynet_status await(struct lossynet_transport *t, lossynet_phase phase,
                              bool (*over)(struct lossynet_transport *, int), int argument) {
     struct lossynet_phase_state *state = &t->phase[phase];
     double start = lossynet_now();
-    state->awaited = true;
+    state->awaited = state->reached = true;
     lossynet_status status = lossynet_progress_until(t, over, argument);
     state->awaited = false;
     double seconds = lossynet_now() - start;
@@ -82,6 +88,7 @@ lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_ph
     lossynet_progress_enter(t);
     lossynet_status status = await(t, phase, phase_is_over, phase);
     settle(t);
+    if (phase == LOSSYNET_GRADIENT) lossynet_deadline_learn(t);
     state->closed = state->opened;
     state->closed_at = lossynet_now();
     t->receiver.grace = fmax(GRACE_MIN, 0.98 * t->receiver.grace);
@@ -122,14 +129,18 @@ lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_
 
 /* ---- messages ---- */
 
-static lossynet_status exchange(struct lossynet_transport *t, const uint8_t *out,
+static lossynet_status exchange(struct lossynet_transport *t, int which, const uint8_t *out,
                                 const size_t *out_offset, bool same, uint8_t *in,
-                                const size_t *in_offset) {
+                                const size_t *in_offset, uint8_t *came) {
     lossynet_progress_enter(t);
-    lossynet_message_begin(t, out, out_offset, same, in, in_offset);
-    lossynet_status status = lossynet_progress_until(t, lossynet_message_exchanged, 0);
+    lossynet_message_begin(t, which, out, out_offset, same, in, in_offset);
+    lossynet_status status = lossynet_progress_until(t, lossynet_message_exchanged, which);
     if (!status) lossynet_progress_push(t, lossynet_now()); /* our last acknowledgements */
-    t->rounds.open = false;
+    t->rounds[which].open = false;
+    for (int r = 0; came && r < t->world.ranks; r++) {
+        const struct lossynet_message *m = &t->peers[r].message[which];
+        came[r] = r == t->world.rank || m->got_before == m->expects;
+    }
     lossynet_progress_leave(t);
     return status;
 }
@@ -137,10 +148,25 @@ static lossynet_status exchange(struct lossynet_transport *t, const uint8_t *out
 lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void *out,
                                         const size_t *out_offset, void *in,
                                         const size_t *in_offset) {
-    return exchange(t, out, out_offset, false, in, in_offset);
+    return exchange(t, LOSSYNET_MEETING, out, out_offset, false, in, in_offset, NULL);
 }
 
 lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
                                           const size_t *offset) {
-    return exchange(t, data, offset, true, data, offset);
+    return exchange(t, LOSSYNET_MEETING, data, offset, true, data, offset, NULL);
+}
+
+lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
+                                         const size_t *offset, uint8_t *came) {
+    return exchange(t, LOSSYNET_PULSE, data, offset, true, data, offset, came);
+}
+
+bool lossynet_transport_is_called(struct lossynet_transport *t) {
+    const uint32_t begun = t->rounds[LOSSYNET_MEETING].begun;
+    bool called = false;
+    lossynet_progress_enter(t);
+    for (int r = 0; r < t->world.ranks; r++)
+        called |= (int32_t)(t->peers[r].control.meetings - begun) > 0;
+    lossynet_progress_leave(t);
+    return called;
 }

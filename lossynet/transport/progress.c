@@ -78,7 +78,8 @@ static bool watch(struct lossynet_transport *t, double now) {
     for (int r = 0; r < t->world.ranks; r++) {
         if (r == t->world.rank) continue;
         struct lossynet_peer *p = &t->peers[r];
-        if (!p->flow.blocked && !lossynet_recv_awaits(t, r) && !lossynet_message_awaits(t, r)) {
+        const bool owes = lossynet_recv_awaits(t, r) || lossynet_message_awaits(t, r);
+        if (!p->flow.blocked && !owes && !p->lateness.late) {
             p->live.expected = 0;
             continue;
         }
@@ -179,11 +180,11 @@ static void say_leave(struct lossynet_transport *t) {
     t->threads.closing = true;
     t->threads.closing_since = lossynet_now();
     for (int kind = 0; kind < 2; kind++) t->phase[kind].awaited = false;
-    t->rounds.open = false;
+    t->rounds[LOSSYNET_MEETING].open = t->rounds[LOSSYNET_PULSE].open = false;
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
-        p->message.repeat = lossynet_timer_at_once();
+        p->message[LOSSYNET_MEETING].repeat = lossynet_timer_at_once();
         for (int kind = 0; kind < 2; kind++)
             p->tx[kind].complete = true, p->tx[kind].done_waits &= !failed;
         if (failed) lossynet_control_send(t, r, type, 0, 0, 0), p->live.knows = true;

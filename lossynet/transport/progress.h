@@ -10,7 +10,7 @@
  *                    |        |       |
  *                 send.c   recv.c   message.c
  *                    |        |       |
- *                 control.c, pacing.c, timer.c
+ *                 control.c, pacing.c, timer.c, deadline.c
  *                    |
  *                 session.c: seals, verifies  -->  link->send, link->receive
  *
@@ -25,9 +25,10 @@
  * A bucket is over for a peer when it is complete, or a moment after later buckets of that peer
  * began to come: it is averaged, or computed with, while later ones are on their way.
  *
- * A peer that answers is waited for: every step needs one number from every rank (the norm of the
- * gradient), so that going on without it would gain nothing. A peer of which something is expected
- * and that is silent for peer_timeout is dead: the call returns LOSSYNET_LINK after one line.
+ * Without a deadline a peer that answers is waited for. With one (deadline.c) phases, and messages of
+ * kind LOSSYNET_PULSE, go on without a peer that is late; it finds others ahead and jumps to their step. A
+ * peer of which something is expected and that is silent for peer_timeout is dead: the call returns
+ * LOSSYNET_LINK after one line.
  *
  * DATA may travel in another traffic class than the rest (`dscp`), whose queues are longer. What
  * counts on coming behind DATA travels in its class then: the answer to a probe's nonce, and a PROBE
@@ -93,6 +94,8 @@ struct lossynet_phase_state { /* our present phase of a kind */
     uint32_t opened;          /* for receiving */
     uint32_t closed;
     bool awaited; /* the caller waits for its end */
+    bool reached; /* the caller has waited for something of it */
+    double half;  /* when half of the ranks were done with it; 0: not yet */
     double closed_at;
     double seconds; /* that ends took to wait for, averaged */
     struct lossynet_buckets buckets;
@@ -117,11 +120,13 @@ struct lossynet_sender {
     struct lossynet_tx group;
 };
 
-struct lossynet_rounds { /* of messages */
+enum { LOSSYNET_MEETING, LOSSYNET_PULSE }; /* message rounds: all wait; late ranks are left out */
+
+struct lossynet_rounds { /* of messages of a kind */
     uint32_t begun;
     uint32_t complete; /* here: we have everybody's part */
     bool open;
-    size_t fragment_bytes;
+    double half; /* when half of the ranks were done; 0: not yet */
 };
 
 struct lossynet_receiver {
@@ -135,6 +140,19 @@ struct lossynet_receiver {
     struct lossynet_rejected rejected;
     uint64_t ignored;    /* TEST datagrams */
     uint64_t stragglers; /* phases of peers that ended by deadline */
+};
+
+enum { LOSSYNET_DEADLINE_LAGS = 1024, LOSSYNET_DEADLINE_STEPS = 64 }; /* remembered, the last */
+
+struct lossynet_deadline {
+    bool on;
+    double fixed; /* s; 0: learnt */
+    double wait;  /* s, learnt */
+    double ended; /* when the last GRADIENT phase did */
+    int late;     /* peers */
+    uint32_t lags, steps;
+    float lag[LOSSYNET_DEADLINE_LAGS]; /* s, of peers, after the half-way rank */
+    float largest[LOSSYNET_DEADLINE_STEPS], base[LOSSYNET_DEADLINE_STEPS]; /* s, by step */
 };
 
 struct lossynet_threads {
@@ -154,7 +172,9 @@ struct lossynet_transport {
     struct lossynet_session session;
     struct lossynet_peer *peers; /* [R] */
     struct lossynet_phase_state phase[2];
-    struct lossynet_rounds rounds;
+    struct lossynet_rounds rounds[LOSSYNET_ROUND_KINDS];
+    size_t fragment_bytes; /* of a message */
+    struct lossynet_deadline deadline;
     struct lossynet_sender sender;
     struct lossynet_receiver receiver;
     struct lossynet_pacing pacing;
@@ -248,6 +268,29 @@ bool lossynet_control_receive(struct lossynet_transport *t, int peer, const stru
                               const uint8_t *payload);
 bool lossynet_control_busy(const struct lossynet_transport *t); /* repeats until answered */
 
+/* ---- deadline.c: going on without late ranks ---- */
+
+void lossynet_deadline_open(struct lossynet_deadline *deadline, bool on, double fixed);
+/* Seconds that a rank waits for others after half of them are done; infinite at first. */
+double lossynet_deadline_wait(const struct lossynet_transport *t);
+/* Whether they are over, `half` being when half were done (0: not yet). */
+bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half);
+/* Whether nothing waits for a peer any more: it is late, and at least half of the ranks are not. */
+static inline bool lossynet_deadline_ignores(const struct lossynet_transport *t, int peer) {
+    return t->peers[peer].lateness.late &&
+           2 * (t->world.ranks - t->deadline.late) >= t->world.ranks;
+}
+/* We go on without a peer. */
+void lossynet_deadline_late(struct lossynet_transport *t, int peer);
+/* A peer has told its state: it may have caught up. */
+void lossynet_deadline_told(struct lossynet_transport *t, int peer);
+/* In each turn: ends what late peers hold up in a phase. */
+void lossynet_deadline_check(struct lossynet_transport *t, int kind);
+/* A GRADIENT phase has ended: learns from how late peers were. */
+void lossynet_deadline_learn(struct lossynet_transport *t);
+/* The deadline with the most gradients per second; infinite while too little is known. */
+double lossynet_deadline_best(const struct lossynet_deadline *deadline);
+
 /* ---- message.c ---- */
 
 /* Sends to a peer what is due of our message. */
@@ -260,13 +303,14 @@ bool lossynet_message_awaits(const struct lossynet_transport *t, int peer);
 /* Seconds since a peer that has begun this round sent something of what we lack of it; 0: we lack
  * nothing. A peer repeats it until we acknowledge it, unless it wrongly believes that we did. */
 double lossynet_message_owed(const struct lossynet_transport *t, int peer);
-/* Begins a round: the part for rank r is bytes out_offset[r] ... out_offset[r + 1], or of this rank's
+/* Begins a round of a kind: the part for rank r is bytes out_offset[r] ... out_offset[r + 1], or of this rank's
  * where it is the same for all; in_offset: the parts from them. */
-void lossynet_message_begin(struct lossynet_transport *t, const uint8_t *out,
+void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
                             const size_t *out_offset, bool same, uint8_t *in,
                             const size_t *in_offset);
-/* For lossynet_progress_until: all parts have come, and ours have arrived. */
-bool lossynet_message_exchanged(struct lossynet_transport *t, int unused);
+/* For lossynet_progress_until: all parts of the round of this kind have come, and ours have arrived; but
+ * for those of late ranks in a LOSSYNET_PULSE. */
+bool lossynet_message_exchanged(struct lossynet_transport *t, int which);
 
 /* ---- send.c ---- */
 

@@ -177,6 +177,7 @@ static void check_complete(struct lossynet_transport *t, int kind, int peer) {
     bool answered = ended && (p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0);
     if (all || (quiet && answered)) {
         rx->state = RX_OVER;
+        rx->over = receiver->now;
         notice_black_hole(t, peer, rx);
         return;
     }
@@ -201,11 +202,13 @@ void lossynet_recv_check(struct lossynet_transport *t) {
             if (lossynet_timer_silence(t, r) <= patience(t, phase)) continue;
             if (phase->awaited && p->rx[kind].state != RX_OVER) {
                 p->rx[kind].state = RX_OVER;
+                p->rx[kind].over = t->receiver.empty;
                 t->receiver.stragglers++;
             }
             if (phase->begun > 0 && !p->tx[kind].complete && p->flow.blocked)
                 lossynet_send_complete(&p->tx[kind]); /* what is left is lost */
         }
+        lossynet_deadline_check(t, kind);
     }
 }
 
@@ -227,7 +230,9 @@ static bool bucket_is_over(const struct lossynet_transport *t, int kind, int buc
     for (int w = 0; w < t->shape.workers; w++) {
         size_t i = (size_t)bucket * t->shape.workers + w;
         if (b->missing[i] == 0 || is_local(t, w)) continue;
-        if (t->peers[w / t->shape.local].rx[kind].state == RX_OVER) continue;
+        const int peer = w / t->shape.local;
+        if (t->peers[peer].rx[kind].state == RX_OVER || lossynet_deadline_ignores(t, peer))
+            continue;
         double passed = b->passed[i];
         if (t->link->reliable || passed == 0 || receiver->empty - passed <= receiver->grace)
             return false;

@@ -127,6 +127,7 @@ static bool push_group(struct lossynet_transport *t, double *wait) {
 static bool is_waited_for(const struct lossynet_transport *t, struct lossynet_peer *p) {
     struct lossynet_flow *flow = &p->flow;
     const double now = t->receiver.now;
+    if (lossynet_deadline_ignores(t, (int)(p - t->peers))) return false;
     if (!flow->shut) flow->shut_since = now;
     if (!flow->blocked || now - flow->credited >= TURN) return false;
     if (t->receiver.empty - p->live.heard > SILENCE + lossynet_timer_timeout(p)) return false;

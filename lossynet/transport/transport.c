@@ -67,7 +67,7 @@ static lossynet_status introduce(struct lossynet_transport *t,
     session->payload_most = t->link->payload_most;
     session->multicast = settings->multicast && t->link->multicast;
     size_t room = session->payload_most - trailer;
-    t->rounds.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
+    t->fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
 
     /* All peers together may fill half of the queue; the rest is for what is not counted. */
     int window = t->link->receive_queue / 2 / (ranks - 1);
@@ -100,7 +100,9 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         lossynet_pacing_open(&t->pacing, settings->pace_gbps, settings->loss_budget);
         t->receiver.empty = lossynet_now();
         t->receiver.grace = GRACE_MIN;
+        lossynet_deadline_open(&t->deadline, settings->skip_late, settings->deadline);
         status = introduce(t, settings, link_open, share, share_context, all);
+        if (!status && t->link->reliable) t->deadline.on = false;
     }
     free(all);
     if (status)

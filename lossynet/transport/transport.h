@@ -74,6 +74,8 @@ struct lossynet_transport_settings { /* as in lossynet_settings */
     size_t packet_bytes;
     const char *interface;
     double pace_gbps, loss_budget, peer_timeout;
+    bool skip_late;  /* late ranks are not waited for, ... */
+    double deadline; /* ... longer than so many seconds; 0: adaptive */
     int dscp;
     bool multicast, encrypt;
     const char *key_file;
@@ -136,6 +138,26 @@ lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void
 /* In place: rank r's part of `data` is bytes offset[r] ... offset[r + 1]. Collective. */
 lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
                                           const size_t *offset);
+/* The same, once in each step, without the parts of late ranks: came[r]: rank r's part is whole. What
+ * the others' bytes hold is undefined. */
+lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
+                                         const size_t *offset, uint8_t *came);
+/* Whether a rank waits in a swap or gather that this rank has not begun. */
+bool lossynet_transport_is_called(struct lossynet_transport *t);
+
+/* ---- late ranks (deadline.c); of phases, one of each kind belongs to a step ---- */
+
+/* How many steps at least half of the ranks are ahead: so many GRADIENT phases have ended there that are
+ * open here. */
+uint32_t lossynet_transport_position(struct lossynet_transport *t);
+/* Whether this rank is late: most ranks have ended the present GRADIENT phase, and not all that is ours had
+ * left before they did. */
+bool lossynet_transport_is_late(struct lossynet_transport *t);
+/* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER phase has
+ * ended. Of GRADIENT nothing is open after it, until receive_begin. */
+void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps);
+/* late[r]: GRADIENT phases that this rank ended without rank r. */
+void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late);
 
 /* ---- queries ---- */
 

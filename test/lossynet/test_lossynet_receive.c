@@ -366,10 +366,12 @@ static void test_impossible_counters(void **state) {
     assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
 
     /* Phases opened and finished, rounds of messages. */
-    for (int i = 0; i < 5; i++) {
+    const int counts[] = {0, 1, 2, 3, 4, 9, 10};
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        const int i = counts[c];
         uint32_t told[WIRE_STATE_BYTES / 4] = {0};
         struct lossynet_control before = peer->control;
-        told[i] = t->rounds.begun + 10;
+        told[i] = t->rounds[LOSSYNET_MEETING].begun + 10;
         uint64_t invalid = t->receiver.rejected.invalid;
         feed_state(comm, WIRE_STATE, 0, told);
         assert_int_equal(t->receiver.rejected.invalid, invalid + 1);
@@ -378,10 +380,10 @@ static void test_impossible_counters(void **state) {
         assert_int_equal(t->receiver.rejected.invalid, invalid + 2);
         assert_memory_equal(&peer->control, &before, sizeof before);
     }
-    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->rounds.begun + 1);
+    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->rounds[LOSSYNET_MEETING].begun + 1);
     h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
     feed(comm, h, 4);
-    assert_true(peer->message.in_round <= t->rounds.begun);
+    assert_true(peer->message[LOSSYNET_MEETING].in_round <= t->rounds[LOSSYNET_MEETING].begun);
 
     /* What it has seen of our DATA: a little too much is all of it, much too much is nothing. */
     uint32_t told[WIRE_STATE_BYTES / 4] = {0}, sent = peer->flow.sent;
@@ -422,17 +424,18 @@ static void test_owed_message(void **state) {
     uint64_t mine[2] = {0}, all[4] = {0};
     const size_t offset[3] = {0, sizeof mine, sizeof all};
     lossynet_progress_enter(t);
-    lossynet_message_begin(t, (uint8_t *)mine, offset, true, (uint8_t *)all, offset);
+    lossynet_message_begin(t, LOSSYNET_MEETING, (uint8_t *)mine, offset, true, (uint8_t *)all,
+                           offset);
     t->receiver.empty = lossynet_now() + 100;
     assert_true(lossynet_message_owed(t, 1) == 0); /* it has not begun */
     t->receiver.now = lossynet_now();
-    uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->rounds.begun};
+    uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->rounds[LOSSYNET_MEETING].begun};
     lossynet_progress_leave(t);
     feed_state(comm, WIRE_STATE, 0, told);
     lossynet_progress_enter(t);
-    t->receiver.empty = t->peers[1].message.moved + 100;
+    t->receiver.empty = t->peers[1].message[LOSSYNET_MEETING].moved + 100;
     assert_close(lossynet_message_owed(t, 1), 100, 1e-6);
-    t->rounds.open = false;
+    t->rounds[LOSSYNET_MEETING].open = false;
     lossynet_progress_leave(t);
     close_peer(comm);
 }

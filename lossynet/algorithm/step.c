@@ -1,0 +1,107 @@
+/* step.c — the begin of a step, and steps that do not wait for late ranks, as far as vectors are concerned.
+ *
+ * A rank is late in a step when most ranks had ended its GRADIENT phase before all of this rank's gradient
+ * had left. It still ends the step, as an owner: it averages what came for its shards, updates and
+ * broadcasts them, though that may come too late as well. Then
+ *
+ *     it goes to the step that most ranks are at; steps in between it leaves out
+ *     in that step it computes no gradient, so that it is on time again: it idles
+ *
+ * What the others lack of it are lost packets. Parameters that it missed are as much older as steps were
+ * left out. In a replay (loss_replay.c) the record says what each worker did.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
+    if (comm->loss.replay)
+        return lossynet_loss_replay_part(comm->loss.replay, comm->steps.step, worker).computes;
+    return !comm->steps.idle || !lossynet_is_local(comm, worker);
+}
+
+/* Parameters of others that local workers did not receive in steps that were left out. */
+static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
+    const struct lossynet_partition *partition = &comm->partition;
+    for (int v = 0; v < comm->local; v++) {
+        uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
+        for (int i = 0; i < partition->buckets * comm->workers; i++) {
+            if (i % comm->workers == comm->first + v) continue;
+            for (size_t p = partition->shard_packet[i]; p < partition->shard_packet[i + 1]; p++)
+                age[p] = age[p] < UINT32_MAX - steps ? age[p] + (uint32_t)steps : UINT32_MAX;
+        }
+    }
+}
+
+/* Leaves out `steps` steps; GRADIENT of the one after is open for receiving then. */
+static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
+    if (steps == 0) return LOSSYNET_OK;
+    lossynet_status status = lossynet_broadcast_end(comm);
+    if (status) return status;
+    lossynet_transport_jump(comm->transport, (uint32_t)steps);
+    lossynet_arrivals_clear(comm, LOSSYNET_GRADIENT);
+    grow_older(comm, steps);
+    lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
+    comm->steps.step = step;
+    if (comm->transport) lossynet_transport_set_step(comm->transport, step);
+    memset(comm->stats.counters[step % 2], 0, (size_t)comm->local * sizeof **comm->stats.counters);
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle) {
+    struct lossynet_steps *steps = &comm->steps;
+    *idle = false;
+    if (steps->skips) {
+        const uint64_t others =
+            steps->begun ? steps->next + lossynet_transport_position(comm->transport) : *step;
+        if (!steps->begun) steps->next = *step;
+        *idle = others > *step || steps->late;
+        if (others > *step) *step = others;
+        lossynet_status status = leave_out(comm, *step - steps->next);
+        if (status) return status;
+        steps->next = *step + 1;
+        steps->begun = true;
+    }
+    steps->idle = *idle;
+    steps->late = false;
+    return lossynet_step_begin(comm, *step);
+}
+
+void lossynet_late_note(struct lossynet_comm *comm) {
+    if (comm->steps.skips)
+        comm->steps.late = lossynet_transport_is_late(comm->transport);
+}
+
+bool lossynet_is_called(struct lossynet_comm *comm) {
+    return comm->steps.skips && lossynet_transport_is_called(comm->transport);
+}
+
+void lossynet_met(struct lossynet_comm *comm) {
+    comm->steps.late = false;
+}
+
+/* ---- records and replays ---- */
+
+void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
+    const struct lossynet_loss_part part = {
+        .takes_part = true, .computes = !comm->steps.idle, .norm = norm, .lead = lead};
+    if (!comm->arrivals.trace || !comm->steps.skips) return;
+    for (int v = 0; v < comm->local; v++)
+        lossynet_loss_trace_part(comm->arrivals.trace, comm->steps.step, comm->first + v, &part);
+}
+
+bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {
+    *out = (struct lossynet_part){.takes_part = true, .computes = !comm->steps.idle};
+    if (!comm->loss.replay) return false;
+    const struct lossynet_loss_part part =
+        lossynet_loss_replay_part(comm->loss.replay, comm->steps.step, worker);
+    *out = (struct lossynet_part){part.takes_part, part.computes, part.norm, part.lead};
+    return true;
+}
+
+void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late) {
+    memset(late, 0, (size_t)comm->world.ranks * sizeof *late);
+    if (comm->transport) lossynet_transport_lateness(comm->transport, late);
+}

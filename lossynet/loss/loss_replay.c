@@ -1,0 +1,164 @@
+/* loss_replay.c — a run with late ranks, made again: what loss_trace.c has written of each rank.
+ *
+ * FILE is one rank's record, or FILE.0, FILE.1 ... those of all. A packet arrives if the record of its
+ * receiver says so; of a step that a worker left out there is none, so that nothing arrives. What a
+ * worker did in a step stands in a line of its own (lossynet_loss_trace_part).
+ */
+#include "lossynet/loss/loss.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct link_record {
+    uint64_t step;
+    int phase, sender, receiver;
+    size_t start, count; /* in `arrived` */
+};
+
+struct part_record {
+    uint64_t step;
+    int worker;
+    struct lossynet_loss_part part;
+};
+
+struct lossynet_loss_replay {
+    uint8_t *arrived; /* [packets] */
+    struct link_record *link;
+    struct part_record *part;
+    size_t packets, links, parts, room_packets, room_links, room_parts;
+};
+
+/* Room for one more; NULL: no memory. */
+static void *grow(void *old, size_t count, size_t *room, size_t size) {
+    if (count < *room) return old;
+    const size_t larger = *room ? 2 * *room : 1024;
+    void *memory = lossynet_memory_take(larger, size);
+    if (!memory) return NULL;
+    if (old) memcpy(memory, old, count * size);
+    free(old);
+    *room = larger;
+    return memory;
+}
+
+#define GROW(r, array, number, room)                                     \
+    do {                                                                 \
+        void *memory = grow((r)->array, (r)->number, &(r)->room, sizeof *(r)->array); \
+        if (!memory) return LOSSYNET_NO_MEMORY;                          \
+        (r)->array = memory;                                             \
+    } while (0)
+
+/* ---- reading ---- */
+
+/* A line that begins with #. Others than ours are comments. */
+static lossynet_status take_header(struct lossynet_loss_replay *r, const char *line) {
+    struct link_record link = {.start = r->packets};
+    struct part_record part;
+    char phase[16], what[16];
+    if (sscanf(line, "# step %" SCNu64 ", %15[a-z], worker %d to %d", &link.step, phase,
+               &link.sender, &link.receiver) == 4) {
+        link.phase = strcmp(phase, "gradient") ? LOSSYNET_PARAMETER : LOSSYNET_GRADIENT;
+        GROW(r, link, links, room_links);
+        r->link[r->links++] = link;
+    } else if (sscanf(line, "# step %" SCNu64 ", worker %d %15[a-z], norm %la, lead %la",
+                      &part.step, &part.worker, what, &part.part.norm, &part.part.lead) == 5) {
+        part.part.takes_part = true;
+        part.part.computes = strcmp(what, "computes") == 0;
+        GROW(r, part, parts, room_parts);
+        r->part[r->parts++] = part;
+    }
+    return LOSSYNET_OK;
+}
+
+static lossynet_status read_file(struct lossynet_loss_replay *r, FILE *file) {
+    char *line = NULL;
+    size_t room = 0;
+    lossynet_status status = LOSSYNET_OK;
+    while (!status && getline(&line, &room, file) >= 0) {
+        if (line[0] == '#') {
+            status = take_header(r, line);
+            continue;
+        }
+        for (const char *c = line; *c == '0' || *c == '1'; c++) {
+            GROW(r, arrived, packets, room_packets);
+            r->arrived[r->packets++] = *c == '0';
+            if (r->links) r->link[r->links - 1].count++;
+        }
+    }
+    free(line);
+    return status;
+}
+
+static int by_link(const void *a, const void *b) {
+    const struct link_record *x = a, *y = b;
+    if (x->step != y->step) return x->step < y->step ? -1 : 1;
+    if (x->phase != y->phase) return x->phase - y->phase;
+    return x->receiver != y->receiver ? x->receiver - y->receiver : x->sender - y->sender;
+}
+
+static int by_part(const void *a, const void *b) {
+    const struct part_record *x = a, *y = b;
+    return x->step != y->step ? (x->step < y->step ? -1 : 1) : x->worker - y->worker;
+}
+
+lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss_replay **out,
+                                          char *why, size_t why_size) {
+    struct lossynet_loss_replay *r = lossynet_memory_take(1, sizeof *r);
+    lossynet_status status = r ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
+    int files = 0;
+    for (int rank = -1; !status; rank++) {
+        char name[4096];
+        snprintf(name, sizeof name, rank < 0 ? "%s" : "%s.%d", path, rank);
+        FILE *file = fopen(name, "r");
+        if (!file && rank < 0) continue;
+        if (!file) break;
+        status = read_file(r, file);
+        fclose(file);
+        files++;
+        if (rank < 0) break;
+    }
+    if (!status && (files == 0 || r->parts == 0)) {
+        snprintf(why, why_size,
+                 files ? "replay %s: expected what a run with --record-loss and a deadline has "
+                         "written"
+                       : "replay %s: expected this file, or FILE.0, FILE.1 ... of all ranks",
+                 path);
+        status = LOSSYNET_FILE;
+    } else if (status) {
+        snprintf(why, why_size, "no memory for the replay %s", path);
+    }
+    if (!status) qsort(r->link, r->links, sizeof *r->link, by_link);
+    if (!status) qsort(r->part, r->parts, sizeof *r->part, by_part);
+    if (status) lossynet_loss_replay_close(r);
+    *out = status ? NULL : r;
+    return status;
+}
+
+void lossynet_loss_replay_close(struct lossynet_loss_replay *r) {
+    if (!r) return;
+    free(r->part);
+    free(r->link);
+    free(r->arrived);
+    free(r);
+}
+
+/* ---- asking ---- */
+
+void lossynet_loss_replay_mask(const struct lossynet_loss_replay *r, lossynet_phase phase,
+                               uint64_t step, int sender, int receiver, size_t n,
+                               uint8_t *arrived) {
+    const struct link_record key = {
+        .step = step, .phase = (int)phase, .sender = sender, .receiver = receiver};
+    const struct link_record *link =
+        r->links ? bsearch(&key, r->link, r->links, sizeof key, by_link) : NULL;
+    memset(arrived, 0, n);
+    if (link && link->count == n) memcpy(arrived, r->arrived + link->start, n);
+}
+
+struct lossynet_loss_part lossynet_loss_replay_part(const struct lossynet_loss_replay *r,
+                                                    uint64_t step, int worker) {
+    const struct part_record key = {.step = step, .worker = worker};
+    const struct part_record *part = bsearch(&key, r->part, r->parts, sizeof key, by_part);
+    return part ? part->part : (struct lossynet_loss_part){.takes_part = false};
+}
