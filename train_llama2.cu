@@ -448,7 +448,8 @@ static struct worker_step step_of(const struct trainer *t) {
     const struct worker_step s = {.step = t->record.step,
                                   .learning_rate = t->record.learning_rate,
                                   .gradient_scale = 1,
-                                  .lead = 0};
+                                  .lead = 0,
+                                  .weights = NULL};
     return s;
 }
 

@@ -170,6 +170,8 @@ struct backend {
                   float learning_rate, float weight_decay, float gradient_scale);
     /* the sum of squares in double, in an order that depends on n alone */
     double (*sum_of_squares)(const float *x, size_t n);
+    /* out[i] (host) = the same of x[i] (n[i]), i < count: the host waits once for all */
+    void (*sums_of_squares)(double *out, const float *const *x, const size_t *n, int count);
 
     /* ---- for lossynet; `weight`, `arrived`, `element` and the list of senders are the host's ----
      * out[j] = sum over i of weight[j / packet][i] * sender[i][j], j < n, in order of i.

@@ -91,7 +91,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     lossynet_status status =
         s->overlap ? lossynet_bucket_wait(s->comm, bucket, &slept) : LOSSYNET_OK;
     if (s->arriving) worker_receive(w, s->be, w->comm_params, offset, count);
-    if (s->weights)
+    if (s->weights && !s->current)
         s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,
                        count);
     *waited += slept;

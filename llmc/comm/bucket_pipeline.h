@@ -49,6 +49,7 @@ struct bucket_pipeline {
     const char *sends;
     weight *
         weights; /* the parameters that are computed with, if they are not float32; otherwise NULL */
+    bool current;                   /* and AdamW wrote them: there is nothing to convert */
     struct pipeline_notice *notice; /* [local] */
 };
 

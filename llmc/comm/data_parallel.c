@@ -72,12 +72,16 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     d->params = (float **)calloc((size_t)d->local, sizeof *d->params);
     d->grads = (float **)calloc((size_t)d->local, sizeof *d->grads);
     d->ahead = (const float **)calloc((size_t)d->local, sizeof *d->ahead);
+    const size_t shards = (size_t)d->local * (size_t)d->layout->buckets;
+    d->shard = (const float **)calloc(shards, sizeof *d->shard);
+    d->shard_count = (size_t *)calloc(shards, sizeof *d->shard_count);
+    d->shard_sum = (double *)calloc(shards, sizeof *d->shard_sum);
     d->mine = (double *)calloc(3 * (size_t)d->local, sizeof *d->mine);
     d->gathered = (double *)calloc(3 * (size_t)d->workers, sizeof *d->gathered);
     d->losses = (double *)calloc((size_t)d->workers, sizeof *d->losses);
     d->squares = (double *)calloc((size_t)d->workers, sizeof *d->squares);
-    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->mine || !d->gathered ||
-        !d->losses || !d->squares)
+    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->shard || !d->shard_count ||
+        !d->shard_sum || !d->mine || !d->gathered || !d->losses || !d->squares)
         return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
@@ -113,6 +117,7 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
                                              .carried = (float)o->carry,
                                              .sends = NULL,
                                              .weights = NULL,
+                                             .current = false,
                                              .notice = NULL};
     d->pipeline = pipeline;
     if (pipeline_open(&d->pipeline)) return -1;
@@ -141,6 +146,9 @@ void data_parallel_close(struct data_parallel *d) {
     free(d->params);
     free(d->grads);
     free(d->ahead);
+    free(d->shard);
+    free(d->shard_count);
+    free(d->shard_sum);
     free(d->mine);
     free(d->gathered);
     free(d->losses);
@@ -294,13 +302,17 @@ static int average(struct data_parallel *d, float *const *vectors, double start)
 
 /* Norm of the averaged gradient, of which each owner holds its part. */
 static int averaged_norm(struct data_parallel *d, double *norm) {
+    const int buckets = d->layout->buckets;
+    for (int i = 0; i < d->local * buckets; i++) {
+        const struct worker *w = &d->worker[i / buckets];
+        size_t offset;
+        lossynet_shard(d->comm, w->id, i % buckets, &offset, &d->shard_count[i]);
+        d->shard[i] = w->grads + offset;
+    }
+    d->be->sums_of_squares(d->shard_sum, d->shard, d->shard_count, d->local * buckets);
     for (int w = 0; w < d->local; w++) {
         d->mine[w] = 0;
-        for (int b = 0; b < d->layout->buckets; b++) {
-            size_t offset, count;
-            lossynet_shard(d->comm, d->worker[w].id, b, &offset, &count);
-            d->mine[w] += d->be->sum_of_squares(d->worker[w].grads + offset, count);
-        }
+        for (int b = 0; b < buckets; b++) d->mine[w] += d->shard_sum[w * buckets + b];
     }
     if (lossynet_pulse(d->comm, d->mine, d->squares, sizeof *d->mine)) return -1;
     *norm = 0;
@@ -329,11 +341,14 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     struct lossynet_part part;
     for (int w = 0; w < d->local; w++) /* in a replay owners differ in it */
         d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead != 0;
+    /* Who is alone owns everything, so that nothing else changes the weights in use. */
+    if (d->workers == 1) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         size_t state = 0;
         const bool replayed = lossynet_replayed(d->comm, k->id, &part);
         if (!part.takes_part) continue;
+        d->pipeline.current = step.weights != NULL;
         step.gradient_scale = worker_clip(d->options, replayed ? part.norm : norm);
         step.lead = replayed ? part.lead : lead;
         for (int b = 0; b < d->layout->buckets; b++) {

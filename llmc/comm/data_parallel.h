@@ -48,6 +48,9 @@ struct data_parallel {
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
     float *model;                    /* P: the owners' shards put together; N > 1 */
     bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */
+    const float **shard;     /* [local * buckets]: the gradients of what workers own, */
+    size_t *shard_count;     /* their numbers of elements, */
+    double *shard_sum;       /* and the sums of their squares */
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers that are exchanged */
     double *losses;          /* [N], of this step; negative: the worker had no gradient */
     double *squares;         /* [N], of owners' parts of the averaged gradient, as last told */

@@ -92,8 +92,10 @@ void worker_update(const struct worker *w, const struct backend *be,
         size_t n = span->offset + span->count - (offset + done);
         if (n > count - done) n = count - done;
         float *params = w->params + offset + done;
+        weight *in_use = params;
+        if (s->weights) in_use = (char *)s->weights + (offset + done) * be->weight_bytes;
         float *ahead = s->lead != 0 ? w->ahead + state + done : NULL;
-        be->adamw(params, params, w->m + state + done, w->v + state + done, ahead,
+        be->adamw(in_use, params, w->m + state + done, w->v + state + done, ahead,
                   w->grads + offset + done, n, &adamw, s->step + 1, (float)s->learning_rate,
                   span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
         done += n;

@@ -69,7 +69,8 @@ double worker_clip(const struct options *options, double norm);
 struct worker_step {
     int step; /* from 0 */
     double learning_rate, gradient_scale;
-    double lead; /* not 0: `ahead` is written, too */
+    double lead;     /* not 0: `ahead` is written, too */
+    weight *weights; /* not NULL: the parameters in use, all of a vector's, are written, too */
 };
 
 /* Runs AdamW on `count` parameters from `offset`. Their moments start at element `state` of m

@@ -215,6 +215,9 @@ template <typename T> struct operations {
         copy(&sum, result.memory, sizeof sum);
         return sum;
     }
+    static void sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
+        for (int i = 0; i < count; i++) out[i] = sum_of_squares(x[i], n[i]);
+    }
     static void weighted_sum(float *out, const float *const *sender, const float *weight, int N,
                              size_t n, size_t packet) {
         workspace weights(ceil_div(n, packet) * N * sizeof(float)), senders(N * sizeof *sender);
@@ -265,7 +268,8 @@ template <typename T> struct operations {
         b.attention_forward = attention_forward, b.attention_backward = attention_backward;
         b.attention_continue = attention_continue;
 #endif
-        b.adamw = adamw, b.sum_of_squares = sum_of_squares, b.weighted_sum = weighted_sum;
+        b.adamw = adamw, b.sum_of_squares = sum_of_squares, b.sums_of_squares = sums_of_squares;
+        b.weighted_sum = weighted_sum;
         b.masked_copy = masked_copy, b.masked_round = masked_round, b.gather = gather;
         return b;
     }

@@ -237,7 +237,7 @@ def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
     ranks, to where the network reads them."""
     def steps(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
-                "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=3e-3",
+                "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=1",
                 "--warmup=0", "--packet-bytes=512", f"--algorithm={algorithm}",
                 "--loss-rate=0.3", f"--wire-dtype={wire}", f"--carry={carry}", f"--out={out}", *more, program=EMULATED,
                 ranks=ranks)
@@ -248,3 +248,17 @@ def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
     parts = steps(tmp_path / "parts", 3, "--resume=auto")
     for step in (1, 2):
         same(parts[step], whole[step], 0, "loss", "grad_norm", "drift", "mean_age")
+
+
+def test_weights_that_adamw_writes_are_those_that_are_converted(data, tmp_path):
+    """Who is alone has AdamW write the bfloat16 weights; after --resume they are converted once."""
+    def losses(out, count, *more):
+        succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--device=cuda",
+                "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=1", "--warmup=0",
+                "--eval-every=2", "--eval-sequences=2", f"--out={out}", *more, program=EMULATED)
+        return {event["step"]: (event["loss"], event["grad_norm"])
+                for event in events(out / "log.jsonl", "step")}
+
+    whole = losses(tmp_path / "whole", 4)
+    losses(tmp_path / "parts", 3)
+    assert losses(tmp_path / "parts", 4, "--resume=auto")[3] == whole[3]

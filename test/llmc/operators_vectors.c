@@ -67,6 +67,13 @@ void test_sum_of_squares(void **state) {
         double sum = 0, got = subject.backend->sum_of_squares(x.value, x.n);
         for (size_t i = 0; i < x.n; i++) sum += x.reference[i] * x.reference[i];
         if (!(fabs(got - sum) <= 1e-12 * sum)) fail_msg("%zu: %.17g, not %.17g", x.n, got, sum);
+        /* Of several parts at once, to the last bit. */
+        const size_t half = x.n / 2, n[] = {half, 0, x.n - half, x.n};
+        const float *const part[] = {x.value, x.value, (const float *)x.value + half, x.value};
+        double sums[LENGTH(n)];
+        subject.backend->sums_of_squares(sums, part, n, LENGTH(n));
+        for (int i = 0; i < LENGTH(n); i++)
+            assert_true(sums[i] == subject.backend->sum_of_squares(part[i], n[i]));
         array_free(&x);
     }
 }

@@ -277,7 +277,7 @@ static void adamw_steps_agree(void **state) {
             golden_forward_backward(&g);
             losses[step] = loss_of(&g);
             double norm = sqrt(g.be->sum_of_squares(g.grads, g.layout.count));
-            const struct worker_step s = {step, 1e-3, worker_clip(&o, norm), 0};
+            const struct worker_step s = {step, 1e-3, worker_clip(&o, norm), 0, NULL};
             worker_update(&w, g.be, &g.layout, &o, &s, 0, 0, g.layout.count);
         }
         assert_true(losses[19] < losses[0]);

@@ -155,6 +155,12 @@ static double timed_sum_of_squares(const float *x, size_t n) {
     return sum;
 }
 
+static void timed_sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
+    const double start = clock_seconds();
+    real->sums_of_squares(out, x, n, count);
+    note(SUM_OF_SQUARES, start, 0);
+}
+
 static void timed_adamw(weight *param, float *master, float *m, float *v, float *ahead,
                         const float *gradient, size_t n, const struct adamw_settings *settings,
                         int step, float learning_rate, float weight_decay, float gradient_scale) {
@@ -183,6 +189,7 @@ static struct backend timed(const struct backend *be) {
     b.classifier = timed_classifier;
     b.adamw = timed_adamw;
     b.sum_of_squares = timed_sum_of_squares;
+    b.sums_of_squares = timed_sums_of_squares;
     return b;
 }
 

@@ -308,6 +308,10 @@ static double sum_of_squares(const float *x, size_t n) {
     return sum;
 }
 
+static void sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
+    for (int i = 0; i < count; i++) out[i] = sum_of_squares(x[i], n[i]);
+}
+
 /* ---- masked average ----------------------------------------------------------------------- */
 
 /* The sum is made apart and stored last, since out may be one of the senders. */
@@ -409,6 +413,7 @@ const struct backend BACKEND = {
     .classifier = classifier,
     .adamw = adamw,
     .sum_of_squares = sum_of_squares,
+    .sums_of_squares = sums_of_squares,
     .weighted_sum = weighted_sum,
     .masked_copy = masked_copy,
     .masked_round = masked_round,

@@ -308,14 +308,24 @@ static void adamw(tensor *param, float *master, float *m, float *v, float *ahead
     }
 }
 
-static double sum_of_squares(const float *x, size_t n) {
+static void sums_of_squares(double *out, const float *const *x, const size_t *n, int count) {
     device_scope scope;
-    const size_t bytes = cuda_sum_of_squares_workspace(n);
-    double *result = (double *)device_scratch_memory(SCRATCH_KERNEL, sizeof(double) + bytes);
-    double on_host = 0;
-    cuda_sum_of_squares(result, x, n, result + 1, bytes, device_stream());
-    device_download(&on_host, result, sizeof on_host);
-    return on_host;
+    size_t bytes = 0;
+    for (int i = 0; i < count; i++) {
+        const size_t needed = cuda_sum_of_squares_workspace(n[i]);
+        if (needed > bytes) bytes = needed;
+    }
+    const size_t results = (size_t)count * sizeof(double);
+    double *result = (double *)device_scratch_memory(SCRATCH_KERNEL, results + bytes);
+    for (int i = 0; i < count; i++)
+        cuda_sum_of_squares(result + i, x[i], n[i], result + count, bytes, device_stream());
+    if (count > 0) device_download(out, result, results);
+}
+
+static double sum_of_squares(const float *x, size_t n) {
+    double sum = 0;
+    sums_of_squares(&sum, &x, &n, 1);
+    return sum;
 }
 
 /* ---- for lossynet ------------------------------------------------------------------------- */
@@ -431,6 +441,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.classifier = classifier;
     b.adamw = adamw;
     b.sum_of_squares = sum_of_squares;
+    b.sums_of_squares = sums_of_squares;
     b.weighted_sum = weighted_sum;
     b.weighted_sum_pinned = weighted_sum_pinned;
     b.masked_copy = masked_copy;
