@@ -33,7 +33,8 @@ def install(name):
         return
     print(f"installing {wanted.relative_to(ROOT)} in {VENV}", file=sys.stderr)
     done = subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                           "--timeout", "20", "--retries", "2", "--no-deps", "-r", wanted],
+                           "--timeout", "20", "--retries", "2", "--no-deps", "--no-compile", "-r",
+                           wanted],
                           text=True, capture_output=True, timeout=PATIENCE, check=False)
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]

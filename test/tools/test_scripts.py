@@ -1,9 +1,10 @@
 """The scripts, as people call them."""
 import subprocess
 
+import numpy as np
 import pytest
 
-from program import BUILD, ROOT, environment_of, read_log
+from program import BUILD, ROOT, environment_of, read_log, write_tokens
 
 
 def call(*command, **environment):
@@ -13,7 +14,11 @@ def call(*command, **environment):
 
 
 def test_quickstart_from_text_to_plot(tmp_path):
-    """All of it, with 8 steps instead of 560."""
+    """All of it, with 8 steps instead of 560, and evaluated on a tenth of the held-out text."""
+    held_out = tmp_path / "data" / "kjv_val.bin"
+    done = call("scripts/quickstart.sh", tmp_path, TRAIN_LLAMA2="false")
+    assert done.returncode == 1 and "2/6  No loss" in done.stdout and "3/6" not in done.stdout
+    write_tokens(held_out, np.fromfile(held_out, dtype="<u2", offset=1024)[:6000], 2048)
     done = call("scripts/quickstart.sh", tmp_path, STEPS="8")
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines()
