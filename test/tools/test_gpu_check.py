@@ -26,7 +26,7 @@ import gpu_report  # pylint: disable=wrong-import-position
 
 def start(out, *more):
     environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",
-                   "GOMP_SPINCOUNT": "1000",
+                   "GOMP_SPINCOUNT": "0",
                    "EMULATED_MEMORY": "4000000000"}  # else what other programs leave of this machine's
     return subprocess.Popen([sys.executable, SCRIPT, "--emulated", f"--out={out}", *more], cwd=ROOT,
                             env=environment, text=True, stdout=subprocess.PIPE,
