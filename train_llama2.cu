@@ -138,14 +138,19 @@ static void recompute_layer(const struct backend *be, const struct param_layout 
     const int D = c->head_size, QKV = (H + 2 * K) * D;
     be->rmsnorm_forward(x->attention_norm, x->attention_rstd, x->residual, W(o->attention_norm), N,
                         C, c->norm_eps);
-    be->matmul_forward(x->qkv, x->attention_norm, W(o->qkv), N, C, QKV);
-    be->rope(x->qkv, a->cosine, a->sine, B, T, H, K, D, false);
-    be->attention_forward(x->attention, x->log_sum_exp, x->qkv, B, T, H, K, D);
-    if (a->recompute == RECOMPUTE_ATTENTION) return;
-    be->matmul_forward(a->projected, x->attention, W(o->attention_out), N, H * D, C);
-    be->residual_rmsnorm_forward(x->middle, x->mlp_norm, x->mlp_rstd, x->residual, a->projected,
-                                 W(o->mlp_norm), N, C, c->norm_eps);
-    be->matmul_forward(x->gate_up, x->mlp_norm, W(o->gate_up), N, C, 2 * F);
+    if (a->recompute >= RECOMPUTE_ATTENTION) {
+        be->matmul_forward(x->qkv, x->attention_norm, W(o->qkv), N, C, QKV);
+        be->rope(x->qkv, a->cosine, a->sine, B, T, H, K, D, false);
+        be->attention_forward(x->attention, x->log_sum_exp, x->qkv, B, T, H, K, D);
+    }
+    if (a->recompute >= RECOMPUTE_BLOCK) {
+        be->matmul_forward(a->projected, x->attention, W(o->attention_out), N, H * D, C);
+        be->residual_rmsnorm_forward(x->middle, x->mlp_norm, x->mlp_rstd, x->residual, a->projected,
+                                     W(o->mlp_norm), N, C, c->norm_eps);
+        be->matmul_forward(x->gate_up, x->mlp_norm, W(o->gate_up), N, C, 2 * F);
+    } else {
+        be->rmsnorm_forward(x->mlp_norm, x->mlp_rstd, x->middle, W(o->mlp_norm), N, C, c->norm_eps);
+    }
     be->swiglu_forward(x->swiglu, x->gate_up, N, F);
 }
 
@@ -265,8 +270,7 @@ static int trainer_choose(struct trainer *t, bool training) {
     run.remembers = t->options->generate != NULL;
     memory_plan_place(&run, t->dp.world.ranks, t->dp.world.rank);
     bool tell = t->dp.world.rank == 0 && !t->options->quiet && !t->options->generate;
-    if (backend_select(t->options, &t->layout.config, &run, &t->dp.world, tell, &choice))
-        return -1;
+    if (backend_select(t->options, &t->layout.config, &run, &t->dp.world, tell, &choice)) return -1;
     t->be = choice.backend;
     t->recompute = choice.recompute;
     t->faster_in_bf16 = choice.faster_in_bf16;

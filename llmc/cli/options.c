@@ -57,7 +57,7 @@ static const struct entry table[] = {
     ONE_OF("dtype", dtype, "auto", dtype_names, "auto|float32|bf16",
            "of activations and weights in use; auto: bf16 on cuda, float32 on the CPU. Master "
            "weights, gradients and sums are float32"),
-    ONE_OF("recompute", recompute, "auto", recompute_names, "none|attention|block|auto",
+    ONE_OF("recompute", recompute, "auto", recompute_names, "none|norms|attention|block|auto",
            "what backward computes again, to save memory; auto: the least that fits the device"),
     INTEGER("threads", threads, "0", 0, 4096,
             "CPU threads of this rank; 0: this rank's share of the cores"),

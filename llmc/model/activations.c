@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const recompute_names[] = {"none", "attention", "block", "auto", NULL};
+const char *const recompute_names[] = {"none", "norms", "attention", "block", "auto", NULL};
 
 /* Places the arrays one after another, each at a multiple of 64 bytes. With base NULL it only
  * counts. Returns the total number of bytes. */
@@ -27,18 +27,19 @@ static size_t activations_place(struct activations *a, const struct llama_config
         if (base && l > 0) a->layer[l] = a->layer[0];
         if (!training && l > 0) continue;
         PLACE(a->layer[l].residual, tensor, N * C * element);
-        if (l > 0 && a->recompute == RECOMPUTE_BLOCK) continue;
+        if (l > 0 && a->recompute >= RECOMPUTE_BLOCK) continue;
         PLACE(a->layer[l].middle, tensor, N * C * element);
-        PLACE(a->layer[l].mlp_norm, tensor, N * C * element);
         PLACE(a->layer[l].mlp_rstd, float, N * sizeof(float));
         PLACE(a->layer[l].gate_up, tensor, N * 2 * F * element);
-        PLACE(a->layer[l].swiglu, tensor, N * F * element);
-        if (l > 0 && a->recompute == RECOMPUTE_ATTENTION) continue;
-        PLACE(a->layer[l].attention_norm, tensor, N * C * element);
         PLACE(a->layer[l].attention_rstd, float, N * sizeof(float));
+        if (l > 0 && a->recompute >= RECOMPUTE_ATTENTION) continue;
         PLACE(a->layer[l].qkv, tensor, N * QKV * element);
         PLACE(a->layer[l].attention, tensor, N * HD * element);
         PLACE(a->layer[l].log_sum_exp, float, N *(size_t)c->heads * sizeof(float));
+        if (l > 0 && a->recompute >= RECOMPUTE_NORMS) continue;
+        PLACE(a->layer[l].attention_norm, tensor, N * C * element);
+        PLACE(a->layer[l].mlp_norm, tensor, N * C * element);
+        PLACE(a->layer[l].swiglu, tensor, N * F * element);
     }
     PLACE(a->last, tensor, N * C * element);
     PLACE(a->last_norm, tensor, N * C * element);

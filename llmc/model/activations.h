@@ -7,7 +7,8 @@
  * some of the arrays, and backward computes these again (the trainer's recompute_layer):
  *
  *     none        everything is kept; only the attention matrix is computed twice
- *     attention   shared: attention_norm, qkv, attention
+ *     norms       shared: attention_norm, mlp_norm, swiglu: no product is computed again
+ *     attention   shared: qkv and attention too
  *     block       shared: all but residual
  */
 #ifndef LLMC_MODEL_ACTIVATIONS_H
@@ -24,7 +25,14 @@
 extern "C" {
 #endif
 
-enum recompute { RECOMPUTE_NONE, RECOMPUTE_ATTENTION, RECOMPUTE_BLOCK, RECOMPUTE_AUTO };
+/* Each computes again what the one before does, and more. */
+enum recompute {
+    RECOMPUTE_NONE,
+    RECOMPUTE_NORMS,
+    RECOMPUTE_ATTENTION,
+    RECOMPUTE_BLOCK,
+    RECOMPUTE_AUTO
+};
 extern const char *const recompute_names[]; /* ends with NULL */
 
 struct layer_activations {

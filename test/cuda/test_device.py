@@ -73,9 +73,10 @@ def test_bf16_trains_nearly_as_the_cpu(data, tmp_path):
     same(events(evaluated, "eval")[0], expected_evaluation, 1e-3, "val_loss")
 
 
-def test_recomputing_changes_nothing(data, tmp_path):
+@pytest.mark.parametrize("level", ["norms", "attention", "block"])
+def test_recomputing_changes_nothing(data, tmp_path, level):
     kept = train(data, tmp_path / "kept", "--device=cuda", "--recompute=none")
-    again = train(data, tmp_path / "again", "--device=cuda", "--recompute=block")
+    again = train(data, tmp_path / "again", "--device=cuda", f"--recompute={level}")
     for one, other in zip(kept[0], again[0], strict=True):
         same(one, other, 0, "loss", "grad_norm", "drift")
 
