@@ -688,7 +688,8 @@ static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
 
 /* Waits for the last checkpoint and closes the account. */
 static int finish(struct trainer *t, bool stopped, const struct eval_metrics *eval) {
-    if (async_writer_finish(t->saver) || data_parallel_log_links(&t->dp, t->log, t->at.step))
+    if (async_writer_finish(t->saver) || data_parallel_log_links(&t->dp, t->log, t->at.step) ||
+        data_parallel_log_late(&t->dp, t->log, t->at.step))
         return -1;
     const char *checkpoint = async_writer_last(t->saver);
     progress_end(&t->progress);

@@ -256,7 +256,8 @@ lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step,
 bool lossynet_is_called(struct lossynet_comm *comm);
 void lossynet_met(struct lossynet_comm *comm);
 
-/* late[r], r < ranks: so many steps went on here without rank r since open. */
+/* late[r], r < ranks: so many steps went on here without rank r since open; of this rank: in so many it
+ * was late. */
 void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late);
 
 /* Starts step `step` (0, 1, ...; the same on every rank). */

@@ -220,6 +220,17 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
     return failed;
 }
 
+int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step) {
+    const size_t ranks = (size_t)d->world.ranks;
+    if (!comm_skips(d->options) || ranks < 2 || d->world.rank > 0) return 0;
+    uint64_t *late = (uint64_t *)malloc(ranks * sizeof *late);
+    if (!late) return log_out_of_memory("the list of ranks", (double)(ranks * sizeof *late));
+    lossynet_lateness(d->comm, late);
+    metrics_log_late(log, step, late, d->world.ranks);
+    free(late);
+    return 0;
+}
+
 int data_parallel_describe(const struct data_parallel *d, struct resume_run *out) {
     const struct resume_comm comm = {.comm = d->comm,
                                      .shard = lossynet_shard,

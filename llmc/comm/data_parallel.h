@@ -96,6 +96,10 @@ int data_parallel_sum(struct data_parallel *d, double *sum);
  * workers, after `step` steps. Collective. Returns 0, or -1 after reporting. */
 int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step);
 
+/* With --deadline, writes the event "late" to the log: how many steps went on without each rank, as rank 0
+ * saw it. Returns 0, or -1 after reporting. */
+int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step);
+
 /* What a checkpoint holds of the workers and the comm. The caller frees out->worker. Returns 0, or
  * -1 after reporting. */
 int data_parallel_describe(const struct data_parallel *d, struct resume_run *out);

@@ -55,6 +55,9 @@ int metrics_log_eval(struct jsonl *log, const struct eval_metrics *eval);
  * arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
 
+/* late[r]: so many steps went on without rank r. */
+int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int ranks);
+
 /* status: "complete", or the reason why not. eval: the last one, or NULL. checkpoint: "" if
  * there is none. */
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,

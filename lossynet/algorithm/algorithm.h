@@ -302,10 +302,11 @@ struct lossynet_steps {
     bool reducing, broadcasting; /* begun, not ended */
     /* With settings.skip_late (step.c): */
     bool skips;
-    bool begun;    /* a step */
-    bool idle;     /* local workers have no gradient in this step */
-    bool late;     /* this rank was, in the last reduce */
-    uint64_t next; /* the step after the present one */
+    bool begun;     /* a step */
+    bool idle;      /* local workers have no gradient in this step */
+    bool late;      /* this rank was, in the last reduce */
+    uint64_t lates; /* how often it was */
+    uint64_t next;  /* the step after the present one */
 };
 
 struct lossynet_comm {

@@ -70,8 +70,9 @@ lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step,
 }
 
 void lossynet_late_note(struct lossynet_comm *comm) {
-    if (comm->steps.skips)
-        comm->steps.late = lossynet_transport_is_late(comm->transport);
+    if (!comm->steps.skips) return;
+    comm->steps.late = lossynet_transport_is_late(comm->transport);
+    comm->steps.lates += comm->steps.late;
 }
 
 bool lossynet_is_called(struct lossynet_comm *comm) {
@@ -104,4 +105,5 @@ bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct loss
 void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late) {
     memset(late, 0, (size_t)comm->world.ranks * sizeof *late);
     if (comm->transport) lossynet_transport_lateness(comm->transport, late);
+    late[comm->world.rank] = comm->steps.lates;
 }

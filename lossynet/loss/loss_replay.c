@@ -42,11 +42,11 @@ static void *grow(void *old, size_t count, size_t *room, size_t size) {
     return memory;
 }
 
-#define GROW(r, array, number, room)                                     \
-    do {                                                                 \
-        void *memory = grow((r)->array, (r)->number, &(r)->room, sizeof *(r)->array); \
-        if (!memory) return LOSSYNET_NO_MEMORY;                          \
-        (r)->array = memory;                                             \
+#define GROW(r, array, number, room)                                                               \
+    do {                                                                                           \
+        void *memory = grow((r)->array, (r)->number, &(r)->room, sizeof *(r)->array);              \
+        if (!memory) return LOSSYNET_NO_MEMORY;                                                    \
+        (r)->array = memory;                                                                       \
     } while (0)
 
 /* ---- reading ---- */

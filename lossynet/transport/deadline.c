@@ -25,9 +25,9 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const double LEAST = 0.02;   /* s, the shortest adaptive deadline: a scheduler's turns */
-static const double NEARLY = 0.01;  /* q(D) of a deadline that waits for nearly all, ... */
-static const double MARGIN = 2;     /* ... which is so many times longer */
+static const double LEAST = 0.02;  /* s, the shortest adaptive deadline: a scheduler's turns */
+static const double NEARLY = 0.01; /* q(D) of a deadline that waits for nearly all, ... */
+static const double MARGIN = 2;    /* ... which is so many times longer */
 static const double ROUND_TRIPS = 3;
 static const double TELL_AFTER = 1; /* s, before a line says that a rank is late */
 static const double TELL_AGAIN = 4; /* times as long before the next */
@@ -181,7 +181,7 @@ static void give_up(struct lossynet_transport *t, int kind, int peer) {
 /* Sending to a peer stands still: its window or its phase is shut. */
 static bool is_stuck(const struct lossynet_transport *t, int peer, int kind) {
     const struct lossynet_peer *p = &t->peers[peer];
-    const bool ignored = lossynet_deadline_ignores(t, peer);
+    const bool ignored = lossynet_deadline_ignores(t, peer) || lossynet_deadline_is_away(t, peer);
     return !p->tx[kind].complete && t->phase[kind].begun > 0 && p->flow.blocked &&
            (ignored || t->receiver.empty - p->flow.credited > lossynet_deadline_wait(t));
 }
@@ -196,7 +196,7 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
         if (r == t->world.rank) continue;
         const bool over = p->rx[kind].state == RX_OVER;
         done += over;
-        in_time += !lossynet_deadline_ignores(t, r) && !over;
+        in_time += !lossynet_deadline_excuses(t, r, kind) && !over;
     }
     if (phase->half == 0 && 2 * done >= ranks) phase->half = t->receiver.empty;
     if (!phase->awaited) return;
@@ -205,9 +205,9 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
         struct lossynet_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
         const bool waits = p->rx[kind].state != RX_OVER;
-        const bool ignored = lossynet_deadline_ignores(t, r);
+        const bool ignored = lossynet_deadline_excuses(t, r, kind);
         if ((waits && (ends || (ignored && in_time == 0))) ||
-            (is_stuck(t, r, kind) && (ends || ignored)))
+            (is_stuck(t, r, kind) && (ends || ignored || lossynet_deadline_is_away(t, r))))
             give_up(t, kind, r);
         if (p->lateness.late) tell(t, r);
     }
@@ -241,8 +241,7 @@ bool lossynet_transport_is_late(struct lossynet_transport *t) {
     bool refused = false;
     if (lossynet_transport_position(t) == 0) return false;
     lossynet_progress_enter(t);
-    for (int r = 0; r < t->world.ranks; r++)
-        refused |= t->peers[r].tx[LOSSYNET_GRADIENT].refused;
+    for (int r = 0; r < t->world.ranks; r++) refused |= t->peers[r].tx[LOSSYNET_GRADIENT].refused;
     lossynet_progress_leave(t);
     return refused;
 }

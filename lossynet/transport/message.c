@@ -191,7 +191,9 @@ bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
         const bool done = is_exchanged(t, r, which);
         received &= m->got_before == m->expects;
         there += m->got_before == m->expects;
-        in_time += !done && !lossynet_deadline_ignores(t, r);
+        const bool away =
+            lossynet_deadline_is_away(t, r) && (int32_t)(m->in_round - round->begun) < 0;
+        in_time += !done && !away && !lossynet_deadline_ignores(t, r);
         all &= done;
     }
     if (received && round->complete != round->begun) {

@@ -280,6 +280,19 @@ static inline bool lossynet_deadline_ignores(const struct lossynet_transport *t,
     return t->peers[peer].lateness.late &&
            2 * (t->world.ranks - t->deadline.late) >= t->world.ranks;
 }
+/* Whether a peer waits in a message round of kind LOSSYNET_MEETING that we have not begun: it sends nothing
+ * of what it has not begun before. */
+static inline bool lossynet_deadline_is_away(const struct lossynet_transport *t, int peer) {
+    const uint32_t begun = t->rounds[LOSSYNET_MEETING].begun;
+    return t->deadline.on && (int32_t)(t->peers[peer].control.meetings - begun) > 0;
+}
+/* Whether nothing waits for a peer in a phase: it is ignored, or away and has not sent it. */
+static inline bool lossynet_deadline_excuses(const struct lossynet_transport *t, int peer,
+                                             int kind) {
+    const uint32_t finished = t->peers[peer].control.finished[kind];
+    return lossynet_deadline_ignores(t, peer) ||
+           (lossynet_deadline_is_away(t, peer) && (int32_t)(finished - t->phase[kind].opened) < 0);
+}
 /* We go on without a peer. */
 void lossynet_deadline_late(struct lossynet_transport *t, int peer);
 /* A peer has told its state: it may have caught up. */

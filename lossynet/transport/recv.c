@@ -231,7 +231,7 @@ static bool bucket_is_over(const struct lossynet_transport *t, int kind, int buc
         size_t i = (size_t)bucket * t->shape.workers + w;
         if (b->missing[i] == 0 || is_local(t, w)) continue;
         const int peer = w / t->shape.local;
-        if (t->peers[peer].rx[kind].state == RX_OVER || lossynet_deadline_ignores(t, peer))
+        if (t->peers[peer].rx[kind].state == RX_OVER || lossynet_deadline_excuses(t, peer, kind))
             continue;
         double passed = b->passed[i];
         if (t->link->reliable || passed == 0 || receiver->empty - passed <= receiver->grace)

@@ -29,14 +29,16 @@ def environment_of(given=None):
 
 
 def launch(*arguments, ranks=0, program=PROGRAM, flags=(), shell=()):
-    """The command, under mpirun when ranks are given; the trainer's link is then mpi unless told
-    otherwise, which loses nothing on a busy machine either. `flags` are mpirun's, and `shell` are words
+    """The command, under mpirun when ranks are given. Unless told otherwise the trainer's link is then mpi
+    and all ranks wait for each other, so that nothing is lost on a busy machine either. `flags` are mpirun's, and `shell` are words
     before each rank's program."""
     command = [*shell, str(program), *map(str, arguments)]
     if not ranks:
         return command
-    told = program.name != PROGRAM.name or any(word == "--link" or word.startswith("--link=") for word in command)
-    return ["mpirun", *flags, "-np", str(ranks), *command, *(() if told else ("--link=mpi",))]
+    trains = program.name == PROGRAM.name
+    defaults = [f"--{name}={value}" for name, value in (("link", "mpi"), ("deadline", "off"))
+                if trains and not any(word.split("=")[0] == f"--{name}" for word in command)]
+    return ["mpirun", *flags, "-np", str(ranks), *command, *defaults]
 
 
 def start(*arguments, environment=None, **keywords):

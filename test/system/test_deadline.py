@@ -1,0 +1,100 @@
+"""--deadline: steps that go on without late ranks."""
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from program import TIMEOUT, events, read_log, run, succeed
+from test_program import data, settings, train, weights  # pylint: disable=unused-import
+from test_udp import one_line, start
+
+
+def steps_recorded(path):
+    """The last step that a rank has recorded as done, and how many it idled in."""
+    text = path.read_text() if path.exists() else ""
+    steps = re.findall(r"^# step (\d+), worker \d+ (computes|idles)", text, re.M)
+    return (int(steps[-1][0]) if steps else -1), sum(what == "idles" for _, what in steps), len(steps)
+
+
+def await_step(running, record, step):
+    end = time.monotonic() + TIMEOUT
+    while steps_recorded(record)[0] < step:
+        assert running.poll() is None and time.monotonic() < end, running.communicate()
+        time.sleep(0.02)
+
+
+def replay(tmp_path, data, out, **changes):
+    """The recorded run once more, in one process."""
+    again = tmp_path / "replay"
+    succeed(*settings(data, again, loss_model=f"replay:{tmp_path / 'record'}", val=None, **changes))
+    assert weights(again) == weights(out)
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"wire_dtype": "bf16", "estimator": "balanced", "lead": "off", "no_overlap": True},
+])
+def test_a_live_run_and_its_replay(data, tmp_path, changes):
+    """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient in the
+    next; one process that makes the same again ends with the same bits."""
+    out, record = tmp_path / "live", tmp_path / "record"
+    common = {"steps": 300, "workers": 4, "packet_bytes": 512, **changes}
+    running, pids = start(data, out, 4, deadline=0.05, record_loss=record, **common)
+    for rank in (2, 0):
+        other = tmp_path / "record.1"
+        await_step(running, other, steps_recorded(other)[0] + 3)
+        os.kill(pids[rank], signal.SIGSTOP)
+        try:
+            await_step(running, other, steps_recorded(other)[0] + 20)
+        finally:
+            os.kill(pids[rank], signal.SIGCONT)
+        await_step(running, tmp_path / f"record.{rank}", steps_recorded(other)[0])
+    _, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 0, stderr
+    for rank in (2, 0):
+        last, idle, steps = steps_recorded(tmp_path / f"record.{rank}")
+        assert last <= 299 and idle > 0 and steps < 290, (last, idle, steps)
+    late = events(out / "log.jsonl", "late")[-1]["steps"]
+    assert late[2] > 0
+    replay(tmp_path, data, out, **common, loss_rate=0.1)
+
+
+def test_nothing_is_late(data, tmp_path):
+    """With a deadline that nobody misses the bits are those of a run in which all wait."""
+    off = train(data, tmp_path / "off", ranks=2, link="udp", loss_rate=0.1, steps=8)
+    on = train(data, tmp_path / "on", ranks=2, link="udp", loss_rate=0.1, steps=8, deadline=60)
+    assert weights(tmp_path / "on") == weights(tmp_path / "off")
+    assert [e["loss"] for e in on if e["event"] == "step"] == [e["loss"] for e in off if e["event"] == "step"]
+    assert events(tmp_path / "on" / "log.jsonl", "late")[-1]["steps"] == [0, 0]
+
+
+def test_all_stop_and_go_on_together(data, tmp_path):
+    """Ranks that are told to stop while one of them is behind meet, save, and can be resumed."""
+    running, pids = start(data, tmp_path, 4, deadline=0.05, record_loss=tmp_path / "record", steps=100000,
+                          eval_every=40)
+    other = tmp_path / "record.1"
+    os.kill(pids[3], signal.SIGSTOP)
+    await_step(running, other, steps_recorded(other)[0] + 10)
+    for rank in (0, 1, 2):
+        os.kill(pids[rank], signal.SIGTERM)
+    os.kill(pids[3], signal.SIGCONT)
+    _, stderr = running.communicate(timeout=TIMEOUT)
+    assert running.returncode == 0, stderr
+    (checkpoint,) = tmp_path.glob("checkpoint-????????")
+    done = int(checkpoint.name.split("-")[1])
+    assert read_log(tmp_path / "log.jsonl")[-1]["status"] == "stopped"
+    log = train(data, tmp_path, ranks=4, link="udp", deadline="auto", resume="auto", steps=done + 5)
+    assert log[-1]["status"] == "complete" and log[-1]["step"] >= 5
+
+
+def test_wrong_use(data, tmp_path):
+    for value in ("soon", "-1", "0", "nan"):
+        line = one_line(run(*settings(data, tmp_path, deadline=value)), 2)
+        assert f"--deadline: expected auto, off or a number of seconds above 0, got '{value}'" in line
+    for changes in ({"algorithm": "rps"}, {"repair": 1}, {"link": "mpi"}):
+        line = one_line(run(*settings(data, tmp_path, deadline=0.1, **changes)), 2)
+        assert "--deadline 0.1: expected --algorithm lossy over --link udp or verbs" in line
+    line = one_line(run(*settings(data, tmp_path, loss_model="replay:/nowhere/at/all")), 2)
+    assert "replay /nowhere/at/all: expected this file, or FILE.0, FILE.1 ... of all ranks" in line
