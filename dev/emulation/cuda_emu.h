@@ -268,6 +268,10 @@ static inline float rsqrtf(float x) {
 }
 /* glibc declares functions of these names, so macros. */
 #define __expf(x) expf(x)
+/* As far off as the programming guide allows, and 0 where it says so: 2^126 < y. For positive numbers. */
+static inline float __fdividef(float x, float y) {
+    return y > 0x1p126f ? 0 : nextafterf(nextafterf(x / y, 0), 0);
+}
 #define __logf(x) logf(x)
 
 #include "dev/emulation/host_emu.h"
