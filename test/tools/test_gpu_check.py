@@ -20,6 +20,7 @@ FOLDER = ROOT / "dev" / "bench" / "gpu"
 SCRIPT = FOLDER / "gpu_check.py"
 sys.path.insert(0, str(FOLDER))
 import gpu_build  # pylint: disable=wrong-import-position
+import gpu_prediction  # pylint: disable=wrong-import-position
 import gpu_check  # pylint: disable=wrong-import-position
 import gpu_report  # pylint: disable=wrong-import-position
 
@@ -109,6 +110,24 @@ def test_steps_and_their_arithmetic(measured):
     (row,) = rows(report, "Memory")
     assert x["used_bytes"] > 18 * N  # weights in use, master weights, gradients, two moments
     near(row["off by"], 100 * (x["estimated_bytes"] / x["used_bytes"] - 1))
+
+
+def test_stands_beside_the_model_of_a_step(measured):
+    results, report = measured
+    (row,) = rows(report, "Beside the model of a step")
+    x = results["step 260K 1x24"]
+    assert x["parameters"] == gpu_prediction.parameters("260K", 2)
+    peak = results["peak"]["flops"] / results["peak"]["seconds"]
+    copy = results["peak"]["copy_bytes"] / results["peak"]["copy_seconds"]
+    parts = gpu_prediction.predict("260K", 2, 1, 24, x["recompute"], peak, copy)
+    near(row["predicted"], sum(parts.values()), 1)
+    near(row["measured"], 1e3 * x["seconds"], 1)
+    C, N, V, F, QKV, HD = 64, 24, 500, 172, 128, 64
+    weights = C * QKV + HD * C + 3 * F * C
+    assert parts["products"] == pytest.approx(2 * 1e3 * 6 * N * weights / peak)
+    levels = [sum(gpu_prediction.predict("7B", 32, 2, 4096, level, 7e14, 4.3e12).values())
+              for level in gpu_prediction.LEVELS]
+    assert levels == sorted(levels) and levels[1] < 1.02 * levels[0]
 
 
 def test_attention(measured):

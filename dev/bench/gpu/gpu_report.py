@@ -3,6 +3,8 @@ went ("part", "state", "why", "took": seconds), has the JSON lines that the prog
 first of them as its own members."""
 import math
 
+import gpu_prediction
+
 BAR_PYTORCH, BAR_PEAK, BAR_COPY = 1.15, 0.55, 0.85
 BAR_FORWARD, BAR_BACKWARD, BAR_MEMORY = 0.60, 0.45, 0.05
 
@@ -136,6 +138,9 @@ def write_report(path, results, shapes):
             f"Bars: {BAR_PYTORCH}x PyTorch, {percent(BAR_PEAK)} of the peak.", ""]
     text += table(["model", "batch", "recompute", "ms", "tokens/s", "6N", "6N + attention",
                    "PyTorch tokens/s", "its mode", "ratio"], step_rows(results, peak))
+    text += ["", "## Beside the model of a step", "",
+             "Milliseconds as gpu_prediction.py expects them from the product and the copy of this chip.", ""]
+    text += table(gpu_prediction.HEADER, gpu_prediction.rows(results, peak, copy))
     text += ["", "## Memory", "",
              "GB that a run takes of an open device, beside what --dry-run says less the 0.667 GB of "
              "opening it. "
