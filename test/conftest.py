@@ -27,13 +27,18 @@ C_TIMEOUT = 600  # seconds, for one C program; a hang is a failure
 # Files whose tests share no fixture that takes long to make.
 SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program.py",
           "test_resume.py", "test_udp.py"}
-# Alone: tests that make hosts of network namespaces or a virtual machine, that measure time or memory,
-# or start more ranks than a machine has cores and compare what arrived.
-ALONE_FIXTURES = {"namespaces", "hosts", "guest"}
-ALONE_FILES = {"test_bench.py", "test_cluster.py", "test_coexistence.py", "test_memory.py",
-               "test_progress.py", "test_shutdown.py", "test_verbs.py"}
-ALONE_TESTS = {"test_a_rank_that_stops_for_a_while", "test_a_rank_that_dies", "test_signal_saves_and_stops",
-               "test_text_comes_while_it_is_made", "test_training_does_not_wait_for_the_disk"}
+# Groups of half a minute and more, the longest first: what begins last should be short. The virtual
+# machine of test_verbs.py mostly waits for its emulated processor.
+LONGEST = ["test_verbs", "test_huggingface", "test_cuda_emulation", "test_operators", "test_nvcc",
+           "test_lossynet_ranks", "test_fuzz", "test_scripts", "test_cuda_attention", "test_threads",
+           "test_sweep", "test_lossynet_udp", "test_bench"]
+# Alone: tests that make hosts of network namespaces, that measure time or memory, or start more ranks than
+# a machine has cores and compare what arrived. test_bench.py makes hosts and compares no times.
+ALONE_FIXTURES = {"namespaces", "hosts"}
+ALONE_FILES = {"test_cluster.py", "test_memory.py", "test_shutdown.py"}
+ALONE_TESTS = {"test_a_rank_that_stops_for_a_while", "test_a_rank_that_dies", "test_client_waits_for_nobody",
+               "test_signal_saves_and_stops", "test_text_comes_while_it_is_made",
+               "test_training_does_not_wait_for_the_disk"}
 # Quick: Python files that start neither MPI nor hosts, and C programs except those that take more than
 # about ten seconds of a core, without sanitizers.
 QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
@@ -51,8 +56,14 @@ def pytest_configure(config):
         config.addinivalue_line("markers", line)
 
 
+def place(item):
+    """Where its group stands in LONGEST; behind it, what is not there keeps its order."""
+    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
+    items.sort(key=place)
     for item in items:
         name, path = getattr(item, "originalname", item.name), item.path
         if (path.name in ALONE_FILES or name in ALONE_TESTS

@@ -327,7 +327,7 @@ def test_data_for_every_worker(data, tmp_path):
 @pytest.mark.parametrize("rate", [0.1, 0.3])
 def test_drift_follows_the_formula(data, tmp_path, rate):
     log = train(data, tmp_path, loss_rate=rate, steps=200, packet_bytes=256, drift_samples=8192,
-                val=None, warmup=10)
+                val=None, warmup=10, seq=16)
     steps = [e for e in log if e["event"] == "step"][30:]
     measured = sum(e["drift"] for e in steps)
     expected = sum(e["drift_expected"] for e in steps)
@@ -348,7 +348,7 @@ def test_replicas_do_not_lag(data, tmp_path, changes):
     """Behind by about the mean age with --lead off; with auto the mean replica is the model."""
     def lag(**more):
         log = train(data, tmp_path / more["lead"], steps=200, packet_bytes=256, val=None, warmup=10,
-                    drift_samples=4096, workers=8, **changes, **more)
+                    drift_samples=4096, workers=8, batch=1, seq=16, **changes, **more)
         steps = [e for e in log if e["event"] == "step"][30:]
         return sum(e["lag"] for e in steps) / len(steps)
     assert lag(lead="off") > 0.03
@@ -358,7 +358,7 @@ def test_replicas_do_not_lag(data, tmp_path, changes):
 def test_naive_drifts_without_bound_and_lossy_does_not(data, tmp_path):
     def growth(algorithm):
         log = train(data, tmp_path / algorithm, algorithm=algorithm, loss_rate=0.2, steps=200,
-                    val=None, lr_final=1)
+                    val=None, lr_final=1, batch=1, seq=16)
         drift = [e["drift"] for e in log if e["event"] == "step"]
         return sum(drift[150:]) / sum(drift[50:100])
     assert growth("naive") > 1.5

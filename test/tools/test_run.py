@@ -32,7 +32,7 @@ def make_folder(tmp_path):
     for name in ("run.py", "conftest.py"):
         shutil.copy(ROOT / "test" / name, tmp_path / "tests")
     (tmp_path / "tests" / "test_fetch.py").write_text(SMALL.format(good="value"))  # quick
-    (tmp_path / "tests" / "test_bench.py").write_text(SMALL.format(good="value"))  # alone
+    (tmp_path / "tests" / "test_memory.py").write_text(SMALL.format(good="value"))  # alone
     (tmp_path / "tests" / "test_program.py").write_text(SMALL.format(good="value"))
     return tmp_path / "tests"
 
@@ -41,10 +41,10 @@ def test_both_parts_are_counted(folder):
     done = run(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "9 passed, 0 failed, 3 skipped"
-    assert "test_bench.py" in done.stdout.split("tests that are not alone")[1]
+    assert "test_memory.py" in done.stdout.split("tests that are not alone")[1]
 
 
-@pytest.mark.parametrize("name", ["test_program.py", "test_bench.py"])
+@pytest.mark.parametrize("name", ["test_program.py", "test_memory.py"])
 def test_a_failure_in_either_part_fails(folder, name):
     (folder / name).write_text(SMALL.format(good="1"))
     done = run(folder)
@@ -63,7 +63,7 @@ def test_quick_is_only_that(folder):
 
 
 def test_a_selection_may_be_of_one_part(folder):
-    done = run(folder, "-k", "bench and passes")
+    done = run(folder, "-k", "memory and passes")
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "1 passed, 0 failed"
     assert run(folder, "-k", "nothing_of_this_name").returncode == 1
 
