@@ -268,6 +268,8 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
 # fuzz_packets    four ranks on a simulated network (dev/simulation) that libFuzzer makes up; clang
 # replay_packets  the same, for inputs that were kept
 # round_trips     what a step costs by round trip and loss, on the same simulated network
+# late_ranks      what late ranks cost the others, with a deadline and without, on the same network;
+#                 optimised and without sanitizers, eight times as fast: it has many ranks
 # thread/...      tests whose ranks are threads, with the thread sanitizer; without OpenMP, whose
 #                 library is not built for it: races would be seen in every barrier
 INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
@@ -279,7 +281,8 @@ THREADED := $(BUILD)/thread/test/lossynet/test_lossynet_udp
 LOSSYNET_LIBS := -lm $(if $(filter 1,$(SECURE)),-lcrypto)
 HAVE_CLANG := $(shell command -v clang)
 
-instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
+instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(BUILD)/late_ranks \
+              $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
 
 $(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
 $(BUILD)/fuzz/%.o: %.c
@@ -301,6 +304,15 @@ $(BUILD)/replay_packets: $(SIMULATED:%.c=$(BUILD)/replay/%.o)
 $(BUILD)/round_trips: $(patsubst %.c,$(BUILD)/replay/%.o,$(LOSSYNET) dev/simulation/round_trips.c \
                        dev/simulation/simulation.c)
 	$(call link,$(LOSSYNET_LIBS),$(CC) -fsanitize=address$(comma)undefined)
+
+$(BUILD)/simulated/%.o: %.c
+	@mkdir -p $(@D)
+	@echo '  CC   $<, simulated'
+	@$(CC) $(INSTRUMENTED) -O2 -include dev/simulation/threads.h -MMD -c $< -o $@
+
+$(BUILD)/late_ranks: $(patsubst %.c,$(BUILD)/simulated/%.o,$(LOSSYNET) dev/simulation/late_ranks.c \
+                      dev/simulation/simulation.c)
+	$(call link,$(LOSSYNET_LIBS))
 
 $(BUILD)/thread/%.o: %.c
 	@mkdir -p $(@D)

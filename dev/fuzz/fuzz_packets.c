@@ -28,7 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS = SIMULATION_RANKS, SETTINGS = 5, HISTORY = 64, MOST_BYTES = 512 };
+enum { RANKS = 4, SETTINGS = 5, HISTORY = 64, MOST_BYTES = 512 };
 enum { BUCKETS = 3, ELEMENTS = 200 + 1 + 90, MOST_WORKERS = 8, STEPS = 3 };
 static const size_t bucket_elements[BUCKETS] = {200, 1, 90};
 static const double PEER_TIMEOUT = 1.5, MOST_SILENCE = 0.3, MOST_STOP = 0.9;
@@ -455,6 +455,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t bytes) {
     for (int s = 0; s < RANKS; s++)
         for (int r = 0; r < RANKS; r++) run.silent_since[s][r] = 1;
     const struct simulation_settings settings = {
+        .ranks = RANKS,
         .seed = input[1],
         .longest_seconds = 60,
         .most_switches = 4000000,

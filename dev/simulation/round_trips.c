@@ -14,15 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    RANKS = SIMULATION_RANKS,
-    BUCKETS = 3,
-    ELEMENTS = 4000,
-    WARM = 3,
-    STEPS = 20,
-    ROUNDS = 40,
-    LATE = 3
-};
+enum { RANKS = 4, BUCKETS = 3, ELEMENTS = 4000, WARM = 3, STEPS = 20, ROUNDS = 40, LATE = 3 };
 static const size_t bucket_elements[BUCKETS] = {ELEMENTS, ELEMENTS, ELEMENTS};
 
 static struct {
@@ -133,7 +125,8 @@ static void rank_main(int rank) {
 int main(int argc, char **argv) {
     double round_trip = argc > 1 ? atof(argv[1]) : 2e-4;
     run.share = argc > 2 ? atof(argv[2]) : 0;
-    const struct simulation_settings settings = {.seed = 1,
+    const struct simulation_settings settings = {.ranks = RANKS,
+                                                 .seed = 1,
                                                  .longest_seconds = 1e6,
                                                  .most_switches = UINT64_MAX,
                                                  .payload_most = 256,

@@ -19,18 +19,27 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-enum { FIBERS = 4 * SIMULATION_RANKS, STACK_BYTES = 128 << 10, ON_THE_WAY = 1024 };
+enum {
+    FIBERS = 4,              /* for each rank */
+    ON_THE_WAY = 256,        /* for each rank, to a rank */
+    STACK_BYTES = 128 << 10, /* of which memory is taken where it is touched */
+};
+static const double READING = 4e-6,
+                    SWITCHING = 4e-7; /* s, over the ranks, which run side by side */
 
 struct fiber {
     ucontext_t context;
     uint8_t *stack;
     void *(*run)(void *);
     void *argument;
+    void *fake_stack; /* address sanitizer's */
+};
+
+struct sleeper { /* what of a fiber the scheduler looks at: small, since it looks at all */
     int rank;
     bool used, over;
     const void *waits_for; /* NULL: for the clock only */
     double wake_at;
-    void *fake_stack; /* address sanitizer's */
 };
 
 struct flight { /* a datagram on its way */
@@ -45,8 +54,9 @@ struct simulated_link {
     struct lossynet_link link;
     int rank;
     bool woken;
-    struct flight flights[ON_THE_WAY];
-    int flying;
+    struct flight *flights; /* a heap: the first to arrive is the first */
+    int flying, room;
+    int waits;                      /* the fiber that waits in link_wait; -1: none */
     uint8_t *shown[LOSSYNET_BATCH]; /* freed when receive is called again */
     uint64_t overruns;
 };
@@ -55,14 +65,15 @@ static struct {
     struct simulation_settings settings;
     double now;
     uint64_t random, switches, order;
-    struct fiber fiber[FIBERS];
-    struct fiber *present; /* NULL: the scheduler */
+    struct fiber *fiber;     /* [fibers] */
+    struct sleeper *sleeper; /* [fibers] */
+    int fibers, present;     /* -1: the scheduler */
     ucontext_t scheduler;
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
     void (*rank)(int);
-    double stopped_until[SIMULATION_RANKS];
-    struct simulated_link *link[SIMULATION_RANKS];
+    double *stopped_until;        /* [ranks] */
+    struct simulated_link **link; /* [ranks] */
 
     uint8_t *shared; /* of simulation_share: a barrier */
     int arrived;
@@ -83,32 +94,34 @@ double simulation_now(void) {
 static void give_up(const char *what) {
     fprintf(stderr, "simulation: %s after %.6f s and %llu switches\n", what, sim.now,
             (unsigned long long)sim.switches);
-    for (int i = 0; i < FIBERS; i++)
-        if (sim.fiber[i].used && !sim.fiber[i].over)
-            fprintf(stderr, "  fiber %d of rank %d waits for %p until %.6f\n", i, sim.fiber[i].rank,
-                    sim.fiber[i].waits_for, sim.fiber[i].wake_at);
+    for (int i = 0; i < sim.fibers; i++)
+        if (sim.sleeper[i].used && !sim.sleeper[i].over)
+            fprintf(stderr, "  fiber %d of rank %d waits for %p until %.6f\n", i,
+                    sim.sleeper[i].rank, sim.sleeper[i].waits_for, sim.sleeper[i].wake_at);
     abort();
 }
 
 /* ---- fibers ---- */
 
-static void switch_to(struct fiber *fiber) {
+static void switch_to(int i) {
+    struct fiber *fiber = &sim.fiber[i];
 #ifdef ADDRESS_SANITIZER
     void *fake = NULL;
     __sanitizer_start_switch_fiber(&fake, fiber->stack, STACK_BYTES);
 #endif
-    sim.present = fiber;
+    sim.present = i;
     swapcontext(&sim.scheduler, &fiber->context);
-    sim.present = NULL;
+    sim.present = -1;
 #ifdef ADDRESS_SANITIZER
     __sanitizer_finish_switch_fiber(fake, NULL, NULL);
 #endif
 }
 
-static void switch_back(struct fiber *fiber) {
+static void switch_back(int i) {
+    struct fiber *fiber = &sim.fiber[i];
 #ifdef ADDRESS_SANITIZER
-    __sanitizer_start_switch_fiber(fiber->over ? NULL : &fiber->fake_stack, sim.scheduler_stack,
-                                   sim.scheduler_stack_bytes);
+    __sanitizer_start_switch_fiber(sim.sleeper[i].over ? NULL : &fiber->fake_stack,
+                                   sim.scheduler_stack, sim.scheduler_stack_bytes);
 #endif
     swapcontext(&fiber->context, &sim.scheduler);
 #ifdef ADDRESS_SANITIZER
@@ -117,44 +130,52 @@ static void switch_back(struct fiber *fiber) {
 }
 
 static void fiber_main(void) {
-    struct fiber *fiber = sim.present;
+    const int i = sim.present;
 #ifdef ADDRESS_SANITIZER
     __sanitizer_finish_switch_fiber(NULL, &sim.scheduler_stack, &sim.scheduler_stack_bytes);
 #endif
-    fiber->run(fiber->argument);
-    fiber->over = true;
-    switch_back(fiber);
+    sim.fiber[i].run(sim.fiber[i].argument);
+    sim.sleeper[i].over = true;
+    switch_back(i);
 }
 
-static struct fiber *fiber_start(int rank, void *(*run)(void *), void *argument) {
-    for (int i = 0; i < FIBERS; i++) {
-        struct fiber *fiber = &sim.fiber[i];
-        if (fiber->used) continue;
-        uint8_t *stack = fiber->stack ? fiber->stack : malloc(STACK_BYTES);
-        if (!stack) give_up("no memory");
-        *fiber = (struct fiber){
-            .stack = stack, .run = run, .argument = argument, .rank = rank, .used = true};
-        getcontext(&fiber->context);
-        fiber->context.uc_stack.ss_sp = stack;
-        fiber->context.uc_stack.ss_size = STACK_BYTES;
-        makecontext(&fiber->context, fiber_main, 0);
-        return fiber;
-    }
-    give_up("too many threads");
-    return NULL;
+static void *take(size_t bytes) {
+    void *memory = calloc(1, bytes);
+    if (!memory) give_up("no memory");
+    return memory;
+}
+
+static void make_context(struct fiber *fiber) {
+    getcontext(&fiber->context);
+    fiber->context.uc_stack.ss_sp = fiber->stack;
+    fiber->context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fiber->context, fiber_main, 0);
+}
+
+static int fiber_start(int rank, void *(*run)(void *), void *argument) {
+    int i = 0;
+    while (i < sim.fibers && sim.sleeper[i].used) i++;
+    if (i == sim.fibers) give_up("too many threads");
+    struct fiber *fiber = &sim.fiber[i];
+    uint8_t *stack = fiber->stack ? fiber->stack : malloc(STACK_BYTES);
+    if (!stack) give_up("no memory");
+    *fiber = (struct fiber){.stack = stack, .run = run, .argument = argument};
+    sim.sleeper[i] = (struct sleeper){.rank = rank, .used = true};
+    make_context(fiber);
+    return i;
 }
 
 /* Gives way until woken for `what`, or until the clock shows `until`. */
 static void sleep_for(const void *what, double until) {
-    struct fiber *fiber = sim.present;
-    fiber->waits_for = what;
-    fiber->wake_at = until;
-    switch_back(fiber);
+    struct sleeper *sleeper = &sim.sleeper[sim.present];
+    sleeper->waits_for = what;
+    sleeper->wake_at = until;
+    switch_back(sim.present);
 }
 
 static void wake_for(const void *what) {
-    for (int i = 0; i < FIBERS; i++)
-        if (sim.fiber[i].used && sim.fiber[i].waits_for == what) sim.fiber[i].wake_at = 0;
+    for (int i = 0; i < sim.fibers; i++)
+        if (sim.sleeper[i].waits_for == what && sim.sleeper[i].used) sim.sleeper[i].wake_at = 0;
 }
 
 void simulation_sleep(double seconds) {
@@ -165,28 +186,28 @@ void simulation_stop(int rank, double seconds) {
     sim.stopped_until[rank] = fmax(sim.stopped_until[rank], sim.now + seconds);
 }
 
-static double due_at(const struct fiber *fiber) {
-    return fmax(fiber->wake_at, sim.stopped_until[fiber->rank]);
+static double due_at(const struct sleeper *sleeper) {
+    return fmax(sleeper->wake_at, sim.stopped_until[sleeper->rank]);
 }
 
-/* One that is due, drawn at random; the clock moves where none is. NULL: all are over. */
-static struct fiber *choose(void) {
+/* One that is due, drawn at random; the clock moves where none is. -1: all are over. */
+static int choose(void) {
     double first = INFINITY;
     bool any = false;
-    for (int i = 0; i < FIBERS; i++) {
-        if (!sim.fiber[i].used || sim.fiber[i].over) continue;
+    for (int i = 0; i < sim.fibers; i++) {
+        if (!sim.sleeper[i].used || sim.sleeper[i].over) continue;
         any = true;
-        first = fmin(first, due_at(&sim.fiber[i]));
+        first = fmin(first, due_at(&sim.sleeper[i]));
     }
-    if (!any) return NULL;
+    if (!any) return -1;
     if (isinf(first)) give_up("deadlock");
     if (first > sim.now) sim.now = first;
-    struct fiber *chosen = NULL;
+    int chosen = -1;
     uint64_t seen = 0;
-    for (int i = 0; i < FIBERS; i++) {
-        struct fiber *fiber = &sim.fiber[i];
-        if (!fiber->used || fiber->over || due_at(fiber) > sim.now) continue;
-        if (simulation_random() % ++seen == 0) chosen = fiber;
+    for (int i = 0; i < sim.fibers; i++) {
+        const struct sleeper *sleeper = &sim.sleeper[i];
+        if (!sleeper->used || sleeper->over || due_at(sleeper) > sim.now) continue;
+        if (simulation_random() % ++seen == 0) chosen = i;
     }
     return chosen;
 }
@@ -196,22 +217,37 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
-void simulation_run(const struct simulation_settings *settings, void (*rank)(int rank)) {
-    uint8_t *stacks[FIBERS];
-    for (int i = 0; i < FIBERS; i++) stacks[i] = sim.fiber[i].stack; /* taken once */
+/* Room for the fibers of so many ranks; stacks that were taken before are used again. */
+static void begin(const struct simulation_settings *settings) {
+    const int before = sim.fibers, fibers = FIBERS * settings->ranks;
+    struct fiber *fiber = take((size_t)fibers * sizeof *fiber);
+    for (int i = 0; i < before && i < fibers; i++) fiber[i].stack = sim.fiber[i].stack;
+    for (int i = fibers; i < before; i++) free(sim.fiber[i].stack);
+    free(sim.fiber);
     memset(&sim, 0, sizeof sim);
-    for (int i = 0; i < FIBERS; i++) sim.fiber[i].stack = stacks[i];
+    sim.fiber = fiber;
+    sim.fibers = fibers;
+    sim.sleeper = take((size_t)fibers * sizeof *sim.sleeper);
+    sim.stopped_until = take((size_t)settings->ranks * sizeof *sim.stopped_until);
+    sim.link = take((size_t)settings->ranks * sizeof *sim.link);
+}
+
+void simulation_run(const struct simulation_settings *settings, void (*rank)(int rank)) {
+    begin(settings);
     sim.settings = *settings;
     sim.random = settings->seed;
     sim.rank = rank;
     sim.now = 1;
-    for (int r = 0; r < SIMULATION_RANKS; r++) fiber_start(r, rank_main, (void *)(intptr_t)r);
-    for (struct fiber *fiber; (fiber = choose());) {
+    for (int r = 0; r < settings->ranks; r++) fiber_start(r, rank_main, (void *)(intptr_t)r);
+    for (int i; (i = choose()) >= 0;) {
         if (++sim.switches > settings->most_switches || sim.now > settings->longest_seconds + 1)
             give_up("no end");
-        switch_to(fiber);
-        sim.now += 1e-7;
+        switch_to(i);
+        sim.now += SWITCHING / settings->ranks;
     }
+    free(sim.sleeper);
+    free(sim.stopped_until);
+    free(sim.link);
     free(sim.shared);
 }
 
@@ -225,7 +261,7 @@ ssize_t simulated_getrandom(void *bytes, size_t count, unsigned flags) {
 
 int simulated_clock_gettime(clockid_t clock, struct timespec *t) {
     (void)clock;
-    sim.now += 1e-6;
+    sim.now += READING / sim.settings.ranks;
     t->tv_sec = (time_t)sim.now;
     t->tv_nsec = (long)((sim.now - (double)t->tv_sec) * 1e9);
     return 0;
@@ -234,15 +270,15 @@ int simulated_clock_gettime(clockid_t clock, struct timespec *t) {
 int simulated_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                      void *argument) {
     (void)attributes;
-    *thread = (pthread_t)(fiber_start(sim.present->rank, run, argument) - sim.fiber);
+    *thread = (pthread_t)fiber_start(sim.sleeper[sim.present].rank, run, argument);
     return 0;
 }
 
 int simulated_join(pthread_t thread, void **result) {
-    struct fiber *fiber = &sim.fiber[thread];
+    struct sleeper *sleeper = &sim.sleeper[thread];
     (void)result;
-    while (!fiber->over) sleep_for(NULL, sim.now + 1e-5);
-    fiber->used = false;
+    while (!sleeper->over) sleep_for(NULL, sim.now + 1e-5);
+    sleeper->used = false;
     return 0;
 }
 
@@ -345,22 +381,49 @@ lossynet_status simulation_share(void *context, const struct lossynet_world *wor
     return LOSSYNET_OK;
 }
 
+static bool comes_before(const struct flight *f, const struct flight *g) {
+    return f->due < g->due || (f->due == g->due && f->order < g->order);
+}
+
+/* Puts a datagram in the heap, from place `at` on towards its top. */
+static void put_up(struct simulated_link *link, int at, struct flight flight) {
+    for (; at > 0 && comes_before(&flight, &link->flights[(at - 1) / 2]); at = (at - 1) / 2)
+        link->flights[at] = link->flights[(at - 1) / 2];
+    link->flights[at] = flight;
+}
+
+/* Takes the first to arrive. */
+static struct flight take_first(struct simulated_link *link) {
+    const struct flight first = link->flights[0], last = link->flights[--link->flying];
+    int at = 0;
+    for (int child; (child = 2 * at + 1) < link->flying; at = child) {
+        child += child + 1 < link->flying &&
+                 comes_before(&link->flights[child + 1], &link->flights[child]);
+        if (!comes_before(&link->flights[child], &last)) break;
+        link->flights[at] = link->flights[child];
+    }
+    link->flights[at] = last;
+    return first;
+}
+
 void simulation_deliver(int receiver, int peer, const uint8_t *bytes, size_t count, double delay) {
     struct simulated_link *link = sim.link[receiver];
     if (!link) return;
-    if (link->flying == ON_THE_WAY) {
+    if (link->flying == ON_THE_WAY * sim.settings.ranks) {
         link->overruns++;
         return;
     }
-    struct flight *flight = &link->flights[link->flying++];
-    *flight = (struct flight){sim.now + sim.settings.latency + delay, sim.order++, peer, count,
-                              malloc(count + 1)};
-    memcpy(flight->bytes, bytes, count);
-    for (int i = 0; i < FIBERS; i++) { /* a sleeper wakes when it arrives */
-        struct fiber *fiber = &sim.fiber[i];
-        if (fiber->used && fiber->waits_for == link && fiber->wake_at > flight->due)
-            fiber->wake_at = flight->due;
+    if (link->flying == link->room) {
+        link->room = 2 * link->room + 64;
+        link->flights = realloc(link->flights, (size_t)link->room * sizeof *link->flights);
+        if (!link->flights) give_up("no memory");
     }
+    const struct flight flight = {sim.now + sim.settings.latency + delay, sim.order++, peer, count,
+                                  take(count + 1)};
+    memcpy(flight.bytes, bytes, count);
+    put_up(link, link->flying++, flight);
+    if (link->waits >= 0 && sim.sleeper[link->waits].wake_at > flight.due)
+        sim.sleeper[link->waits].wake_at = flight.due; /* it wakes when it arrives */
 }
 
 static lossynet_status link_send(struct lossynet_link *base, int peer,
@@ -370,8 +433,9 @@ static lossynet_status link_send(struct lossynet_link *base, int peer,
     for (int i = 0; i < count; i++) {
         size_t bytes = WIRE_HEADER_BYTES + batch[i].length;
         if (batch[i].length > base->payload_most) give_up("send: a payload that is too large");
-        for (int r = 0; r < SIMULATION_RANKS; r++) {
-            if (r == link->rank || (peer != r && peer != LOSSYNET_EVERYONE)) continue;
+        const bool all = peer == LOSSYNET_EVERYONE;
+        for (int r = all ? 0 : peer; r < (all ? sim.settings.ranks : peer + 1); r++) {
+            if (r == link->rank) continue;
             uint8_t *copy = malloc(bytes);
             memcpy(copy, batch[i].header, WIRE_HEADER_BYTES);
             if (batch[i].length)
@@ -381,17 +445,6 @@ static lossynet_status link_send(struct lossynet_link *base, int peer,
         }
     }
     return LOSSYNET_OK;
-}
-
-/* The index of the first to arrive, -1 when none has. */
-static int first_due(const struct simulated_link *link) {
-    int first = -1;
-    for (int i = 0; i < link->flying; i++) {
-        const struct flight *f = &link->flights[i], *g = &link->flights[first < 0 ? i : first];
-        if (f->due > sim.now) continue;
-        if (first < 0 || f->due < g->due || (f->due == g->due && f->order < g->order)) first = i;
-    }
-    return first;
 }
 
 static void forget_shown(struct simulated_link *link) {
@@ -406,9 +459,8 @@ static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arr
     int n = 0, waiting = 0;
     forget_shown(link);
     for (int i = 0; i < link->flying; i++) waiting += link->flights[i].due <= sim.now;
-    for (int first; n < LOSSYNET_BATCH && (first = first_due(link)) >= 0;) {
-        struct flight f = link->flights[first];
-        link->flights[first] = link->flights[--link->flying];
+    while (n < LOSSYNET_BATCH && link->flying > 0 && link->flights[0].due <= sim.now) {
+        const struct flight f = take_first(link);
         if (simulation_random() % (uint64_t)waiting-- >= (uint64_t)base->receive_queue) {
             free(f.bytes);
             link->overruns++;
@@ -425,8 +477,10 @@ static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arr
 static void link_wait(struct lossynet_link *base, double seconds) {
     struct simulated_link *link = (struct simulated_link *)base;
     double until = sim.now + seconds;
-    for (int i = 0; i < link->flying; i++) until = fmin(until, link->flights[i].due);
+    if (link->flying > 0) until = fmin(until, link->flights[0].due);
+    link->waits = sim.present;
     if (!link->woken) sleep_for(link, until);
+    link->waits = -1;
     link->woken = false;
 }
 
@@ -444,14 +498,16 @@ static void link_close(struct lossynet_link *base) {
     forget_shown(link);
     for (int i = 0; i < link->flying; i++) free(link->flights[i].bytes);
     sim.link[link->rank] = NULL;
+    free(link->flights);
     free(link);
 }
 
 lossynet_status simulation_link_open(const struct lossynet_link_settings *settings,
                                      struct lossynet_link **out) {
     struct simulated_link *link = calloc(1, sizeof *link);
-    uint8_t nothing[SIMULATION_RANKS] = {0};
+    uint8_t *nothing = take((size_t)settings->world.ranks);
     link->rank = settings->world.rank;
+    link->waits = -1;
     link->link = (struct lossynet_link){
         .name = "simulated",
         .multicast = sim.settings.multicast && settings->multicast,
@@ -467,5 +523,7 @@ lossynet_status simulation_link_open(const struct lossynet_link_settings *settin
     };
     sim.link[link->rank] = link;
     *out = &link->link;
-    return simulation_share(NULL, &settings->world, nothing, 1);
+    lossynet_status status = simulation_share(NULL, &settings->world, nothing, 1);
+    free(nothing);
+    return status;
 }

@@ -3,9 +3,9 @@
  * Every thread of the program under test is a fiber: the ranks, and the threads that lossynet
  * starts itself. One fiber runs at a time; it gives way where a thread could sleep: at a mutex, a
  * condition, a link's wait, a barrier. Which fiber goes on is drawn from a seed. The clock moves
- * when all sleep, to the first that is due, and by a microsecond whenever it is read. So a run is a
- * function of its input, minutes of silence take milliseconds, and a deadlock or an endless
- * exchange is seen for certain.
+ * when all sleep, to the first that is due, and by 4 microseconds over the number of ranks whenever it is
+ * read. So a run is a function of its input, minutes of silence take milliseconds, and a deadlock
+ * or an endless exchange is seen for certain.
  *
  * threads.h, included by the compiler before every source of lossynet (-include), replaces
  * pthreads, the clock and random numbers by what is declared here.
@@ -44,9 +44,8 @@ int simulated_cond_destroy(pthread_cond_t *condition);
 
 /* ---- the run ---- */
 
-enum { SIMULATION_RANKS = 4 };
-
 struct simulation_settings {
+    int ranks;
     uint64_t seed;          /* of the schedule */
     double longest_seconds; /* simulated; a run that takes longer aborts the program */
     uint64_t most_switches; /* between fibers; the same */
@@ -60,7 +59,7 @@ struct simulation_settings {
     void (*carry)(int sender, int receiver, uint8_t *bytes, size_t count);
 };
 
-/* Runs rank(0) ... rank(SIMULATION_RANKS - 1), each in a fiber, until all have returned. Whatever
+/* Runs rank(0) ... rank(ranks - 1), each in a fiber, until all have returned. Whatever
  * cannot go on or does not end says so and aborts. */
 void simulation_run(const struct simulation_settings *settings, void (*rank)(int rank));
 

@@ -1,0 +1,333 @@
+/* late_ranks.c — what late ranks cost the others, with and without a deadline, in virtual time.
+ *
+ *     build/late_ranks RANKS WHAT DEADLINE [SEED]      DEADLINE: auto, off, or seconds
+ *
+ * Ranks compute for 0.1 s in a step and exchange what a trainer does, over a network with a round trip of
+ * 0.2 ms that loses nothing. WHAT disturbs them:
+ *
+ *     even      nothing
+ *     spread    compute times are uniform within 20% of 0.1 s, drawn for each rank and step
+ *     tail      compute times are lognormal with a median of 0.1 s and P99/P50 = 3
+ *     stop      one rank stops for 0.5 s every 5 s
+ *     slow      one rank computes three times as long
+ *     random    lognormal compute times with P99/P50 = 10, stops of all lengths at any moment, 10% of the
+ *               datagrams lost, and a meeting every 20 steps
+ *
+ * One line says, of the steps after those in which a deadline is learnt:
+ *
+ *     mean        a step, over the median compute time
+ *     p50 p99     the steps of ranks that were not stopped, the same
+ *     lost        share of the computed gradients' packets that their owners did not get
+ *     idle        share of steps that a rank took part in without a gradient
+ *     left_out    share of steps that a rank took no part in
+ *     pace        steps per second, over the same of undisturbed ranks
+ *     throughput  gradients averaged per second, over the same
+ *     steps       at which all ranks have ended
+ *
+ * The result is a function of the arguments: test/lossynet/test_simulation.py compares it with bounds.
+ */
+#include "dev/simulation/simulation.h"
+#include "lossynet/comm.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHARD = 16, MOST_STEPS = 400, MEETING = 20, UNDISTURBED_STEPS = 6 };
+enum what { EVEN, SPREAD, TAIL, STOP, SLOW, RANDOM, WHATS };
+static const char *const name[WHATS] = {"even", "spread", "tail", "stop", "slow", "random"};
+static const double COMPUTE = 0.1, STOPPED = 0.5, STOPS_EVERY = 5, SLOWNESS = 3, SPREAD_BY = 0.2;
+
+static struct {
+    int ranks, warm, steps;
+    enum what what;
+    bool skips;
+    double deadline, lost;
+    uint64_t random;
+    size_t elements;
+
+    /* Of steps from `warm` on: */
+    double seconds;        /* that all ranks took together for them */
+    float *step_seconds;   /* of ranks that are not stopped, one after the other */
+    size_t counted;        /* of these */
+    uint64_t made, idle;   /* by all ranks */
+    uint64_t *computed;    /* [steps]: ranks that had a gradient */
+    uint64_t *averaged;    /* [steps]: of which the owners got so many, summed; their own not counted */
+    uint64_t averaged_all; /* the same for all steps with their own */
+    uint64_t last;
+} run;
+
+static void require(bool condition, const char *what) {
+    if (condition) return;
+    fprintf(stderr, "%s has failed\n", what);
+    abort();
+}
+
+static void *take(size_t count, size_t bytes) {
+    void *memory = calloc(count, bytes);
+    require(memory != NULL, "taking memory");
+    return memory;
+}
+
+/* ---- chance, of its own so that ranks compute the same with and without a deadline ---- */
+
+static double uniform(uint64_t a, uint64_t b) {
+    uint64_t x = run.random + a * 0x9e3779b97f4a7c15u + b * 0xc2b2ae3d27d4eb4fu;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return ((double)((x ^ (x >> 31)) >> 11) + 0.5) * 0x1p-53;
+}
+
+static double lognormal(double p99, uint64_t rank, uint64_t step) {
+    const double normal = sqrt(-2 * log(uniform(2 * rank, step))) *
+                          cos(2 * 3.14159265358979 * uniform(2 * rank + 1, step));
+    return exp(log(p99) / 2.3263 * normal);
+}
+
+static double compute_seconds(int rank, uint64_t step) {
+    const bool last = rank == run.ranks - 1;
+    switch (run.what) {
+    case SPREAD:
+        return COMPUTE * (1 + SPREAD_BY * (2 * uniform((uint64_t)rank, step) - 1));
+    case TAIL:
+        return COMPUTE * lognormal(3, (uint64_t)rank, step);
+    case RANDOM:
+        return COMPUTE * lognormal(10, (uint64_t)rank, step);
+    case SLOW:
+        return last ? SLOWNESS * COMPUTE : COMPUTE;
+    default:
+        return COMPUTE;
+    }
+}
+
+static bool is_stopped(int rank) {
+    return run.what == RANDOM || (run.what == STOP && rank == run.ranks - 1);
+}
+
+/* ---- the network ---- */
+
+static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
+    if (run.lost > 0 && simulation_random() % 1000 < (uint64_t)(1000 * run.lost)) return;
+    if (run.what == RANDOM && simulation_random() % 4000 == 0)
+        simulation_stop((int)(simulation_random() % (uint64_t)run.ranks),
+                        exp(-7 + 7e-3 * (double)(simulation_random() % 1000)));
+    simulation_deliver(receiver, sender, bytes, count, 0);
+}
+
+/* ---- a rank ---- */
+
+struct rank {
+    int rank;
+    struct lossynet_comm *comm;
+    float *gradient, *parameter;
+    double *squares; /* [ranks] */
+    double *meeting; /* [ranks] */
+    uint64_t at;     /* steps done */
+    double ended;    /* when the last was */
+    double stops;    /* next */
+    bool unfinished; /* a broadcast is */
+};
+
+static void compute(struct rank *r, uint64_t step) {
+    double seconds = compute_seconds(r->rank, step);
+    require(!lossynet_bucket_wait(r->comm, 0, NULL), "waiting for parameters");
+    if (run.what == STOP && is_stopped(r->rank) && simulation_now() + seconds > r->stops) {
+        const double before = fmax(0, r->stops - simulation_now());
+        simulation_sleep(before);
+        simulation_stop(r->rank, STOPPED);
+        simulation_sleep(0);
+        r->stops += STOPS_EVERY;
+        seconds -= before;
+    }
+    simulation_sleep(seconds);
+    for (size_t e = 0; e < run.elements; e++) r->gradient[e] = 1;
+    lossynet_bucket_ready(r->comm, r->rank, 0);
+}
+
+static void end_broadcast(struct rank *r) {
+    if (!r->unfinished) return;
+    require(!lossynet_broadcast_end(r->comm), "a broadcast");
+    require(!lossynet_report_begin(r->comm, r->at - 1, &r->parameter), "the report's begin");
+}
+
+static void end_report(struct rank *r) {
+    struct lossynet_counters counters;
+    struct lossynet_drift drift;
+    if (!r->unfinished) return;
+    require(!lossynet_report_end(r->comm, &counters, &drift), "the report");
+    r->unfinished = false;
+}
+
+/* Gradients are all 1, so that the owner's average says how many it got. */
+static void note(struct rank *r, uint64_t step, bool idle) {
+    size_t offset, count;
+    const double now = simulation_now();
+    lossynet_shard(r->comm, r->rank, 0, &offset, &count);
+    const uint64_t got = (uint64_t)lrintf(r->gradient[offset] * (float)run.ranks);
+    if (step >= (uint64_t)run.warm && step < (uint64_t)run.steps) {
+        run.made++;
+        run.idle += idle;
+        run.computed[step] += !idle;
+        run.averaged[step] += got - !idle;
+        run.averaged_all += got;
+        run.seconds += r->at > 0 ? (now - r->ended) : 0;
+        if (!is_stopped(r->rank)) run.step_seconds[run.counted++] = (float)(now - r->ended);
+    }
+    r->ended = now;
+}
+
+static void make_step(struct rank *r) {
+    uint64_t step = r->at;
+    bool idle;
+    double mine = 1;
+    require(!lossynet_step_follow(r->comm, &step, &idle), "the begin of a step");
+    require(!lossynet_reduce_begin(r->comm, &r->gradient, false), "the begin of averaging");
+    if (!idle) compute(r, step);
+    end_broadcast(r);
+    require(!lossynet_reduce(r->comm, &r->gradient, false), "averaging");
+    require(!lossynet_pulse(r->comm, &mine, r->squares, sizeof mine), "the pulse");
+    end_report(r);
+    for (size_t e = 0; e < run.elements; e++) r->parameter[e] = (float)step;
+    require(!lossynet_broadcast_begin(r->comm, &r->parameter, false), "the broadcast");
+    note(r, step, idle);
+    r->unfinished = true;
+    r->at = step + 1;
+}
+
+static void meet(struct rank *r) {
+    double at = (double)r->at;
+    end_broadcast(r);
+    end_report(r);
+    require(!lossynet_all_gather(r->comm, &at, r->meeting, sizeof at), "a meeting");
+    for (int i = 0; i < run.ranks; i++) at = fmax(at, r->meeting[i]);
+    lossynet_met(r->comm);
+    r->at = (uint64_t)at;
+}
+
+static void rank_main(int rank) {
+    const struct lossynet_world world = {
+        .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
+    const struct lossynet_settings settings = {.workers = run.ranks,
+                                               .buckets = 1,
+                                               .bucket_elements = &run.elements,
+                                               .packet_bytes = SHARD * sizeof(float),
+                                               .estimator = LOSSYNET_ZERO,
+                                               .loss = {.model = "bernoulli"},
+                                               .link = LOSSYNET_LINK_UDP,
+                                               .skip_late = run.skips,
+                                               .deadline = run.deadline};
+    struct rank r = {.rank = rank,
+                     .gradient = take(run.elements, sizeof(float)),
+                     .parameter = take(run.elements, sizeof(float)),
+                     .squares = take((size_t)run.ranks, sizeof(double)),
+                     .meeting = take((size_t)run.ranks, sizeof(double)),
+                     .stops = simulation_now() + STOPS_EVERY * uniform(0, 0)};
+    require(!lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL,
+                                &r.comm),
+            "opening");
+    r.ended = simulation_now();
+    while (r.at < (uint64_t)run.steps) {
+        make_step(&r);
+        const bool pauses = r.at >= (uint64_t)run.steps || (run.what == RANDOM && r.at % MEETING == 0);
+        if (pauses || lossynet_is_called(r.comm)) meet(&r);
+    }
+    require(run.last == 0 || run.last == r.at, "ending at the same step");
+    run.last = r.at;
+    lossynet_close(r.comm);
+    free(r.gradient);
+    free(r.parameter);
+    free(r.squares);
+    free(r.meeting);
+}
+
+/* ---- runs ---- */
+
+static void simulate(uint64_t seed) {
+    const size_t steps = (size_t)run.steps, ranks = (size_t)run.ranks;
+    run.elements = SHARD * ranks;
+    run.seconds = 0;
+    run.counted = 0;
+    run.made = run.idle = run.averaged_all = run.last = 0;
+    run.step_seconds = take(steps * ranks, sizeof *run.step_seconds);
+    run.computed = take(steps, sizeof *run.computed);
+    run.averaged = take(steps, sizeof *run.averaged);
+    run.random = seed * 0x2545f4914f6cdd1du;
+    const struct simulation_settings settings = {.ranks = run.ranks,
+                                                 .seed = seed,
+                                                 .longest_seconds = 1e5,
+                                                 .most_switches = UINT64_MAX,
+                                                 .payload_most = 1400,
+                                                 .receive_queue = 64 * run.ranks,
+                                                 .latency = 1e-4,
+                                                 .carry = carry};
+    simulation_run(&settings, rank_main);
+}
+
+static void forget(void) {
+    free(run.step_seconds);
+    free(run.computed);
+    free(run.averaged);
+}
+
+static int by_size(const void *a, const void *b) {
+    const float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+static double quantile(double q) {
+    if (run.counted == 0) return NAN;
+    return (double)run.step_seconds[(size_t)(q * (double)(run.counted - 1))];
+}
+
+static void print(double undisturbed) {
+    const double steps = run.steps - run.warm, ranks = run.ranks;
+    double expected = 0, averaged = 0;
+    for (int s = run.warm; s < run.steps; s++) {
+        expected += (double)run.computed[s] * (ranks - 1);
+        averaged += (double)run.averaged[s];
+    }
+    const double mean = run.seconds / (steps * ranks);
+    qsort(run.step_seconds, run.counted, sizeof *run.step_seconds, by_size);
+    printf("mean %.3f p50 %.3f p99 %.3f lost %.5f idle %.4f left_out %.4f pace %.3f "
+           "throughput %.3f steps %llu\n",
+           mean / COMPUTE, quantile(0.5) / COMPUTE, quantile(0.99) / COMPUTE,
+           1 - averaged / expected, (double)run.idle / (steps * ranks),
+           1 - (double)run.made / (steps * ranks), undisturbed / mean,
+           undisturbed / mean * (double)run.averaged_all / (steps * ranks * ranks),
+           (unsigned long long)run.last);
+}
+
+/* Seconds of a step of as many ranks that nothing disturbs. */
+static double undisturbed_step(void) {
+    run.what = EVEN;
+    run.skips = false;
+    run.warm = 1;
+    run.steps = UNDISTURBED_STEPS;
+    simulate(1);
+    const double seconds = run.seconds / ((run.steps - run.warm) * run.ranks);
+    forget();
+    return seconds;
+}
+
+int main(int argc, char **argv) {
+    run.ranks = argc > 1 ? atoi(argv[1]) : 0;
+    int what = 0;
+    while (argc > 2 && what < WHATS && strcmp(argv[2], name[what]) != 0) what++;
+    if (argc < 4 || run.ranks < 2 || what == WHATS) {
+        fprintf(stderr, "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED]\n",
+                argv[0]);
+        return 2;
+    }
+    const double undisturbed = undisturbed_step();
+    run.what = (enum what)what;
+    run.skips = strcmp(argv[3], "off") != 0;
+    run.deadline = strcmp(argv[3], "auto") == 0 ? 0 : atof(argv[3]);
+    run.lost = run.what == RANDOM ? 0.1 : 0;
+    run.warm = 40;
+    run.steps = run.ranks > 16 ? 160 : MOST_STEPS;
+    simulate(argc > 4 ? (uint64_t)atoll(argv[4]) : 1);
+    print(undisturbed);
+    forget();
+    return 0;
+}
