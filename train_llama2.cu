@@ -510,7 +510,7 @@ static int training_step(struct trainer *t, int step) {
                        : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
                                                       : step_lossy(t, step);
     if (status) return status == NOT_FINITE ? 0 : -1;
-    return t->dp.pipeline.overlap || comm_skips(t->options) ? 0 : finish_step(t);
+    return t->dp.pipeline.overlap || lossynet_skips_late(t->dp.comm) ? 0 : finish_step(t);
 }
 
 /* ---- evaluation ------------------------------------------------------------------------- *
@@ -735,7 +735,7 @@ static int meet(struct trainer *t, bool *stop, bool *broken) {
 
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
-    const bool skips = comm_skips(o) && t->dp.world.ranks > 1;
+    const bool skips = lossynet_skips_late(t->dp.comm);
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
     bool stop = false, due;

@@ -96,6 +96,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
 
     take_averaging(comm);
     take_stats(comm);
+    if (settings->error_feedback && (comm->steps.skips || comm->loss.replay))
+        lossynet_unconfirmed_open(comm);
     lossynet_arrivals_open(comm,
                            settings->return_masks || settings->error_feedback ||
                                settings->retransmission_rounds[LOSSYNET_GRADIENT],
@@ -183,6 +185,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         .peer_timeout = settings->peer_timeout,
         .skip_late = settings->skip_late,
         .deadline = settings->deadline,
+        .pulses = settings->error_feedback ? 2 : 1,
         .dscp = settings->dscp,
         .multicast = settings->multicast,
         .encrypt = settings->encrypt,
@@ -346,6 +349,7 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     if (!packet_bytes)
         packet_bytes = (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer;
     place(comm, world, settings->workers);
+    comm->steps.skips = settings->skip_late && world->ranks > 1;
     if (prepare(comm, settings, packet_bytes, settings->multicast) == LOSSYNET_OK) {
         bytes = comm->pool.bytes;
         if (world->ranks > 1) {

@@ -177,7 +177,7 @@ struct lossynet_settings {
     /* Links udp and verbs, several ranks: a step does not wait for late ranks (transport/deadline.c) longer
      * than `deadline` seconds after half of the ranks; 0: learnt. Between the lossynet_step_follow of a
      * step and the next one call lossynet_reduce, lossynet_pulse and lossynet_broadcast, each once. Not
-     * with error_feedback, retransmission_rounds or return_masks. */
+     * with retransmission_rounds or return_masks. */
     bool skip_late;
     double deadline;
     bool multicast; /* parameters are sent once for all ranks, where the network can */
@@ -244,9 +244,13 @@ bool lossynet_register_device(struct lossynet_comm *comm, int worker, const floa
  * that rounds what a worker does not own; else it changes nothing. */
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
 
+/* Whether late ranks are not waited for: skip_late, over a link that can. */
+bool lossynet_skips_late(const struct lossynet_comm *comm);
+
 /* With settings.skip_late, in the place of lossynet_step_begin: starts *step, or the later one that most
  * ranks are at, which is then in *step: steps in between are left out. *idle: this rank was late, so its
- * workers take part without a gradient; what the vectors hold is not sent. Without skip_late the same
+ * workers take part without a gradient; what the vectors hold is not sent, but with error_feedback what
+ * was late before. Without skip_late the same
  * as lossynet_step_begin. */
 lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle);
 

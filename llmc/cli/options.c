@@ -169,7 +169,7 @@ static const struct entry table[] = {
            "udp, verbs: a step waits for late ranks no longer than so many seconds after half of "
            "the ranks; what is not there then is lost, and who is late leaves steps out. auto: as "
            "long as pays by how the ranks did before; off: all wait. Algorithm lossy without "
-           "--carry and --repair"),
+           "--repair"),
     SWITCH("no-overlap", no_overlap,
            "udp, verbs: compute and exchange packets in turn, not at the same time"),
     SWITCH("multicast", multicast,

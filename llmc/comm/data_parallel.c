@@ -55,6 +55,7 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
     const struct lossynet_residuals residuals = {d, keep_residual, save_residual, load_residual};
     if (!training) s.error_feedback = false;
     d->keeps_lost = be->on_device && s.error_feedback;
+    if (d->keeps_lost) s.skip_late = false; /* a device gives back what was lost at once */
     if (d->keeps_lost) s.residuals = &residuals;
     *staged = be->on_device && d->world.ranks > 1;
     s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
@@ -222,7 +223,7 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
 
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step) {
     const size_t ranks = (size_t)d->world.ranks;
-    if (!comm_skips(d->options) || ranks < 2 || d->world.rank > 0) return 0;
+    if (!lossynet_skips_late(d->comm) || d->world.rank > 0) return 0;
     uint64_t *late = (uint64_t *)malloc(ranks * sizeof *late);
     if (!late) return log_out_of_memory("the list of ranks", (double)(ranks * sizeof *late));
     lossynet_lateness(d->comm, late);

@@ -57,12 +57,8 @@ static bool parse_deadline(const char *text, double *seconds) {
 
 /* What all ranks have to be told in each step keeps them waiting for each other. */
 static bool deadline_fits(const struct options *o) {
-    return o->algorithm == ALGORITHM_LOSSY && o->carry == 0 && !o->gradient_repair &&
-           !o->parameter_repair && strcmp(o->link, "mpi") != 0;
-}
-
-bool comm_skips(const struct options *o) {
-    return deadline_fits(o) && strcmp(o->deadline, "off") != 0;
+    return o->algorithm == ALGORITHM_LOSSY && !o->gradient_repair && !o->parameter_repair &&
+           strcmp(o->link, "mpi") != 0;
 }
 
 /* ---- settings --------------------------------------------------------------------------- */
@@ -87,7 +83,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.loss_budget = o->loss_budget;
     s.record_loss = o->record_loss;
     s.peer_timeout = o->peer_timeout;
-    s.skip_late = comm_skips(o);
+    s.skip_late = deadline_fits(o) && strcmp(o->deadline, "off") != 0;
     parse_deadline(o->deadline, &s.deadline);
     s.multicast = o->multicast;
     s.encrypt = o->encrypt;
@@ -135,7 +131,7 @@ int comm_check(const struct options *o, int workers) {
                           o->deadline);
     } else if (deadline > 0 && !deadline_fits(o)) {
         wrong = log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs, "
-                          "without --carry and --repair: else ranks wait for each other",
+                          "without --repair: else ranks wait for each other",
                           o->deadline);
     } else if (!parse_lead(o->lead, &lead)) {
         wrong = log_error("--lead: expected auto, off or a number of steps from 0 to 100, got '%s'",

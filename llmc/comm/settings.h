@@ -31,9 +31,6 @@ double comm_lead(const struct options *options, const struct lossynet_comm *comm
  * reporting. */
 int comm_step_begin(struct lossynet_comm *comm, const struct options *options, int *step);
 
-/* Whether late ranks are not waited for (--deadline). */
-bool comm_skips(const struct options *options);
-
 /* Copies a step's packet counters into its metrics. */
 void comm_step_metrics(const struct lossynet_counters *counters, struct step_metrics *record);
 

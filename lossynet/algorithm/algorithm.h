@@ -11,6 +11,7 @@
  *     exchange.c        which packets leave for other ranks, and where those that come land
  *     retransmit.c      rounds in which what was lost is sent again
  *     error_feedback.c  lost gradients, added to the next ones
+ *     unconfirmed.c     the same, where nobody waits for acknowledgements
  *     rounding.c        what is sent as bfloat16, within a rank too
  *     lead.c            how far ahead of the model owners broadcast
  *     step.c            the begin of a step, and steps that do not wait for late ranks
@@ -63,6 +64,7 @@ struct lossynet_arrivals {
     uint8_t *own_bits, *other_bits;
     uint8_t *delivered; /* [V][(K + 7) / 8], see lossynet_delivered */
     bool deliver;       /* after every GRADIENT phase senders are told */
+    uint8_t *came;      /* [R]: whose acknowledgements have come; NULL: all wait for all */
 };
 
 /* See to pool.out_of_memory only. gradient, parameter: senders are told in this phase. */
@@ -176,7 +178,18 @@ struct lossynet_lateness { /* of the gradients in averages, summed over packets 
     double others;         /* share that other workers than the owner computed */
 };
 
+struct lossynet_unconfirmed { /* unconfirmed.c; links [V][N], packets as lossynet_tx finds them */
+    bool on;
+    uint32_t *sent;    /* by (sender, owner): step + 1 of what lies apart; 0: nothing does */
+    uint8_t *told;     /* by (sender, owner): in this step, with ... */
+    uint32_t *tag;     /* ... this tag: step + 1 of what it acknowledges */
+    uint32_t *own_tag; /* by (owner, sender): of the acknowledgement that is given */
+    uint8_t *held, *held_apart; /* by (sender, owner) packet: gradients in residual and apart */
+    float *apart;               /* [V][elements] */
+};
+
 struct lossynet_feedback {
+    struct lossynet_unconfirmed unconfirmed;
     float share;
     float *mass;     /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL:
                     nothing is carried */
@@ -188,6 +201,30 @@ struct lossynet_feedback {
 
 /* Sees to pool.out_of_memory only. apart: may be NULL. */
 void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart);
+
+/* ---- error feedback without waiting (unconfirmed.c) ----
+ * v: a local worker, 0 ... V-1. packet: index in `held`. */
+
+void lossynet_unconfirmed_open(struct lossynet_comm *comm); /* sees to pool.out_of_memory only */
+void lossynet_unconfirmed_close(struct lossynet_comm *comm);
+/* Gradients that v's packet holds in this step. */
+int lossynet_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet);
+/* Clears mask[k], k < n, of what must not or need not leave for the owner. */
+void lossynet_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
+                               uint8_t *mask);
+/* The mass, as lossynet_feedback_mass holds it, of a packet with so many gradients. */
+float lossynet_unconfirmed_mass(const struct lossynet_comm *comm, int gradients);
+/* The acknowledgement of local owner v to a sender: whether it is a new one; *tag: of its step. */
+bool lossynet_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender,
+                                 const uint8_t *arrived, size_t n, uint32_t *tag);
+/* Whether sender v has an acknowledgement of an owner in this step, and its tag. */
+void lossynet_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told,
+                               uint32_t tag);
+/* As lossynet_feedback_keep, for residuals. */
+void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors);
+/* After the residual of v was loaded. */
+void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v);
+
 void lossynet_feedback_close(struct lossynet_comm *comm);
 /* Before what is not sent yet of local worker v (0 ... V-1) leaves, up to a bucket; or of all. */
 void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket);
@@ -236,6 +273,8 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
 /* Whether a worker has a gradient in this step: not where its rank idles, or is replayed so. */
 bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker);
+/* False: it left this step out, in a replay. */
+bool lossynet_takes_part(const struct lossynet_comm *comm, int worker);
 /* When lossynet_reduce begins: notes whether this rank is late. */
 void lossynet_late_note(struct lossynet_comm *comm);
 

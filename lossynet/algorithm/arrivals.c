@@ -93,14 +93,25 @@ lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_pha
 
 /* ---- telling the senders ---- */
 
+enum {
+    TAG_BYTES = 4
+}; /* before a link's bits, where they may be of an earlier step (unconfirmed.c) */
+
 /* Into bits, of what local workers have of the workers in `rank`. */
-static void write_bits(const struct lossynet_comm *comm, lossynet_phase phase, int rank,
-                       uint8_t *to) {
+static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, uint8_t *to) {
+    const bool tagged = comm->feedback.unconfirmed.on;
     for (int sender = rank * comm->local; sender < (rank + 1) * comm->local; sender++) {
         for (int v = 0; v < comm->local; v++) {
             size_t n, start = lossynet_rx(comm, phase, v, sender, &n);
             const uint8_t *arrived = comm->arrivals.arrived[phase] + start;
             const uint8_t *asks = comm->steps.round > 0 ? comm->retransmission.asks + start : NULL;
+            uint32_t tag;
+            if (tagged && !lossynet_unconfirmed_renews(comm, v, sender, arrived, n, &tag)) {
+                wire_put(to, tag, TAG_BYTES);
+                to += TAG_BYTES + (n + 7) / 8; /* the bits are those of before */
+                continue;
+            }
+            if (tagged) wire_put(to, tag, TAG_BYTES), to += TAG_BYTES;
             memset(to, 0, (n + 7) / 8);
             for (size_t k = 0; k < n; k++)
                 to[k / 8] |= (uint8_t)((asks ? !asks[k] : arrived[k]) << k % 8);
@@ -110,13 +121,24 @@ static void write_bits(const struct lossynet_comm *comm, lossynet_phase phase, i
 }
 
 /* What the workers in `rank` have of local workers. */
-static void read_bits(const struct lossynet_comm *comm, lossynet_phase phase, int rank,
+static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, bool came,
                       const uint8_t *from) {
+    const bool tagged = comm->feedback.unconfirmed.on;
     for (int v = 0; v < comm->local; v++) {
         for (int receiver = rank * comm->local; receiver < (rank + 1) * comm->local; receiver++) {
             size_t n;
             uint8_t *acked =
                 comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+            if (tagged) {
+                const bool told =
+                    comm->loss.replay
+                        ? lossynet_loss_replay_told(comm->loss.replay, comm->steps.step,
+                                                    comm->first + v, receiver)
+                        : came;
+                lossynet_unconfirmed_told(comm, v, receiver, told,
+                                          (uint32_t)wire_get(from, TAG_BYTES));
+                from += TAG_BYTES;
+            }
             for (size_t k = 0; k < n; k++) acked[k] = from[k / 8] >> k % 8 & 1;
             from += (n + 7) / 8;
         }
@@ -154,10 +176,13 @@ lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossyn
     memcpy(in + in_offset[rank], out + out_offset[rank], out_offset[rank + 1] - out_offset[rank]);
     if (comm->transport) {
         lossynet_status status =
-            lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
+            a->came ? lossynet_transport_swap_pulse(comm->transport, out, out_offset, in, in_offset,
+                                                    a->came)
+                    : lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
         if (status) return status;
     }
-    for (int r = 0; r < comm->world.ranks; r++) read_bits(comm, phase, r, in + in_offset[r]);
+    for (int r = 0; r < comm->world.ranks; r++)
+        read_bits(comm, phase, r, !a->came || a->came[r], in + in_offset[r]);
     for (int v = 0; own && v < comm->local; v++) fill_delivered(comm, v);
     return LOSSYNET_OK;
 }
@@ -173,7 +198,8 @@ const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) 
 static size_t rank_bytes(const struct lossynet_comm *comm, int rank) {
     size_t bytes = 0;
     for (int w = rank * comm->local; w < (rank + 1) * comm->local; w++)
-        bytes += (lossynet_partition_owner_packets(&comm->partition, w) + 7) / 8;
+        bytes += (lossynet_partition_owner_packets(&comm->partition, w) + 7) / 8 +
+                 (comm->feedback.unconfirmed.on ? TAG_BYTES : 0);
     return bytes * (size_t)comm->local;
 }
 
@@ -190,6 +216,7 @@ static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, boo
         a->own_offset[r + 1] = own;
         a->other_offset[r + 1] = other;
     }
+    if (comm->feedback.unconfirmed.on && comm->steps.skips) COMM_TAKE(comm, a->came, ranks);
     COMM_TAKE(comm, a->own_bits, own);
     COMM_TAKE(comm, a->other_bits, other);
     if (gradient) {
@@ -221,6 +248,7 @@ void lossynet_arrivals_close(struct lossynet_comm *comm) {
     free(comm->arrivals.total);
     struct lossynet_arrivals *a = &comm->arrivals;
     if (a->trace) fclose(a->trace);
+    free(a->came);
     free(a->delivered);
     free(a->other_bits);
     free(a->own_bits);

@@ -30,6 +30,7 @@ void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_re
 }
 
 void lossynet_feedback_close(struct lossynet_comm *comm) {
+    lossynet_unconfirmed_close(comm);
     free(comm->feedback.residual);
     free(comm->feedback.mass);
     free(comm->feedback.added);
@@ -49,7 +50,10 @@ void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int
     const size_t to = start[(size_t)(bucket + 1) * comm->workers];
     const float *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const float share = comm->feedback.share;
-    for (size_t e = from; e < to; e++) vector[e] += share * residual[e];
+    if (comm->feedback.unconfirmed.on && !lossynet_has_gradient(comm, comm->first + v))
+        memcpy(vector + from, residual + from, (to - from) * sizeof *vector);
+    else
+        for (size_t e = from; e < to; e++) vector[e] += share * residual[e];
     if (comm->feedback.added[v] <= bucket) comm->feedback.added[v] = bucket + 1;
 }
 
@@ -76,6 +80,7 @@ void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
         memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(float));
     else
         apart->load(apart->context, comm->first + v, in);
+    if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_load(comm, v);
 }
 
 /* The same as keep, where residuals are kept apart. */
@@ -160,13 +165,15 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
         lossynet_round_others(comm, vectors, true);
 #pragma omp parallel for num_threads(comm->threads) schedule(static)
     for (int v = 0; v < comm->local; v++) {
-        keep(comm, v, vectors[v]);
+        if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
         comm->feedback.late[v] = measure_lateness(comm, v);
+        if (comm->feedback.unconfirmed.on) continue; /* packets say it */
         size_t n;
         float *mass = lossynet_feedback_mass(comm, v);
         const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &n);
         for (size_t i = 0; i < n * (size_t)comm->workers; i++)
             mass[i] = arrived[i] ? 0 : 1 + share * mass[i];
     }
+    if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_keep(comm, vectors);
 }

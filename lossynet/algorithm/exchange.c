@@ -20,7 +20,10 @@ static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase
             uint8_t *mask =
                 comm->arrivals.survives[phase] + lossynet_tx(comm, phase, v, receiver, &n);
             lossynet_injected(comm, phase, comm->first + v, receiver, n, lossless, mask);
-            if (phase == LOSSYNET_GRADIENT && comm->steps.idle) memset(mask, 0, n);
+            if (phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on)
+                lossynet_unconfirmed_mask(comm, v, receiver, n, mask);
+            else if (phase == LOSSYNET_GRADIENT && comm->steps.idle)
+                memset(mask, 0, n);
         }
     }
 }
@@ -114,11 +117,11 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
             const int receiver = group ? LOSSYNET_EVERYONE : rank * comm->local + at->receiver;
             const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
             size_t packets = lossynet_shard_packets(partition, bucket, owner), all;
-            const uint8_t *survives = NULL;
-            if (!group)
-                survives = comm->arrivals.survives[phase] +
-                           lossynet_tx(comm, phase, v, receiver, &all) +
-                           lossynet_packets_before(partition, bucket, owner);
+            const size_t first = group ? 0
+                                       : lossynet_tx(comm, phase, v, receiver, &all) +
+                                             lossynet_packets_before(partition, bucket, owner);
+            const uint8_t *survives = group ? NULL : comm->arrivals.survives[phase] + first;
+            const bool counts = phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on;
             for (; at->packet < packets; at->packet++) {
                 if (survives && !survives[at->packet]) continue;
                 if (n == most) return n;
@@ -127,7 +130,13 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                 const float *elements =
                     lossynet_parameters(comm, source->ahead, vector, v, bucket, offset);
                 spans[n] = (struct lossynet_span){
-                    .packet = {sender, receiver, bucket, (uint32_t)at->packet},
+                    .packet = {.sender = sender,
+                               .receiver = receiver,
+                               .bucket = bucket,
+                               .number = (uint32_t)at->packet,
+                               .gradients = counts ? (uint8_t)lossynet_unconfirmed_gradients(
+                                                         comm, v, first + at->packet)
+                                                   : 0},
                     .payload = payload(comm, n, elements, count),
                     .bytes = count * partition->element_bytes,
                     .device = device};
@@ -208,6 +217,9 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
     uint8_t *arrived = lossynet_arrived(comm, phase, v, packet->sender, &n) + k;
     if (*arrived) return false;
     *arrived = 1;
+    if (phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on)
+        comm->feedback.mass[arrived - comm->arrivals.arrived[phase]] =
+            lossynet_unconfirmed_mass(comm, packet->gradients);
     lossynet_elements_unpack(&comm->partition, landing(comm, phase, packet, v), payload,
                              length / comm->partition.element_bytes);
     return true;

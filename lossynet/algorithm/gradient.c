@@ -173,7 +173,17 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
             uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, s, &n);
             uint8_t *mask = first ? arrived : lossynet_scratch(comm);
             lossynet_injected(comm, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
-            if (!lossynet_has_gradient(comm, s)) memset(mask, 0, n);
+            const bool counts = comm->feedback.unconfirmed.on && s != owner;
+            if (counts)
+                lossynet_unconfirmed_mask(comm, i, owner, n, mask);
+            else if (!lossynet_has_gradient(comm, s))
+                memset(mask, 0, n);
+            size_t all, packet = lossynet_tx(comm, LOSSYNET_GRADIENT, i, owner, &all);
+            float *mass =
+                counts ? comm->feedback.mass + (arrived - comm->arrivals.arrived[0]) : NULL;
+            for (size_t k = 0; counts && k < n; k++)
+                mass[k] = lossynet_unconfirmed_mass(
+                    comm, lossynet_unconfirmed_gradients(comm, i, packet + k));
             for (size_t k = 0; !first && k < n; k++) arrived[k] |= mask[k];
         }
     }

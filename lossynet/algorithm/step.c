@@ -7,7 +7,8 @@
  *     it goes to the step that most ranks are at; steps in between it leaves out
  *     in that step it computes no gradient, so that it is on time again: it idles
  *
- * What the others lack of it are lost packets. Parameters that it missed are as much older as steps were
+ * What the others lack of it are lost packets. With error feedback its gradient comes in the step in which it
+ * idles (unconfirmed.c). Parameters that it missed are as much older as steps were
  * left out. In a replay (loss_replay.c) the record says what each worker did.
  */
 #include "lossynet/algorithm/algorithm.h"
@@ -16,6 +17,11 @@ bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
     if (comm->loss.replay)
         return lossynet_loss_replay_part(comm->loss.replay, comm->steps.step, worker).computes;
     return !comm->steps.idle || !lossynet_is_local(comm, worker);
+}
+
+bool lossynet_takes_part(const struct lossynet_comm *comm, int worker) {
+    return !comm->loss.replay ||
+           lossynet_loss_replay_part(comm->loss.replay, comm->steps.step, worker).takes_part;
 }
 
 /* Parameters of others that local workers did not receive in steps that were left out. */
@@ -75,6 +81,10 @@ void lossynet_late_note(struct lossynet_comm *comm) {
     comm->steps.lates += comm->steps.late;
 }
 
+bool lossynet_skips_late(const struct lossynet_comm *comm) {
+    return comm->steps.skips;
+}
+
 bool lossynet_is_called(struct lossynet_comm *comm) {
     return comm->steps.skips && lossynet_transport_is_called(comm->transport);
 }
@@ -89,8 +99,13 @@ void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
     const struct lossynet_loss_part part = {
         .takes_part = true, .computes = !comm->steps.idle, .norm = norm, .lead = lead};
     if (!comm->arrivals.trace || !comm->steps.skips) return;
-    for (int v = 0; v < comm->local; v++)
+    for (int v = 0; v < comm->local; v++) {
+        const size_t links = (size_t)v * comm->workers;
         lossynet_loss_trace_part(comm->arrivals.trace, comm->steps.step, comm->first + v, &part);
+        if (comm->feedback.unconfirmed.on)
+            lossynet_loss_trace_told(comm->arrivals.trace, comm->steps.step, comm->first + v,
+                                     comm->feedback.unconfirmed.told + links, comm->workers);
+    }
 }
 
 bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {

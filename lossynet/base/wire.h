@@ -45,6 +45,9 @@
  *   k         kind: what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds
  *             for which all ranks wait (2), and those that go on without a late rank (3). All ranks
  *             go through each kind in the same order, from 0 on; a late rank leaves some out.
+ *   index     the number of the phase, or of the round. DATA: its low 24 bits; the upper 8 say how many
+ *             gradients were added up in the packet, where these are lost and sent again later
+ *             without their owner's knowledge (algorithm/unconfirmed.c), else 0
  *   run       low half of a random number, the same on all ranks of a run: keeps runs that share a
  *             network apart
  *   sender, receiver   DATA: workers; receiver EVERYONE (multicast): all workers of other ranks.
@@ -86,6 +89,7 @@ enum {
     WIRE_PACKET_BITS = 20,
     WIRE_PACKETS = 1 << WIRE_PACKET_BITS, /* most packets of a shard, and */
     WIRE_BUCKETS = 1 << 12,               /* buckets that fit */
+    WIRE_INDICES = 1 << 24,
 };
 
 enum {
@@ -114,7 +118,8 @@ struct wire_header {
     uint8_t version, type, kind, elements;
     uint32_t run;
     uint16_t sender, receiver;
-    uint32_t index;
+    uint32_t index; /* DATA: modulo WIRE_INDICES */
+    uint8_t gradients;
     uint32_t bucket, packet;
     uint32_t sequence, checksum;
     size_t length; /* of the payload, bytes: the rest of the datagram, so it need not travel */
@@ -135,14 +140,16 @@ static inline int wire_type(const uint8_t *datagram) {
 }
 
 static inline void wire_encode(uint8_t *to, const struct wire_header *header) {
-    uint32_t place = header->type == WIRE_DATA ? header->bucket << WIRE_PACKET_BITS : 0;
+    const int data = header->type == WIRE_DATA;
+    const uint32_t place = data ? header->bucket << WIRE_PACKET_BITS : 0;
+    const uint32_t index = header->index % WIRE_INDICES | (uint32_t)header->gradients << 24;
     wire_put(to, header->magic, 2);
     to[2] = header->version;
     to[3] = (uint8_t)(header->elements << 6 | header->kind << 4 | header->type);
     wire_put(to + WIRE_RUN_AT, header->run, 4);
     wire_put(to + 8, header->sender, 2);
     wire_put(to + 10, header->receiver, 2);
-    wire_put(to + 12, header->index, 4);
+    wire_put(to + 12, data ? index : header->index, 4);
     wire_put(to + 16, place | header->packet, 4);
     wire_put(to + WIRE_SEQUENCE_AT, header->sequence, 4);
     wire_put(to + WIRE_CHECKSUM_AT, header->checksum, 4);
@@ -167,6 +174,8 @@ static inline void wire_decode(struct wire_header *header, const uint8_t *from, 
         .length = bytes - WIRE_HEADER_BYTES,
     };
     if (header->type != WIRE_DATA) return;
+    header->gradients = (uint8_t)(header->index >> 24);
+    header->index %= WIRE_INDICES;
     header->bucket = place >> WIRE_PACKET_BITS;
     header->packet = place % WIRE_PACKETS;
 }

@@ -66,6 +66,9 @@ struct lossynet_loss_part {
 
 void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
                               const struct lossynet_loss_part *part);
+/* told[w], w < workers: owner w has told this worker in this step what arrived. */
+void lossynet_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *told,
+                              int workers);
 /* After all links of a phase: logs what could not be written. */
 lossynet_status lossynet_loss_trace_flush(FILE *trace, int rank);
 
@@ -79,6 +82,9 @@ void lossynet_loss_replay_close(struct lossynet_loss_replay *replay); /* NULL is
 /* As lossynet_loss_mask. */
 void lossynet_loss_replay_mask(const struct lossynet_loss_replay *replay, lossynet_phase phase,
                                uint64_t step, int sender, int receiver, size_t n, uint8_t *arrived);
+/* Whether a worker was told by an owner in this step what has arrived. */
+bool lossynet_loss_replay_told(const struct lossynet_loss_replay *replay, uint64_t step, int worker,
+                               int owner);
 struct lossynet_loss_part lossynet_loss_replay_part(const struct lossynet_loss_replay *replay,
                                                     uint64_t step, int worker);
 

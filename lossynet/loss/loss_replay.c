@@ -23,11 +23,19 @@ struct part_record {
     struct lossynet_loss_part part;
 };
 
+struct told_record {
+    uint64_t step;
+    int worker;
+    size_t start, count; /* in `arrived` */
+};
+
 struct lossynet_loss_replay {
     uint8_t *arrived; /* [packets] */
     struct link_record *link;
     struct part_record *part;
-    size_t packets, links, parts, room_packets, room_links, room_parts;
+    struct told_record *told;
+    size_t packets, links, parts, tolds;
+    size_t room_packets, room_links, room_parts, room_tolds;
 };
 
 /* Room for one more; NULL: no memory. */
@@ -55,7 +63,9 @@ static void *grow(void *old, size_t count, size_t *room, size_t size) {
 static lossynet_status take_header(struct lossynet_loss_replay *r, const char *line) {
     struct link_record link = {.start = r->packets};
     struct part_record part;
+    struct told_record told = {.start = r->packets};
     char phase[16], what[16];
+    int digits = 0;
     if (sscanf(line, "# step %" SCNu64 ", %15[a-z], worker %d to %d", &link.step, phase,
                &link.sender, &link.receiver) == 4) {
         link.phase = strcmp(phase, "gradient") ? LOSSYNET_PARAMETER : LOSSYNET_GRADIENT;
@@ -67,6 +77,15 @@ static lossynet_status take_header(struct lossynet_loss_replay *r, const char *l
         part.part.computes = strcmp(what, "computes") == 0;
         GROW(r, part, parts, room_parts);
         r->part[r->parts++] = part;
+    } else if (sscanf(line, "# step %" SCNu64 ", worker %d told %n", &told.step, &told.worker,
+                      &digits) == 2 &&
+               digits > 0) {
+        for (const char *c = line + digits; *c == '0' || *c == '1'; c++, told.count++) {
+            GROW(r, arrived, packets, room_packets);
+            r->arrived[r->packets++] = *c == '1';
+        }
+        GROW(r, told, tolds, room_tolds);
+        r->told[r->tolds++] = told;
     }
     return LOSSYNET_OK;
 }
@@ -102,6 +121,11 @@ static int by_part(const void *a, const void *b) {
     return x->step != y->step ? (x->step < y->step ? -1 : 1) : x->worker - y->worker;
 }
 
+static int by_told(const void *a, const void *b) {
+    const struct told_record *x = a, *y = b;
+    return x->step != y->step ? (x->step < y->step ? -1 : 1) : x->worker - y->worker;
+}
+
 lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss_replay **out,
                                           char *why, size_t why_size) {
     struct lossynet_loss_replay *r = lossynet_memory_take(1, sizeof *r);
@@ -129,6 +153,7 @@ lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss
         snprintf(why, why_size, "no memory for the replay %s", path);
     }
     if (!status) qsort(r->link, r->links, sizeof *r->link, by_link);
+    if (!status && r->tolds) qsort(r->told, r->tolds, sizeof *r->told, by_told);
     if (!status) qsort(r->part, r->parts, sizeof *r->part, by_part);
     if (status) lossynet_loss_replay_close(r);
     *out = status ? NULL : r;
@@ -137,6 +162,7 @@ lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss
 
 void lossynet_loss_replay_close(struct lossynet_loss_replay *r) {
     if (!r) return;
+    free(r->told);
     free(r->part);
     free(r->link);
     free(r->arrived);
@@ -154,6 +180,14 @@ void lossynet_loss_replay_mask(const struct lossynet_loss_replay *r, lossynet_ph
         r->links ? bsearch(&key, r->link, r->links, sizeof key, by_link) : NULL;
     memset(arrived, 0, n);
     if (link && link->count == n) memcpy(arrived, r->arrived + link->start, n);
+}
+
+bool lossynet_loss_replay_told(const struct lossynet_loss_replay *r, uint64_t step, int worker,
+                               int owner) {
+    const struct told_record key = {.step = step, .worker = worker};
+    const struct told_record *told =
+        r->tolds ? bsearch(&key, r->told, r->tolds, sizeof key, by_told) : NULL;
+    return told && (size_t)owner < told->count && r->arrived[told->start + (size_t)owner];
 }
 
 struct lossynet_loss_part lossynet_loss_replay_part(const struct lossynet_loss_replay *r,

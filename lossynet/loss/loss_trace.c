@@ -9,6 +9,8 @@
  *
  *     # step 12, worker 3 computes, norm 0x1.8p+0, lead 0x0p+0      or "idles": it was late before
  *
+ *     # step 12, worker 3 told 1101    by owner: 1 if it was told in this step what has arrived
+ *
  * scripts/loss_trace.py puts the steps of a link behind one another and tells how bursty they are.
  */
 #include "lossynet/loss/loss.h"
@@ -47,6 +49,13 @@ void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
                               const struct lossynet_loss_part *part) {
     fprintf(trace, "# step %" PRIu64 ", worker %d %s, norm %a, lead %a\n", step, worker,
             part->computes ? "computes" : "idles", part->norm, part->lead);
+}
+
+void lossynet_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *told,
+                              int workers) {
+    fprintf(trace, "# step %" PRIu64 ", worker %d told ", step, worker);
+    for (int w = 0; w < workers; w++) putc(told[w] ? '1' : '0', trace);
+    putc('\n', trace);
 }
 
 lossynet_status lossynet_loss_trace_flush(FILE *trace, int rank) {

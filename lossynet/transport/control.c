@@ -138,10 +138,11 @@ static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
 static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
     const uint32_t ahead = AHEAD + (t->deadline.on ? AHEAD_LATE : 0);
     const uint32_t meetings = t->rounds[LOSSYNET_MEETING].begun;
-    bool possible = !later((uint32_t)wire_get(state + 16, 4), meetings) &&
-                    !later((uint32_t)wire_get(state + 40, 4), meetings + 1) &&
-                    !later((uint32_t)wire_get(state + 36, 4),
-                           t->rounds[LOSSYNET_PULSE].begun + (t->deadline.on ? ahead : 0));
+    bool possible =
+        !later((uint32_t)wire_get(state + 16, 4), meetings) &&
+        !later((uint32_t)wire_get(state + 40, 4), meetings + 1) &&
+        !later((uint32_t)wire_get(state + 36, 4),
+               t->rounds[LOSSYNET_PULSE].begun + (t->deadline.on ? ahead * t->deadline.pulses : 0));
     for (int kind = 0; kind < 2; kind++) {
         const struct lossynet_phase_state *phase = &t->phase[kind];
         uint32_t open = (uint32_t)wire_get(state + 4 * kind, 4);

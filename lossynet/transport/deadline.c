@@ -254,7 +254,7 @@ void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps) {
     gradient->opened = gradient->closed = gradient->begun;
     parameter->begun += steps;
     parameter->opened = parameter->closed = parameter->begun;
-    t->rounds[LOSSYNET_PULSE].begun += steps;
+    t->rounds[LOSSYNET_PULSE].begun = t->deadline.pulses * gradient->begun;
     t->rounds[LOSSYNET_PULSE].complete = t->rounds[LOSSYNET_PULSE].begun;
     for (int r = 0; r < t->world.ranks; r++)
         for (int kind = 0; kind < 2; kind++) {

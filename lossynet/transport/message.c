@@ -36,8 +36,10 @@ static bool all_acknowledged(const struct lossynet_transport *t, const struct lo
 /* The peer has ended this round, maybe without us: its parameters of the step follow. */
 static bool has_passed(const struct lossynet_transport *t, const struct lossynet_peer *p,
                        int which) {
+    const uint32_t pulses = t->deadline.pulses;
+    const uint32_t step = (t->rounds[which].begun + pulses - 1) / pulses; /* from 1 */
     return t->deadline.on && which == LOSSYNET_PULSE &&
-           (int32_t)(p->control.open[LOSSYNET_PARAMETER] - t->rounds[which].begun) >= 0;
+           (int32_t)(p->control.open[LOSSYNET_PARAMETER] - step) >= 0;
 }
 
 /* The time, microseconds; never 0. */

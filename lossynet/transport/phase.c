@@ -161,6 +161,12 @@ lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *dat
     return exchange(t, LOSSYNET_PULSE, data, offset, true, data, offset, came);
 }
 
+lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, const void *out,
+                                              const size_t *out_offset, void *in,
+                                              const size_t *in_offset, uint8_t *came) {
+    return exchange(t, LOSSYNET_PULSE, out, out_offset, false, in, in_offset, came);
+}
+
 bool lossynet_transport_is_called(struct lossynet_transport *t) {
     const uint32_t begun = t->rounds[LOSSYNET_MEETING].begun;
     bool called = false;

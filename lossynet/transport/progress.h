@@ -146,10 +146,11 @@ enum { LOSSYNET_DEADLINE_LAGS = 1024, LOSSYNET_DEADLINE_STEPS = 64 }; /* remembe
 
 struct lossynet_deadline {
     bool on;
-    double fixed; /* s; 0: learnt */
-    double wait;  /* s, learnt */
-    double ended; /* when the last GRADIENT phase did */
-    int late;     /* peers */
+    double fixed;    /* s; 0: learnt */
+    double wait;     /* s, learnt */
+    double ended;    /* when the last GRADIENT phase did */
+    int late;        /* peers */
+    uint32_t pulses; /* of a step */
     uint32_t lags, steps;
     float lag[LOSSYNET_DEADLINE_LAGS]; /* s, of peers, after the half-way rank */
     float largest[LOSSYNET_DEADLINE_STEPS], base[LOSSYNET_DEADLINE_STEPS]; /* s, by step */

@@ -43,13 +43,14 @@ static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *
     *packet = (struct lossynet_packet){.sender = h->sender,
                                        .receiver = group ? LOSSYNET_EVERYONE : h->receiver,
                                        .bucket = (int)h->bucket,
-                                       .number = h->packet};
+                                       .number = h->packet,
+                                       .gradients = h->gradients};
     size_t bytes = t->calls.bytes(t->calls.context, (lossynet_phase)h->kind, packet);
     if (bytes == 0 || h->length != bytes) return &rejected->invalid;
 
     const struct lossynet_phase_state *phase = &t->phase[h->kind];
     const struct lossynet_peer *p = &t->peers[h->sender / t->shape.local];
-    if (h->index + 1 != phase->opened || phase->closed == phase->opened ||
+    if ((h->index + 1 - phase->opened) % WIRE_INDICES || phase->closed == phase->opened ||
         p->rx[h->kind].state == RX_OVER || phase->buckets.over[h->bucket])
         return &rejected->late;
     return NULL;
@@ -58,7 +59,7 @@ static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *
 /* DATA of the phase that has just ended was on its way for longer than we waited. */
 static void learn_grace(struct lossynet_transport *t, const struct wire_header *h) {
     const struct lossynet_phase_state *phase = &t->phase[h->kind];
-    if (h->index + 1 != phase->closed) return;
+    if ((h->index + 1 - phase->closed) % WIRE_INDICES) return;
     double late = 2 * (t->receiver.now - phase->closed_at);
     t->receiver.grace = fmin(fmax(t->receiver.grace, late), GRACE_MAX);
 }

@@ -32,6 +32,7 @@ static void encode(struct lossynet_transport *t, int kind, int n, uint32_t *sequ
             .bucket = (uint32_t)span->packet.bucket,
             .packet = span->packet.number,
             .index = t->phase[kind].begun - 1,
+            .gradients = span->packet.gradients,
             .sequence = (*sequence)++};
         wire_encode(d->header, &h);
         d->payload = span->payload;

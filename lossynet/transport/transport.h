@@ -29,6 +29,7 @@ struct lossynet_packet {  /* of a phase: from worker to worker, and which of the
     int sender, receiver; /* receiver LOSSYNET_EVERYONE: all workers of other ranks */
     int bucket;
     uint32_t number;
+    uint8_t gradients; /* that were added up in it (wire.h); 0: one, or unknown */
 };
 
 struct lossynet_span { /* a packet to send */
@@ -76,6 +77,7 @@ struct lossynet_transport_settings { /* as in lossynet_settings */
     double pace_gbps, loss_budget, peer_timeout;
     bool skip_late;  /* late ranks are not waited for, ... */
     double deadline; /* ... longer than so many seconds; 0: adaptive */
+    int pulses;      /* of a step; 0: one */
     int dscp;
     bool multicast, encrypt;
     const char *key_file;
@@ -138,10 +140,14 @@ lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void
 /* In place: rank r's part of `data` is bytes offset[r] ... offset[r + 1]. Collective. */
 lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
                                           const size_t *offset);
-/* The same, once in each step, without the parts of late ranks: came[r]: rank r's part is whole. What
+/* The same, as often in each step as settings.pulses says, without the parts of late ranks: came[r]: rank r's part is whole. What
  * the others' bytes hold is undefined. */
 lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
                                          const size_t *offset, uint8_t *came);
+/* lossynet_transport_swap in the same way. */
+lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, const void *out,
+                                              const size_t *out_offset, void *in,
+                                              const size_t *in_offset, uint8_t *came);
 /* Whether a rank waits in a swap or gather that this rank has not begun. */
 bool lossynet_transport_is_called(struct lossynet_transport *t);
 

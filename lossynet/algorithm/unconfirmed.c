@@ -1,0 +1,209 @@
+/* unconfirmed.c — error feedback where a step does not wait for acknowledgements (settings.skip_late).
+ *
+ * A sender must know what became of a packet before it may send its gradient again: what arrived and is
+ * sent again counts twice. An owner that is late tells late, so per link (a local worker, another as the
+ * owner) a sender is in one of two states:
+ *
+ *     confirmed    it knows the fate of all that it has sent. What did not arrive is in the residual.
+ *     unconfirmed  the acknowledgement of one step, `sent`, has not come. What left then lies apart, in
+ *                  `apart`, and nothing leaves on the link until it is told: what the worker computes goes
+ *                  into the residual.
+ *
+ * The owner's side: an acknowledgement names its step, and an owner repeats it in every step until something
+ * newer has arrived on the link. As nothing newer leaves before the sender was told, no acknowledgement is
+ * ever lost for good, and every gradient counts once, however long a rank was away. One that has been lost
+ * so often that a packet would hold more than MOST gradients is given up.
+ *
+ * A late sender leaves steps out, so that an owner cannot know from its own losses how many gradients a
+ * packet holds. The packet says so (wire.h), and the mass that averages are divided by follows: M(1) = 1,
+ * M(n) = 1 + share M(n-1). What joins the residual when it is n losses newer counts share^n.
+ *
+ * A worker without a gradient in a step (step.c) sends its residual as it is: what was late comes then.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <stdlib.h>
+
+enum { MOST = 255 };
+
+static struct lossynet_unconfirmed *of(const struct lossynet_comm *comm) {
+    return (struct lossynet_unconfirmed *)&comm->feedback.unconfirmed;
+}
+
+void lossynet_unconfirmed_open(struct lossynet_comm *comm) {
+    struct lossynet_unconfirmed *u = of(comm);
+    const size_t links = (size_t)comm->local * (size_t)comm->workers;
+    const size_t packets = lossynet_links(comm, false);
+    u->on = true;
+    COMM_TAKE(comm, u->sent, links);
+    COMM_TAKE(comm, u->told, links);
+    COMM_TAKE(comm, u->tag, links);
+    COMM_TAKE(comm, u->own_tag, links);
+    COMM_TAKE(comm, u->held, packets);
+    COMM_TAKE(comm, u->held_apart, packets);
+    COMM_TAKE(comm, u->apart, (size_t)comm->local * comm->partition.elements);
+}
+
+void lossynet_unconfirmed_close(struct lossynet_comm *comm) {
+    struct lossynet_unconfirmed *u = of(comm);
+    free(u->apart);
+    free(u->held_apart);
+    free(u->held);
+    free(u->own_tag);
+    free(u->tag);
+    free(u->told);
+    free(u->sent);
+}
+
+static uint32_t now(const struct lossynet_comm *comm) { /* never 0 */
+    return (uint32_t)comm->steps.step + 1;
+}
+
+static size_t link_of(const struct lossynet_comm *comm, int v, int other) {
+    return (size_t)v * comm->workers + other;
+}
+
+/* ---- sending ---- */
+
+/* Gradients in what local worker v sends: its own, if it has one, and those in its residual. */
+static unsigned gradients(const struct lossynet_comm *comm, int v, size_t packet) {
+    const unsigned own = lossynet_has_gradient(comm, comm->first + v);
+    return own + of(comm)->held[packet];
+}
+
+int lossynet_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size_t packet) {
+    const unsigned n = gradients(comm, v, packet);
+    return n < MOST ? (int)n : MOST;
+}
+
+void lossynet_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
+                               uint8_t *mask) {
+    size_t all, start = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &all);
+    const bool waits = of(comm)->sent[link_of(comm, v, owner)] != 0;
+    for (size_t k = 0; k < n; k++)
+        mask[k] &= !waits && lossynet_unconfirmed_gradients(comm, v, start + k) > 0;
+}
+
+float lossynet_unconfirmed_mass(const struct lossynet_comm *comm, int gradients) {
+    float mass = 0; /* before the newest: as lossynet_feedback_keep counts it */
+    for (int n = 1; n < gradients; n++) mass = 1 + comm->feedback.share * mass;
+    return mass;
+}
+
+/* ---- acknowledgements ---- */
+
+bool lossynet_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender,
+                                 const uint8_t *arrived, size_t n, uint32_t *tag) {
+    uint32_t *own = &of(comm)->own_tag[link_of(comm, v, sender)];
+    const bool any = n > 0 && memchr(arrived, 1, n) != NULL;
+    if (any) *own = now(comm);
+    *tag = *own;
+    return any;
+}
+
+void lossynet_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told,
+                               uint32_t tag) {
+    of(comm)->told[link_of(comm, v, owner)] = told;
+    of(comm)->tag[link_of(comm, v, owner)] = tag;
+}
+
+/* ---- after the phase ---- */
+
+struct packet { /* of a link */
+    float *residual, *apart;
+    const float *sent;
+    size_t count;
+    uint8_t *held, *held_apart;
+};
+
+static void forget(const struct packet *p) {
+    memset(p->residual, 0, p->count * sizeof *p->residual);
+    *p->held = 0;
+}
+
+/* It has not arrived, for certain. */
+static void keep(const struct packet *p, unsigned n) {
+    memcpy(p->residual, p->sent, p->count * sizeof *p->residual);
+    *p->held = (uint8_t)n;
+    if (n > MOST) forget(p);
+}
+
+static void put_apart(const struct packet *p, unsigned n) {
+    memcpy(p->apart, p->sent, p->count * sizeof *p->apart);
+    *p->held_apart = (uint8_t)(n < MOST ? n : MOST);
+    forget(p);
+}
+
+/* What lay apart has not arrived, and is older than all in the residual. */
+static void join(const struct packet *p, float share) {
+    float weight = 1;
+    for (int i = 0; i < *p->held; i++) weight *= share;
+    for (size_t e = 0; e < p->count; e++) p->residual[e] += weight * p->apart[e];
+    const unsigned n = (unsigned)*p->held + *p->held_apart;
+    *p->held = (uint8_t)n;
+    if (n > MOST) forget(p);
+}
+
+static void keep_link(const struct lossynet_comm *comm, int v, int owner, const float *vector) {
+    const struct lossynet_partition *partition = &comm->partition;
+    struct lossynet_unconfirmed *u = of(comm);
+    const size_t link = link_of(comm, v, owner), offset_v = (size_t)v * partition->elements;
+    const bool told = u->told[link];
+    const uint32_t before = u->sent[link];
+    size_t n, at = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
+    const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] + at;
+    bool any = false;
+    for (int b = 0; b < partition->buckets; b++) {
+        const size_t packets = lossynet_shard_packets(partition, b, owner);
+        for (size_t k = 0; k < packets; k++, acked++, at++) {
+            size_t offset, count;
+            lossynet_packet_span(partition, b, owner, k, &offset, &count);
+            const struct packet p = {.residual = comm->feedback.residual + offset_v + offset,
+                                     .apart = u->apart + offset_v + offset,
+                                     .sent = vector + offset,
+                                     .count = count,
+                                     .held = &u->held[at],
+                                     .held_apart = &u->held_apart[at]};
+            const unsigned sent = gradients(comm, v, at);
+            any |= sent > 0;
+            if (!before && !told)
+                put_apart(&p, sent);
+            else if (!before && u->tag[link] == now(comm) && *acked)
+                forget(&p);
+            else
+                keep(&p, sent);
+            if (before && told && !(u->tag[link] == before && *acked))
+                join(&p, comm->feedback.share);
+        }
+    }
+    if (before && told)
+        u->sent[link] = 0;
+    else if (!before && !told && any)
+        u->sent[link] = now(comm);
+}
+
+void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors) {
+#pragma omp parallel for num_threads(comm->threads) schedule(static)
+    for (int v = 0; v < comm->local; v++) {
+        if (!lossynet_takes_part(comm, comm->first + v)) continue;
+        for (int owner = 0; owner < comm->workers; owner++)
+            if (owner != comm->first + v) keep_link(comm, v, owner, vectors[v]);
+    }
+}
+
+void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v) {
+    const struct lossynet_partition *partition = &comm->partition;
+    for (int owner = 0; owner < comm->workers; owner++) {
+        size_t n, at = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n), offset, count;
+        for (int b = 0; b < partition->buckets; b++) {
+            const size_t packets = lossynet_shard_packets(partition, b, owner);
+            for (size_t k = 0; k < packets; k++, at++) {
+                lossynet_packet_span(partition, b, owner, k, &offset, &count);
+                const float *residual =
+                    comm->feedback.residual + (size_t)v * partition->elements + offset;
+                of(comm)->held[at] = 0;
+                for (size_t e = 0; e < count; e++) of(comm)->held[at] |= residual[e] != 0;
+            }
+        }
+    }
+}
