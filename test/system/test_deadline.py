@@ -12,10 +12,11 @@ from test_udp import one_line, start
 
 
 def steps_recorded(path):
-    """The last step that a rank has recorded as done, and how many it idled in."""
+    """The last step that a rank has recorded as done, in how many it idled, and how many it has made."""
     text = path.read_text() if path.exists() else ""
-    steps = re.findall(r"^# step (\d+), worker \d+ (computes|idles)", text, re.M)
-    return (int(steps[-1][0]) if steps else -1), sum(what == "idles" for _, what in steps), len(steps)
+    steps = {int(step): what for step, what in
+             re.findall(r"^# step (\d+), worker \d+ (computes|idles)", text, re.M)}
+    return max(steps, default=-1), list(steps.values()).count("idles"), len(steps)
 
 
 def await_step(running, record, step):
@@ -35,6 +36,7 @@ def replay(tmp_path, data, out, **changes):
 @pytest.mark.parametrize("changes", [
     {},
     {"wire_dtype": "bf16", "estimator": "balanced", "lead": "off", "no_overlap": True},
+    {"carry": 1, "workers": 8},
 ])
 def test_a_live_run_and_its_replay(data, tmp_path, changes):
     """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient in the

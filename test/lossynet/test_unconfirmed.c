@@ -1,0 +1,151 @@
+/* test_unconfirmed.c — error feedback where acknowledgements come late or never, and workers leave steps
+ * out or have no gradient: in recorded runs that are made up at random. Every gradient must count once.
+ */
+#include "test_lossynet.h"
+
+#include <unistd.h>
+
+enum { WORKERS = 4, BUCKETS = 2, ELEMENTS = 500 + 130, RANDOM = 60, CALM = 8 };
+static const size_t elements[BUCKETS] = {500, 130};
+
+struct part {
+    bool takes_part, computes;
+};
+
+/* In the last CALM steps all take part, and everything arrives and is told. */
+static bool happens(uint64_t seed, uint64_t step, uint64_t what, double probability) {
+    return step >= RANDOM || random_unit(seed, step, what) < probability;
+}
+
+static struct part part_of(uint64_t seed, uint64_t step, int worker) {
+    struct part part = {.takes_part = happens(seed, step, 100 + (uint64_t)worker, 0.8)};
+    part.computes = part.takes_part && happens(seed, step, 200 + (uint64_t)worker, 0.8);
+    return part;
+}
+
+static void write_record(FILE *file, const struct lossynet_partition *partition, uint64_t seed) {
+    for (uint64_t step = 0; step < RANDOM + CALM; step++) {
+        for (int w = 0; w < WORKERS; w++) {
+            const struct part part = part_of(seed, step, w);
+            if (!part.takes_part) continue;
+            for (int s = 0; s < WORKERS; s++) {
+                if (s == w) continue;
+                fprintf(file, "# step %d, gradient, worker %d to %d\n", (int)step, s, w);
+                const size_t n = lossynet_partition_owner_packets(partition, w);
+                for (size_t k = 0; k < n; k++) {
+                    const uint64_t what = 1000 + ((uint64_t)w * WORKERS + (uint64_t)s) * 100 + k;
+                    putc(part_of(seed, step, s).takes_part && happens(seed, step, what, 0.7)
+                             ? '0'
+                             : '1',
+                         file);
+                }
+                putc('\n', file);
+            }
+            fprintf(file, "# step %d, worker %d %s, norm 0x1p+0, lead 0x0p+0\n", (int)step, w,
+                    part.computes ? "computes" : "idles");
+            fprintf(file, "# step %d, worker %d told ", (int)step, w);
+            for (int o = 0; o < WORKERS; o++) {
+                const bool both = part_of(seed, step, o).takes_part;
+                const uint64_t what = 300 + (uint64_t)(w * WORKERS + o);
+                putc(o == w || (both && happens(seed, step, what, 0.6)) ? '1' : '0', file);
+            }
+            putc('\n', file);
+        }
+    }
+}
+
+/* A comm that makes such a run; the file is gone by then. */
+static struct lossynet_comm *open_run(uint64_t seed, lossynet_estimator estimator) {
+    struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0);
+    struct lossynet_comm *plain = open_alone(&settings);
+    char path[] = "/tmp/lossynet-record-XXXXXX", model[64];
+    int descriptor = mkstemp(path);
+    assert_true(descriptor >= 0);
+    FILE *file = fdopen(descriptor, "w");
+    write_record(file, &plain->partition, seed);
+    assert_int_equal(fclose(file), 0);
+    lossynet_close(plain);
+    snprintf(model, sizeof model, "replay:%s", path);
+    settings.loss.model = model;
+    settings.estimator = estimator;
+    settings.error_feedback = true;
+    struct lossynet_comm *comm = open_alone(&settings);
+    unlink(path);
+    return comm;
+}
+
+/* Sums of whole numbers are exact: what the owners have summed up in the end is what was computed. */
+static void every_gradient_counts_once(uint64_t seed) {
+    static double computed[ELEMENTS], averaged[ELEMENTS];
+    struct lossynet_comm *comm = open_run(seed, LOSSYNET_ZERO);
+    float **x = take_vectors(WORKERS, ELEMENTS);
+    memset(computed, 0, sizeof computed);
+    memset(averaged, 0, sizeof averaged);
+    for (uint64_t step = 0; step < RANDOM + CALM; step++) {
+        for (int w = 0; w < WORKERS; w++) {
+            const bool computes = part_of(seed, step, w).computes;
+            for (size_t e = 0; e < ELEMENTS; e++) {
+                x[w][e] = (float)(int)(8 * random_unit(step, (uint64_t)w, e));
+                if (computes) computed[e] += (double)x[w][e];
+            }
+        }
+        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+        for (int o = 0; o < WORKERS; o++) {
+            for (int b = 0; b < BUCKETS; b++) {
+                size_t offset, count;
+                lossynet_shard(comm, o, b, &offset, &count);
+                for (size_t e = offset; e < offset + count; e++)
+                    averaged[e] += WORKERS * (double)x[o][e];
+            }
+        }
+    }
+    for (size_t e = 0; e < ELEMENTS; e++) assert_true(averaged[e] == computed[e]);
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
+static void test_once(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 20; seed++) every_gradient_counts_once(seed);
+}
+
+/* With `mean` a gradient that never changes comes out as it is, wherever anything arrived: packets say truly
+ * how many gradients they hold. */
+static void test_masses(void **state) {
+    (void)state;
+    for (int half = 0; half < 2; half++) {
+        struct lossynet_comm *comm = open_run(7, LOSSYNET_MEAN);
+        float **x = take_vectors(WORKERS, ELEMENTS);
+        int there = 0;
+        lossynet_error_feedback_share(comm, half ? 0.5 : 1);
+        for (uint64_t step = 0; step < RANDOM + CALM; step++) {
+            for (int w = 0; w < WORKERS; w++)
+                for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)(1 + e % 5);
+            assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+            assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+            for (int o = 0; o < WORKERS; o++) {
+                for (int b = 0; b < BUCKETS; b++) {
+                    size_t offset, count;
+                    lossynet_shard(comm, o, b, &offset, &count);
+                    for (size_t e = offset; e < offset + count; e++) {
+                        if (x[o][e] == 0) continue; /* nothing arrived */
+                        assert_close(x[o][e], (double)(1 + e % 5), 1e-4);
+                        there++;
+                    }
+                }
+            }
+        }
+        assert_true(there > (RANDOM + CALM) * ELEMENTS / 2);
+        free_vectors(x);
+        lossynet_close(comm);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_once),
+        cmocka_unit_test(test_masses),
+    };
+    return cmocka_run_group_tests_name("gradients whose fate is told late", tests, NULL, NULL);
+}
