@@ -136,15 +136,19 @@ static void test_wire(void **state) {
     for (in.type = WIRE_DATA; in.type < WIRE_TYPES; in.type++) {
         in.bucket = in.type == WIRE_DATA ? WIRE_BUCKETS - 1 : 0;
         in.packet = in.type == WIRE_DATA ? WIRE_PACKETS - 2 : 0xfedcba98;
+        in.index = in.type == WIRE_DATA ? 0x654321 : 0x87654321;
+        in.gradients = in.type == WIRE_DATA ? 0x87 : 0;
         wire_encode(bytes, &in);
         wire_decode(&out, bytes, WIRE_HEADER_BYTES + in.length);
         assert_true(in.run == out.run && in.sender == out.sender && in.receiver == out.receiver &&
                     in.bucket == out.bucket && in.packet == out.packet && in.length == out.length &&
                     in.type == out.type && in.kind == out.kind && in.elements == out.elements &&
                     in.version == out.version && in.magic == out.magic && in.index == out.index &&
-                    in.sequence == out.sequence && in.checksum == out.checksum);
+                    in.sequence == out.sequence && in.checksum == out.checksum &&
+                    in.gradients == out.gradients);
     }
     in.type = WIRE_DATA, in.bucket = 0x123, in.packet = 0x45678;
+    in.index = 0x654321, in.gradients = 0x87;
     wire_encode(bytes, &in);
     /* The partition that wire.h draws. */
     const uint8_t drawn[WIRE_HEADER_BYTES] = {
