@@ -1,5 +1,5 @@
-/* token_writer.h — writes token files (the format stands in llmc/data/dataloader.h), in one piece or in
- * shards of a bounded number of tokens.
+/* token_writer.h — writes token files (the format stands in llmc/data/dataloader.h), in one piece
+ * or in shards of a bounded number of tokens.
  *
  * A file is written as NAME.partial and renamed when everything is complete: what carries a final
  * name is whole. With shards, NAME.bin stands for NAME_000000.bin, NAME_000001.bin, ...; every

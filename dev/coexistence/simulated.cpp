@@ -1,7 +1,8 @@
-// A web service beside training on one network, packet by packet (ns-3): the setting of section 7 of
-// "Distributed Learning over Unreliable Networks" (Yu et al. 2019): 16 servers on links of 1 Gbit/s
-// behind one switch, training traffic of 2.4 Gbit/s in all, and messages of 100 KB between random
-// servers that arrive as a Poisson process. Prints one JSON object; simulated.py runs the grid.
+// A web service beside training on one network, packet by packet (ns-3): the setting of section 7
+// of "Distributed Learning over Unreliable Networks" (Yu et al. 2019): 16 servers on links of 1
+// Gbit/s behind one switch, training traffic of 2.4 Gbit/s in all, and messages of 100 KB between
+// random servers that arrive as a Poisson process. Prints one JSON object; simulated.py runs the
+// grid.
 //
 //     servers ── port ══ 1 Gbit/s ══ switch ── port ══ 1 Gbit/s ══ servers
 //
@@ -13,9 +14,9 @@
 // the message until the last byte is received, connecting included.
 // Training: both phases of an exchange among N owners (gradients to owners, parameters from them)
 // send 1/N of the vector from each server to each other, so on the wire they look the same: every
-// server sends to all others in turn. --burst 1 spreads that evenly (computing and sending overlap),
-// --burst F sends F times as fast for 1/F of every step. Over UDP nobody sends again; over TCP
-// (--reliable) everything arrives.
+// server sends to all others in turn. --burst 1 spreads that evenly (computing and sending
+// overlap), --burst F sends F times as fast for 1/F of every step. Over UDP nobody sends again;
+// over TCP (--reliable) everything arrives.
 #include <cmath>
 #include <cstdio>
 #include <map>

@@ -3,12 +3,12 @@
  *
  *     web_client RATE SECONDS SEED PATH HOST:PORT...
  *
- * Requests begin as a Poisson process of RATE per second, each to a server drawn from the list, each
- * over a connection of its own. The time of a request runs from the moment that the process drew, not
- * from when the client got round to it, to the response's last byte: a client that falls behind
- * measures it (Tene, "coordinated omission"). After SECONDS it waits for what is still on its way, at
- * most 10 s; SIGTERM ends it the same way. Prints a line per request: when it should have begun, s;
- * how long it took, ms, or "failed".
+ * Requests begin as a Poisson process of RATE per second, each to a server drawn from the list,
+ * each over a connection of its own. The time of a request runs from the moment that the process
+ * drew, not from when the client got round to it, to the response's last byte: a client that falls
+ * behind measures it (Tene, "coordinated omission"). After SECONDS it waits for what is still on
+ * its way, at most 10 s; SIGTERM ends it the same way. Prints a line per request: when it should
+ * have begun, s; how long it took, ms, or "failed".
  */
 #include <arpa/inet.h>
 #include <errno.h>

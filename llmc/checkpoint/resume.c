@@ -27,9 +27,8 @@ void resume_file_name(int rank, int ranks, char name[64]) {
 
 /* ---- writing ---------------------------------------------------------------------------- */
 
-static json_t *number(
-    double
-        value) { /* JSON has neither NaN nor infinity, so sums that are not finite are written as null */
+/* JSON has neither NaN nor infinity, so sums that are not finite are written as null. */
+static json_t *number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 

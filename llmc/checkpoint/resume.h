@@ -6,11 +6,12 @@
  *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
  *                                           (param_layout.h) that W has moments of
  *         worker.W.m, .v    F32 (elements)  these moments, run after run
- *         worker.W.stale    I64 (runs, 2)   where W's replica differs from what the last broadcast sent,
- *                                           and from that rounded to --wire-dtype
+ *         worker.W.stale    I64 (runs, 2)   where W's replica differs from what the last broadcast
+ *                                           sent, and from that rounded to --wire-dtype
  *         worker.W.replica  F32 (elements)  the replica's values there
- *         worker.W.ahead    F32 (elements)  what W's last broadcast sent in place of what it owns, in
- *                                           the order of m; absent where it sent what it owns (--lead)
+ *         worker.W.ahead    F32 (elements)  what W's last broadcast sent in place of what it owns,
+ *                                           in the order of m; absent where it sent what it owns
+ *                                           (--lead)
  *         worker.W.network  U8  (bytes)     lossynet_state_save of W,
  *         network           U8  (bytes)     and of all workers together (in the first file)
  *

@@ -335,8 +335,8 @@ static int load_moments(const struct resume_run *r, const struct source *s, bool
                      s->directory, (long long)taken, elements, w->id);
 }
 
-/* What the last broadcast of the other workers sent, where it was ahead of the model: a replica holds
- * it except where it is stale. */
+/* What the last broadcast of the other workers sent, where it was ahead of the model: a replica
+ * holds it except where it is stale. */
 static int load_ahead(const struct resume_run *r, const struct source *s,
                       const struct resume_worker *w) {
     for (int from = 0; from < s->workers; from++) {

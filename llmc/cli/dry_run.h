@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* --dry-run: prints on rank 0 what a cluster with one worker per rank needs, and what the run, as it
- * was started, needs of the hosts it was started on. Collective. 0, or -1 after reporting. */
+/* --dry-run: prints on rank 0 what a cluster with one worker per rank needs, and what the run, as
+ * it was started, needs of the hosts it was started on. Collective. 0, or -1 after reporting. */
 int dry_run(const struct options *options, const struct lossynet_world *world);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /* memory_check.h — whether a run fits the memory of its hosts, before it takes any.
  *
  * The kernel kills a process that takes too much, without a word. So the ranks tell each other what
- * each will need (memory_plan.h), and the sum over the ranks that share a host or a control group is
- * compared with what that has available.
+ * each will need (memory_plan.h), and the sum over the ranks that share a host or a control group
+ * is compared with what that has available.
  */
 #ifndef LLMC_MEMORY_CHECK_H
 #define LLMC_MEMORY_CHECK_H

@@ -33,8 +33,8 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     return s;
 }
 
-/* As train_llama2.cu does: with at least as many local workers as threads, each thread computes whole
- * workers, with activations of its own. */
+/* As train_llama2.cu does: with at least as many local workers as threads, each thread computes
+ * whole workers, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->local = s->workers / ranks;
     s->engines = s->local >= s->threads ? s->threads : 1;

@@ -4,8 +4,8 @@
  *     preflight_host.c      what a rank sees: program, data, memory, GPU, disk
  *     preflight_verdict.c   which node or path is bad
  *
- * Every rank looks at its host. Then all ranks send test datagrams to all others, over the link that
- * training will use (lossynet/transport/probe.c). A measured fault counts only if a second
+ * Every rank looks at its host. Then all ranks send test datagrams to all others, over the link
+ * that training will use (lossynet/transport/probe.c). A measured fault counts only if a second
  * measurement confirms it.
  */
 #ifndef LLMC_CLI_PREFLIGHT_H

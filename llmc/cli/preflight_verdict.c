@@ -2,8 +2,8 @@
  *
  * A path has two ends, and a slow path does not show which end is slow. So a rank is rated by the
  * peer with which it did best: a rank that is slow with every peer is slow itself. Its rating is
- * compared with the median over all ranks. Paths within a node are not compared, because their speed
- * is the processor's, which other ranks use at the same time.
+ * compared with the median over all ranks. Paths within a node are not compared, because their
+ * speed is the processor's, which other ranks use at the same time.
  */
 #include "llmc/cli/preflight.h"
 

@@ -31,14 +31,14 @@ struct worker {
     /* What the worker owns, ahead of its own values, and the copy that the network broadcasts
      * (lossynet's lead.c). Elements are in the order of m and v. NULL: not needed. */
     float *ahead, *comm_ahead;
-    float *
-        residual; /* what was lost of its gradients, on a device; NULL: lossynet has it, or nothing is
-                        carried */
+    /* What was lost of its gradients, on a device; NULL: lossynet has it, or nothing is carried. */
+    float *residual;
 };
 
-/* Allocates `count` parameters, as many gradients, moments for `owned` elements and, with `leads`, the
- * values ahead of these, and with `carries` a residual; without training only parameters. staged: the network reads host memory. The
- * caller releases it, also after a failure. Returns 0, or -1 after reporting. */
+/* Allocates `count` parameters, as many gradients, moments for `owned` elements and, with `leads`,
+ * the values ahead of these, and with `carries` a residual; without training only parameters.
+ * staged: the network reads host memory. The caller releases it, also after a failure. Returns 0,
+ * or -1 after reporting. */
 int worker_allocate(struct worker *w, const struct backend *be, size_t count, size_t owned,
                     bool training, bool staged, bool leads, bool carries);
 void worker_release(struct worker *w, const struct backend *be);

@@ -116,8 +116,8 @@ int dataloader_window_skip(const struct dataloader *loader, uint64_t i);
 
 enum {
     TOKENS_MAGIC = 20240520,
-    TOKENS_MAGIC_LLAMA3 =
-        20240801, /* llm.c's files of uint32 tokens, which are refused with a message of their own */
+    /* llm.c's files of uint32 tokens, which are refused with a message of their own. */
+    TOKENS_MAGIC_LLAMA3 = 20240801,
     TOKENS_VERSION = 1,
     TOKENS_HEADER_INTS = 256,
     TOKENS_HEADER_BYTES = 1024,

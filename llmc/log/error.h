@@ -32,7 +32,7 @@ int log_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Reports a failed allocation: "out of memory: 12.3 MB for WHAT". Returns -1. */
 int log_out_of_memory(const char *what, double bytes);
 
-#ifdef __clang_analyzer__ /* which looks at one file at a time, and would try what comes after 0, too */
+#ifdef __clang_analyzer__ /* looks at one file at a time, and would try what comes after 0, too */
 #define log_error(...) (log_error(__VA_ARGS__), -1)
 #define log_out_of_memory(what, bytes) (log_out_of_memory(what, bytes), -1)
 #endif

@@ -51,8 +51,8 @@ double metrics_word_perplexity(const struct eval_metrics *eval);
 
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
 int metrics_log_eval(struct jsonl *log, const struct eval_metrics *eval);
-/* After so many steps. lost[r * workers + s]: the share of packets from worker s to worker r that did not
- * arrive. */
+/* After so many steps. lost[r * workers + s]: the share of packets from worker s to worker r that
+ * did not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
 
 /* late[r]: so many steps went on without rank r. */

@@ -51,7 +51,9 @@ struct layer_activations {
 
 struct activations {
     int B, T; /* the largest pass that there is room for */
-    int past; /* number of earlier tokens of the sequence (B = 1), whose keys and values the layers hold; 0 except in generation */
+    /* Number of earlier tokens of the sequence (B = 1), whose keys and values the layers hold; 0
+     * except in generation. */
+    int past;
     enum recompute recompute;
     void *memory, *cache;            /* cache: activations_add_cache's, or NULL */
     struct layer_activations *layer; /* [L]; without training all share one set of arrays */

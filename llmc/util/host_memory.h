@@ -23,13 +23,13 @@ struct host_memory_limit { /* all processes that have a limit with the same id s
  * has a proc and a sys of its own (tests). Returns how many there are; 0: nothing could be read. */
 int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEMORY_LIMITS]);
 
-/* The NUMA node that a device of the PCI bus is attached to, -1 where it is unknown or there is one node
- * only. address: as the bus has it, "0000:17:00.0", in letters of either case. */
+/* The NUMA node that a device of the PCI bus is attached to, -1 where it is unknown or there is one
+ * node only. address: as the bus has it, "0000:17:00.0", in letters of either case. */
 int host_memory_node_of(const char *root, const char *address);
 
-/* What the calling thread writes first from now on is memory of this node, where that has room; -1: of the
- * node that the thread runs on, as at the start. Linux's set_mempolicy(2); false where it is refused, as
- * in some containers, and nothing has changed. */
+/* What the calling thread writes first from now on is memory of this node, where that has room; -1:
+ * of the node that the thread runs on, as at the start. Linux's set_mempolicy(2); false where it is
+ * refused, as in some containers, and nothing has changed. */
 bool host_memory_prefer(int node);
 
 #ifdef __cplusplus

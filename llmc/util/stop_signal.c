@@ -20,7 +20,8 @@ static void end_by(int number) {
     pthread_sigmask(SIG_UNBLOCK, &only, NULL);
 }
 
-/* `timeout -s INT` sends SIGINT twice within a moment, so a second one counts only a second later. */
+/* `timeout -s INT` sends SIGINT twice within a moment, so a second one counts only a second
+ * later. */
 static void *wait_for_signals(void *unused) {
     time_t first = 0;
     (void)unused;

@@ -15,13 +15,14 @@ extern "C" {
 #endif
 
 /* Blocks the signals and starts the thread that waits for them. Call this in main before any other
- * thread exists, because threads inherit what is blocked. A SIGINT that is ignored (nohup, a shell's
- * background job) stays ignored. Without such a thread the signals end the program, as if this
- * function had not been called. */
+ * thread exists, because threads inherit what is blocked. A SIGINT that is ignored (nohup, a
+ * shell's background job) stays ignored. Without such a thread the signals end the program, as if
+ * this function had not been called. */
 void stop_signal_open(void);
 
 /* on: from now on a signal is noted. A second SIGINT, more than a second after the first, ends the
- * program at once. Off, as at the start: a signal ends the program at once. Forgets what was noted. */
+ * program at once. Off, as at the start: a signal ends the program at once. Forgets what was
+ * noted. */
 void stop_signal_note(bool on);
 
 /* Returns the number of the last signal that was noted, or 0. */

@@ -65,13 +65,14 @@ struct lossynet_loss_settings {
                           "burst:MEAN": Gilbert-Elliott, a chain per directed link that goes on from
                               step to step; lost packets come in runs of mean length MEAN >= 1, for
                               rates up to MEAN / (MEAN + 1), and 1.
-                          "outage:MEAN": a directed link is down for whole steps, in both phases, for
-                              MEAN >= 1 steps on average; rates as for bursts.
+                          "outage:MEAN": a directed link is down for whole steps, in both phases,
+                              for MEAN >= 1 steps on average; rates as for bursts.
                           "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost), white space
                               and lines from # ignored; each directed link reads it in a circle from
                               a place of its own; `rate` is ignored, except that a phase with rate 0
                               loses nothing.
-                          "replay:FILE": the packets of a recorded run (record_loss), in one process. */
+                          "replay:FILE": the packets of a recorded run (record_loss), in one
+                              process. */
     uint64_t seed;
     const char *at; /* links with another rate, in both phases: "3=0.5" those from and to worker 3,
                        "2-5=1" the one from 2 to 5, several with commas, of which the last that

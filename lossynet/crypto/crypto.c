@@ -22,8 +22,9 @@
 enum { KEY_BYTES = 32, COUNTER_BYTES = 8, TAG_BYTES = 16, NONCE_BYTES = 12 };
 _Static_assert(LOSSYNET_SECURE_BYTES == COUNTER_BYTES + TAG_BYTES, "the trailer");
 
-/* Which datagrams of a sender have come: RFC 4303, section 3.4.3, as a ring (RFC 6479). A sender counts
- * what it sends to all ranks, so that the window holds more than may be on its way to all of them. */
+/* Which datagrams of a sender have come: RFC 4303, section 3.4.3, as a ring (RFC 6479). A sender
+ * counts what it sends to all ranks, so that the window holds more than may be on its way to all of
+ * them. */
 enum { WINDOW = 4096 };
 
 struct origin {
@@ -193,8 +194,8 @@ static EVP_CIPHER_CTX *take_key(struct exchange *x, int from) {
     return result;
 }
 
-/* The salt: of run id, ranks and public keys; with a key file also of what is in it, so that no rank
- * without it computes any key. */
+/* The salt: of run id, ranks and public keys; with a key file also of what is in it, so that no
+ * rank without it computes any key. */
 static bool make_salt(struct exchange *x) {
     size_t publics = (size_t)x->world->ranks * KEY_BYTES;
     if (!hash(x->context, CONTEXT_BYTES + publics, x->salt)) return false;

@@ -11,23 +11,24 @@
  * Keys. Each rank draws an X25519 key pair (RFC 7748) and shows everybody the public half. It draws
  * one random sender key and gives it to each other rank, sealed with a key that only the two can
  * compute: HKDF-SHA256 (RFC 5869) of their X25519 secret, salted with the SHA-256 of run id and all
- * public keys. What datagrams are sealed with is derived from the sender key with the same salt. One
- * key per sender serves unicast and multicast alike, and its counter goes up by one with every
+ * public keys. What datagrams are sealed with is derived from the sender key with the same salt.
+ * One key per sender serves unicast and multicast alike, and its counter goes up by one with every
  * datagram, so that no nonce comes twice. Keys live in memory only, for one run.
  *
  * What is trusted. Public keys are not certified: the channel that `share` uses at start-up (MPI,
- * from the launcher) is taken to be authentic, unless all ranks have a key file, whose contents enter
- * the salt: then only who has it computes any key. Without one, who can change what the channel
- * carries can put himself between the ranks; who only listens to it learns nothing. Against everybody
- * on the path of the datagrams, payloads are secret and what is changed, forged, or from another run
- * is refused. Not hidden: headers, sizes, times. Not prevented: dropping. A datagram is opened once;
- * what is older than a sender's last 4,096 is refused. Ranks are not protected from one another: each
- * knows the key of every sender.
+ * from the launcher) is taken to be authentic, unless all ranks have a key file, whose contents
+ * enter the salt: then only who has it computes any key. Without one, who can change what the
+ * channel carries can put himself between the ranks; who only listens to it learns nothing. Against
+ * everybody on the path of the datagrams, payloads are secret and what is changed, forged, or from
+ * another run is refused. Not hidden: headers, sizes, times. Not prevented: dropping. A datagram is
+ * opened once; what is older than a sender's last 4,096 is refused. Ranks are not protected from
+ * one another: each knows the key of every sender.
  *
  * Why OpenSSL's libcrypto: compared with libsodium it seals and opens a packet of 1,400 bytes 1.5
- * to 1.7 times as fast (dev/bench/network/bench_secure.c has the figures), has AES-GCM on every architecture
- * (libsodium's needs AES instructions of x86-64), and is on every cluster already. libsodium's
- * interface is harder to misuse; here that is one file of few calls, and a test for each mistake.
+ * to 1.7 times as fast (dev/bench/network/bench_secure.c has the figures), has AES-GCM on every
+ * architecture (libsodium's needs AES instructions of x86-64), and is on every cluster already.
+ * libsodium's interface is harder to misuse; here that is one file of few calls, and a test for
+ * each mistake.
  */
 #ifndef LOSSYNET_SECURE_H
 #define LOSSYNET_SECURE_H
@@ -43,8 +44,8 @@ bool lossynet_secure_available(void);
 /* Collective: three calls of `share`. run: the same on all ranks. Fails on all ranks when it fails
  * on one, unless memory or `share` itself does; each rank logs one line.
  *   LOSSYNET_INVALID   built without OpenSSL
- *   LOSSYNET_PROTOCOL  what `share` gave was changed on its way, or ranks disagree on `run` or on what
- *                      is in key_file (NULL: none), or cannot read it */
+ *   LOSSYNET_PROTOCOL  what `share` gave was changed on its way, or ranks disagree on `run` or on
+ *                      what is in key_file (NULL: none), or cannot read it */
 lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
                                      const char *key_file, lossynet_share share,
                                      void *share_context, struct lossynet_secure **out);
@@ -64,8 +65,9 @@ typedef enum {
     LOSSYNET_SECURE_OPENED,
 } lossynet_secure_verdict;
 
-/* Checks and decrypts in place what rank `sender` sealed; `length` includes the trailer. Unless opened,
- * the payload is worthless. sender may be any number. One thread at a time; no allocation. */
+/* Checks and decrypts in place what rank `sender` sealed; `length` includes the trailer. Unless
+ * opened, the payload is worthless. sender may be any number. One thread at a time; no
+ * allocation. */
 lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
                                                       const uint8_t *header, uint8_t *payload,
                                                       size_t length);

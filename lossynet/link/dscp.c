@@ -1,9 +1,9 @@
 /* dscp.c — the class in which DATA travels: its names, and what it is on RDMA.
  *
  * A class is a DSCP, the upper six bits of IPv4's TOS and IPv6's traffic class (RFC 2474). Switches
- * that know it serve one class before another; `le` (RFC 8622) is for what may be starved and dropped
- * first. Control stays in the default class: it is little, and all ranks wait for it (but for what must
- * come behind DATA, see engine.h).
+ * that know it serve one class before another; `le` (RFC 8622) is for what may be starved and
+ * dropped first. Control stays in the default class: it is little, and all ranks wait for it (but
+ * for what must come behind DATA, see transport/progress.h).
  */
 #include "lossynet/link/link.h"
 

@@ -48,13 +48,13 @@ struct lossynet_link {
     size_t memory_bytes; /* that it holds */
 
     /* Hands over 1 ... LOSSYNET_BATCH datagrams for one rank. Headers and payloads may be reused
-     * when it returns, payloads in registered memory after `settle`. What the network refuses counts
-     * as lost. LOSSYNET_LINK: the link is broken, after one line. */
+     * when it returns, payloads in registered memory after `settle`. What the network refuses
+     * counts as lost. LOSSYNET_LINK: the link is broken, after one line. */
     lossynet_status (*send)(struct lossynet_link *link, int peer,
                             const struct lossynet_datagram *batch, int count);
 
-    /* Takes up to LOSSYNET_BATCH datagrams that have come; 0 says that there are none, and only that
-     * does. Does not wait. They stay valid until the next call. */
+    /* Takes up to LOSSYNET_BATCH datagrams that have come; 0 says that there are none, and only
+     * that does. Does not wait. They stay valid until the next call. */
     int (*receive)(struct lossynet_link *link, struct lossynet_arrival *arrivals);
 
     /* Sleeps until there may be something to receive, until woken, or for so many seconds.

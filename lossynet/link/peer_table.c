@@ -1,4 +1,5 @@
-/* peer_table.c — see peer_table.h. Open addressing, probing linearly; half of it or more is empty. */
+/* peer_table.c — see peer_table.h. Open addressing, probing linearly; half of it or more is
+ * empty. */
 #include "lossynet/link/peer_table.h"
 
 #include <stdlib.h>

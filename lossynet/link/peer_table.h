@@ -22,7 +22,8 @@ size_t peer_table_memory(int ranks); /* bytes */
 
 void peer_table_add(struct peer_table *table, unsigned hash, int rank);
 
-/* The next rank that may have this hash; -1: there is none. *at: first the hash, then the walk's. */
+/* The next rank that may have this hash; -1: there is none. *at: first the hash, then the
+ * walk's. */
 int peer_table_next(const struct peer_table *table, unsigned *at);
 
 #endif

@@ -1,4 +1,5 @@
-/* udp_socket.c — one UDP socket: address, buffers, segmentation and receive offload. See udp_socket.h. */
+/* udp_socket.c — one UDP socket: address, buffers, segmentation and receive offload. See
+ * udp_socket.h. */
 #include "lossynet/link/udp_socket.h"
 
 #include <arpa/inet.h>
@@ -25,15 +26,17 @@
 enum {
     BUFFER_BYTES = 8 << 20, /* of what came in, asked for */
     BUFFER_LEAST = 1 << 20, /* below, warn */
-    /* Of what is to leave, asked for: a few ms at 1 Gbit/s. What lies in the host's own queue delays
-     * credit and everything else that peers wait for; more may be more than that queue holds. */
+    /* Of what is to leave, asked for: a few ms at 1 Gbit/s. What lies in the host's own queue
+     * delays credit and everything else that peers wait for; more may be more than that queue
+     * holds. */
     QUEUE_BYTES = 512 << 10,
     SEGMENTS_BYTES = 65000, /* of one segmented send: an IP packet's limit, with headers */
 };
 
 /* ---- which address ---- */
 
-/* Whether datagrams for hosts that are not neighbours would leave with this address: none is sent. */
+/* Whether datagrams for hosts that are not neighbours would leave with this address: none is
+ * sent. */
 static bool has_default_route(const struct sockaddr *mine) {
     struct udp_address far = {.any.sa_family = mine->sa_family}, from = {0};
     if (mine->sa_family == AF_INET)
@@ -66,8 +69,8 @@ static bool is_bridge(const char *name) {
     return told && strcmp(driver.driver, "bridge") == 0;
 }
 
-/* How much we like an interface: 0 not at all. That of the default route comes first, then any but a
- * bridge, and IPv4 before IPv6. */
+/* How much we like an interface: 0 not at all. That of the default route comes first, then any but
+ * a bridge, and IPv4 before IPv6. */
 static int preference(const struct ifaddrs *i, const char *name, bool one_host) {
     const unsigned needed = name ? IFF_UP : IFF_UP | IFF_RUNNING;
     if (!i->ifa_addr || (i->ifa_flags & needed) != needed) return 0;

@@ -36,8 +36,8 @@ struct udp_interface {
     unsigned index;
 };
 
-/* The address and MTU of the interface `name`; NULL: loopback when all ranks share this host, else of
- * those that are up and running that of the default route, or the first that is no bridge. IPv4
+/* The address and MTU of the interface `name`; NULL: loopback when all ranks share this host, else
+ * of those that are up and running that of the default route, or the first that is no bridge. IPv4
  * where there is one. Logs why it fails. */
 lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface *out);
 

@@ -1,9 +1,9 @@
 /* verbs.c — datagrams over RDMA (InfiniBand, RoCE): one UD queue pair per rank.
  *
  * The queue pair and its buffers are verbs_queue.c, the port is verbs_port.c (verbs.h). Here ranks
- * meet: at open each tells the others where it is, makes one address handle per peer, which may take
- * the network's time (ARP), and learns what fits between any two. Then an address table says which
- * rank a datagram came from, by the sender's queue pair number and GID, or LID.
+ * meet: at open each tells the others where it is, makes one address handle per peer, which may
+ * take the network's time (ARP), and learns what fits between any two. Then an address table says
+ * which rank a datagram came from, by the sender's queue pair number and GID, or LID.
  *
  * Multicast: all queue pairs are attached to one group, drawn from the run id. It is believed only
  * after a test round at open, in which every rank heard every other: switches and adapters are

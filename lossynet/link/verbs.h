@@ -35,8 +35,8 @@ struct verbs_port {
  *     DEVICE[:PORT[:GID_INDEX]][,...]     mlx5_0    mlx5_0:1:3    mlx5_0,mlx5_1
  *
  * Of several, the ranks of one host take one after the other. NULL: the first port that is active.
- * Without GID_INDEX: on Ethernet RoCE v2 over IPv4 where there is one, on InfiniBand 0. Logs one line
- * with all ports that there are when it fails. */
+ * Without GID_INDEX: on Ethernet RoCE v2 over IPv4 where there is one, on InfiniBand 0. Logs one
+ * line with all ports that there are when it fails. */
 lossynet_status verbs_port_open(const char *interface, int local_rank, struct verbs_port *port);
 void verbs_port_close(struct verbs_port *port); /* one that is not open is fine */
 
@@ -136,9 +136,9 @@ struct ibv_ah_attr verbs_bulk(struct ibv_ah_attr attr, int dscp);
  * and before an address handle that was sent to is destroyed. */
 void verbs_queue_flush(struct verbs_queue *q);
 
-/* Sends at most LOSSYNET_BATCH datagrams; when it returns their memory is free again, but for payloads
- * in registered memory. While the port does not send they are lost. Lengths are not checked: what is
- * larger than the MTU vanishes. */
+/* Sends at most LOSSYNET_BATCH datagrams; when it returns their memory is free again, but for
+ * payloads in registered memory. While the port does not send they are lost. Lengths are not
+ * checked: what is larger than the MTU vanishes. */
 lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_address *to,
                                  const struct lossynet_datagram *batch, int count);
 

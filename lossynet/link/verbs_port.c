@@ -186,8 +186,8 @@ bool lossynet_link_verbs_available(void) {
 
 /* ---- counters ---- */
 
-/* mlx5, bnxt_re: no receive was posted; mlx4: the same, UD alone; efa: dropped on receipt. Soft-RoCE
- * counts nothing of the kind. */
+/* mlx5, bnxt_re: no receive was posted; mlx4: the same, UD alone; efa: dropped on receipt.
+ * Soft-RoCE counts nothing of the kind. */
 static uint64_t count_overruns(const struct verbs_port *port) {
     static const char *const names[] = {"out_of_buffer", "rq_num_udsdprd", "rx_drops"};
     uint64_t sum = 0;

@@ -5,8 +5,8 @@
  * adapter reads it in place, at a time of its own. Of a batch one send in 32 asks for a completion,
  * and the last.
  *
- * receive: as many buffers are posted as may come in a burst. Those that the caller has looked at go
- * back to the adapter many at once.
+ * receive: as many buffers are posted as may come in a burst. Those that the caller has looked at
+ * go back to the adapter many at once.
  *
  * Neither end is told of a loss. A datagram larger than the path's MTU, with another qkey, or for
  * which no receive is posted vanishes, and its send completes well.

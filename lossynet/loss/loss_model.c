@@ -24,13 +24,14 @@
  *     (coupling from the past, Propp & Wilson 1996). Looking back takes MEAN (1-p) packets on
  *     average; the word `chain` remembers where the last step ended and saves that in sequence.
  *
- * outage:MEAN  a link is down for whole steps, MEAN of them on average, and loses nothing in the steps
- *     between: the same chain with steps in the place of packets, so p <= MEAN / (MEAN + 1) again.
+ * outage:MEAN  a link is down for whole steps, MEAN of them on average, and loses nothing in the
+ *     steps between: the same chain with steps in the place of packets, so p <= MEAN / (MEAN + 1)
+ *     again.
  *     Both phases of a step ask the same number u, so that an outage takes what the sender sends in
  *     either; with unlike rates (and MEAN >= 1/(1-p)) the phase with the lower one is down only
  *     while the other is. The opposite direction has a life of its own. What is sent again in the
- *     step is lost again (retransmit.c). A packet's age is then 0 with probability 1-p and k > 0 with
- *     p (1-s) s^(k-1), s = 1 - 1/MEAN: drift.c has what follows.
+ *     step is lost again (retransmit.c). A packet's age is then 0 with probability 1-p and k > 0
+ *     with p (1-s) s^(k-1), s = 1 - 1/MEAN: drift.c has what follows.
  *
  * trace:FILE  the file is read in a circle; a link starts at a place of its own, and goes on from
  *     step to step. `rate` 0 turns loss off for a phase; other rates mean nothing.
@@ -38,8 +39,8 @@
  * replay:FILE  what arrived in a run that --record-loss has recorded, packet by packet; rates mean
  *     nothing (loss_replay.c).
  *
- * Some links may have a rate of their own (`at`), in both phases: those from and to a worker, or one
- * directed link. All else of the model is as on the other links.
+ * Some links may have a rate of their own (`at`), in both phases: those from and to a worker, or
+ * one directed link. All else of the model is as on the other links.
  */
 #include "lossynet/loss/loss.h"
 

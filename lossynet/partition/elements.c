@@ -1,8 +1,8 @@
 /* elements.c — what a payload's elements are: float32 as the vectors have them, or bfloat16.
  *
  * bfloat16 is the upper half of a float32, so that widening is exact and rounding is all that a
- * packet loses: to nearest, ties to even, at most 2^-9 of an element, whose sign, exponent and seven
- * upper bits stay. An element that is infinite or NaN stays so, and the largest ones, from
+ * packet loses: to nearest, ties to even, at most 2^-9 of an element, whose sign, exponent and
+ * seven upper bits stay. An element that is infinite or NaN stays so, and the largest ones, from
  * 0x7f7f8000 on, become infinite (IEEE 754, section 4.3.1).
  *
  * Rounding depends on the element alone. So it is the same wherever it happens: at the sender of a

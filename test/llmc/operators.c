@@ -2,8 +2,8 @@
 #include "test/llmc/operators.h"
 #include "test/llmc/operators_reference.h"
 
-/* bfloat16 has 8 bits: rounding once is off by 2^-8 at most, which is the tolerance of operations that
- * calculate in float32 and round what they write. */
+/* bfloat16 has 8 bits: rounding once is off by 2^-8 at most, which is the tolerance of operations
+ * that calculate in float32 and round what they write. */
 #define ROUNDED 0x1p-8
 
 static bool too_large(size_t elements) {
@@ -250,7 +250,8 @@ static void check_matmul(int N, int I, int O) {
         subject.backend->matmul_backward_weight(dw.value, dout.value, x.value, N, I, O, accumulate);
         assert_close(&dx, "matmul_backward_input", 1e-6, ROUNDED);
         /* Tensor cores cut off what does not fit float32 where other units round: by arithmetic up
-         * to 7e-7 of a sum of 600 (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores"). */
+         * to 7e-7 of a sum of 600 (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor
+         * cores"). */
         assert_close(&dw, "matmul_backward_weight", 1e-6, 3e-6);
         if (!accumulate && (long)N * I * O < 4000000) {
             struct problem p = {.N = N, .C = I, .O = O, .x = &x, .w = &w, .dout = &dout};
@@ -274,7 +275,8 @@ void test_matmul(void **state) {
             check_matmul(shapes[s][0], shapes[s][1], shapes[s][2]);
 }
 
-/* Where weights in use are float32, operations round them: the results are those of rounded ones. */
+/* Where weights in use are float32, operations round them: the results are those of rounded
+ * ones. */
 void test_weights_are_rounded(void **state) {
     (void)state;
     enum { N = 5, I = 70, O = 45 };
@@ -425,7 +427,7 @@ void test_attention_large_logits(void **state) {
     check_attention((struct attention_shape){1, 70, 2, 1, 64}, 12, 1e-4, 4e-3, false);
 }
 
-/* ---- SwiGLU ----------------------------------------------------------------------------------- */
+/* ---- SwiGLU ---------------------------------------------------------------------------------- */
 
 void test_swiglu(void **state) {
     (void)state;
@@ -449,7 +451,7 @@ void test_swiglu(void **state) {
     }
 }
 
-/* ---- classifier ------------------------------------------------------------------------------- */
+/* ---- classifier ------------------------------------------------------------------------------ */
 
 /* Tolerances are for the type of tensors: logits are rounded to it. */
 static void check_classifier(int N, int C, int V, double size, double float32, double bfloat16,
@@ -528,7 +530,8 @@ void test_classifier(void **state) {
 
 void test_classifier_large_logits(void **state) {
     (void)state;
-    /* Logits of some 100, whose own rounding decides: another order of their sums is another draw. */
+    /* Logits of some 100, whose own rounding decides: another order of their sums is another
+     * draw. */
     check_classifier(30, 64, 3000, 5, 3e-5, 3 * ROUNDED, false);
     check_classifier_softmax(4, 203, 8, false);
     check_classifier_softmax(41, 1000, 300, true);

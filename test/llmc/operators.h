@@ -1,6 +1,6 @@
-/* operators.h — the operator tests: every operation of llmc/backend/backend.h on any backend, against float64
- * (operators_reference.h), finite differences, and itself. test_operators.c runs them on the CPU
- * backends, test_cuda_kernels.c on the CUDA kernels under emulation.
+/* operators.h — the operator tests: every operation of llmc/backend/backend.h on any backend,
+ * against float64 (operators_reference.h), finite differences, and itself. test_operators.c runs
+ * them on the CPU backends, test_cuda_kernels.c on the CUDA kernels under emulation.
  *
  *   operators_list.h     their names
  *   operators_arrays.c   numbers in a backend's memory beside their reference; errors
@@ -82,9 +82,10 @@ struct tokens {
 struct tokens random_tokens(int N, int V);
 void tokens_free(struct tokens *tokens);
 
-/* The norm of the difference over the norm of the reference (with `terms` for each element) is at most
- * the tolerance for the type of the backend's tensors, and no element is off by more than 4 times
- * that, relative to its own size plus the root mean square. `name` is what the report of worst errors calls it. */
+/* The norm of the difference over the norm of the reference (with `terms` for each element) is at
+ * most the tolerance for the type of the backend's tensors, and no element is off by more than 4
+ * times that, relative to its own size plus the root mean square. `name` is what the report of
+ * worst errors calls it. */
 void assert_close(const struct array *a, const char *name, double float32, double bfloat16);
 /* Prints the worst error of each name so far beside what is allowed, and forgets them. */
 void operators_report(const char *title);
@@ -100,7 +101,7 @@ void test_weights_are_rounded(void **state); /* the CPU's */
 void test_weighted_sum_pinned(void **state); /* a device's */
 void test_residuals(void **state);           /* a device's */
 
-/* ---- every operation once (operators_bits.c) -------------------------------------------------- */
+/* ---- every operation once (operators_bits.c) ------------------------------------------------- */
 
 struct inputs;
 struct inputs *inputs_new(void);

@@ -1,5 +1,6 @@
 /* operators_bits.c — the same bits every time: each operation once, to be compared with itself on
- * other numbers of threads or in another order of threads, and at any alignment; see operators.h. */
+ * other numbers of threads or in another order of threads, and at any alignment; see
+ * operators.h. */
 #include "test/llmc/operators.h"
 
 /* Shapes that make several tiles, blocks, chunks and segments. A head size of 64 is one that every
@@ -166,7 +167,7 @@ void outputs_free(struct outputs *o) {
     o->count = 0;
 }
 
-/* ---- shards start anywhere: an element's result must not depend on its place in a vector ------- */
+/* ---- shards start anywhere: an element's result must not depend on its place in a vector ----- */
 
 enum { COUNT = 3001, SHIFTS = 17, ALL = COUNT + SHIFTS };
 

@@ -117,8 +117,8 @@ void test_masked_round(void **state) {
     }
 }
 
-/* To the last bit, since the owner's average may be computed on any machine; out is a sender, and is
- * there on return. What did not arrive is not a number. */
+/* To the last bit, since the owner's average may be computed on any machine; out is a sender, and
+ * is there on return. What did not arrive is not a number. */
 void test_weighted_sum_pinned(void **state) {
     (void)state;
     enum { SENDERS = 5, OUT = 2 };

@@ -1,5 +1,5 @@
-/* operators_list.h — the operator tests that run on every backend, each named once. No include guard:
- * whoever includes it says first what OPERATOR_TEST makes of a name. */
+/* operators_list.h — the operator tests that run on every backend, each named once. No include
+ * guard: whoever includes it says first what OPERATOR_TEST makes of a name. */
 OPERATOR_TEST(test_memory)
 OPERATOR_TEST(test_embedding)
 OPERATOR_TEST(test_rmsnorm)

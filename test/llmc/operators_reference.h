@@ -1,6 +1,6 @@
-/* operators_reference.h — the operations of llmc/backend/backend.h in float64, written as the formulas
- * stand in the papers and with no thought of speed. test_operators.c compares backends with them.
- * Gradients overwrite; the test adds where an operation accumulates. */
+/* operators_reference.h — the operations of llmc/backend/backend.h in float64, written as the
+ * formulas stand in the papers and with no thought of speed. test_operators.c compares backends
+ * with them. Gradients overwrite; the test adds where an operation accumulates. */
 #ifndef TEST_OPERATORS_REFERENCE_H
 #define TEST_OPERATORS_REFERENCE_H
 

@@ -7,7 +7,7 @@ static bool too_large(size_t elements) {
     return subject.most_work && elements > subject.most_work;
 }
 
-/* ---- optimiser -------------------------------------------------------------------------------- */
+/* ---- optimiser ------------------------------------------------------------------------------- */
 
 static void check_adamw(size_t n, bool in_place) {
     if (too_large(n)) return;
@@ -78,7 +78,7 @@ void test_sum_of_squares(void **state) {
     }
 }
 
-/* ---- masked average --------------------------------------------------------------------------- */
+/* ---- masked average -------------------------------------------------------------------------- */
 
 /* `aliased`: the sender that is also the output, -1 for none. */
 static void check_weighted_sum(int N, size_t n, size_t packet, int aliased) {

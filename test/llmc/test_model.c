@@ -1,15 +1,16 @@
 /* test_model.c — the whole model against Hugging Face's LlamaForCausalLM.
  *
- * test/goldens/NAME holds what dev/goldens/make_goldens.py computed with transformers in float64: a model,
- * a batch, its logits, its loss, the gradient of every parameter, and the losses of 20 AdamW steps.
- * Forward and backward are train_llama2.cu's own, included here. They run in float32 and bfloat16 on
- * the CPU and on the device behind llmc/backend/cuda/backend_cuda.h: a GPU where there is one, or the emulated
- * one (test_model_emulated.c).
+ * test/goldens/NAME holds what dev/goldens/make_goldens.py computed with transformers in float64: a
+ * model, a batch, its logits, its loss, the gradient of every parameter, and the losses of 20 AdamW
+ * steps. Forward and backward are train_llama2.cu's own, included here. They run in float32 and
+ * bfloat16 on the CPU and on the device behind llmc/backend/cuda/backend_cuda.h: a GPU where there
+ * is one, or the emulated one (test_model_emulated.c).
  *
- * Errors are norms of differences over norms. In float32 logits, losses and every gradient are within
- * 1e-5. In bfloat16 the weights and every tensor between two operations are rounded (a norm by 0.17%
- * each): through all layers that is up to 2% of the logits, 0.3% of the loss, and 6% of a gradient
- * (3.7% was seen: the embedding's, at the end of the way back); after 20 steps 1% of the loss.
+ * Errors are norms of differences over norms. In float32 logits, losses and every gradient are
+ * within 1e-5. In bfloat16 the weights and every tensor between two operations are rounded (a norm
+ * by 0.17% each): through all layers that is up to 2% of the logits, 0.3% of the loss, and 6% of a
+ * gradient (3.7% was seen: the embedding's, at the end of the way back); after 20 steps 1% of the
+ * loss.
  */
 #define TESTING /* without main */
 #pragma GCC diagnostic ignored "-Wunused-function"

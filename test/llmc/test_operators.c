@@ -1,5 +1,5 @@
-/* test_operators.c — the operator tests (operators.h) on every CPU backend that this machine can run,
- * and each backend against itself on other numbers of threads. */
+/* test_operators.c — the operator tests (operators.h) on every CPU backend that this machine can
+ * run, and each backend against itself on other numbers of threads. */
 #include "test/llmc/operators.h"
 
 #include <omp.h>
@@ -62,9 +62,9 @@ static int setup(void **state) {
 }
 
 /* The instances are the same sources, compiled for other registers; the best of bf16 multiplies in
- * another way than the rest. Under sanitizers, which are slow, the best of float32 and the best two of
- * bf16 take all shapes, the others small ones. An argument takes those backends alone whose title has
- * it, like "bf16 x86_64_v3". */
+ * another way than the rest. Under sanitizers, which are slow, the best of float32 and the best two
+ * of bf16 take all shapes, the others small ones. An argument takes those backends alone whose
+ * title has it, like "bf16 x86_64_v3". */
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
 #define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),

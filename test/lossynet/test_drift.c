@@ -198,9 +198,9 @@ static void test_outages(void **state) {
     within("expected owner", n, p, beta, a.expected_owner, ELEMENTS * owner, 0.02);
 }
 
-/* What is sent is rounded, and a step is a fraction of the last bit that is kept: most elements do not
- * change in a step, and the others by much. The formulas hold with the sigma^2 and rho of rounded
- * values, which are not those of the walk. */
+/* What is sent is rounded, and a step is a fraction of the last bit that is kept: most elements do
+ * not change in a step, and the others by much. The formulas hold with the sigma^2 and rho of
+ * rounded values, which are not those of the walk. */
 static void test_rounded_walk(void **state) {
     (void)state;
     for (int i = 0; i < 3; i++) {

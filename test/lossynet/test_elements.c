@@ -142,8 +142,8 @@ static void test_packets_hold_twice_as_much(void **state) {
     lossynet_close(comm);
 }
 
-/* Others get the owner's value rounded, or keep what they have; the owner keeps its own, and so does
- * the model. */
+/* Others get the owner's value rounded, or keep what they have; the owner keeps its own, and so
+ * does the model. */
 static void test_broadcast(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_bf16(0.3);
@@ -233,8 +233,8 @@ static void test_bytes_are_half(void **state) {
     }
 }
 
-/* From the start on, and as long as nothing is lost, replicas are not apart: what others have is what
- * the owner's values are rounded. */
+/* From the start on, and as long as nothing is lost, replicas are not apart: what others have is
+ * what the owner's values are rounded. */
 static void test_no_drift_without_loss(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_bf16(0);

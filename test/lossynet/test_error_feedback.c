@@ -179,8 +179,8 @@ static void load(void *context, int worker, const void *in) {
     memcpy(k->residual[worker], in, sizeof k->residual[worker]);
 }
 
-/* What a caller keeps is what lossynet would have kept: the same averages, and states that are saved in
- * one way and loaded in the other. */
+/* What a caller keeps is what lossynet would have kept: the same averages, and states that are
+ * saved in one way and loaded in the other. */
 static void test_kept_by_the_caller(void **state) {
     (void)state;
     struct lossynet_settings settings = feedback_settings(0.4, LOSSYNET_MEAN);

@@ -1,5 +1,5 @@
-/* test_interfaces.c — which network interface a UDP socket takes, and what becomes of datagrams that
- * are larger than its MTU.
+/* test_interfaces.c — which network interface a UDP socket takes, and what becomes of datagrams
+ * that are larger than its MTU.
  *
  * In a network namespace of its own, which needs root or user namespaces, and the program ip.
  */
@@ -69,7 +69,8 @@ static void test_choice(void **state) {
     assert_int_equal(udp_choose("bare0", false, &chosen), LOSSYNET_OK);
 }
 
-/* Sends datagrams of so many bytes of payload from one address to another; returns how many come. */
+/* Sends datagrams of so many bytes of payload from one address to another; returns how many
+ * come. */
 static int carried(struct udp_socket *from, struct udp_socket *to,
                    const struct udp_address *address, size_t bytes, int count) {
     static const uint8_t payload[66000];
@@ -88,8 +89,8 @@ static int carried(struct udp_socket *from, struct udp_socket *to,
     return came;
 }
 
-/* When the path's MTU shrinks, one line says so, and datagrams still arrive; one that cannot be sent
- * at all is lost, and the link is not broken. */
+/* When the path's MTU shrinks, one line says so, and datagrams still arrive; one that cannot be
+ * sent at all is lost, and the link is not broken. */
 static void test_mtu_shrinks(void **state) {
     (void)state;
     if (!prepared) skip();

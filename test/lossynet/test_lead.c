@@ -1,7 +1,8 @@
 /* test_lead.c — the lead of lead.c: the mean replica is the model, whatever is lost and how.
  *
  * The owners' values walk as in test_drift.c, with changes that follow an AR(1) process (beta = 1:
- * they never change), and owners broadcast ahead of them by what lossynet_lead says. Seeds are fixed.
+ * they never change), and owners broadcast ahead of them by what lossynet_lead says. Seeds are
+ * fixed.
  */
 #include "test_lossynet.h"
 
@@ -168,9 +169,9 @@ static void test_lag_of_other_losses(void **state) {
 
 /* ---- gradients ---- */
 
-/* Where the model moves evenly, gradients are computed behind it by the mean age of replicas. Those that
- * are carried are late as well, by nearly p/(1-p): in steps in which much that is late arrives, each
- * gradient counts less. */
+/* Where the model moves evenly, gradients are computed behind it by the mean age of replicas. Those
+ * that are carried are late as well, by nearly p/(1-p): in steps in which much that is late
+ * arrives, each gradient counts less. */
 static void test_point_of_evaluation(void **state) {
     (void)state;
     for (int carry = 0; carry < 2; carry++) {

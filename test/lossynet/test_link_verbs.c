@@ -1,7 +1,8 @@
 /* test_link_verbs.c — verbs.c alone: four ranks, each on an RDMA port of its own.
  *
- * Made for the virtual machine of dev/testbed/rdma_vm, where test_verbs.py runs it; there are devices rxe0 to
- * rxe3, on a network that loses nothing. Elsewhere only what needs no device is tried.
+ * Made for the virtual machine of dev/testbed/rdma_vm, where test_verbs.py runs it; there are
+ * devices rxe0 to rxe3, on a network that loses nothing. Elsewhere only what needs no device is
+ * tried.
  *
  * Threads open the four links, because that is collective. Afterwards one thread holds all four.
  */

@@ -38,8 +38,8 @@ static inline double random_unit(uint64_t seed, uint64_t a, uint64_t b) {
     return ((double)(random_bits(seed, a, b) >> 11) * 0x1p-53 - 0.5) * sqrt(12);
 }
 
-/* Sanitizers are slow and look at what code does, not at statistics. Averages over many steps then take
- * this many times fewer, and may be off by the square root as many times as far. */
+/* Sanitizers are slow and look at what code does, not at statistics. Averages over many steps then
+ * take this many times fewer, and may be off by the square root as many times as far. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { FEWER_STEPS = 16, WIDER_BOUND = 4 };
 #else

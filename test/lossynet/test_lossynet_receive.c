@@ -203,8 +203,8 @@ static void test_receive(void **state) {
     close_peer(comm);
 }
 
-/* The same of bfloat16, of which a datagram holds twice as many: the bytes of a float 7 are 0 and 7.
- * What says that it holds float32 is refused, and so is what is not finite. */
+/* The same of bfloat16, of which a datagram holds twice as many: the bytes of a float 7 are 0 and
+ * 7. What says that it holds float32 is refused, and so is what is not finite. */
 static void test_receive_bf16(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer_with(LOSSYNET_BF16);
@@ -252,7 +252,8 @@ static void test_receive_bf16(void **state) {
     close_peer(comm);
 }
 
-/* From a device's memory, over a link whose hardware checks payloads: the checksum is the header's. */
+/* From a device's memory, over a link whose hardware checks payloads: the checksum is the
+ * header's. */
 static void test_receive_from_a_device(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_peer();
@@ -398,7 +399,8 @@ static void test_impossible_counters(void **state) {
     feed_state(comm, WIRE_STATE, 0, told);
     assert_int_equal(peer->flow.credit, sent);
 
-    /* What it has sent: far ahead is not believed of DATA, and a PROBE corrects what was believed. */
+    /* What it has sent: far ahead is not believed of DATA, and a PROBE corrects what was
+     * believed. */
     h = data_header(comm, LOSSYNET_GRADIENT, 0);
     h.sequence = far;
     feed(comm, h, 64);

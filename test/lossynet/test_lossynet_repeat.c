@@ -1,8 +1,9 @@
-/* test_lossynet_repeat.c — how often a rank repeats itself to peers that do not answer, or only that
- * they are there.
+/* test_lossynet_repeat.c — how often a rank repeats itself to peers that do not answer, or only
+ * that they are there.
  *
- * A comm of rank 0 of many, one worker in each; the others are this test, which counts what is sent to
- * them and answers, or not. Nothing here depends on how fast the machine is: a slow one repeats less.
+ * A comm of rank 0 of many, one worker in each; the others are this test, which counts what is sent
+ * to them and answers, or not. Nothing here depends on how fast the machine is: a slow one repeats
+ * less.
  */
 #include "fake_link.h"
 

@@ -40,8 +40,8 @@ static void test_loss_that_is_not_congestion(void **state) {
 /* ---- with a clock ---- */
 
 /* A rank sends to a peer at its pace, 1,500 bytes at a time, over a link of 100 Mbit/s that others
- * leave `free` bytes per second of, from a queue of 11 packets. The peer reports every 10 ms, and its
- * report takes `delay` s. */
+ * leave `free` bytes per second of, from a queue of 11 packets. The peer reports every 10 ms, and
+ * its report takes `delay` s. */
 static const double SLOT = 5e-4, LINK = 12.5e6, PACKET = 1500, REPORT = 0.01;
 enum { QUEUE = 11, IN_FLIGHT = 64 };
 
@@ -136,8 +136,8 @@ static void test_recovers_in_time(void **state) {
     }
 }
 
-/* The budget is kept where what is free stays, nearly where it changes each second, and as well as can
- * be where it is all or nothing for moments: lost are up to 15% more. */
+/* The budget is kept where what is free stays, nearly where it changes each second, and as well as
+ * can be where it is all or nothing for moments: lost are up to 15% more. */
 static void test_keeps_budget(void **state) {
     (void)state;
     for (double budget = 0.02; budget < 0.2; budget *= 2) {

@@ -1,8 +1,8 @@
 /* test_retransmission.c — packets sent again, against a reference that asks for each packet and
  * round in turn whether it is lost: who has what, what was sent, what the owners average; how much
- * loss is left; and the drift that follows from it. Under a budget: how much a worker asks for, that
- * it is what has been missing longest, that no packet goes without for ever, and that only what was
- * asked for comes.
+ * loss is left; and the drift that follows from it. Under a budget: how much a worker asks for,
+ * that it is what has been missing longest, that no packet goes without for ever, and that only
+ * what was asked for comes.
  */
 #include "test_lossynet.h"
 
@@ -168,8 +168,8 @@ static void test_statistics(void **state) {
 
 /* ---- a budget ---- */
 
-/* What one worker asked for in a phase. since[i]: for how many steps packet i had been missing before
- * round 1, 0: it was there. Adds up what was missing and asked for, by packet. */
+/* What one worker asked for in a phase. since[i]: for how many steps packet i had been missing
+ * before round 1, 0: it was there. Adds up what was missing and asked for, by packet. */
 static size_t check_asked(const uint8_t *asks, const uint32_t *since, size_t count, size_t own,
                           double budget, double *missing, double *asked) {
     size_t lost = 0, total = 0, room = (size_t)(budget * (double)(count - own));

@@ -1,4 +1,5 @@
-/* profile_cpu.c — where a training step on the CPU spends its time: a table with a row per operation.
+/* profile_cpu.c — where a training step on the CPU spends its time: a table with a row per
+ * operation.
  *
  *     build/dev/bench/cpu/profile_cpu [MODEL [DTYPE [BATCH [SEQ [STEPS [CLOCK]]]]]]
  *

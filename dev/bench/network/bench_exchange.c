@@ -3,9 +3,9 @@
  *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16] [encrypt]
  *
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks, one
- * worker per rank, link udp, paced to GBPS (0: not at all); bf16: rounded on the way, so that half as
- * much is sent; encrypt: every datagram is sealed. Prints {"ms": T} for each of at most ROUNDS rounds
- * after one that warms up, stops after SECONDS, and ends with a line of counters over
+ * worker per rank, link udp, paced to GBPS (0: not at all); bf16: rounded on the way, so that half
+ * as much is sent; encrypt: every datagram is sealed. Prints {"ms": T} for each of at most ROUNDS
+ * rounds after one that warms up, stops after SECONDS, and ends with a line of counters over
  * all rounds and ranks: packets expected and arrived, what the network did to others, CPU seconds
  * and payload bytes of the timed rounds.
  */
@@ -31,7 +31,8 @@ static void fill(struct bench *b) {
     for (size_t i = 0; i < b->elements; i++) b->vector[i] = (float)b->world.rank + (float)(i % 7);
 }
 
-/* Where everything arrived, every element is the average; elsewhere it lies between the extremes. */
+/* Where everything arrived, every element is the average; elsewhere it lies between the
+ * extremes. */
 static bool averages_are_right(const struct bench *b, bool everything) {
     const float most = (float)(b->world.ranks - 1);
     for (size_t i = 0; i < b->elements; i++) {

@@ -8,9 +8,9 @@
  *
  * The vector is cut in one chunk per rank. Rank r sends to r + 1 one stream of bytes: chunk r, then
  * chunks r - 1, r - 2, ... as they come in from r - 1 with its own part added (reduce-scatter);
- * after ranks - 1 chunks what comes in is complete, and is stored and passed on (all-gather). A byte
- * is passed on as soon as it is here: nothing waits for the end of a chunk. Both directions run at
- * once, without blocking, out of the vector itself, through socket buffers of 4 MiB.
+ * after ranks - 1 chunks what comes in is complete, and is stored and passed on (all-gather). A
+ * byte is passed on as soon as it is here: nothing waits for the end of a chunk. Both directions
+ * run at once, without blocking, out of the vector itself, through socket buffers of 4 MiB.
  */
 #include "dev/bench/network/bench_time.h"
 
@@ -108,7 +108,8 @@ static ssize_t send_some(const struct ring *r, size_t sent, size_t most) {
 }
 
 /* Takes what has come; adds it in the reduce-scatter. `received` counts whole floats there; up to 3
- * bytes more wait in scratch (`odd`). Returns the bytes that `received` grew by, -1: would block. */
+ * bytes more wait in scratch (`odd`). Returns the bytes that `received` grew by, -1: would
+ * block. */
 static ssize_t receive_some(const struct ring *r, size_t received, size_t *odd) {
     const bool reduce = received < r->chunk * (size_t)(r->ranks - 1);
     size_t bytes;

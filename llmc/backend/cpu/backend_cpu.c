@@ -1,7 +1,7 @@
 /* backend_cpu.c — the operations of backend.h on the CPU, in float32 or bfloat16.
  *
- * Compiled once per instruction set and working type, with -DISA=name and -DBACKEND_DTYPE=float32 or
- * bf16; select.c picks one. Products are in matmul.h (float32: the BLAS library's)
+ * Compiled once per instruction set and working type, with -DISA=name and -DBACKEND_DTYPE=float32
+ * or bf16; select.c picks one. Products are in matmul.h (float32: the BLAS library's)
  * or matmul_bf16.h; the rest are plain loops, which the compiler vectorises, shared among
  * OpenMP's threads. Attention and the classifier have a header for each working type.
  *

@@ -2,10 +2,11 @@
  * Included by backend_cpu.c only.
  *
  * The algorithm is that of classifier.h: tiles of logits become e = exp(logit - offset) while they
- * are in the cache, e times w is at once added to dx, and dw = e^T (x scale exp(offset - max) / sum)
- * waits for the sums. Logits and sums are float32. e is rounded to bfloat16 when a product takes it,
- * and kept so for dw. A task takes a segment of the vocabulary and rounds and packs each of its tiles
- * of w once for all tokens of the chunk, in the two orders that the logits and dx read. */
+ * are in the cache, e times w is at once added to dx, and dw = e^T (x scale exp(offset - max) /
+ * sum) waits for the sums. Logits and sums are float32. e is rounded to bfloat16 when a product
+ * takes it, and kept so for dw. A task takes a segment of the vocabulary and rounds and packs each
+ * of its tiles of w once for all tokens of the chunk, in the two orders that the logits and dx
+ * read. */
 #ifndef LLMC_BACKEND_CPU_CLASSIFIER_BF16_H
 #define LLMC_BACKEND_CPU_CLASSIFIER_BF16_H
 
@@ -54,7 +55,8 @@ static size_t classifier_task_place(struct classifier_memory *m, const struct cl
     return from.used;
 }
 
-/* A tile of words for tokens first .. first + n - 1 of the chunk; `starts`: it is its segment's first. */
+/* A tile of words for tokens first .. first + n - 1 of the chunk; `starts`: it is its segment's
+ * first. */
 static void classifier_forward_block(const struct classifier *c, const struct classifier_memory *m,
                                      int segment, int tile, bool starts, int first, int n) {
     const int C = c->C, ld = CLASSIFIER_ROWS, word = tile * c->tile;

@@ -11,8 +11,8 @@
  *     AVX512_BF16   packed_tiles.h   the same order, two products and two sums per lane
  *     neither       packed_wide.h    operands widened to float32, for the BLAS library
  *
- * An operand has `outer` rows (M or N) and `depth` columns (K). Weights and intermediate sums come as
- * float32 and are rounded to bfloat16 on the way. One packed operand can be read in part: from a
+ * An operand has `outer` rows (M or N) and `depth` columns (K). Weights and intermediate sums come
+ * as float32 and are rounded to bfloat16 on the way. One packed operand can be read in part: from a
  * row that is a multiple of PACK_ROWS, and over its first columns or from a multiple of PACK_DEPTH.
  * Each sum over K has an order that follows from K alone. Nothing fails; sizes are positive.
  */

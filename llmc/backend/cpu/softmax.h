@@ -34,8 +34,8 @@ static inline void attention_softmax_backward(float *p, float *dp, int visible, 
 }
 
 /* Raises the offsets of n tokens to the maxima of the tile e (words, ld). Exponents up to 16 do no
- * harm, so after a segment's first tile this is rare; then what was summed so far is scaled down: sum
- * (n) and, where it is not NULL, dx (n, C). */
+ * harm, so after a segment's first tile this is rare; then what was summed so far is scaled down:
+ * sum (n) and, where it is not NULL, dx (n, C). */
 static inline void classifier_raise_offset(const float *e, int words, int ld, int n, bool first,
                                            float *offset, float *sum, float *dx, int C) {
     float max[CLASSIFIER_ROWS_MOST];

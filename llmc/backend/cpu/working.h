@@ -25,7 +25,8 @@ enum {
     GEMM_ROWS_MOST = 512, /* of a tile */
 };
 
-/* Words of a tile in bf16. Half of the usual where rows are long: the L2 cache holds both orders. */
+/* Words of a tile in bf16. Half of the usual where rows are long: the L2 cache holds both
+ * orders. */
 static inline int cpu_working_tile_bf16(int C) {
     return C < 384 ? CLASSIFIER_TILE : CLASSIFIER_TILE / 2;
 }
