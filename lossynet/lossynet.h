@@ -283,6 +283,12 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
                                       bool lossless);
 void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 
+/* Between bucket_ready and lossynet_reduce, with its arguments: averages a bucket that is ready at all
+ * local workers, if all that will come of it is there. It never waits. Buckets in ascending order, from
+ * one thread. False: not done, as for retransmission, estimator `ht` and deadlines; lossynet_reduce will. */
+bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
+                             int bucket);
+
 /* With settings.error_feedback: how much of what was lost before is added in the next reduce,
  * 0 ... 1 (the default). The same on every rank; before lossynet_reduce_begin. */
 void lossynet_error_feedback_share(struct lossynet_comm *comm, double share);

@@ -137,6 +137,10 @@ static inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream
     cuda_emu::event_record(event, stream);
     return cudaSuccess;
 }
+static inline cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    cuda_emu::event_finish(event);
+    return cudaSuccess;
+}
 /* A host function may not call CUDA. */
 static inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, void (*call)(void *),
                                              void *argument) {

@@ -108,6 +108,11 @@ void event_wait(cudaStream_t s, cudaEvent_t event) {
     if (event->stream) add(s, work{nullptr, event->stream, event->count});
 }
 
+void event_finish(cudaEvent_t event) {
+    if (running) fail("a host function called CUDA");
+    if (event->stream) run_until(event->stream, event->count);
+}
+
 void pinned_add(void *memory, size_t bytes) {
     pinned[(const char *)memory] = bytes;
 }

@@ -36,6 +36,7 @@ void wait_for(cudaStream_t stream); /* NULL: all */
 cudaEvent_t event_new(void);
 void event_record(cudaEvent_t event, cudaStream_t stream);
 void event_wait(cudaStream_t stream, cudaEvent_t event);
+void event_finish(cudaEvent_t event); /* the host waits */
 
 void pinned_add(void *memory, size_t bytes);
 void pinned_remove(void *memory);

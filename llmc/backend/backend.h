@@ -55,6 +55,8 @@ struct adamw_settings {
     float lead; /* in steps, of `ahead` */
 };
 
+enum { BACKEND_MARKS = 256 }; /* see d2h_mark */
+
 struct backend {
     const char *name;     /* "cpu", "cuda" */
     const char *details;  /* one line for the log: instruction set or device, GEMM library */
@@ -83,7 +85,8 @@ struct backend {
      * and `host` is not complete. d2h_on_complete calls call(context) on a thread of its own, as
      * soon as everything that was copied so far is there, in the order of these calls; `call` must
      * not use the backend. d2h_wait also waits for the operations called before a d2h_async of 0
-     * bytes.
+     * bytes. d2h_mark notes how far copies have been called; d2h_wait_mark waits for those before the
+     * last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1.
      *
      * h2d_async copies `host` to `to` before any operation that is called later. The copy may
      * begin while earlier operations still run, so `to` must not be used by operations called
@@ -94,6 +97,8 @@ struct backend {
     void (*d2h_async)(void *host, const void *from, size_t bytes);
     void (*d2h_on_complete)(void (*call)(void *context), void *context);
     void (*d2h_wait)(void);
+    void (*d2h_mark)(int mark);
+    void (*d2h_wait_mark)(int mark);
     void (*h2d_async)(void *to, const void *host, size_t bytes);
     /* A dma-buf file descriptor through which other devices access `memory`, at *offset. The
      * caller closes it. -1: there is none. */
@@ -179,8 +184,8 @@ struct backend {
      * out may be one of the senders. */
     void (*weighted_sum)(float *out, const float *const *sender, const float *weight, int N,
                          size_t n, size_t packet);
-    /* the same, out and senders in pinned memory, and out is there on return; NULL where not
-     * on_device */
+    /* the same, out and senders in pinned memory, beside the operations called so far, for which it
+     * does not wait, and out is there on return; NULL where not on_device */
     void (*weighted_sum_pinned)(float *out, const float *const *sender, const float *weight, int N,
                                 size_t n, size_t packet);
     /* to[j] = from[j] for j < n where arrived[j / packet] is not 0; the rest stays */

@@ -72,11 +72,16 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
         send_owned(s, w, bucket);
     else
         worker_send(w, s->be, w->comm_grads, offset, count);
+    if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
     if (!s->overlap) return;
     if (s->staged)
         s->be->d2h_on_complete(gradient_sent, &s->notice[w - s->worker]);
     else
         lossynet_bucket_ready(s->comm, w->id, bucket);
+}
+
+void pipeline_bucket_sent(const struct bucket_pipeline *s, int bucket) {
+    s->be->d2h_wait_mark(bucket);
 }
 
 void pipeline_gradients_sent(const struct bucket_pipeline *s) {

@@ -9,6 +9,7 @@
  *
  *     backward has finished a bucket     what was lost before is added; it is copied to the host; then
  *                                        lossynet is told
+ *     a bucket is there at all workers   pipeline_bucket_sent; the owners may average it
  *     all gradients are finished         pipeline_gradients_sent waits for the last copy
  *     the owners have averaged           pipeline_receive copies their shards to the device
  *     the owners have updated            pipeline_send copies their shards to the host
@@ -61,6 +62,9 @@ void pipeline_close(struct bucket_pipeline *s);
 /* Tells that a worker's gradient is final in this bucket: it is copied to the host, if staged,
  * and sent, if phases overlap. */
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
+/* Waits until a bucket of all workers' gradients is where the network reads it; only where it is copied
+ * there (staged), and of the first BACKEND_MARKS buckets. */
+void pipeline_bucket_sent(const struct bucket_pipeline *s, int bucket);
 /* Waits until all gradients are where the network reads them. */
 void pipeline_gradients_sent(const struct bucket_pipeline *s);
 

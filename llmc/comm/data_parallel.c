@@ -333,8 +333,22 @@ static int averaged_norm(struct data_parallel *d, double *norm) {
     return 0;
 }
 
+/* Averages, while the device still computes later buckets, those of which everything has come. */
+static void average_early(struct data_parallel *d) {
+    int done = 0, buckets = d->layout->buckets;
+    if (!d->pipeline.staged || !d->pipeline.overlap) return;
+    if (buckets > BACKEND_MARKS) buckets = BACKEND_MARKS;
+    for (int b = 0; b < buckets; b++) {
+        pipeline_bucket_sent(&d->pipeline, b);
+        while (done <= b &&
+               lossynet_reduce_arrived(d->comm, d->grads, data_parallel_is_lossless(d), done))
+            done++;
+    }
+}
+
 int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
     const double start = log_seconds();
+    average_early(d);
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     return average(d, d->grads, start) || averaged_norm(d, norm) ? -1 : 0;
 }

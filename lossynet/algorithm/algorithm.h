@@ -99,6 +99,7 @@ struct lossynet_averaging {
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
     bool whole;                       /* it is given a shard at a time */
+    int done;                         /* buckets of this phase that are averaged already */
     float *weights;                   /* [threads][largest_shard_packets * N] */
     const float **senders;            /* [threads][N] */
     struct lossynet_history *history; /* [V] */

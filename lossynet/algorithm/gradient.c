@@ -214,6 +214,7 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
     if (comm->workers == 1 || comm->steps.reducing) return LOSSYNET_OK;
     if (comm->transport) lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
     comm->steps.reducing = true;
+    comm->averaging.done = 0;
     return LOSSYNET_OK;
 }
 
@@ -253,16 +254,40 @@ static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, i
     }
 }
 
+static void estimate_bucket(struct lossynet_comm *comm, float *const *vectors, int bucket) {
+    int parts = comm->averaging.whole ? 1 : (comm->threads + comm->local - 1) / comm->local;
+    estimate_shards(comm, vectors, bucket, bucket, parts);
+    comm->averaging.done = bucket + 1;
+}
+
 /* Averages each bucket as soon as it is over, while later ones are on their way. */
 static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *const *vectors) {
-    int parts = comm->averaging.whole ? 1 : (comm->threads + comm->local - 1) / comm->local;
-    for (int b = 0; b < comm->partition.buckets; b++) {
-        lossynet_status status =
-            lossynet_transport_wait_bucket(comm->transport, LOSSYNET_GRADIENT, b);
+    while (comm->averaging.done < comm->partition.buckets) {
+        lossynet_status status = lossynet_transport_wait_bucket(comm->transport, LOSSYNET_GRADIENT,
+                                                                comm->averaging.done);
         if (status) return status;
-        estimate_shards(comm, vectors, b, b, parts);
+        estimate_bucket(comm, vectors, comm->averaging.done);
     }
     return LOSSYNET_OK;
+}
+
+/* ht asks how much arrived; what is sent again comes after all else. */
+static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
+    return comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
+           (lossless || comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0);
+}
+
+bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
+                             int bucket) {
+    if (!comm->steps.reducing || !averages_early(comm, lossless) || comm->steps.skips) return false;
+    /* Workers of this rank read each other's vectors, of which they would have to wait for the rest to
+     * be rounded. */
+    if (lossynet_rounds(&comm->partition) && comm->local > 1) return false;
+    if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
+    if (!lossynet_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
+    if (bucket == 0) fill_masks(comm, lossless);
+    estimate_bucket(comm, vectors, bucket);
+    return true;
 }
 
 /* Sends again what the first sending lost. */
@@ -292,10 +317,8 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     lossynet_late_note(comm);
     lossynet_feedback_rest(comm, vectors);
     lossynet_round_others(comm, vectors, false); /* what is not sent in datagrams */
-    fill_masks(comm, lossless);
-    /* ht asks how much arrived; what is sent again comes after all else. */
-    bool early = comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
-                 (lossless || comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0);
+    if (comm->averaging.done == 0) fill_masks(comm, lossless); /* else it was done then */
+    const bool early = averages_early(comm, lossless);
     if (comm->transport) {
         lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);
         /* Parameters of the last step, if any are still to leave: owners are about to change them. */

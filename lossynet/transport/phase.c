@@ -114,6 +114,20 @@ lossynet_status lossynet_transport_wait_bucket(struct lossynet_transport *t, los
     return status;
 }
 
+bool lossynet_transport_close_bucket(struct lossynet_transport *t, lossynet_phase phase,
+                                     int bucket) {
+    uint8_t *over = &t->phase[phase].buckets.over[bucket];
+    pthread_mutex_lock(&t->threads.caller);
+    lossynet_progress_enter(t);
+    const bool is_over =
+        !t->failed && (phase == LOSSYNET_GRADIENT ? lossynet_recv_gradient_is_over(t, bucket)
+                                                  : lossynet_recv_parameter_is_over(t, bucket));
+    if (is_over) __atomic_store_n(over, 1, __ATOMIC_RELEASE);
+    lossynet_progress_leave(t);
+    pthread_mutex_unlock(&t->threads.caller);
+    return is_over;
+}
+
 bool lossynet_transport_bucket_is_over(const struct lossynet_transport *t, lossynet_phase phase,
                                        int bucket) {
     return __atomic_load_n(&t->phase[phase].buckets.over[bucket], __ATOMIC_ACQUIRE);

@@ -122,6 +122,9 @@ void lossynet_transport_wake(struct lossynet_transport *t);
  * the bucket are refused. */
 lossynet_status lossynet_transport_wait_bucket(struct lossynet_transport *t, lossynet_phase phase,
                                                int bucket);
+/* The same without waiting: false where something may still come, and nothing has changed. */
+bool lossynet_transport_close_bucket(struct lossynet_transport *t, lossynet_phase phase,
+                                     int bucket);
 /* Whether it has been waited for. From any thread. */
 bool lossynet_transport_bucket_is_over(const struct lossynet_transport *t, lossynet_phase phase,
                                        int bucket);

@@ -28,7 +28,10 @@
 #include "llmc/backend/cuda/util.cuh"
 #include "llmc/backend/cuda/weighted_sum.cuh"
 
+#include "llmc/log/error.h"
+
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define DTYPE_bf16 1
@@ -103,6 +106,16 @@ static void d2h_async(void *host, const void *from, size_t bytes) {
 static void d2h_on_complete(void (*call)(void *context), void *context) {
     device_scope scope;
     device_d2h_on_complete(call, context);
+}
+
+static void d2h_mark(int mark) {
+    device_scope scope;
+    device_d2h_mark(mark);
+}
+
+static void d2h_wait_mark(int mark) {
+    device_scope scope;
+    device_d2h_wait_mark(mark);
 }
 
 static void d2h_wait(void) {
@@ -341,12 +354,39 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                       device_stream());
 }
 
-/* The kernel reads each element once, where the network has put it. */
+/* What weighted_sum_pinned reads beside pinned memory. Its own, since no other stream waits for it. */
+static char *average_arguments(size_t bytes) {
+    static char *memory;
+    static size_t size;
+    if (bytes > size) {
+        device_release(memory);
+        memory = (char *)device_allocate(bytes);
+        device_synchronize(); /* it is cleared */
+        size = memory ? bytes : 0;
+    }
+    if (!memory) {
+        log_out_of_memory("the weights of an average", (double)bytes);
+        exit(1);
+    }
+    return memory;
+}
+
+/* The kernel reads each element once, where the network has put it. PCIe is full long before these
+ * blocks are all that the device has room for, so that backward goes on beside them. */
 static void weighted_sum_pinned(float *out, const float *const *sender, const float *weight, int N,
                                 size_t n, size_t packet) {
-    weighted_sum(out, sender, weight, N, n, packet);
+    enum { BLOCKS = 32 };
+    if (n == 0) return;
     device_scope scope;
-    device_synchronize();
+    const size_t weights = (n + packet - 1) / packet * (size_t)N * sizeof *weight;
+    const size_t senders = ((size_t)N * sizeof *sender + 255) / 256 * 256;
+    char *arguments = average_arguments(senders + weights);
+    device_average_upload(arguments, sender, (size_t)N * sizeof *sender);
+    device_average_upload(arguments + senders, weight, weights);
+    cuda_weighted_sum(out, sender, (const float *const *)arguments,
+                      (const float *)(arguments + senders), N, n, packet, device_average_stream(),
+                      BLOCKS);
+    device_average_wait();
 }
 
 /* What arrived, by cuda_masked_copy or cuda_masked_round. */
@@ -422,6 +462,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.d2h_async = d2h_async;
     b.d2h_on_complete = d2h_on_complete;
     b.d2h_wait = d2h_wait;
+    b.d2h_mark = d2h_mark;
+    b.d2h_wait_mark = d2h_wait_mark;
     b.h2d_async = h2d_async;
     b.export_memory = export_memory;
     b.embedding_forward = embedding_forward;

@@ -13,9 +13,11 @@
  *     backward, bucket 1 -> bucket 1 to host       d2h_async(), d2h_on_complete()
  *     ...                   bucket 0 is there ..>  lossynet_bucket_ready
  *                           bucket 1 is there ..>  lossynet_bucket_ready
+ *                           bucket 0 is there ==> d2h_wait_mark()
+ *     (average stream: of pinned memory)     ===>  weighted_sum_pinned(), if all of bucket 0 has come
  *                           ...              ===>  d2h_wait()
- *                                                  lossynet_reduce, each bucket as it comes:
- *     average, of pinned memory  ============>     weighted_sum_pinned()
+ *                                                  lossynet_reduce, the other buckets as they come:
+ *     (average stream)                       ===>  weighted_sum_pinned()
  *        <------------------------------------     h2d_async() --------- own shards of the average
  *     norm            ==========================>  sum_of_squares()
  *     AdamW           -----> own shards to host    d2h_async()
@@ -85,12 +87,20 @@ void device_clear(void *memory, size_t bytes);
 void device_upload(void *to, const void *host, size_t bytes);
 void device_download(void *host, const void *from, size_t bytes);
 
+/* The stream on which averages of pinned memory are computed beside all others, which wait for nothing
+ * that it does. upload: to memory that only it uses; host as in device_upload, pageable. */
+cudaStream_t device_average_stream(void);
+void device_average_upload(void *to, const void *host, size_t bytes);
+void device_average_wait(void);
+
 /* Copies while operations compute; see backend.h and the drawing above. */
 void *device_allocate_pinned(size_t bytes);
 void device_release_pinned(void *memory);
 void device_d2h_async(void *host, const void *from, size_t bytes);
 void device_d2h_on_complete(void (*call)(void *context), void *context);
 void device_d2h_wait(void);
+void device_d2h_mark(int mark);
+void device_d2h_wait_mark(int mark);
 void device_h2d_async(void *to, const void *host, size_t bytes);
 /* CUDA Driver API, cuMemGetHandleForAddressRange */
 int device_export(const void *memory, size_t bytes, size_t *offset);

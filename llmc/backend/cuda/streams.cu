@@ -9,8 +9,9 @@
 #include <stdlib.h>
 
 static struct {
-    cudaStream_t compute, out, in;
-    cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
+    cudaStream_t compute, out, in, average;
+    cudaEvent_t done, received;      /* of compute, of in; an event may be recorded again at once */
+    cudaEvent_t mark[BACKEND_MARKS]; /* of out */
 } device;
 
 #define CHECK(call) check(call, #call, __LINE__)
@@ -22,14 +23,17 @@ static void check(cudaError_t error, const char *call, int line) {
 }
 
 cudaError_t streams_open(void) {
-    cudaStream_t *const streams[] = {&device.compute, &device.out, &device.in};
+    cudaStream_t *const streams[] = {&device.compute, &device.out, &device.in, &device.average};
     cudaEvent_t *const events[] = {&device.done, &device.received};
     cudaError_t error = cudaSuccess;
-    for (int i = 0; i < 3 && error == cudaSuccess; i++) {
+    for (int i = 0; i < 4 && error == cudaSuccess; i++) {
         error = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
     }
     for (int i = 0; i < 2 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
+    }
+    for (int i = 0; i < BACKEND_MARKS && error == cudaSuccess; i++) {
+        error = cudaEventCreateWithFlags(&device.mark[i], cudaEventDisableTiming);
     }
     return error;
 }
@@ -104,6 +108,26 @@ void device_d2h_on_complete(void (*call)(void *context), void *context) {
 
 void device_d2h_wait(void) {
     CHECK(cudaStreamSynchronize(device.out));
+}
+
+void device_d2h_mark(int mark) {
+    CHECK(cudaEventRecord(device.mark[mark], device.out));
+}
+
+void device_d2h_wait_mark(int mark) {
+    CHECK(cudaEventSynchronize(device.mark[mark]));
+}
+
+cudaStream_t device_average_stream(void) {
+    return device.average;
+}
+
+void device_average_upload(void *to, const void *host, size_t bytes) {
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.average));
+}
+
+void device_average_wait(void) {
+    CHECK(cudaStreamSynchronize(device.average));
 }
 
 /* copy-in waits for no stream, see device.h */

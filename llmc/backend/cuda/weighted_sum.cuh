@@ -34,15 +34,13 @@ __device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *_
     }
 }
 
-/* `blocks` blocks per packet. out may be one of the senders. */
+/* Part `part` of packet p: a vector of W elements for each thread of the block. */
 template <typename T, int W>
-__global__ void __launch_bounds__(256)
-    weighted_sum_kernel(T *out, const T *const *__restrict__ sender,
-                        const float *__restrict__ weight, int N, size_t n, size_t packet,
-                        uint32_t blocks) {
-    size_t p = blockIdx.x / blocks, begin = p * packet;
-    size_t end = begin + packet < n ? begin + packet : n;
-    size_t j = begin + ((size_t)(blockIdx.x % blocks) * blockDim.x + threadIdx.x) * W;
+__device__ __forceinline__ void sum_part(T *out, const T *const *__restrict__ sender,
+                                         const float *__restrict__ weight, int N, size_t n,
+                                         size_t packet, size_t p, uint32_t part) {
+    size_t begin = p * packet, end = begin + packet < n ? begin + packet : n;
+    size_t j = begin + ((size_t)part * blockDim.x + threadIdx.x) * W;
     weight += p * N;
     if (j + W <= end) {
         float total[W] = {};
@@ -63,22 +61,34 @@ __global__ void __launch_bounds__(256)
     }
 }
 
+/* `parts` parts of each packet, `all` in all, a block for each as far as the grid goes. out may be one of
+ * the senders. */
+template <typename T, int W>
+__global__ void __launch_bounds__(256)
+    weighted_sum_kernel(T *out, const T *const *__restrict__ sender,
+                        const float *__restrict__ weight, int N, size_t n, size_t packet,
+                        uint32_t parts, uint32_t all) {
+    for (uint32_t i = blockIdx.x; i < all; i += gridDim.x)
+        sum_part<T, W>(out, sender, weight, N, n, packet, i / parts, i % parts);
+}
+
 /* ---- launchers ----------------------------------------------------------------------------- */
 
 /* `sender` (N) and `weight` (ceil(n / packet), N) are in device memory; `on_host` is what `sender`
- * holds, addresses of device memory. */
+ * holds, addresses of device memory. blocks: at most so many; 0: as many as there is work for. */
 template <typename T>
 void cuda_weighted_sum(T *out, const T *const *on_host, const T *const *sender, const float *weight,
-                       int N, size_t n, size_t packet, cudaStream_t stream) {
+                       int N, size_t n, size_t packet, cudaStream_t stream, unsigned blocks = 0) {
     if (n == 0) return;
     bool vectors = packet % wide<T> == 0 && are_aligned(out);
     for (int i = 0; i < N; i++) vectors = vectors && are_aligned(on_host[i]);
     size_t items = ceil_div(packet < n ? packet : n, vectors ? wide<T> : 1);
     unsigned threads = row_threads(items, 256);
-    uint32_t blocks = (uint32_t)ceil_div(items, threads);
+    const uint32_t parts = (uint32_t)ceil_div(items, threads);
+    const uint32_t all = (uint32_t)(ceil_div(n, packet) * parts);
     launch(vectors ? weighted_sum_kernel<T, wide<T>> : weighted_sum_kernel<T, 1>,
-           (unsigned)(ceil_div(n, packet) * blocks), threads, 0, stream, out, sender, weight, N, n,
-           packet, blocks);
+           blocks && blocks < all ? blocks : all, threads, 0, stream, out, sender, weight, N, n,
+           packet, parts, all);
 }
 
 #endif
