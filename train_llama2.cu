@@ -26,6 +26,7 @@
 #include "llmc/model/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/cli/dry_run.h"
+#include "llmc/cli/due.h"
 #include "llmc/cli/memory_check.h"
 #include "llmc/cli/memory_plan.h"
 #include "llmc/util/file.h"
@@ -700,19 +701,6 @@ static int finish(struct trainer *t, bool stopped, const struct eval_metrics *ev
     return log_error("no checkpoint could be written to '%s', see above", t->options->out);
 }
 
-/* Whether something is due `every` so many steps, or at the end. */
-static bool is_due(const struct options *o, int done, int every) {
-    return done == o->steps || (every && done % every == 0);
-}
-
-/* Whether all ranks do something together after so many steps. */
-static bool is_pause(const struct trainer *t, int done) {
-    const struct options *o = t->options;
-    return done == o->steps || (t->val && is_due(o, done, o->eval_every)) ||
-           (o->sample_every && is_due(o, done, o->sample_every)) ||
-           (t->saver && is_due(o, done, o->save_every));
-}
-
 /* So many steps are done. */
 static void advance(struct trainer *t, int done) {
     const uint64_t sequences = (uint64_t)t->options->micro_batches * t->dp.workers * t->B;
@@ -720,8 +708,8 @@ static void advance(struct trainer *t, int done) {
     t->at.step = done;
 }
 
-/* With --deadline ranks may be at different steps, and learn of each other's wishes at different times.
- * Before anything that all do together they meet, and go on from the same step. */
+/* With --deadline ranks may be at different steps, and learn at different times that one of them stops, or
+ * is broken. Before anything that all do together they meet, and go on from the same step. */
 static int meet(struct trainer *t, bool *stop, bool *broken) {
     enum { STOP = 1, BROKEN = 2 };
     unsigned wishes = (*stop ? STOP : 0) | (*broken ? BROKEN : 0);
@@ -738,7 +726,7 @@ static int train_loop(struct trainer *t) {
     const bool skips = lossynet_skips_late(t->dp.comm);
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
-    bool stop = false, due;
+    bool stop = false;
     run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));
@@ -747,25 +735,21 @@ static int train_loop(struct trainer *t) {
         bool broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
         if (broken && !skips) return stop_not_finite(t, &t->record);
         advance(t, t->record.step + 1);
-        async_writer_poll(t->saver, t->at.step, &due, &stop);
-        bool pauses = stop || broken || is_pause(t, t->at.step);
-        if (skips && (pauses || data_parallel_is_called(&t->dp))) {
+        async_writer_poll(t->saver, &stop);
+        struct due due = due_after(o, t->at.step, stop);
+        if (skips && (due.any || broken || lossynet_is_called(t->dp.comm))) {
             if (meet(t, &stop, &broken)) return -1;
             if (broken) return stop_not_finite(t, &t->record);
-            pauses = stop || is_pause(t, t->at.step);
+            due = due_after(o, t->at.step, stop);
         }
-        const int done = t->at.step;
-        const bool evaluates = t->val && is_due(o, done, o->eval_every);
-        const bool writes = o->sample_every && is_due(o, done, o->sample_every);
-        due = t->saver && (stop || is_due(o, done, o->save_every));
-        if (pauses && finish_step(t)) return -1;
-        if (evaluates) {
-            if (evaluate(t, done, &eval)) return -1;
+        if (due.any && finish_step(t)) return -1;
+        if (due.evaluates) {
+            if (evaluate(t, t->at.step, &eval)) return -1;
             record_evaluation(t, &eval);
             last_eval = &eval;
         }
-        if (writes && write_sample(t, done)) return -1;
-        if (due && async_writer_save(t->saver, &t->at)) return -1;
+        if (due.samples && write_sample(t, t->at.step)) return -1;
+        if (due.saves && async_writer_save(t->saver, &t->at)) return -1;
     }
     return finish(t, stop && t->at.step < o->steps, last_eval);
 }

@@ -16,6 +16,7 @@ import sys
 WINDOWS = 50  # the run is looked at in so many parts
 FEWEST = 20  # steps of a part, at least
 WORSE = 1.5  # a step time that grew by this factor is told
+MOST_LATE = 4  # ranks that are named
 LOST_MORE = 0.01  # and so is a share of lost packets that grew by this much
 
 
@@ -113,6 +114,10 @@ def summary(directory, run):
               for name in ("late", "duplicate", "rejected", "overruns", "stragglers")]
     if any(count for count, _ in counts):
         lines.append("network     " + ", ".join(f"{count} {name}" for count, name in counts if count))
+    late = [(steps, rank) for rank, steps in enumerate(run.get("late_ranks", {}).get("steps", [])) if steps]
+    if late:
+        lines.append("late ranks  " + ", ".join(f"rank {rank} in {steps} step{'s' * (steps > 1)}"
+                                                for steps, rank in sorted(late, reverse=True)[:MOST_LATE]))
     if "links" in run:
         rows = run["links"]["lost"]
         between = [(lost, s, r) for r, row in enumerate(rows) for s, lost in enumerate(row) if r != s]

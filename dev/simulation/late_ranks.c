@@ -48,12 +48,13 @@ static struct {
     size_t elements;
 
     /* Of steps from `warm` on: */
-    double seconds;        /* that all ranks took together for them */
-    float *step_seconds;   /* of ranks that are not stopped, one after the other */
-    size_t counted;        /* of these */
-    uint64_t made, idle;   /* by all ranks */
-    uint64_t *computed;    /* [steps]: ranks that had a gradient */
-    uint64_t *averaged;    /* [steps]: of which the owners got so many, summed; their own not counted */
+    double seconds;      /* that all ranks took together for them */
+    float *step_seconds; /* of ranks that are not stopped, one after the other */
+    size_t counted;      /* of these */
+    uint64_t made, idle; /* by all ranks */
+    uint64_t *computed;  /* [steps]: ranks that had a gradient */
+    uint64_t
+        *averaged; /* [steps]: of which the owners got so many, summed; their own not counted */
     uint64_t averaged_all; /* the same for all steps with their own */
     uint64_t last;
 } run;
@@ -229,7 +230,8 @@ static void rank_main(int rank) {
     r.ended = simulation_now();
     while (r.at < (uint64_t)run.steps) {
         make_step(&r);
-        const bool pauses = r.at >= (uint64_t)run.steps || (run.what == RANDOM && r.at % MEETING == 0);
+        const bool pauses =
+            r.at >= (uint64_t)run.steps || (run.what == RANDOM && r.at % MEETING == 0);
         if (pauses || lossynet_is_called(r.comm)) meet(&r);
     }
     require(run.last == 0 || run.last == r.at, "ending at the same step");

@@ -313,13 +313,11 @@ static void copy_and_write(struct async_writer *s, const struct resume_point *at
         start(s, WRITING, write_part);
 }
 
-void async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop) {
-    *due = *stop = false;
+void async_writer_poll(struct async_writer *s, bool *stop) {
+    *stop = false;
     if (!s) return;
-    const struct options *o = s->run->facts.options;
     for (int r = 0; r < s->run->facts.ranks; r++) *stop |= note_of(s, r)->stop != 0;
     act(s);
-    *due = *stop || step == o->steps || (o->save_every && step % o->save_every == 0);
 }
 
 int async_writer_save(struct async_writer *s, const struct resume_point *at) {

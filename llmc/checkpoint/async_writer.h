@@ -63,10 +63,9 @@ void async_writer_close(struct async_writer *s);
  * writing, and whether it has received a signal. Returns 0, or -1 if the exchange failed. */
 int async_writer_tell(struct async_writer *s);
 
-/* Call after that gather, and after the step. *stop becomes true if one of the ranks has received a
- * signal. *due becomes true if a checkpoint must be written: at a stop, every
- * options->save_every steps, and after the last step. */
-void async_writer_poll(struct async_writer *s, int step, bool *due, bool *stop);
+/* Call after that gather, and after the step. *stop: one of the ranks has received a signal, as far as this
+ * one knows. */
+void async_writer_poll(struct async_writer *s, bool *stop);
 
 /* Saves the run between two steps, when no phase is open. A checkpoint that cannot be written is
  * reported, and the next save tries again. Returns 0, or -1 if the exchange between ranks

@@ -300,10 +300,6 @@ int data_parallel_meet(struct data_parallel *d, int *step, unsigned *wishes) {
     return 0;
 }
 
-bool data_parallel_is_called(struct data_parallel *d) {
-    return lossynet_is_called(d->comm);
-}
-
 /* Owners average what they receive of the workers' vectors. */
 static int average(struct data_parallel *d, float *const *vectors, double start) {
     lossynet_status status = lossynet_reduce(d->comm, vectors, data_parallel_is_lossless(d));

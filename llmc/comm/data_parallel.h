@@ -96,7 +96,7 @@ int data_parallel_sum(struct data_parallel *d, double *sum);
  * workers, after `step` steps. Collective. Returns 0, or -1 after reporting. */
 int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step);
 
-/* With --deadline, writes the event "late" to the log: how many steps went on without each rank, as rank 0
+/* With --deadline, writes the event "late_ranks" to the log: how many steps went on without each rank, as rank 0
  * saw it. Returns 0, or -1 after reporting. */
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step);
 
@@ -113,8 +113,6 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
 /* With --deadline, between steps: makes all ranks meet. *step: in, so many steps this rank has done; out,
  * the most that any has, which all go on from. *wishes: bits that any rank sets are set on all. */
 int data_parallel_meet(struct data_parallel *d, int *step, unsigned *wishes);
-/* With --deadline: whether another rank waits for this one to meet. */
-bool data_parallel_is_called(struct data_parallel *d);
 /* Each local worker left its loss in `mine`, or a negative number where it computed none. The exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);
 /* The mean of the losses of all workers that computed one, after the norm was exchanged. */

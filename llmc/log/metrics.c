@@ -86,8 +86,8 @@ int metrics_log_links(struct jsonl *log, int step, const float *lost, int worker
 int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int ranks) {
     json_t *steps = json_array();
     for (int r = 0; r < ranks; r++) json_array_append_new(steps, json_integer((json_int_t)late[r]));
-    return jsonl_write(log,
-                       json_pack("{s:s, s:i, s:o}", "event", "late", "step", step, "steps", steps));
+    return jsonl_write(
+        log, json_pack("{s:s, s:i, s:o}", "event", "late_ranks", "step", step, "steps", steps));
 }
 
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,

@@ -34,9 +34,8 @@ static void write_record(FILE *file, const struct lossynet_partition *partition,
                 const size_t n = lossynet_partition_owner_packets(partition, w);
                 for (size_t k = 0; k < n; k++) {
                     const uint64_t what = 1000 + ((uint64_t)w * WORKERS + (uint64_t)s) * 100 + k;
-                    putc(part_of(seed, step, s).takes_part && happens(seed, step, what, 0.7)
-                             ? '0'
-                             : '1',
+                    putc(part_of(seed, step, s).takes_part && happens(seed, step, what, 0.7) ? '0'
+                                                                                             : '1',
                          file);
                 }
                 putc('\n', file);

@@ -58,7 +58,7 @@ def test_a_live_run_and_its_replay(data, tmp_path, changes):
     for rank in (2, 0):
         last, idle, steps = steps_recorded(tmp_path / f"record.{rank}")
         assert last <= 299 and idle > 0 and steps < 290, (last, idle, steps)
-    late = events(out / "log.jsonl", "late")[-1]["steps"]
+    late = events(out / "log.jsonl", "late_ranks")[-1]["steps"]
     assert late[2] > 0
     replay(tmp_path, data, out, **common, loss_rate=0.1)
 
@@ -69,7 +69,7 @@ def test_nothing_is_late(data, tmp_path):
     on = train(data, tmp_path / "on", ranks=2, link="udp", loss_rate=0.1, steps=8, deadline=60)
     assert weights(tmp_path / "on") == weights(tmp_path / "off")
     assert [e["loss"] for e in on if e["event"] == "step"] == [e["loss"] for e in off if e["event"] == "step"]
-    assert events(tmp_path / "on" / "log.jsonl", "late")[-1]["steps"] == [0, 0]
+    assert events(tmp_path / "on" / "log.jsonl", "late_ranks")[-1]["steps"] == [0, 0]
 
 
 def test_all_stop_and_go_on_together(data, tmp_path):

@@ -27,8 +27,10 @@ def test_a_run_of_even_steps(tmp_path):
     done = report(tmp_path, [*(step(i) for i in range(200)),
                              {"event": "eval", "step": 200, "val_loss": 3.25},
                              {"event": "links", "lost": [[0, 0.1, 0.1], [0.1, 0, 0.4], [0.1, 0.1, 0]]},
+                             {"event": "late_ranks", "steps": [0, 1, 0, 20]},
                              {"event": "end", "status": "complete"}])
     assert done.returncode == 0, done.stderr
+    assert "late ranks  rank 3 in 20 steps, rank 1 in 1 step\n" in done.stdout
     assert "links       worst 40.0%, from worker 2 to 1; median 10.0%" in done.stdout
     assert "lossy over udp, 8 workers in 4 ranks: 200 of 200 steps, complete" in done.stdout
     assert "validation  3.250 after step 200" in done.stdout

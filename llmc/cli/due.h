@@ -1,0 +1,27 @@
+/* due.h — what a run does after how many steps, by its options. */
+#ifndef LLMC_CLI_DUE_H
+#define LLMC_CLI_DUE_H
+
+#include "llmc/cli/options.h"
+
+struct due {
+    bool evaluates, samples, saves;
+    bool any; /* something that all ranks do together; the end of the run as well */
+};
+
+/* Every so many steps (0: never), and after the last. */
+static inline bool due_every(const struct options *o, int done, int every) {
+    return done == o->steps || (every && done % every == 0);
+}
+
+/* After `done` steps. stop: the run ends here. */
+static inline struct due due_after(const struct options *o, int done, bool stop) {
+    struct due due;
+    due.evaluates = o->val && due_every(o, done, o->eval_every);
+    due.samples = o->sample_every && due_every(o, done, o->sample_every);
+    due.saves = o->out && (stop || due_every(o, done, o->save_every));
+    due.any = stop || done == o->steps || due.evaluates || due.samples || due.saves;
+    return due;
+}
+
+#endif
