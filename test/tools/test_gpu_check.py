@@ -130,6 +130,17 @@ def test_stands_beside_the_model_of_a_step(measured):
     assert levels == sorted(levels) and levels[1] < 1.02 * levels[0]
 
 
+def test_choices_of_algorithms(measured):
+    results, report = measured
+    table = rows(report, "Choices of cuBLASLt")
+    lines = results["algorithms 9x64x40x2x1x32x72"]["lines"]
+    assert len(table) == 15 and len(lines) == 2 * 15
+    (first, second) = [x for x in lines if x["name"] == "gate and up, weights"]
+    assert (first["place"], second["place"]) == (0, 1) and first["flops"] == 2 * 9 * 64 * 80
+    (row,) = [row for row in table if row["product"] == "gate and up, weights"]
+    near(row["gain"], 100 * (first["seconds"] / min(first["seconds"], second["seconds"]) - 1), 1)
+
+
 def test_attention(measured):
     results, report = measured
     (row,) = rows(report, "Attention")

@@ -2,6 +2,8 @@
  *
  *   gpu_bench peak SIZE BYTES               a product of SIZE cubed in bf16; a copy of BYTES
  *   gpu_bench host SIZE BYTES               copies of BYTES to and from pinned memory, alone and beside products
+ *   gpu_bench algorithms COUNT N C F H K D V
+ *                                           a model's products by each of cuBLASLt's first COUNT choices
  *   gpu_bench step PRESET LAYERS B T STEPS  training steps; LAYERS 0: as many as the memory holds
  *   gpu_bench attention B T H K D           forward and backward
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
@@ -12,6 +14,10 @@
  * are those an operation must read and write once, by its definition in llmc/backend/backend.h; whatever it
  * reads twice is its own fault. */
 #include "dev/bench/gpu/gpu_model.h"
+
+#include <errno.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- timing ------------------------------------------------------------------------------- */
 
@@ -74,6 +80,69 @@ static int peak(int size, size_t bytes) {
            "\"flops\": %.9g, \"copy_bytes\": %.9g, \"copy_seconds\": %.9g}\n",
            be->details, size, product, 2.0 * size * size * size, 2.0 * (double)bytes, copy);
     return 0;
+}
+
+/* ---- what cuBLASLt's heuristic may leave out --------------------------------------------------- */
+
+struct product_of {
+    const char *name;
+    tensor *x, *y, *w;
+    float *dw;
+    int N, I, O, pass;
+};
+
+static void pass_once(void *context) {
+    const struct product_of *p = (const struct product_of *)context;
+    if (p->pass == 0) be->matmul_forward(p->y, p->x, p->w, p->N, p->I, p->O);
+    if (p->pass == 1) be->matmul_backward_input(p->x, p->y, p->w, p->N, p->I, p->O, false);
+    if (p->pass == 2) be->matmul_backward_weight(p->dw, p->y, p->x, p->N, p->I, p->O, false);
+}
+
+static int time_products(int place, const int *n) {
+    static const char *const passes[] = {"forward", "input", "weights"};
+    const int N = n[0], C = n[1], F = n[2], QKV = (n[3] + 2 * n[4]) * n[5], V = n[6];
+    const int rows = backend_cuda_logits_rows(N, V, be->element_bytes);
+    struct product_of all[] = {{.name = "qkv", .N = N, .I = C, .O = QKV},
+                               {.name = "attention out", .N = N, .I = n[3] * n[5], .O = C},
+                               {.name = "gate and up", .N = N, .I = C, .O = 2 * F},
+                               {.name = "down", .N = N, .I = F, .O = C},
+                               {.name = "classifier", .N = rows, .I = C, .O = V}};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        struct product_of *p = &all[i];
+        p->x = filled(be, (size_t)p->N * p->I, 1, false);
+        p->y = filled(be, (size_t)p->N * p->O, 1, false);
+        p->w = filled(be, (size_t)p->O * p->I, 1, false);
+        p->dw = (float *)filled(be, (size_t)p->O * p->I, 1, true);
+        for (p->pass = 0; p->pass < 3; p->pass++) {
+            printf("{\"what\": \"algorithm\", \"name\": \"%s, %s\", \"shape\": \"%d x %d x %d\", "
+                   "\"place\": %d, \"flops\": %.9g, \"seconds\": %.9g}\n",
+                   p->name, passes[p->pass], p->N, p->I, p->O, place, 2.0 * p->N * p->I * p->O,
+                   seconds_of(pass_once, p));
+            fflush(stdout);
+        }
+        be->release(p->x), be->release(p->y), be->release(p->w), be->release(p->dw);
+    }
+    return 0;
+}
+
+/* A process for each choice, which is made when the device is opened. */
+static int algorithms(int count, const int *n) {
+    int failed = 0, status;
+    for (int place = 0; place < count; place++) {
+        const pid_t child = fork();
+        if (child < 0) return log_error("fork: %s", strerror(errno));
+        if (child == 0) {
+            char text[16], why[256];
+            snprintf(text, sizeof text, "%d", place);
+            setenv("TRAIN_LLAMA2_PRODUCT", text, 1);
+            be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
+            if (!be) log_error("%s", why), _exit(1);
+            waited_for = (float *)be->allocate(sizeof *waited_for);
+            _exit(time_products(place, n) ? 1 : 0);
+        }
+        failed |= waitpid(child, &status, 0) != child || status != 0;
+    }
+    return failed ? -1 : 0;
 }
 
 /* ---- between host and device --------------------------------------------------------------- */
@@ -402,6 +471,7 @@ int main(int argc, char **argv) {
     int n[8] = {0};
     const char *what = argc > 1 ? argv[1] : "";
     for (int i = 2; i < argc && i < 10; i++) n[i - 2] = atoi(argv[i]);
+    if (!strcmp(what, "algorithms") && argc == 10) return algorithms(n[0], n + 1) ? 1 : 0;
     if (!strcmp(what, "train")) return train_once(argc - 1, argv + 1) ? 1 : 0;
     be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
     if (!be) return log_error("%s", why), 77;

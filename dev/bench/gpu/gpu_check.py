@@ -18,7 +18,7 @@ order in which they are worth the time:
                bits in one process and in two
     speed      a large product and a large copy, copies from and to the host, training steps, attention,
                every kernel
-    pytorch    the same in PyTorch, and then further shapes
+    pytorch    the same in PyTorch; then further shapes of ours, and what else cuBLASLt offers
     lossy      8 and 16 workers on the GPU at 0, 10, 20 and 40% loss
     sanitizer  compute-sanitizer on the operator tests
 
@@ -69,6 +69,7 @@ FULL = dict(
     backends=["flash", "cudnn"],
     # N, C, F, H, K, D, V
     kernels=[(16384, 2048, 5632, 32, 4, 64, 32000), (8192, 4096, 11008, 32, 32, 128, 32000)],
+    algorithms=16,  # of cuBLASLt's choices
     lossy=dict(model="42M", batch=4, seq=512, lr=1e-3, steps=200, eval_sequences=64),
     workers=[8, 16], losses=[0, 0.1, 0.2, 0.4], device="cuda", seconds="0.2")
 TINY = dict(
@@ -83,6 +84,7 @@ TINY = dict(
     attention=[(1, 33, 2, 1, 64)],
     backends=["math"],
     kernels=[(9, 64, 40, 2, 1, 32, 72)],
+    algorithms=2,
     lossy=dict(model="260K", batch=1, seq=16, lr=1e-3, steps=2, eval_sequences=2),
     workers=[2, 3], losses=[0, 0.4], device="cpu", seconds="0")
 
@@ -195,6 +197,11 @@ class Tasks:
         for shape in s["more_steps"]:
             yield self.step("pytorch", *shape)
             yield self.torch_step(s["modes"][0], *shape)
+        for shape in s["kernels"]:
+            task = self.ours("pytorch", f"algorithms {joined(shape)}", 90, "gpu_bench", "algorithms",
+                             s["algorithms"], *shape)
+            task.environment = {} if self.options.emulated else {"GPU_BENCH_SECONDS": "0.05"}
+            yield task
 
     def lossy(self):
         """All runs of one number of workers take the same steps of the same text."""

@@ -87,6 +87,23 @@ def kernel_rows(results, copy):
                        f"{1e6 * x['seconds']:.4g}", f"{rate / 1e9:.4g}", percent(rate / copy))
 
 
+def algorithm_rows(results):
+    """Of each product: the heuristic's first choice, and the fastest of those that were timed."""
+    for key, entry in results.items():
+        if not key.startswith("algorithms "):
+            continue
+        products = {}
+        for x in entry["lines"]:
+            products.setdefault((x["name"], x["shape"]), {})[x["place"]] = x
+        for (name, shape), places in products.items():
+            if 0 not in places:
+                continue
+            best = min(places.values(), key=lambda x: x["seconds"])
+            rate = lambda x: f"{x['flops'] / x['seconds'] / 1e12:.4g}"
+            yield (name, shape, rate(places[0]), rate(best), best["place"],
+                   percent(places[0]["seconds"] / best["seconds"] - 1))
+
+
 def lossy_rows(results):
     for key, x in results.items():
         if not key.startswith("lossy ") or not good(x):
@@ -153,6 +170,11 @@ def write_report(path, results, shapes):
     text += table(["shape", "forward us", "TFLOP/s", "of peak", "PyTorch us", "ratio",
                    "backward us", "TFLOP/s", "of peak", "PyTorch us", "ratio"],
                   attention_rows(results, peak))
+    text += ["", "## Choices of cuBLASLt", "",
+             "A product takes the heuristic's first algorithm; the fastest of its others, and what that would "
+             "gain (llmc/backend/cuda/product.cu says why it is not taken).", ""]
+    text += table(["product", "shape", "first, TFLOP/s", "best, TFLOP/s", "place", "gain"],
+                  algorithm_rows(results))
     text += ["", "## What memory bounds", "",
              "Bytes an operation must read and write once. One that does nothing but wait for the "
              "host (sum_of_squares) has that in its time. "

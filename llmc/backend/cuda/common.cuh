@@ -45,14 +45,18 @@ static inline void cuda_check_workspace(size_t got, size_t needed) {
 
 #ifndef CUDA_EMULATION
 /* kernel<<<grid, block, shared_bytes, stream>>>(arguments...); more than 48 KiB of shared memory is
- * asked for as it must be. What a kernel has of static memory counts there too (test_nvcc.py holds it
+ * asked for as it must be, and an SM gives such kernels as much of its cache as it can, so that several
+ * blocks find room. What a kernel has of static memory counts there too (test_nvcc.py holds it
  * below 16 KiB). */
 template <typename... P, typename... A>
 static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, A... arguments) {
-    if (shared_bytes > 32 << 10)
+    if (shared_bytes > 32 << 10) {
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         (int)shared_bytes));
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                        cudaSharedmemCarveoutMaxShared));
+    }
     kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
     CUDA_CHECK(cudaGetLastError());
 }

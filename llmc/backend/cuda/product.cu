@@ -18,7 +18,10 @@
  *
  * Asking which algorithm suits a shape costs 10 to 100 us, so answers are kept. Of these only
  * algorithms that sum in float32 in a fixed order are taken: no partial sums rounded to the
- * output's type or added in the order of arrival.
+ * output's type or added in the order of arrival. The heuristic's first is taken, and not the fastest of
+ * several that were timed: another choice in the next run, or after --resume, would be other bits.
+ * TRAIN_LLAMA2_PRODUCT=K takes the one K places after it, where there are so many (gpu_bench.c times
+ * them); the same on all ranks, which details in backend.h sees to.
  *
  * The library is 500 MB and takes 0.1 s to load: it is opened when a device is, not at start. */
 #include "llmc/backend/cuda/product.h"
@@ -32,7 +35,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ANSWERS = 512, WORKSPACE = 64 << 20 };
+enum { ANSWERS = 512, WORKSPACE = 64 << 20, CANDIDATES = 16 };
 
 struct key { /* compared as bytes: no padding */
     int64_t row_a, row_b, row_out;
@@ -69,7 +72,8 @@ static struct {
     cublasLtHandle_t handle;
     void *workspace;
     struct answer answer[ANSWERS];
-    int next; /* of ANSWERS to forget when all are used */
+    int place; /* of the heuristic's candidates, the one to take */
+    int next;  /* of ANSWERS to forget when all are used */
 } lt;
 
 #define CHECK(call) check(call, #call, __LINE__)
@@ -114,6 +118,13 @@ bool product_open(char *why, size_t why_size) {
         snprintf(why, why_size, "cuBLASLt does not start: %s", lt.text(status));
         return false;
     }
+    const char *place = getenv("TRAIN_LLAMA2_PRODUCT");
+    lt.place = place ? atoi(place) : 0;
+    if (lt.place < 0 || lt.place >= CANDIDATES) {
+        snprintf(why, why_size, "TRAIN_LLAMA2_PRODUCT: expected 0 to %d, got '%s'", CANDIDATES - 1,
+                 place);
+        return false;
+    }
     lt.workspace = device_allocate(WORKSPACE);
     if (!lt.workspace) {
         snprintf(why, why_size, "the device has no %d MB of memory left (%.3f GB are free)",
@@ -125,8 +136,9 @@ bool product_open(char *why, size_t why_size) {
 
 void product_library(char *text, size_t size) {
     const size_t version = lt.version();
-    snprintf(text, size, "cuBLASLt %zu.%zu.%zu", version / 10000, version % 10000 / 100,
-             version % 100);
+    const int n = snprintf(text, size, "cuBLASLt %zu.%zu.%zu", version / 10000,
+                           version % 10000 / 100, version % 100);
+    if (lt.place) snprintf(text + n, size - (size_t)n, ", algorithms in place %d", lt.place);
 }
 
 /* ---- which algorithm ---- */
@@ -183,19 +195,23 @@ static void ask(struct answer *x, const struct key *key) {
     WANT(MIN_ALIGNMENT_C_BYTES, third);
     WANT(MIN_ALIGNMENT_D_BYTES, third);
 #undef WANT
-    cublasLtMatmulHeuristicResult_t result;
-    int found = 0;
+    cublasLtMatmulHeuristicResult_t result[CANDIDATES];
+    int found = 0, take = lt.place;
     cublasStatus_t status = lt.heuristic(lt.handle, x->operation, x->first, x->second, x->out,
-                                         x->out, wanted, 1, &result, &found);
-    if (status == CUBLAS_STATUS_SUCCESS && found > 0) status = result.state;
+                                         x->out, wanted, lt.place + 1, result, &found);
+    if (status == CUBLAS_STATUS_SUCCESS) {
+        if (take >= found) take = found - 1;
+        while (take > 0 && result[take].state != CUBLAS_STATUS_SUCCESS) take--;
+        if (found > 0) status = result[take].state;
+    }
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
         log_error("cuBLASLt has no algorithm for (%d, %d) x (%d, %d), %s: %s", key->M, key->K,
                   key->K, key->N, key->in == DTYPE_BF16 ? "bf16" : "float32", lt.text(status));
         exit(1);
     }
     CHECK(lt.preference_destroy(wanted));
-    x->algorithm = result.algo;
-    x->workspace = result.workspaceSize;
+    x->algorithm = result[take].algo;
+    x->workspace = result[take].workspaceSize;
     x->key = *key;
     x->used = true;
 }
