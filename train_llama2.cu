@@ -35,6 +35,7 @@
 #include "llmc/model/param_layout.h"
 #include "llmc/comm/settings.h"
 #include "llmc/cli/options.h"
+#include "llmc/cli/run_data.h"
 #include "llmc/cli/preflight.h"
 #include "llmc/log/metrics.h"
 #include "llmc/log/error.h"
@@ -363,12 +364,10 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     struct bucket_context buckets = {.t = t, .w = w, .waited = 0, .status = LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     struct worker_result *result = &t->result[w - t->dp.worker];
-    double loss = 0;
     (void)context;
-    result->loss = -1;
     result->waited = 0;
-    result->status = LOSSYNET_OK;
-    if (!data_parallel_computes(&t->dp, w)) return;
+    result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
+    if (result->loss < 0) return;
     for (int m = 0; m < M; m++) {
         const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
                                            .done = m == M - 1 ? gradient_done : NULL,
@@ -378,9 +377,8 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
         activations_send(engine, t->be, B * T);
         model_forward_backward(t->be, &t->layout, params, w->grads, engine, B, T,
                                1.0f / ((float)B * T * M), m > 0, &hooks);
-        loss += mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
+        result->loss += mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
     }
-    result->loss = loss;
     result->waited = buckets.waited;
     result->status = buckets.status;
 }
@@ -547,20 +545,12 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
     double *sums = t->dp.mine + 3 * (w - t->dp.worker); /* losses: model's, replica's; tokens */
     memset(sums, 0, 3 * sizeof *sums);
     for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
-        int B = 0, T = 0, skip = 0; /* windows of one shape go together */
-        while (B < t->B && i < work->windows) {
-            int length =
-                dataloader_window(t->val, i, e->host_tokens + B * T, e->host_targets + B * T);
-            int context = dataloader_window_skip(t->val, i);
-            if (B > 0 && (length != T || context != skip)) break;
-            T = length;
-            skip = context;
-            B++;
-            i += (uint64_t)t->dp.workers;
-        }
-        sums[0] += evaluate_batch(t, work->fresh, e, B, T, skip);
-        if (work->replicas) sums[1] += evaluate_batch(t, w->params, e, B, T, skip);
-        sums[2] += (double)B * (T - skip);
+        const struct dataloader_batch b =
+            dataloader_window_batch(t->val, &i, (uint64_t)t->dp.workers, work->windows, t->B,
+                                    e->host_tokens, e->host_targets);
+        sums[0] += evaluate_batch(t, work->fresh, e, b.windows, b.length, b.skip);
+        if (work->replicas) sums[1] += evaluate_batch(t, w->params, e, b.windows, b.length, b.skip);
+        sums[2] += (double)b.windows * (b.length - b.skip);
     }
 }
 
@@ -711,12 +701,8 @@ static void advance(struct trainer *t, int done) {
 /* With --deadline ranks may be at different steps, and learn at different times that one of them stops, or
  * is broken. Before anything that all do together they meet, and go on from the same step. */
 static int meet(struct trainer *t, bool *stop, bool *broken) {
-    enum { STOP = 1, BROKEN = 2 };
-    unsigned wishes = (*stop ? STOP : 0) | (*broken ? BROKEN : 0);
     int done = t->at.step;
-    if (finish_step(t) || data_parallel_meet(&t->dp, &done, &wishes)) return -1;
-    *stop = wishes & STOP;
-    *broken = wishes & BROKEN;
+    if (finish_step(t) || data_parallel_meet(&t->dp, &done, stop, broken)) return -1;
     advance(t, done);
     return 0;
 }
@@ -762,17 +748,8 @@ static int prepare(struct trainer *t, bool training) {
     if (config_of_model(o->model, &c)) return -1;
     t->B = o->batch;
     t->T = validate_sequence_length(o, c.positions);
-    if (training && dataloader_open(o->train, DATALOADER_TRAIN, t->T, (uint64_t)o->seed, &t->train))
-        return -1;
-    if (training && o->data_split == DATA_CONTIGUOUS && dataloader_split(t->train, t->dp.workers))
-        return -1;
-    if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, t->T, 0, &t->val)) return -1;
-    if (o->val && o->stride) dataloader_set_stride(t->val, o->stride);
-    const struct dataloader *data = training ? t->train : t->val;
-    if (config_complete(o->model, o->vocabulary, dataloader_vocabulary(data), &c)) return -1;
-    if (t->train && dataloader_check_vocabulary(t->train, c.vocabulary)) return -1;
-    if (t->val && dataloader_check_vocabulary(t->val, c.vocabulary)) return -1;
-    t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(data);
+    if (run_data_open(o, training, t->dp.workers, t->T, &c, &t->train, &t->val)) return -1;
+    t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(training ? t->train : t->val);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
         jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log) ||

@@ -289,12 +289,18 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
     return part.computes;
 }
 
-int data_parallel_meet(struct data_parallel *d, int *step, unsigned *wishes) {
-    for (int w = 0; w < d->local; w++) d->mine[2 * w] = *step, d->mine[2 * w + 1] = *wishes;
-    if (lossynet_all_gather(d->comm, d->mine, d->gathered, 2 * sizeof *d->mine)) return -1;
+int data_parallel_meet(struct data_parallel *d, int *step, bool *stop, bool *broken) {
+    for (int w = 0; w < d->local; w++) {
+        d->mine[3 * w] = *step;
+        d->mine[3 * w + 1] = *stop;
+        d->mine[3 * w + 2] = *broken;
+    }
+    if (lossynet_all_gather(d->comm, d->mine, d->gathered, 3 * sizeof *d->mine)) return -1;
     for (int w = 0; w < d->workers; w++) {
-        if (d->gathered[2 * w] > *step) *step = (int)d->gathered[2 * w];
-        *wishes |= (unsigned)d->gathered[2 * w + 1];
+        const double *told = d->gathered + 3 * w;
+        if (told[0] > *step) *step = (int)told[0];
+        *stop = *stop || told[1] != 0;
+        *broken = *broken || told[2] != 0;
     }
     lossynet_met(d->comm);
     return 0;

@@ -111,8 +111,8 @@ int data_parallel_begin(struct data_parallel *d, int *step);
 /* Whether a local worker computes a gradient in this step; with --deadline not where its rank was late. */
 bool data_parallel_computes(const struct data_parallel *d, const struct worker *w);
 /* With --deadline, between steps: makes all ranks meet. *step: in, so many steps this rank has done; out,
- * the most that any has, which all go on from. *wishes: bits that any rank sets are set on all. */
-int data_parallel_meet(struct data_parallel *d, int *step, unsigned *wishes);
+ * the most that any has, which all go on from. *stop and *broken: whether they are set on any rank. */
+int data_parallel_meet(struct data_parallel *d, int *step, bool *stop, bool *broken);
 /* Each local worker left its loss in `mine`, or a negative number where it computed none. The exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);
 /* The mean of the losses of all workers that computed one, after the norm was exchanged. */

@@ -384,3 +384,19 @@ int dataloader_window_skip(const struct dataloader *loader, uint64_t i) {
     int skip = loader->T - loader->stride - 1;
     return skip > 0 ? skip : 0;
 }
+
+struct dataloader_batch dataloader_window_batch(const struct dataloader *loader, uint64_t *i,
+                                                uint64_t every, uint64_t end, int most,
+                                                int32_t *tokens, int32_t *targets) {
+    struct dataloader_batch b = {0, 0, 0};
+    while (b.windows < most && *i < end) {
+        const int at = b.windows * b.length, skip = dataloader_window_skip(loader, *i);
+        const int length = dataloader_window(loader, *i, tokens + at, targets + at);
+        if (b.windows > 0 && (length != b.length || skip != b.skip)) break;
+        b.windows++;
+        b.length = length;
+        b.skip = skip;
+        *i += every;
+    }
+    return b;
+}

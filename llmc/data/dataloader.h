@@ -112,6 +112,17 @@ int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *toke
  * stride. */
 int dataloader_window_skip(const struct dataloader *loader, uint64_t i);
 
+struct dataloader_batch {
+    int windows, length; /* B rows of T tokens; ... */
+    int skip;            /* ... so many targets of each are not scored */
+};
+
+/* Windows *i, *i + every, ... below `end`, at most `most`, that have the same length and skip: tokens and
+ * targets (B, T) without gaps. Moves *i to the window after them. *i < end. */
+struct dataloader_batch dataloader_window_batch(const struct dataloader *loader, uint64_t *i,
+                                                uint64_t every, uint64_t end, int most,
+                                                int32_t *tokens, int32_t *targets);
+
 /* ---- the token file format, for tools that write it ---- */
 
 enum {

@@ -316,7 +316,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     comm->steps.reducing = false;
     lossynet_late_note(comm);
     lossynet_feedback_rest(comm, vectors);
-    lossynet_round_others(comm, vectors, false); /* what is not sent in datagrams */
+    lossynet_round_others(comm, vectors, false);               /* what is not sent in datagrams */
     if (comm->averaging.done == 0) fill_masks(comm, lossless); /* else it was done then */
     const bool early = averages_early(comm, lossless);
     if (comm->transport) {

@@ -1,0 +1,16 @@
+/* run_data.c — see run_data.h. */
+#include "llmc/cli/run_data.h"
+
+int run_data_open(const struct options *o, bool training, int workers, int length,
+                  struct llama_config *c, struct dataloader **train, struct dataloader **val) {
+    if (training && dataloader_open(o->train, DATALOADER_TRAIN, length, (uint64_t)o->seed, train))
+        return -1;
+    if (training && o->data_split == DATA_CONTIGUOUS && dataloader_split(*train, workers))
+        return -1;
+    if (o->val && dataloader_open(o->val, DATALOADER_VALIDATE, length, 0, val)) return -1;
+    if (o->val && o->stride) dataloader_set_stride(*val, o->stride);
+    const struct dataloader *data = training ? *train : *val;
+    if (config_complete(o->model, o->vocabulary, dataloader_vocabulary(data), c)) return -1;
+    if (*train && dataloader_check_vocabulary(*train, c->vocabulary)) return -1;
+    return *val && dataloader_check_vocabulary(*val, c->vocabulary) ? -1 : 0;
+}
