@@ -45,6 +45,8 @@ void lossynet_elements_copy(const struct lossynet_partition *partition, float *t
         memcpy(to, from, n * sizeof *to);
 }
 
+enum { TOO_LARGE = (127 + 64) << 23 }; /* the exponent of 2^64 */
+
 bool lossynet_elements_are_finite(const struct lossynet_partition *partition,
                                   const uint8_t *payload, size_t bytes) {
     uint32_t wrong = 0;
@@ -52,14 +54,14 @@ bool lossynet_elements_are_finite(const struct lossynet_partition *partition,
         for (size_t i = 0; i < bytes; i += sizeof(uint16_t)) {
             uint16_t upper;
             memcpy(&upper, payload + i, sizeof upper);
-            wrong |= (upper & 0x7f80) == 0x7f80;
+            wrong |= (upper & 0x7f80) >= TOO_LARGE >> 16;
         }
         return !wrong;
     }
     for (size_t i = 0; i < bytes; i += sizeof(float)) {
         uint32_t bits;
         memcpy(&bits, payload + i, sizeof bits);
-        wrong |= (bits & 0x7f800000) == 0x7f800000;
+        wrong |= (bits & 0x7f800000) >= TOO_LARGE;
     }
     return !wrong;
 }
