@@ -185,6 +185,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         .peer_timeout = settings->peer_timeout,
         .skip_late = settings->skip_late,
         .deadline = settings->deadline,
+        .late_comes = settings->error_feedback,
         .pulses = settings->error_feedback ? 2 : 1,
         .dscp = settings->dscp,
         .multicast = settings->multicast,

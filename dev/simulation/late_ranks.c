@@ -1,6 +1,8 @@
 /* late_ranks.c — what late ranks cost the others, with and without a deadline, in virtual time.
  *
- *     build/late_ranks RANKS WHAT DEADLINE [SEED]      DEADLINE: auto, off, or seconds
+ *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry]]      DEADLINE: auto, off, or seconds
+ *
+ * With `carry` what is late of a gradient is added to the next (error feedback).
  *
  * Ranks compute for 0.1 s in a step and exchange what a trainer does, over a network with a round trip of
  * 0.2 ms that loses nothing. WHAT disturbs them:
@@ -17,7 +19,8 @@
  *
  *     mean        a step, over the median compute time
  *     p50 p99     the steps of ranks that were not stopped, the same
- *     lost        share of the computed gradients' packets that their owners did not get
+ *     lost        share of the computed gradients' packets that their owners did not get; with `carry` below 0
+ *                 where more came from the steps before than went to those behind
  *     idle        share of steps that a rank took part in without a gradient
  *     left_out    share of steps that a rank took no part in
  *     pace        steps per second, over the same of undisturbed ranks
@@ -42,7 +45,7 @@ static const double COMPUTE = 0.1, STOPPED = 0.5, STOPS_EVERY = 5, SLOWNESS = 3,
 static struct {
     int ranks, warm, steps;
     enum what what;
-    bool skips;
+    bool skips, carries;
     double deadline, lost;
     uint64_t random;
     size_t elements;
@@ -216,6 +219,7 @@ static void rank_main(int rank) {
                                                .estimator = LOSSYNET_ZERO,
                                                .loss = {.model = "bernoulli"},
                                                .link = LOSSYNET_LINK_UDP,
+                                               .error_feedback = run.carries,
                                                .skip_late = run.skips,
                                                .deadline = run.deadline};
     struct rank r = {.rank = rank,
@@ -317,7 +321,8 @@ int main(int argc, char **argv) {
     int what = 0;
     while (argc > 2 && what < WHATS && strcmp(argv[2], name[what]) != 0) what++;
     if (argc < 4 || run.ranks < 2 || what == WHATS) {
-        fprintf(stderr, "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED]\n",
+        fprintf(stderr,
+                "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED [carry]]\n",
                 argv[0]);
         return 2;
     }
@@ -325,9 +330,10 @@ int main(int argc, char **argv) {
     run.what = (enum what)what;
     run.skips = strcmp(argv[3], "off") != 0;
     run.deadline = strcmp(argv[3], "auto") == 0 ? 0 : atof(argv[3]);
+    run.carries = argc > 5 && strcmp(argv[5], "carry") == 0;
     run.lost = run.what == RANDOM ? 0.1 : 0;
-    run.warm = 40;
-    run.steps = run.ranks > 16 ? 160 : MOST_STEPS;
+    run.warm = 32;
+    run.steps = run.ranks > 4 ? MOST_STEPS / 4 : MOST_STEPS;
     simulate(argc > 4 ? (uint64_t)atoll(argv[4]) : 1);
     print(undisturbed);
     forget();

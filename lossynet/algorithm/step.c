@@ -5,7 +5,8 @@
  * broadcasts them, though that may come too late as well. Then
  *
  *     it goes to the step that most ranks are at; steps in between it leaves out
- *     in that step it computes no gradient, so that it is on time again: it idles
+ *     if it left steps out, or the others began that step more than a deadline ago, it computes no gradient
+ *     in it, so that it is on time again: it idles
  *
  * What the others lack of it are lost packets. With error feedback its gradient comes in the step in which it
  * idles (unconfirmed.c). Parameters that it missed are as much older as steps were
@@ -63,12 +64,13 @@ lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step,
         const uint64_t others =
             steps->begun ? steps->next + lossynet_transport_position(comm->transport) : *step;
         if (!steps->begun) steps->next = *step;
-        *idle = others > *step || steps->late;
+        *idle = others > *step || (steps->late && lossynet_transport_is_behind(comm->transport));
         if (others > *step) *step = others;
         lossynet_status status = leave_out(comm, *step - steps->next);
         if (status) return status;
         steps->next = *step + 1;
         steps->begun = true;
+        lossynet_transport_set_idle(comm->transport, *idle);
     }
     steps->idle = *idle;
     steps->late = false;

@@ -21,10 +21,12 @@ struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transpo
                                                    uint32_t packet, const void *payload,
                                                    size_t bytes) {
     struct lossynet_datagram d = {.payload = payload, .length = bytes};
+    const bool idle = type == WIRE_DONE && kind == LOSSYNET_GRADIENT && t->deadline.idle;
     struct wire_header h = {.magic = WIRE_MAGIC,
                             .version = WIRE_VERSION,
                             .type = (uint8_t)type,
                             .kind = (uint8_t)kind,
+                            .elements = idle ? WIRE_IDLE : 0,
                             .run = (uint32_t)t->session.id,
                             .sender = (uint16_t)t->world.rank,
                             .receiver = (uint16_t)peer,

@@ -7,17 +7,26 @@
  * rank sees in the others' states that they have ended its phase; it then goes to their step
  * (lossynet_transport_jump).
  *
+ * The half-way rank is that of those that have a gradient: one that takes part without is done at once, and
+ * says so (wire.h).
+ *
  * The deadline is learnt. Let lag be the time by which a rank ends a GRADIENT phase after the half-way
  * one, q(D) the share of ranks with a lag over D, and m the largest lag of a step. With a deadline D a step
- * takes, on average, T(D) = base + E min(m, D), and a rank that was late computes no gradient in the step
- * after, so that it makes one in 1 + q(D) steps. We take the D with the most gradients per second,
+ * takes, on average, T(D) = base + E min(m, D). A late rank computes no gradient in the step after (step.c),
+ * and its late one is lost, or comes in that step with error feedback: of all ranks' gradients in a step
+ * comes the share
  *
- *     max over D of  1 / ((1 + q(D)) T(D)),
+ *     g = (1 - q) / (1 + q), or with error feedback g = 1 / (1 + q).
  *
- * which is the effective speed-up of DropCompute (Giladi et al., NeurIPS 2023, section 4.1) with a cost of
- * one step for a late rank. Where lags are spread evenly, as on a machine whose cores are shared, the best
- * is to wait for all; where a few are far behind, it is to go on. Who waits for nearly all waits twice as
- * long as the slowest of them took, so that an ordinary step loses nothing.
+ * A step with a batch B makes progress in proportion to 1 / (1 + b/B), b being the noise scale (McCandlish et
+ * al. 2018, An Empirical Model of Large-Batch Training, equation 2.7). Where the whole batch is b, what is
+ * reasonable, the share g of it makes 2g / (1 + g) of the progress: 1 - q, or 1 / (1 + q/2). We take the D
+ * with the most progress per second, over T(D). DropCompute (Giladi et al., NeurIPS 2023, section 4.1) does the
+ * same for gradients per second. Where lags are spread evenly, as on a machine whose cores are shared, the
+ * best is to wait for all; where a few are far behind, it is to go on. Who waits for nearly all waits
+ * twice as long as the slowest of them took, so that an ordinary step loses nothing.
+ *
+ * The lag of a late rank is known when it opens the next phase. Steps that it leaves out tell nothing of it.
  */
 #include "lossynet/transport/progress.h"
 
@@ -64,7 +73,9 @@ double lossynet_deadline_best(const struct lossynet_deadline *d) {
         double seconds = 0;
         for (uint32_t s = 0; s < steps; s++)
             seconds += (double)d->base[s] + fmin((double)d->largest[s], choice);
-        const double late = (double)later / n, speed = steps / ((1 + late) * seconds);
+        const double late = (double)later / n,
+                     progress = d->late_comes ? 1 / (1 + late / 2) : 1 - late;
+        const double speed = steps * progress / seconds;
         if (speed < most) continue;
         most = speed;
         best = late < NEARLY ? MARGIN * choice : choice;
@@ -85,6 +96,11 @@ bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half) 
     return half > 0 && t->receiver.empty - half > lossynet_deadline_wait(t);
 }
 
+/* Whether a rank takes part in this GRADIENT phase without a gradient, as far as is known. */
+static bool idles(const struct lossynet_transport *t, int rank) {
+    return rank == t->world.rank ? t->deadline.idle : t->peers[rank].rx[LOSSYNET_GRADIENT].idle;
+}
+
 static void note_lag(struct lossynet_deadline *d, uint32_t step, double lag) {
     d->lag[d->lags++ % LOSSYNET_DEADLINE_LAGS] = (float)lag;
     float *largest = &d->largest[step % LOSSYNET_DEADLINE_STEPS];
@@ -102,6 +118,7 @@ void lossynet_deadline_learn(struct lossynet_transport *t) {
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
+        if (idles(t, r)) continue;
         if (!p->lateness.late) {
             note_lag(d, step, fmax(0, p->rx[LOSSYNET_GRADIENT].over - phase->half));
         } else if (p->lateness.phase == phase->opened) {
@@ -145,9 +162,14 @@ void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_waiting *l = &p->lateness;
     const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
-    if (l->phase && (int32_t)(p->control.finished[LOSSYNET_GRADIENT] - l->phase) >= 0) {
+    /* Not what it says of the end of that phase, which the others' states end for it while it computes. */
+    if (l->phase && (int32_t)(p->control.open[LOSSYNET_GRADIENT] - l->phase) > 0) {
         note_lag(&t->deadline, l->step, t->receiver.now - l->half);
         l->phase = 0;
+    }
+    if (p->control.open[LOSSYNET_GRADIENT] != l->open) {
+        l->open = p->control.open[LOSSYNET_GRADIENT];
+        l->opened_at = t->receiver.now;
     }
     if (!l->late || (int32_t)(p->control.open[LOSSYNET_GRADIENT] - phase->closed) <= 0) return;
     l->late = false;
@@ -189,16 +211,17 @@ static bool is_stuck(const struct lossynet_transport *t, int peer, int kind) {
 void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
     struct lossynet_phase_state *phase = &t->phase[kind];
     const int ranks = t->world.ranks;
-    int done = phase->reached, in_time = 0;
+    int done = 0, counted = 0, in_time = 0;
     if (!t->deadline.on || phase->opened == phase->closed) return;
     for (int r = 0; r < ranks; r++) {
-        const struct lossynet_peer *p = &t->peers[r];
-        if (r == t->world.rank) continue;
-        const bool over = p->rx[kind].state == RX_OVER;
-        done += over;
-        in_time += !lossynet_deadline_excuses(t, r, kind) && !over;
+        const bool self = r == t->world.rank;
+        const bool over = self ? phase->reached : t->peers[r].rx[kind].state == RX_OVER;
+        const bool counts = kind != LOSSYNET_GRADIENT || !idles(t, r);
+        counted += counts;
+        done += counts && over;
+        in_time += !self && !over && !lossynet_deadline_excuses(t, r, kind);
     }
-    if (phase->half == 0 && 2 * done >= ranks) phase->half = t->receiver.empty;
+    if (phase->half == 0 && 2 * done >= counted) phase->half = t->receiver.empty;
     if (!phase->awaited) return;
     const bool ends = lossynet_deadline_is_over(t, phase->half);
     for (int r = 0; r < ranks; r++) {
@@ -235,6 +258,26 @@ void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late) {
     lossynet_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) late[r] = t->peers[r].lateness.phases;
     lossynet_progress_leave(t);
+}
+
+void lossynet_transport_set_idle(struct lossynet_transport *t, bool idle) {
+    lossynet_progress_enter(t);
+    t->deadline.idle = idle;
+    lossynet_progress_leave(t);
+}
+
+bool lossynet_transport_is_behind(struct lossynet_transport *t) {
+    double first = HUGE_VAL;
+    lossynet_progress_enter(t);
+    for (int r = 0; r < t->world.ranks; r++) {
+        const struct lossynet_waiting *l = &t->peers[r].lateness;
+        const uint32_t count = t->phase[LOSSYNET_GRADIENT].opened;
+        if (r != t->world.rank && (int32_t)(l->open - count) >= 0)
+            first = fmin(first, l->opened_at);
+    }
+    const bool behind = lossynet_now() - first > lossynet_deadline_wait(t);
+    lossynet_progress_leave(t);
+    return behind;
 }
 
 bool lossynet_transport_is_late(struct lossynet_transport *t) {

@@ -91,7 +91,9 @@ struct lossynet_rx { /* one peer's present phase of a kind to us */
     double over;    /* when it became RX_OVER */
     uint32_t nonce; /* of the PROBE sent then: its answer comes after what was sent before */
     struct lossynet_timer probe;
+    bool idle;      /* it has no gradient in this phase, DONE has said */
     bool next_done; /* DONE of the next phase came before we opened it: nothing was sent */
+    bool next_idle;
     uint32_t next_announced;
 };
 
@@ -116,6 +118,8 @@ struct lossynet_waiting { /* whether we wait for it (deadline.c) */
     uint32_t step;   /* the same, as counted by lossynet_deadline_learn */
     double half;     /* when half of the ranks were done with that phase */
     uint64_t phases; /* GRADIENT phases that we ended without it */
+    uint32_t open;   /* GRADIENT phases that it has opened, as it told first ... */
+    double opened_at; /* ... at this time */
 };
 
 struct lossynet_peer {

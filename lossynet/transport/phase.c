@@ -33,6 +33,7 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
         *rx = (struct lossynet_rx){.state = self ? RX_OVER : RX_RECEIVING,
                                    .done = rx->next_done,
                                    .announced = rx->next_announced,
+                                   .idle = rx->next_done && rx->next_idle,
                                    .last = now};
         t->peers[r].control.state_due = !self;
     }

@@ -150,6 +150,8 @@ struct lossynet_deadline {
     double wait;     /* s, learnt */
     double ended;    /* when the last GRADIENT phase did */
     int late;        /* peers */
+    bool idle;       /* this rank has no gradient in the present step */
+    bool late_comes; /* gradients that are late come in the step after */
     uint32_t pulses; /* of a step */
     uint32_t lags, steps;
     float lag[LOSSYNET_DEADLINE_LAGS]; /* s, of peers, after the half-way rank */
@@ -302,7 +304,7 @@ void lossynet_deadline_told(struct lossynet_transport *t, int peer);
 void lossynet_deadline_check(struct lossynet_transport *t, int kind);
 /* A GRADIENT phase has ended: learns from how late peers were. */
 void lossynet_deadline_learn(struct lossynet_transport *t);
-/* The deadline with the most gradients per second; infinite while too little is known. */
+/* The deadline with the most progress per second; infinite while too little is known. */
 double lossynet_deadline_best(const struct lossynet_deadline *deadline);
 
 /* ---- message.c ---- */

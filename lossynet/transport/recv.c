@@ -116,9 +116,11 @@ void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wir
     if (h->index == opened) { /* we have not opened it, so that nothing was sent */
         rx->next_done = true;
         rx->next_announced = h->packet;
+        rx->next_idle = h->elements == WIRE_IDLE;
     } else if (h->index + 1 == opened) {
         rx->done = true;
         rx->announced = h->packet;
+        rx->idle = h->elements == WIRE_IDLE;
         check_complete(t, h->kind, peer);
     } else if ((int32_t)(h->index - opened) > 0) {
         return; /* nobody is so far ahead */

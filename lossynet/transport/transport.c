@@ -101,6 +101,7 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         t->receiver.empty = lossynet_now();
         t->receiver.grace = GRACE_MIN;
         lossynet_deadline_open(&t->deadline, settings->skip_late, settings->deadline);
+        t->deadline.late_comes = settings->late_comes;
         t->deadline.pulses = settings->pulses > 0 ? (uint32_t)settings->pulses : 1;
         status = introduce(t, settings, link_open, share, share_context, all);
         if (!status && t->link->reliable) t->deadline.on = false;

@@ -78,6 +78,7 @@ struct lossynet_transport_settings { /* as in lossynet_settings */
     bool skip_late;  /* late ranks are not waited for, ... */
     double deadline; /* ... longer than so many seconds; 0: adaptive */
     int pulses;      /* of a step; 0: one */
+    bool late_comes; /* what is late of GRADIENT comes in the step after */
     int dscp;
     bool multicast, encrypt;
     const char *key_file;
@@ -162,6 +163,10 @@ uint32_t lossynet_transport_position(struct lossynet_transport *t);
 /* Whether this rank is late: most ranks have ended the present GRADIENT phase, and not all that is ours had
  * left before they did. */
 bool lossynet_transport_is_late(struct lossynet_transport *t);
+/* Whether this rank has no gradient in the step that it begins. */
+void lossynet_transport_set_idle(struct lossynet_transport *t, bool idle);
+/* Whether others have opened the present GRADIENT phase more than a deadline ago. */
+bool lossynet_transport_is_behind(struct lossynet_transport *t);
 /* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER phase has
  * ended. Of GRADIENT nothing is open after it, until receive_begin. */
 void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps);

@@ -1,5 +1,5 @@
-"""What a step costs by round trip and loss, in virtual time (dev/simulation/round_trips.c): a function
-of the program and of nothing else."""
+"""What a step costs by round trip and loss, and what late ranks cost the others, in virtual time
+(dev/simulation): a function of the program and of nothing else."""
 import os
 import subprocess
 
@@ -37,3 +37,50 @@ def test_others_are_sent_to():
     """A rank that comes late to a phase, or stops, does not keep the others from sending one another."""
     got = simulate(2e-4, 0, queue=48)
     assert got["beside_late_ms"] <= 50 and got["beside_stopped_ms"] <= 150, got
+
+
+def late_ranks(ranks, what, deadline, seed=1, carry=True):
+    command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed)] + ["carry"] * carry
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
+    words = done.stdout.split()
+    return {name: float(value) for name, value in zip(words[::2], words[1::2])}
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+@pytest.mark.parametrize("what", ["even", "spread"])
+def test_ordinary_ranks_are_waited_for(ranks, what):
+    assert late_ranks(ranks, what, "auto")["lost"] <= 0.001
+
+
+def test_without_a_deadline_nothing_is_lost():
+    got = late_ranks(4, "tail", "off", carry=False)
+    assert got["lost"] == 0 and got["left_out"] == 0 and got["mean"] >= 1.6, got
+
+
+@pytest.mark.parametrize("ranks,mean,pace", [(4, 1.25, 0.8), (16, 1.35, 0.75)])
+def test_a_tail_of_computing_times(ranks, mean, pace):
+    """Waiting for all takes 1.75 and 2.42 times the median. What is late comes in the step after."""
+    got = late_ranks(ranks, "tail", "auto")
+    assert got["mean"] <= mean and got["pace"] >= pace and got["lost"] <= 0.02, got
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+@pytest.mark.parametrize("carry", [False, True])
+def test_a_rank_that_stops(ranks, carry):
+    """For a tenth of the time; the others go on. Soon after, it takes part again."""
+    got = late_ranks(ranks, "stop", "auto", carry=carry)
+    assert got["p99"] <= 1.3 * got["p50"] and got["pace"] >= 0.97, got
+    assert got["idle"] + got["left_out"] <= 0.13 / ranks, got
+
+
+def test_a_slow_rank():
+    """The others go on without it, at the speed that they have alone."""
+    got = late_ranks(4, "slow", "auto")
+    assert got["pace"] >= 0.9 and got["p50"] <= 1.05, got
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_random_stops_and_loss(carry):
+    """Every run ends, and all ranks end at the same step, which late_ranks itself looks for."""
+    for seed in range(1, 4):
+        assert late_ranks(4, "random", "auto", seed, carry)["steps"] >= 400
