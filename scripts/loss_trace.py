@@ -16,7 +16,8 @@ TITLE = re.compile(r"# step (\d+), (gradient|parameter), worker (\d+) to (\d+)")
 
 
 def read(paths):
-    """{(phase, sender, receiver): "0010..."}, links in order, each from its first step to its last."""
+    """{(phase, sender, receiver): "0010..."}, links in order, each from its first step to its
+    last."""
     links, link = {}, None
     for path in paths:
         with open(path, encoding="ascii", errors="replace") as file:

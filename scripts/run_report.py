@@ -63,7 +63,8 @@ def parts(steps):
 
 
 def changes(steps):
-    """Lines about parts of the run that are worse than the best part before them, once per change."""
+    """Lines about parts of the run that are worse than the best part before them, once per
+    change."""
     measures = (
         ("median step time", lambda part: statistics.median(e["step_ms"] for e in part),
          lambda now, best: now > WORSE * best, "{:.0f} ms"),

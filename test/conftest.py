@@ -32,15 +32,16 @@ SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program
 LONGEST = ["test_verbs", "test_huggingface", "test_cuda_emulation", "test_operators", "test_nvcc",
            "test_lossynet_ranks", "test_fuzz", "test_scripts", "test_cuda_attention", "test_threads",
            "test_sweep", "test_lossynet_udp", "test_bench"]
-# Alone: tests that make hosts of network namespaces, that measure time or memory, or start more ranks than
-# a machine has cores and compare what arrived. test_bench.py makes hosts and compares no times.
+# Alone: tests that make hosts of network namespaces, that measure time or memory, or start more
+# ranks than a machine has cores and compare what arrived. test_bench.py makes hosts and compares no
+# times.
 ALONE_FIXTURES = {"namespaces", "hosts"}
 ALONE_FILES = {"test_cluster.py", "test_memory.py", "test_shutdown.py"}
 ALONE_TESTS = {"test_a_rank_that_stops_for_a_while", "test_a_rank_that_dies", "test_client_waits_for_nobody",
                "test_signal_saves_and_stops", "test_text_comes_while_it_is_made",
                "test_training_does_not_wait_for_the_disk"}
-# Quick: Python files that start neither MPI nor hosts, and C programs except those that take more than
-# about ten seconds of a core, without sanitizers.
+# Quick: Python files that start neither MPI nor hosts, and C programs except those that take more
+# than about ten seconds of a core, without sanitizers.
 QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
                "test_scaling.py", "test_tokenize.py"}
 NOT_QUICK = {"test_cuda_attention", "test_cuda_kernels", "test_drift", "test_lead", "test_lossynet_ranks",

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
-"""Runs the tests. First as many at once as the machine has cores, then, one after the other, those that
-need the machine to themselves (conftest.py says which).
+"""Runs the tests. First as many at once as the machine has cores, then, one after the other, those
+that need the machine to themselves (conftest.py says which).
 
     test/run.py [--quick] [PYTEST ARGUMENT]...
 
---quick runs the tests of `make check` only. Without pytest-xdist nothing runs at once. The last line is
-"N passed, N failed[, N skipped]", of both parts together. Exits with 1 where a test failed.
+--quick runs the tests of `make check` only. Without pytest-xdist nothing runs at once. The last
+line is "N passed, N failed[, N skipped]", of both parts together. Exits with 1 where a test failed.
 """
 import json
 import os

@@ -208,7 +208,8 @@ def build(folder, build_dir, flags, program):
 
 
 def run_until_failure(binary):
-    """What failed first: a test's name or a sanitizer's or the emulation's words; None if nothing did."""
+    """What failed first: a test's name or a sanitizer's or the emulation's words; None if nothing
+    did."""
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     process = subprocess.Popen(
         [str(binary)], cwd=ROOT, text=True, env=environment, stdout=subprocess.PIPE,

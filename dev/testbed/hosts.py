@@ -47,7 +47,8 @@ exec ip netns exec "$host" unshare --uts sh -c "hostname $host; mkdir -p FOLDER/
 export TMPDIR=FOLDER/$host; exec $*"
 """
 
-# Our datagrams begin with "LN"; half of their fourth byte is the type, 1 = DATA (lossynet/base/wire.h).
+# Our datagrams begin with "LN"; half of their fourth byte is the type, 1 = DATA
+# (lossynet/base/wire.h).
 OURS = "meta l4proto udp @th,64,16 0x4c4e"
 DATA = "@th,92,4 1"
 MARKS = """
@@ -325,9 +326,9 @@ class Hosts:
         return sum(int(dropped) for dropped in re.findall(r"dropped (\d+)", text))
 
     def dropped(self):
-        """Packets dropped for want of room, a count that only grows: by devices of hosts and switch,
-        and by the kernel's backlogs (of the whole machine). At a host 256 packets find room; when the
-        machine has no time for it, more may come before they are taken."""
+        """Packets dropped for want of room, a count that only grows: by devices of hosts and
+        switch, and by the kernel's backlogs (of the whole machine). At a host 256 packets find
+        room; when the machine has no time for it, more may come before they are taken."""
         devices = "".join(sh("ip", "-n", name, "-s", "-j", "link") for name in [*self.names, self.switch])
         with open("/proc/net/softnet_stat", encoding="ascii") as file:
             backlogs = sum(int(line.split()[1], 16) for line in file)

@@ -30,8 +30,9 @@ def interval(values):
 # ---- rows -----------------------------------------------------------------------------------
 
 def step_tax(base, perplexity):
-    """Share of its steps that the run without loss could have done without: 1 - s/S, where its curve
-    of evaluations first stays below `perplexity`. Negative gains count as 0; None: no curve."""
+    """Share of its steps that the run without loss could have done without: 1 - s/S, where its
+    curve of evaluations first stays below `perplexity`. Negative gains count as 0; None: no
+    curve."""
     curve = base.get("evaluations") or []
     if len(curve) < 2 or perplexity is None:
         return None
@@ -45,8 +46,8 @@ def step_tax(base, perplexity):
 
 
 def group_runs(settings, results):
-    """Per section and label: the finished runs, with their baselines where those are finished. In the
-    order of the file, but by loss rate within what differs by that alone."""
+    """Per section and label: the finished runs, with their baselines where those are finished. In
+    the order of the file, but by loss rate within what differs by that alone."""
     groups = {}
     for section in settings.sections:
         # A run without loss alone compares nothing, where others are to come.
@@ -208,8 +209,8 @@ def finish(axes, legend=True):
 
 def plot_change(plt, groups, out):
     """Change of perplexity against loss rate: a line for each section that has plain `lossy`, or
-    lossy with repair (dashed), at several rates, single marks for loss in one phase, and the paper's
-    points. Intervals of two seeds would hide the rest and are left out."""
+    lossy with repair (dashed), at several rates, single marks for loss in one phase, and the
+    paper's points. Intervals of two seeds would hide the rest and are left out."""
     figure, axes = plt.subplots(figsize=(8, 6.6))
     colours = iter(COLOURS * 3)
     for section in dict.fromkeys(group["section"] for group in groups):
@@ -247,7 +248,8 @@ def plot_change(plt, groups, out):
     save(figure, out, "change")
 
 
-# Options that choose what is done about loss, with their defaults, and the rules that plot_cost draws.
+# Options that choose what is done about loss, with their defaults, and the rules that plot_cost
+# draws.
 ABOUT_LOSS = {"algorithm": "lossy", "estimator": "mean", "lead": "auto", "lead-extra": 0, "carry": 0,
               "gradient-repair": 0, "parameter-repair": 0, "repair": 0, "repair-budget": 0}
 RULES = (("as in the paper (--lead off)", "#888888", {"lead": "off"}),
@@ -257,16 +259,18 @@ RULES = (("as in the paper (--lead off)", "#888888", {"lead": "off"}),
 
 
 def follows(run, changes):
-    """Whether a run does about loss what these changes of the defaults say, at one rate in both phases."""
+    """Whether a run does about loss what these changes of the defaults say, at one rate in both
+    phases."""
     expected = {**ABOUT_LOSS, **changes}
     return same_rates(run) and all(plain(run.value(name, str(default))) == expected[name]
                                    for name, default in ABOUT_LOSS.items())
 
 
 def cost_curves(groups):
-    """The first section that has each of RULES at two loss rates or more: its title, its seeds, and per
-    rule (loss rate in %, mean change in %, half its 95% interval, or 0 below three seeds, change per
-    seed). A look-ahead by choice changes a run without loss, too; other rules begin at 0."""
+    """The first section that has each of RULES at two loss rates or more: its title, its seeds, and
+    per rule (loss rate in %, mean change in %, half its 95% interval, or 0 below three seeds,
+    change per seed). A look-ahead by choice changes a run without loss, too; other rules begin at
+    0."""
     for section in dict.fromkeys(group["section"] for group in groups):
         curves, seeds = [], set()
         for _, _, changes in RULES:
@@ -285,8 +289,8 @@ def cost_curves(groups):
 
 
 def plot_cost(plt, groups, out):
-    """What loss costs, for those who have a minute: the paper's points and three rules of ours. Small
-    points are single seeds."""
+    """What loss costs, for those who have a minute: the paper's points and three rules of ours.
+    Small points are single seeds."""
     found = cost_curves(groups)
     if not found:
         return
@@ -404,7 +408,8 @@ def plot_ages(plt, groups, out):
 
 
 def plot_shares(axes, groups):
-    """Share of packets of each age, one line for each loss rate, with the geometric distribution."""
+    """Share of packets of each age, one line for each loss rate, with the geometric
+    distribution."""
     seen, colours = set(), iter(COLOURS * 3)
     for group in groups:
         ages, run = group["members"][0][1].get("ages"), group["run"]

@@ -18,7 +18,8 @@ def short(value, digits=6):
 
 
 def read_results(path):
-    """{id: result} of a file, empty when there is none. A line cut short by a crash is passed over."""
+    """{id: result} of a file, empty when there is none. A line cut short by a crash is passed
+    over."""
     results = {}
     if not os.path.exists(path):
         return results

@@ -1,8 +1,9 @@
-"""Settings of a sweep: a small text file in, a list of runs out. scripts/sweeps/sweep.py says how it looks.
+"""Settings of a sweep: a small text file in, a list of runs out. scripts/sweeps/sweep.py says how
+it looks.
 
 A run is known by its *key*: the options that decide its result, normalised, so that a finished run
-is recognised whatever file asked for it. Not in the key: where things lie, how many threads compute,
-what is logged, and whatever has its default value.
+is recognised whatever file asked for it. Not in the key: where things lie, how many threads
+compute, what is logged, and whatever has its default value.
 """
 import difflib
 import hashlib

@@ -189,8 +189,8 @@ def test_ranks_that_share_a_gpu_share_its_memory(data):
     ("reliable", "mpi", "bf16", 0), ("lossy", "udp", "float32", 0.7), ("lossy", "mpi", "bf16", 1)])
 def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, carry):
     """Three ranks with a GPU each, whose vectors the network reads in the host's memory: the same
-    numbers as three workers of one rank, that exchange on the device. (What is called on an emulated
-    stream happens as late as it may.)"""
+    numbers as three workers of one rank, that exchange on the device. (What is called on an
+    emulated stream happens as late as it may.)"""
     options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3",
                f"--wire-dtype={wire}", f"--carry={carry}"]
     one = train(data, tmp_path / "one", *options)
@@ -234,8 +234,8 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry):
 @pytest.mark.parametrize("algorithm, wire, carry", [("lossy", "float32", 0), ("lossy", "bf16", 1),
                                                     ("naive", "float32", 0)])
 def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
-    """Moments, lost gradients and stale packets are read from the device and go back to it and, of several
-    ranks, to where the network reads them."""
+    """Moments, lost gradients and stale packets are read from the device and go back to it and, of
+    several ranks, to where the network reads them."""
     def steps(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
                 "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=1",

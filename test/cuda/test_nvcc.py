@@ -1,5 +1,5 @@
-"""All CUDA sources as nvcc compiles them, for sm_80 and sm_90: no warnings, no spills, and no kernel
-beyond its budget of registers and static shared memory (nvcc_budget.txt).
+"""All CUDA sources as nvcc compiles them, for sm_80 and sm_90: no warnings, no spills, and no
+kernel beyond its budget of registers and static shared memory (nvcc_budget.txt).
 
 The budget is what a kernel's occupancy was chosen for. After a change on purpose write it anew with
 
@@ -127,7 +127,8 @@ def test_kernels_keep_to_their_budget(kernels):
 
 
 def test_the_main_file_is_cpp_too():
-    """train_llama2.cu is compiled as C11, and stays in what C++20 accepts (designated initialisers)."""
+    """train_llama2.cu is compiled as C11, and stays in what C++20 accepts (designated
+    initialisers)."""
     done = subprocess.run(["g++", "-std=c++20", "-x", "c++", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
                            "-fopenmp", "-I.", "-D_GNU_SOURCE", "train_llama2.cu"], cwd=ROOT, text=True,
                           capture_output=True, check=False)

@@ -1,5 +1,5 @@
-"""Ranks that are threads of one process, each with its engine's own thread, over loopback UDP, under
-the thread sanitizer (the Makefile says how it is built)."""
+"""Ranks that are threads of one process, each with its engine's own thread, over loopback UDP,
+under the thread sanitizer (the Makefile says how it is built)."""
 import os
 import shutil
 import subprocess

@@ -3,10 +3,10 @@
     intruder.py SEED PORT...
 
 Listens on the switch's ports and sends frames on to the host whose address they bear, so what it
-sends looks as if a peer had: right addresses, right ports. Of every few datagrams of a run it throws
-one again, as it was, later, cut short or with bits flipped; or noise, or another run's datagram, in
-its place, from the peer or from a stranger. UDP's own checksum is off (0), so that the kernel
-lets everything through. Prints what it threw as JSON.
+sends looks as if a peer had: right addresses, right ports. Of every few datagrams of a run it
+throws one again, as it was, later, cut short or with bits flipped; or noise, or another run's
+datagram, in its place, from the peer or from a stranger. UDP's own checksum is off (0), so that the
+kernel lets everything through. Prints what it threw as JSON.
 
 Frames: Ethernet 14, IPv4 20, UDP 8, then lossynet/base/wire.h.
 """

@@ -29,9 +29,9 @@ def environment_of(given=None):
 
 
 def launch(*arguments, ranks=0, program=PROGRAM, flags=(), shell=()):
-    """The command, under mpirun when ranks are given. Unless told otherwise the trainer's link is then mpi
-    and all ranks wait for each other, so that nothing is lost on a busy machine either. `flags` are mpirun's, and `shell` are words
-    before each rank's program."""
+    """The command, under mpirun when ranks are given. Unless told otherwise the trainer's link is
+    then mpi and all ranks wait for each other, so that nothing is lost on a busy machine either.
+    `flags` are mpirun's, and `shell` are words before each rank's program."""
     command = [*shell, str(program), *map(str, arguments)]
     if not ranks:
         return command
@@ -42,8 +42,8 @@ def launch(*arguments, ranks=0, program=PROGRAM, flags=(), shell=()):
 
 
 def start(*arguments, environment=None, **keywords):
-    """Starts the program, under mpirun when ranks are given. Returns the process, with pipes for its
-    output."""
+    """Starts the program, under mpirun when ranks are given. Returns the process, with pipes for
+    its output."""
     return subprocess.Popen(launch(*arguments, **keywords), cwd=ROOT, env=environment_of(environment),
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

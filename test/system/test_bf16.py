@@ -1,5 +1,5 @@
-"""--dtype bf16 on the CPU: the loss of float32, the same bits however the run is spread, checkpoints,
-text, and what the program says of the processor."""
+"""--dtype bf16 on the CPU: the loss of float32, the same bits however the run is spread,
+checkpoints, text, and what the program says of the processor."""
 import math
 
 import pytest
@@ -49,8 +49,8 @@ def test_processes_and_threads_do_not_change_a_bit(data, tmp_path, algorithm, is
 
 
 def test_the_loss_is_that_of_float32(data, tmp_path):
-    """500 steps with three seeds: in bf16 the mean over 50 steps differs from float32's by less than
-    the seeds differ among themselves, all along the way."""
+    """500 steps with three seeds: in bf16 the mean over 50 steps differs from float32's by less
+    than the seeds differ among themselves, all along the way."""
     curves = {}
     for dtype in ("float32", "bf16"):
         for seed in (1, 2, 3):

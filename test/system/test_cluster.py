@@ -401,8 +401,8 @@ def test_the_preflight_stops_it(rehearsal, tmp_path):
     assert "the pre-flight found something" in done.stderr and "== Training" not in done.stdout
 
 
-# A save every third step takes more than a second, and the next one waits for it. So a signal that passes
-# through two shells and mpirun arrives before the last step.
+# A save every third step takes more than a second, and the next one waits for it. So a signal that
+# passes through two shells and mpirun arrives before the last step.
 SLOW_SAVES = {"TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "500"}
 SAVES = ("--", "--save-every", 3)
 

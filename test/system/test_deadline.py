@@ -12,7 +12,8 @@ from test_udp import one_line, start
 
 
 def steps_recorded(path):
-    """The last step that a rank has recorded as done, in how many it idled, and how many it has made."""
+    """The last step that a rank has recorded as done, in how many it idled, and how many it has
+    made."""
     text = path.read_text() if path.exists() else ""
     steps = {int(step): what for step, what in
              re.findall(r"^# step (\d+), worker \d+ (computes|idles)", text, re.M)}
@@ -39,8 +40,8 @@ def replay(tmp_path, data, out, **changes):
     {"carry": 1, "workers": 8},
 ])
 def test_a_live_run_and_its_replay(data, tmp_path, changes):
-    """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient in the
-    next; one process that makes the same again ends with the same bits."""
+    """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient
+    in the next; one process that makes the same again ends with the same bits."""
     out, record = tmp_path / "live", tmp_path / "record"
     common = {"steps": 300, "workers": 4, "packet_bytes": 512, **changes}
     running, pids = start(data, out, 4, deadline=0.05, record_loss=record, **common)

@@ -1,5 +1,5 @@
-"""Memory of a run on CPUs: what --dry-run counts is what a run takes, and a run that needs more than
-there is does not begin (the kernel would kill it without a word)."""
+"""Memory of a run on CPUs: what --dry-run counts is what a run takes, and a run that needs more
+than there is does not begin (the kernel would kill it without a word)."""
 import os
 import pathlib
 import re
@@ -158,8 +158,8 @@ class Group:
 
 
 def test_a_control_group_decides(data):
-    """With less than the run needs it is refused, and told to go on it is killed; with a little more
-    than it needs it ends well."""
+    """With less than the run needs it is refused, and told to go on it is killed; with a little
+    more than it needs it ends well."""
     options = [*SMALL, "--model=42M", f"--train={data}/train.bin", "--device=cpu"]
     megabytes = int(planned(options) / 1e6)
     with Group(int(0.9 * megabytes)) as group:

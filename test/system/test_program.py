@@ -112,7 +112,8 @@ def test_loss_rate_zero_equals_reliable(data, tmp_path, estimator, wire):
 
 
 def test_a_fixed_lead_is_the_same_where_nothing_is_lost(data, tmp_path):
-    """Replicas are then ahead of the model by one change, which the log says and evaluation shows."""
+    """Replicas are then ahead of the model by one change, which the log says and evaluation
+    shows."""
     runs = [train(data, tmp_path / "r", algorithm="reliable", lead=1),
             train(data, tmp_path / "l", loss_rate=0, lead=1),
             train(data, tmp_path / "x", loss_rate=0, lead_extra=1),
@@ -251,7 +252,8 @@ def test_robust_is_short_for_options(data, tmp_path):
 
 
 def test_robust_sends_at_most_a_tenth_more(data, tmp_path):
-    """A fifth of the gradient phase, which is half of the traffic; parameters are not sent again."""
+    """A fifth of the gradient phase, which is half of the traffic; parameters are not sent
+    again."""
     for rate, sent in ((0.1, 0.05), (0.2, 0.1), (0.4, 0.1)):
         log = train(data, tmp_path / str(rate), loss_rate=rate, robust=True, steps=10)
         assert log[-1]["extra_traffic"] == pytest.approx(sent, abs=0.01)

@@ -315,7 +315,8 @@ def blocked(thread, number):
 
 
 def test_no_thread_that_computes_takes_a_signal(data, tmp_path):
-    """The frame of a handler would lie on that thread's stack, which oneDNN's sgemm keeps in the heap."""
+    """The frame of a handler would lie on that thread's stack, which oneDNN's sgemm keeps in the
+    heap."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     process = start(*settings(data, tmp_path, steps=10_000))
     signal.signal(signal.SIGINT, before)

@@ -156,9 +156,9 @@ def namespaces():
         pytest.skip(f"{reason}; a real network between hosts was not tried")
 
 
-# So large that what peers send one host in both phases of a step, 162 packets, always finds room there
-# (Hosts.dropped): where a test says that nothing is lost on the wire, nothing is, however busy the
-# machine.
+# So large that what peers send one host in both phases of a step, 162 packets, always finds room
+# there (Hosts.dropped): where a test says that nothing is lost on the wire, nothing is, however
+# busy the machine.
 MTU, PACKET = 9000, 8944
 
 
@@ -402,7 +402,7 @@ def test_a_cut_of_three_seconds(hosts, data, tmp_path):
                            for e in steps if e["gradient_loss_rate"] or e["step_ms"] > 100])
     assert len(steps) == 400
     assert max(e["step_ms"] for e in steps) < 10000
-    # What the cut cost is over soon after it; a starved machine delays a packet for too long now and
-    # then.
+    # What the cut cost is over soon after it; a starved machine delays a packet for too long now
+    # and then.
     lossy = [e["step"] for e in steps[mended:] if e["gradient_loss_rate"] + e["parameter_loss_rate"]]
     assert len(lossy) <= 10, lossy

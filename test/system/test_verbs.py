@@ -1,4 +1,5 @@
-"""--link verbs: RDMA datagrams between devices of Soft-RoCE, in a virtual machine (dev/testbed/rdma_vm).
+"""--link verbs: RDMA datagrams between devices of Soft-RoCE, in a virtual machine
+(dev/testbed/rdma_vm).
 
 The machine is started once and does all its work then (JOB); the tests look at what it left. It has
 four devices, one for each rank. Its processor is emulated, so models and sequences are tiny.

@@ -1,5 +1,5 @@
-"""--traffic-class: DATA in a class of its own, whose queues other traffic goes before; --loss-budget,
-and --record-loss: the share that such queues lose, and which packets."""
+"""--traffic-class: DATA in a class of its own, whose queues other traffic goes before;
+--loss-budget, and --record-loss: the share that such queues lose, and which packets."""
 import http.server
 import json
 import shutil

@@ -1,4 +1,5 @@
-"""The simulated network of dev/coexistence against what queueing theory says exactly, and its report."""
+"""The simulated network of dev/coexistence against what queueing theory says exactly, and its
+report."""
 import pathlib
 import subprocess
 import sys
@@ -26,7 +27,8 @@ def simulate(**settings):
 
 
 def test_waiting_is_that_of_the_queue_m_d_1():
-    """Packets that leave a server at random wait as Pollaczek and Khinchine say, and nowhere else."""
+    """Packets that leave a server at random wait as Pollaczek and Khinchine say, and nowhere
+    else."""
     result = simulate(servers=2, messages=0, training_gbps=1.2, poisson=1, seconds=0.4)
     gap = 1500 * 8 / 0.6e9
     load = WIRE / gap
@@ -36,8 +38,8 @@ def test_waiting_is_that_of_the_queue_m_d_1():
 
 
 def blocked(load, places):
-    """Share of arrivals that find M/D/1 full, with so many places, the one in service included, from
-    the chain of queue lengths that departures leave behind."""
+    """Share of arrivals that find M/D/1 full, with so many places, the one in service included,
+    from the chain of queue lengths that departures leave behind."""
     k = np.arange(places)
     arrivals = np.exp(-load + k * np.log(load) - np.array([sum(np.log(np.arange(1, i + 1)))
                                                            for i in k]))

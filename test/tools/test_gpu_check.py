@@ -1,6 +1,6 @@
-"""dev/bench/gpu/gpu_check.py, the whole of it on the emulated device with tiny shapes: that everything runs,
-that nothing is lost when it is ended, that a later call goes on, and that the report's arithmetic is right. Not
-how fast anything is."""
+"""dev/bench/gpu/gpu_check.py, the whole of it on the emulated device with tiny shapes: that
+everything runs, that nothing is lost when it is ended, that a later call goes on, and that the
+report's arithmetic is right. Not how fast anything is."""
 import importlib.util
 import json
 import math
@@ -48,8 +48,8 @@ def kept(out):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """(results, report) of all parts, in two calls. The first is ended from outside when it has made its
-    second check; the other makes what is left, and nothing again."""
+    """(results, report) of all parts, in two calls. The first is ended from outside when it has
+    made its second check; the other makes what is left, and nothing again."""
     out = tmp_path_factory.mktemp("check")
     first = start(out, "--limit=3000")
     while first.poll() is None and len(kept(out)) < 2:
@@ -210,8 +210,8 @@ def task(key, command, seconds=1000, ours=True):
 
 
 def test_out_of_time_is_not_wrong(tmp_path):
-    """Of a check that hangs what it printed is kept, it does not keep the others from their turn, and it
-    comes last in the next call."""
+    """Of a check that hangs what it printed is kept, it does not keep the others from their turn,
+    and it comes last in the next call."""
     hangs = task("hangs", ["sh", "-c", "echo '{\"a\": 1}'; echo '{\"a\": '; sleep 1000 & sleep 1000"], 5)
     fails = task("fails", ["sh", "-c", "echo '{\"a\": 2}'; echo an error; echo more; exit 1"])
     absent = task("absent", ["sh", "-c", "echo no such device; exit 77"])

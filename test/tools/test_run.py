@@ -1,5 +1,5 @@
-"""What `make check` and `make test` are made of: test/run.py on a folder of small tests, and the check of
-formatting on a file that is not formatted."""
+"""What `make check` and `make test` are made of: test/run.py on a folder of small tests, and the
+check of formatting on a file that is not formatted."""
 import os
 import shutil
 import subprocess

@@ -1,4 +1,5 @@
-"""scripts/sweeps/sweep.py, with real runs of seconds: what it runs, what it repeats, and its arithmetic."""
+"""scripts/sweeps/sweep.py, with real runs of seconds: what it runs, what it repeats, and its
+arithmetic."""
 import csv
 import gzip
 import importlib
@@ -129,7 +130,8 @@ def test_a_finished_run_is_not_repeated(finished, data, tmp_path):
 
 
 def test_the_lead_tells_runs_apart(data, tmp_path):
-    """Results from before --lead existed are those of --lead off; without loss only a number counts."""
+    """Results from before --lead existed are those of --lead off; without loss only a number
+    counts."""
     def ids(lead):
         text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
         listed = sweep(write(tmp_path / "lead", text.replace("steps = 6", f"steps = 6\n{lead}"), data),
@@ -155,7 +157,8 @@ def test_a_sweep_can_compute_in_bf16(finished, data, tmp_path):
 
 
 def test_links_with_rates_of_their_own_lose(data, tmp_path):
-    """A run that loses on one link only is no baseline; "none" is the default, as are equal models."""
+    """A run that loses on one link only is no baseline; "none" is the default, as are equal
+    models."""
     settings = write(tmp_path / "uneven", SETTINGS.split("[steep]")[0] + """
 data-split = contiguous
 [uneven]
@@ -191,7 +194,8 @@ def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
 
 
 def test_goes_on_after_kill_and_interrupt(data, tmp_path):
-    """SIGINT saves what runs; SIGKILL loses what was not saved; the end is the same, bit for bit."""
+    """SIGINT saves what runs; SIGKILL loses what was not saved; the end is the same, bit for
+    bit."""
     text = SETTINGS.split("[one phase]")[0].replace("steps = 6", "steps = 150\nsave-every = 10")
     text = text.replace("seed = 1 2 3", "seed = 1").replace("eval-sequences = 8",
                                                             "eval-sequences = 2")
@@ -327,8 +331,8 @@ def test_table_is_what_the_logs_say(finished):
 @pytest.mark.parametrize("freedom, quantile", [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776),
                                                (9, 2.262), (29, 2.045)])
 def test_interval_is_students(freedom, quantile):
-    """Against the printed tables. Half of these values are 1 above their mean, half 1 below; one more is
-    the mean where their number is odd."""
+    """Against the printed tables. Half of these values are 1 above their mean, half 1 below; one
+    more is the mean where their number is odd."""
     values = [(-1.0) ** i for i in range((freedom + 1) // 2 * 2)] + [0.0] * ((freedom + 1) % 2)
     error = math.sqrt((freedom + 1) // 2 * 2 / freedom / (freedom + 1))
     assert sweep_report.interval(values) == pytest.approx(quantile * error, abs=6e-4)
@@ -351,7 +355,8 @@ def test_step_tax_reads_the_curve_backwards():
 
 
 def test_cost_curves_are_those_of_three_rules(data, tmp_path):
-    """The curve of --robust begins at its look-ahead without loss, the others at 0; n of m seeds count."""
+    """The curve of --robust begins at its look-ahead without loss, the others at 0; n of m seeds
+    count."""
     path = write(tmp_path / "rules", SETTINGS.split("[steep]")[0] + """
 [other]
 title = No rules

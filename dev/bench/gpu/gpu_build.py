@@ -1,5 +1,6 @@
-"""Builds what gpu_check.py needs of a machine that has CUDA's toolkit and a C compiler: with make where it
-is, and otherwise by the commands that make would run (test/tools/test_gpu_check.py compares them)."""
+"""Builds what gpu_check.py needs of a machine that has CUDA's toolkit and a C compiler: with make
+where it is, and otherwise by the commands that make would run (test/tools/test_gpu_check.py
+compares them)."""
 import concurrent.futures
 import os
 import pathlib
@@ -8,8 +9,8 @@ import shutil
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-# Libraries are done without, also where they are: one that does not fit would cost the whole call. A
-# compiler may warn.
+# Libraries are done without, also where they are: one that does not fit would cost the whole call.
+# A compiler may warn.
 OPTIONS = ["CUDA=1", "BARE=1", "BLAS=none", "MPI=0", "SECURE=0", "VERBS=0", "WERROR="]
 PROGRAMS = ["gpu_check", "gpu_bench", "test/cuda/test_operators_device"]
 
@@ -29,7 +30,8 @@ def find_nvcc():
 
 
 def find_cublas(toolkit):
-    """Where the toolkit is without cuBLAS, the packages of a Python that has PyTorch may have it."""
+    """Where the toolkit is without cuBLAS, the packages of a Python that has PyTorch may have
+    it."""
     if any((folder / "cublasLt.h").exists() for folder in (toolkit / "include",
                                                            pathlib.Path("/usr/include"))):
         return None
@@ -98,7 +100,8 @@ def newest_source():
 
 
 def run_all(wanted, newest):
-    """Runs the commands whose results are not there or older than any source. True if none failed."""
+    """Runs the commands whose results are not there or older than any source. True if none
+    failed."""
     def one(target, command):
         path = ROOT / target
         if path.exists() and path.stat().st_mtime > newest:

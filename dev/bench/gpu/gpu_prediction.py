@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A model of the training step on one GPU: milliseconds per part, from the rates of a large product and of a
-large copy. gpu_report.py lays it beside what was measured.
+"""A model of the training step on one GPU: milliseconds per part, from the rates of a large product
+and of a large copy. gpu_report.py lays it beside what was measured.
 
     dev/bench/gpu/gpu_prediction.py [TFLOP/S [TB/S]]     the table of notes.md (default: 700 and 4.3, an H200)
 
-Operations and bytes are those that backend.h makes necessary; the shares below are what we expect kernels to
-reach of the two rates. A prediction that is wrong names the part to look at.
+Operations and bytes are those that backend.h makes necessary; the shares below are what we expect
+kernels to reach of the two rates. A prediction that is wrong names the part to look at.
 """
 import sys
 
@@ -15,7 +15,8 @@ MODELS = {"260K": (64, 5, 8, 4, 8, 172, 500, True), "15M": (288, 6, 6, 6, 48, 76
           "1.1B": (2048, 22, 32, 4, 64, 5632, 32000, False),
           "7B": (4096, 32, 32, 32, 128, 11008, 32000, False)}
 LEVELS = ("none", "norms", "attention", "block")
-# Of the product's rate: attention forward and backward, by head size (mma.sync, 5 to 8 products for 5).
+# Of the product's rate: attention forward and backward, by head size (mma.sync, 5 to 8 products for
+# 5).
 ATTENTION = {64: (0.33, 0.20), 128: (0.44, 0.25)}
 MEMORY = 0.85  # of the copy's rate, where memory bounds
 HOST_MS = 2  # launches that nothing hides, waits for the norm and the losses

@@ -1,6 +1,6 @@
-"""The report of gpu_check.py, from what it measured: {key: entry}. An entry says how a check or a measurement
-went ("part", "state", "why", "took": seconds), has the JSON lines that the program printed ("lines"), and the
-first of them as its own members."""
+"""The report of gpu_check.py, from what it measured: {key: entry}. An entry says how a check or a
+measurement went ("part", "state", "why", "took": seconds), has the JSON lines that the program
+printed ("lines"), and the first of them as its own members."""
 import math
 
 import gpu_prediction

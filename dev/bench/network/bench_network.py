@@ -76,7 +76,8 @@ def objects(text):
 
 
 def run_exchange(hosts, program, mib, rounds, seconds, patience):
-    """Milliseconds of each round, the last line's counters (ours) and whether it ran out of time."""
+    """Milliseconds of each round, the last line's counters (ours) and whether it ran out of
+    time."""
     name, congestion = program, None
     if program not in (OURS, ENCRYPTED):
         name, _, congestion = program.partition(" ")
