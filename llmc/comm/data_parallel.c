@@ -368,7 +368,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     lossynet_note_part(d->comm, norm, lead);
     struct lossynet_part part;
     for (int w = 0; w < d->local; w++) /* in a replay owners differ in it */
-        d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead != 0;
+        d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* Who is alone owns everything, so that nothing else changes the weights in use. */
     if (d->workers == 1) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
@@ -377,8 +377,10 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         const bool replayed = lossynet_replayed(d->comm, k->id, &part);
         if (!part.takes_part) continue;
         d->pipeline.current = step.weights != NULL;
-        step.gradient_scale = worker_clip(d->options, replayed ? part.norm : norm);
-        step.lead = replayed ? part.lead : lead;
+        /* A made-up run (scripts/late_ranks.py) does not say. */
+        const bool knows = replayed && !isnan(part.norm);
+        step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
+        step.lead = knows ? part.lead : lead;
         for (int b = 0; b < d->layout->buckets; b++) {
             size_t offset, count;
             lossynet_shard(d->comm, k->id, b, &offset, &count);

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Makes up a run with late ranks, for --loss-model replay:FILE: what --deadline costs in quality, without a
+cluster and without waiting.
+
+    scripts/late_ranks.py RECORD --steps 560 --p99 3 --deadline 0.2 --seed 1 > late
+    build/train_llama2 --workers 8 --loss-model replay:late ...
+
+RECORD is what --record-loss wrote of a few steps of the same training in one process, without loss: it tells
+how many packets go from each worker to each other. Every worker is a rank. Compute times are lognormal, drawn
+anew in every step, with a median of 1 and a 99th percentile of --p99. As in lossynet/transport/deadline.c a
+step ends --deadline after half of the ranks with a gradient are done. Who is late averages what came for its
+shards, but its own packets, and its acknowledgements, come too late; it leaves out steps that pass meanwhile,
+and has no gradient in the next. On stderr: the mean time of a step, of a step in which all wait, and what
+became of gradients."""
+import argparse
+import math
+import random
+import re
+import sys
+
+TITLE = re.compile(r"# step \d+, (gradient|parameter), worker (\d+) to (\d+)")
+
+
+def packets(path):
+    """{(phase, sender, receiver): number}."""
+    found, link = {}, None
+    with open(path, encoding="ascii") as file:
+        for line in file:
+            title = TITLE.match(line)
+            if title:
+                link = (title[1], int(title[2]), int(title[3]))
+                found[link] = 0
+            elif link and not line.startswith("#"):
+                found[link] += len(line.strip())
+    if not found:
+        sys.exit(f"late_ranks.py: {path}: expected what --record-loss has written")
+    return found
+
+
+class Run:
+    """Ranks that begin steps together; times in medians of what a rank computes for."""
+
+    def __init__(self, workers, deadline, p99, seed):
+        self.random = random.Random(seed)
+        self.sigma = math.log(p99) / 2.3263478740408408
+        self.deadline = deadline
+        self.busy = [0.0] * workers   # computes an earlier step until then
+        self.idles = [False] * workers
+        self.now = self.all_wait = 0.0
+        self.computed = self.late = 0
+
+    def step(self):
+        """What each rank does in this step: "computes", "late", "idles", or None when it leaves it out."""
+        ranks = range(len(self.busy))
+        present = [r for r in ranks if self.busy[r] <= self.now]
+        times = {r: math.exp(self.random.gauss(0, self.sigma)) for r in ranks}
+        self.all_wait += max(times.values())
+        done = {r: self.now + times[r] for r in present if not self.idles[r]}
+        half = sorted(done.values())[(len(done) - 1) // 2] if done else self.now
+        end = min(max(done.values(), default=half), half + self.deadline)
+        what = [None] * len(self.busy)
+        for r in present:
+            if r not in done:
+                what[r], self.idles[r] = "idles", False
+            elif done[r] <= end:
+                what[r] = "computes"
+            else:
+                what[r], self.idles[r], self.busy[r] = "late", True, done[r]
+        for r in ranks:  # who ends a step within this one comes into it, and idles
+            if what[r] is None and self.busy[r] <= end:
+                what[r], self.idles[r] = "idles", False
+        self.computed += len(done)
+        self.late += what.count("late")
+        self.now = end
+        return what
+
+
+def write_step(step, what, counts, out):
+    workers = range(len(what))
+    for receiver in workers:
+        if what[receiver] is None:
+            continue
+        for (phase, sender, to), number in counts.items():
+            if to != receiver:
+                continue
+            sent = what[sender] in ("computes", "idles")
+            comes = sent if phase == "gradient" else sent and what[receiver] != "late"
+            out.write(f"# step {step}, {phase}, worker {sender} to {receiver}\n{('0' if comes else '1') * number}\n")
+        computes = what[receiver] in ("computes", "late")
+        told = "".join("1" if w == receiver or (what[w] in ("computes", "idles") and what[receiver] != "late")
+                       else "0" for w in workers)
+        out.write(f"# step {step}, worker {receiver} {'computes' if computes else 'idles'}, norm nan, lead nan\n"
+                  f"# step {step}, worker {receiver} told {told}\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("record")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--p99", type=float, default=3, help="99th percentile of compute times, in medians")
+    parser.add_argument("--deadline", type=float, default=0.2, help="in medians")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    counts = packets(options.record)
+    run = Run(1 + max(sender for _, sender, _ in counts), options.deadline, options.p99, options.seed)
+    for step in range(options.steps):
+        write_step(step, run.step(), counts, sys.stdout)
+    print(f"step {run.now / options.steps:.3f}, if all wait {run.all_wait / options.steps:.3f}; "
+          f"of {options.steps * len(run.busy)} gradients {run.computed} computed, {run.late} of them late",
+          file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
