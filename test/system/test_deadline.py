@@ -2,11 +2,12 @@
 import os
 import re
 import signal
+import subprocess
 import time
 
 import pytest
 
-from program import TIMEOUT, events, read_log, run, succeed
+from program import ROOT, TIMEOUT, events, read_log, run, succeed
 from test_program import data, settings, train, weights  # pylint: disable=unused-import
 from test_udp import one_line, start
 
@@ -90,6 +91,23 @@ def test_all_stop_and_go_on_together(data, tmp_path):
     assert read_log(tmp_path / "log.jsonl")[-1]["status"] == "stopped"
     log = train(data, tmp_path, ranks=4, link="udp", deadline="auto", resume="auto", steps=done + 5)
     assert log[-1]["status"] == "complete" and log[-1]["step"] >= 5
+
+
+def test_made_up_runs(data, tmp_path):
+    """Late ranks that a script makes up: where nobody is late, the run is an ordinary one."""
+    record, made_up = tmp_path / "record", tmp_path / "made up"
+    plain = {"val": None, "carry": 1, "workers": 4, "steps": 12}
+    train(data, tmp_path / "plain", **plain, record_loss=record)
+    for deadline, late in ((1000, "0 of them late"), (0.1, "1[0-9] of them late")):
+        done = subprocess.run([ROOT / "scripts/late_ranks.py", record, "--steps", "12", "--deadline", str(deadline)],
+                              text=True, capture_output=True, check=True)
+        assert re.search(f"of 48 gradients [0-9]+ computed, {late}", done.stderr), done.stderr
+        made_up.write_text(done.stdout)
+        log = train(data, tmp_path / f"out{deadline}", **plain, loss_model=f"replay:{made_up}")
+        steps = [event for event in log if event["event"] == "step"]
+        assert len(steps) == 12 and any(e["gradient_loss_rate"] > 0 for e in steps) == (deadline < 1)
+    assert weights(tmp_path / "out1000") == weights(tmp_path / "plain")
+    assert weights(tmp_path / "out0.1") != weights(tmp_path / "plain")
 
 
 def test_wrong_use(data, tmp_path):
