@@ -428,6 +428,8 @@ bench-network:
 	@scripts/dependencies.sh test
 	@$(MAKE) --no-print-directory $(JOBS) benches
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_network.py $(BENCH_NETWORK)
+	@$(MAKE) --no-print-directory $(BUILD)/late_ranks
+	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_late.py
 
 # Of two versions of clang-format the results differ a little; 14 is Debian 12's.
 format:

@@ -17,7 +17,8 @@
  *          would, and stops ranks for long. Then the network is cut, or stays and carries everything:
  *          what was believed of a wrong counter must not keep ranks waiting for ever. All ranks must
  *          come to some end in bounded time; none touches memory that it should not, and a phase
- *          writes only where a datagram of that phase may land.
+ *          writes only where a datagram of that phase may land. In some, ranks do not wait for late
+ *          ones (skip_late): then counts far ahead are believed for a while.
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"
@@ -37,7 +38,7 @@ static struct {
     const uint8_t *input;
     size_t left;
     unsigned untouched; /* datagrams before the first with a fate */
-    bool mad, stays, overlap, encrypt, abrupt;
+    bool mad, stays, skips, overlap, encrypt, abrupt;
     bool harmless; /* so far, nothing that a rank sent came late, damaged or not at all */
     int workers, local;
     uint64_t run;
@@ -388,6 +389,37 @@ static lossynet_status train(struct worker_view *view) {
     return status;
 }
 
+/* Without waiting for late ranks, and as far as they are, until all meet. */
+static lossynet_status train_skipping(struct worker_view *view) {
+    lossynet_status status = LOSSYNET_OK;
+    uint64_t at = 1, everybody[MOST_WORKERS];
+    while (at <= STEPS && !status) {
+        double squares[MOST_WORKERS], each[2] = {1, 1};
+        bool idle;
+        status = lossynet_step_follow(view->comm, &at, &idle);
+        for (int v = 0; v < run.local; v++)
+            for (size_t e = 0; e < ELEMENTS; e++)
+                view->gradient[v][e] = gradient_of(view->rank * run.local + v, at);
+        if (!status && run.overlap)
+            status = lossynet_reduce_begin(view->comm, view->gradient, false);
+        if (!status && run.overlap && !idle) status = forward(view);
+        if (!status && run.overlap && !idle) backward(view);
+        if (!status) status = lossynet_broadcast_end(view->comm);
+        if (!status) status = reduce(view, at);
+        if (!status) status = lossynet_pulse(view->comm, each, squares, sizeof *each);
+        if (!status) status = broadcast_begin(view, at);
+        at++;
+        if (status || (at <= STEPS && !lossynet_is_called(view->comm))) continue;
+        status = lossynet_broadcast_end(view->comm);
+        uint64_t own[2] = {at, at};
+        if (!status) status = lossynet_all_gather(view->comm, own, everybody, sizeof at);
+        for (int w = 0; w < run.workers && !status; w++)
+            if (everybody[w] > at) at = everybody[w];
+        lossynet_met(view->comm);
+    }
+    return status;
+}
+
 static float **take_vectors(void) {
     float **vectors = calloc((size_t)run.local, sizeof *vectors);
     for (int v = 0; v < run.local; v++) {
@@ -416,7 +448,9 @@ static void rank_main(int rank) {
         .loss = {.rate = {loss_rate, loss_rate}, .model = "bernoulli", .seed = 3},
         .link = LOSSYNET_LINK_UDP,
         .peer_timeout = PEER_TIMEOUT,
-        .return_masks = true,
+        .return_masks = !run.skips,
+        .skip_late = run.skips,
+        .deadline = run.skips ? 0.01 : 0,
         .multicast = true,
         .encrypt = run.encrypt,
     };
@@ -427,7 +461,7 @@ static void rank_main(int rank) {
                                                 simulation_share, NULL, &view.comm);
     REQUIRE(status == LOSSYNET_OK);
     fill_places(view.comm);
-    status = train(&view);
+    status = run.skips ? train_skipping(&view) : train(&view);
     REQUIRE(run.mad || status == LOSSYNET_OK);
     free(view.fresh); /* before lossynet_close: the comm's thread must not look any more */
     free_vectors(view.gradient);
@@ -446,6 +480,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t bytes) {
     loss_rate = input[0] & 8 ? 0.2 : 0;
     run.mad = input[0] & 1;
     run.stays = input[3] & 0x40;
+    run.skips = run.mad && input[3] & 0x80;
     run.harmless = loss_rate == 0 && input[2] >= 64; /* room for all windows */
     run.overlap = input[0] & 2;
     run.abrupt = input[0] & 128;

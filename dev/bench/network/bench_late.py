@@ -1,0 +1,37 @@
+#!/usr/bin/env python3
+"""Prints what late ranks cost the others, with a deadline and without, as a table: in virtual time
+(dev/simulation/late_ranks.c), so that every machine prints the same.
+
+    bench_late.py [RANKS ...]      4 and 16 ranks; 64 take some minutes
+"""
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+PROGRAM = ROOT / os.environ.get("BUILD", "build") / "late_ranks"
+COLUMNS = ("mean", "p50", "p99", "lost", "idle", "left_out", "pace", "throughput")
+WAYS = (("off", []), ("auto", []), ("auto", ["1", "carry"]))
+
+
+def measure(ranks, what, deadline, more):
+    done = subprocess.run([str(PROGRAM), str(ranks), what, deadline, *more], check=True, text=True,
+                          stdout=subprocess.PIPE)
+    words = done.stdout.split()
+    return {name: float(value) for name, value in zip(words[::2], words[1::2])}
+
+
+def main():
+    print("| ranks | disturbed by | `--deadline` | " + " | ".join(COLUMNS) + " |")
+    print("| ---: | --- | --- |" + " ---: |" * len(COLUMNS))
+    for ranks in map(int, sys.argv[1:] or (4, 16)):
+        for what in ("tail", "stop", "slow", "spread"):
+            for deadline, more in WAYS:
+                got = measure(ranks, what, deadline, more)
+                print(f"| {ranks} | {what} | {deadline}{', carry' if more else ''} | "
+                      + " | ".join(f"{got[name] + 0.0:.3f}" for name in COLUMNS) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
