@@ -269,7 +269,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
 # replay_packets  the same, for inputs that were kept
 # round_trips     what a step costs by round trip and loss, on the same simulated network
 # late_ranks      what late ranks cost the others, with a deadline and without, on the same network;
-#                 optimised and without sanitizers, eight times as fast: it has many ranks
+#                 optimised and without sanitizers, since it has many ranks
 # thread/...      tests whose ranks are threads, with the thread sanitizer; without OpenMP, whose
 #                 library is not built for it: races would be seen in every barrier
 INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
