@@ -107,10 +107,23 @@ static void note_lag(struct lossynet_deadline *d, uint32_t step, double lag) {
     if (d->steps - step <= LOSSYNET_DEADLINE_STEPS) *largest = fmaxf(*largest, (float)lag);
 }
 
+/* A deadline that is shorter than what an answer takes would make everybody late. */
+static void tell_raised(struct lossynet_transport *t) {
+    struct lossynet_deadline *d = &t->deadline;
+    const double wait = lossynet_deadline_wait(t);
+    if (d->fixed == 0 || d->raised || wait <= d->fixed) return;
+    d->raised = true;
+    if (t->world.rank == 0)
+        lossynet_log("deadline %g s: expected at least three round trips: raised to %.2g s, and as "
+                     "they change",
+                     d->fixed, wait);
+}
+
 void lossynet_deadline_learn(struct lossynet_transport *t) {
     struct lossynet_deadline *d = &t->deadline;
     const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
     if (!d->on || phase->half == 0) return;
+    tell_raised(t);
     const uint32_t step = d->steps++, slot = step % LOSSYNET_DEADLINE_STEPS;
     d->base[slot] = d->ended > 0 ? (float)fmax(0, phase->half - d->ended) : 0;
     d->largest[slot] = 0;

@@ -147,6 +147,7 @@ enum { LOSSYNET_DEADLINE_LAGS = 1024, LOSSYNET_DEADLINE_STEPS = 64 }; /* remembe
 struct lossynet_deadline {
     bool on;
     double fixed;    /* s; 0: learnt */
+    bool raised;     /* a line has said that it is too short */
     double wait;     /* s, learnt */
     double ended;    /* when the last GRADIENT phase did */
     int late;        /* peers */

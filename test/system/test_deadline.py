@@ -93,6 +93,13 @@ def test_all_stop_and_go_on_together(data, tmp_path):
     assert log[-1]["status"] == "complete" and log[-1]["step"] >= 5
 
 
+def test_shorter_than_a_round_trip(data, tmp_path):
+    """Such a deadline is raised, and one line says so."""
+    done = succeed(*settings(data, tmp_path, link="udp", deadline=1e-6, val=None, steps=20), ranks=2)
+    (line,) = [line for line in done.stderr.splitlines() if "deadline" in line]
+    assert "deadline 1e-06 s: expected at least three round trips: raised to" in line
+
+
 def test_made_up_runs(data, tmp_path):
     """Late ranks that a script makes up: where nobody is late, the run is an ordinary one."""
     record, made_up = tmp_path / "record", tmp_path / "made up"
