@@ -62,8 +62,8 @@
 
 /* ---- model ------------------------------------------------------------------------------ */
 
-/* llmc/model/param_layout.h says where a parameter lies in the flat vector that the network averages,
- * llmc/model/activations.h what is kept between forward and backward. */
+/* llmc/model/param_layout.h says where a parameter lies in the flat vector that the network
+ * averages, llmc/model/activations.h what is kept between forward and backward. */
 
 /* Element `offset` of a tensor, and of a vector of parameters in use. */
 static tensor *at(const struct backend *be, const tensor *vector, size_t offset) {
@@ -89,7 +89,8 @@ static void bucket_done(const struct bucket_hooks *hooks, int bucket) {
     if (hooks && hooks->done) hooks->done(hooks->context, bucket);
 }
 
-/* From a->tokens (B, T) to a->last_norm (B, T, C), what the classifier reads. hooks: may be NULL. */
+/* From a->tokens (B, T) to a->last_norm (B, T, C), what the classifier reads. hooks: may be
+ * NULL. */
 static void model_forward(const struct backend *be, const struct param_layout *l,
                           const weight *params, struct activations *a, int B, int T,
                           const struct bucket_hooks *hooks) {
@@ -387,8 +388,8 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
  * in t->record is none; then the parameters are still good, and the caller stops. */
 enum { FAILED = -1, NOT_FINITE = 1 };
 
-/* Ends the last step, if that is still to do, in two parts. The first closes its PARAMETER phase; the
- * second records it, when ranks have told each other how it went. */
+/* Ends the last step, if that is still to do, in two parts. The first closes its PARAMETER phase;
+ * the second records it, when ranks have told each other how it went. */
 static int finish_step_begin(struct trainer *t) {
     t->last = t->record;
     return t->dp.unfinished ? data_parallel_finish_begin(&t->dp, &t->last) : 0;
@@ -501,8 +502,9 @@ static int step_naive(struct trainer *t, int step) {
     return status;
 }
 
-/* One step of all workers: `step`, or with --deadline the later one in t->record.step. Whether loss and norm are finite is the caller's to look for, in
- * t->record. Returns 0, or -1 after reporting. */
+/* One step of all workers: `step`, or with --deadline the later one in t->record.step. Whether loss
+ * and norm are finite is the caller's to look for, in t->record. Returns 0, or -1 after
+ * reporting. */
 static int training_step(struct trainer *t, int step) {
     const int algorithm = t->options->algorithm;
     const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)
@@ -698,8 +700,9 @@ static void advance(struct trainer *t, int done) {
     t->at.step = done;
 }
 
-/* With --deadline ranks may be at different steps, and learn at different times that one of them stops, or
- * is broken. Before anything that all do together they meet, and go on from the same step. */
+/* With --deadline ranks may be at different steps, and learn at different times that one of them
+ * stops, or is broken. Before anything that all do together they meet, and go on from the same
+ * step. */
 static int meet(struct trainer *t, bool *stop, bool *broken) {
     int done = t->at.step;
     if (finish_step(t) || data_parallel_meet(&t->dp, &done, stop, broken)) return -1;

@@ -1,5 +1,5 @@
-/* comm.h — what the files of lossynet/ share beside the public interface: opening, settings, and the
- * meeting of ranks at the start. Uses every folder; none uses this.
+/* comm.h — what the files of lossynet/ share beside the public interface: opening, settings, and
+ * the meeting of ranks at the start. Uses every folder; none uses this.
  */
 #ifndef LOSSYNET_COMM_H
 #define LOSSYNET_COMM_H

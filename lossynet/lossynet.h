@@ -18,8 +18,8 @@
  * Workers of one rank exchange in memory, ranks through a link (link.h); injected loss treats both
  * alike, so the result is the same, bit for bit, however the workers are spread.
  *
- * Errors: functions return a status; the first function to see an error logs one line (settings.log).
- * The library never exits. Threads: one thread calls at a time, unless stated.
+ * Errors: functions return a status; the first function to see an error logs one line
+ * (settings.log). The library never exits. Threads: one thread calls at a time, unless stated.
  */
 #ifndef LOSSYNET_H
 #define LOSSYNET_H
@@ -32,7 +32,8 @@ extern "C" {
 
 #pragma GCC visibility push(default) /* what a shared library exports */
 
-/* MAJOR.MINOR.PATCH. MINOR changes whenever this header does, since programs fill in its structs. */
+/* MAJOR.MINOR.PATCH. MINOR changes whenever this header does, since programs fill in its
+ * structs. */
 #define LOSSYNET_VERSION "0.1.0"
 
 /* LOSSYNET_VERSION of the library that the program runs with. */
@@ -85,8 +86,8 @@ typedef enum {
     LOSSYNET_ZERO,     /* (g_o + sum_S g_i) / N: biased, loss shrinks the gradient */
 } lossynet_estimator;
 
-/* All four give every sender exactly float(1.0/N) where everything arrived (ht: has always arrived),
- * and in a `lossless` phase. */
+/* All four give every sender exactly float(1.0/N) where everything arrived (ht: has always
+ * arrived), and in a `lossless` phase. */
 
 /* Elements of a packet. Vectors are float32 in any case. */
 typedef enum {
@@ -95,8 +96,8 @@ typedef enum {
 } lossynet_wire_dtype;
 
 /* The masked average, computed where the vectors live. For j < n:
- * out[j] = sum over i < senders of weight[(j / packet) * senders + i] * sender[i][j], in order of i;
- * weight 0 = did not arrive, sender[i] must not be read there. out may be one of the senders. */
+ * out[j] = sum over i < senders of weight[(j / packet) * senders + i] * sender[i][j], in order of
+ * i; weight 0 = did not arrive, sender[i] must not be read there. out may be one of the senders. */
 typedef void (*lossynet_weighted_sum)(float *out, const float *const *sender, const float *weight,
                                       int senders, size_t n, size_t packet);
 
@@ -116,9 +117,9 @@ struct lossynet_memory {
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };
 
-/* Where what was lost of gradients is kept, if not in lossynet's memory: beside vectors that are computed
- * on a GPU, say. Whoever keeps it adds it, times the share, to a vector before the vector is ready. Called
- * with local workers, from several threads at once.
+/* Where what was lost of gradients is kept, if not in lossynet's memory: beside vectors that are
+ * computed on a GPU, say. Whoever keeps it adds it, times the share, to a vector before the vector
+ * is ready. Called with local workers, from several threads at once.
  *   keep  of n elements from `offset` of a worker's vector: the residual is 0 where
  *         arrived[j / packet] is not 0, and elsewhere the element as it was sent, so with wire_dtype bf16
  *         rounded
@@ -144,8 +145,8 @@ struct lossynet_settings {
     lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
     bool weighted_sum_whole; /* it is given a shard at a time, and not a part for each CPU thread: a
                                 device is fastest so */
-    /* For what other ranks sent, which weighted_sum reads beside vectors: returns NULL where there is
-     * no memory, and need not clear it. Both or neither; neither: malloc's. */
+    /* For what other ranks sent, which weighted_sum reads beside vectors: returns NULL where there
+     * is no memory, and need not clear it. Both or neither; neither: malloc's. */
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory); /* of `allocate`, when the comm closes; NULL is fine */
     /* copied; NULL: the vectors are in the host's memory. Else: one rank only */
@@ -174,20 +175,21 @@ struct lossynet_settings {
         record_loss; /* FILE, of rank r FILE.r: what arrived, for the loss model trace (loss_trace.c);
                               NULL: not written */
     double peer_timeout; /* seconds of silence after which a rank is dead; 0: 10 */
-    /* Links udp and verbs, several ranks: a step does not wait for late ranks (transport/deadline.c) longer
-     * than `deadline` seconds after half of the ranks; 0: learnt. Between the lossynet_step_follow of a
-     * step and the next one call lossynet_reduce, lossynet_pulse and lossynet_broadcast, each once. Not
-     * with retransmission_rounds or return_masks. */
+    /* Links udp and verbs, several ranks: a step does not wait for late ranks
+     * (transport/deadline.c) longer than `deadline` seconds after half of the ranks; 0: learnt.
+     * Between the lossynet_step_follow of a step and the next one call lossynet_reduce,
+     * lossynet_pulse and lossynet_broadcast, each once. Not with retransmission_rounds or
+     * return_masks. */
     bool skip_late;
     double deadline;
     bool multicast; /* parameters are sent once for all ranks, where the network can */
     bool encrypt;   /* datagrams are encrypted and authenticated (crypto.h) */
-    /* With encrypt: a secret of all ranks, 16 to 4,096 bytes; NULL: the channel that ranks meet by is
-     * trusted. */
+    /* With encrypt: a secret of all ranks, 16 to 4,096 bytes; NULL: the channel that ranks meet by
+     * is trusted. */
     const char *key_file;
     int dscp; /* traffic class of DATA, 0 ... 63 (RFC 2474); 0: the default, as control */
-    /* Where messages go, from lossynet_open or lossynet_probe on and for the whole process. NULL: as
-     * before; at first to stderr, as "lossynet: ..." */
+    /* Where messages go, from lossynet_open or lossynet_probe on and for the whole process. NULL:
+     * as before; at first to stderr, as "lossynet: ..." */
     lossynet_log_function log;
     void *log_context;
 };
@@ -225,15 +227,16 @@ const char *lossynet_link_name(const struct lossynet_comm *comm);
 /* Whether packets move while the caller computes. */
 bool lossynet_overlaps(const struct lossynet_comm *comm);
 
-/* A vector (`count` elements, the host's memory) that phases will be given: network hardware that can (link
- * verbs) sends from it in place, where elements travel as they are: float32, not encrypted. It must
- * then stay until lossynet_close. False: what is sent from it is copied first, as from any other. */
+/* A vector (`count` elements, the host's memory) that phases will be given: network hardware that
+ * can (link verbs) sends from it in place, where elements travel as they are: float32, not
+ * encrypted. It must then stay until lossynet_close. False: what is sent from it is copied first,
+ * as from any other. */
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count);
 
-/* Gradients of local worker `worker`, given to phases as `vector`, leave from `there` (P elements of a
- * GPU's memory), which network hardware reads. Of `vector` itself only what workers of this rank own
- * is then read. Their checksum covers the header alone (wire.h), so this needs a link that checks
- * payloads (verbs), elements that travel as they are, and no error feedback. Both stay
+/* Gradients of local worker `worker`, given to phases as `vector`, leave from `there` (P elements
+ * of a GPU's memory), which network hardware reads. Of `vector` itself only what workers of this
+ * rank own is then read. Their checksum covers the header alone (wire.h), so this needs a link that
+ * checks payloads (verbs), elements that travel as they are, and no error feedback. Both stay
  * until lossynet_close. False, after one line where link or hardware refused: all of `vector` is
  * read. */
 bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
@@ -247,21 +250,21 @@ void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
 /* Whether late ranks are not waited for: skip_late, over a link that can. */
 bool lossynet_skips_late(const struct lossynet_comm *comm);
 
-/* With settings.skip_late, in the place of lossynet_step_begin: starts *step, or the later one that most
- * ranks are at, which is then in *step: steps in between are left out. *idle: this rank was late, so its
- * workers take part without a gradient; what the vectors hold is not sent, but with error_feedback what
- * was late before. Without skip_late the same
+/* With settings.skip_late, in the place of lossynet_step_begin: starts *step, or the later one that
+ * most ranks are at, which is then in *step: steps in between are left out. *idle: this rank was
+ * late, so its workers take part without a gradient; what the vectors hold is not sent, but with
+ * error_feedback what was late before. Without skip_late the same
  * as lossynet_step_begin. */
 lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle);
 
 /* With settings.skip_late: whether another rank waits in a collective call that does not belong to
- * a step (all but those that lossynet_step_follow names), so that this one had better join it. All must
- * then agree on a step; lossynet_met says that they have. */
+ * a step (all but those that lossynet_step_follow names), so that this one had better join it. All
+ * must then agree on a step; lossynet_met says that they have. */
 bool lossynet_is_called(struct lossynet_comm *comm);
 void lossynet_met(struct lossynet_comm *comm);
 
-/* late[r], r < ranks: so many steps went on here without rank r since open; of this rank: in so many it
- * was late. */
+/* late[r], r < ranks: so many steps went on here without rank r since open; of this rank: in so
+ * many it was late. */
 void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late);
 
 /* Starts step `step` (0, 1, ...; the same on every rank). */
@@ -283,9 +286,10 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
                                       bool lossless);
 void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket);
 
-/* Between bucket_ready and lossynet_reduce, with its arguments: averages a bucket that is ready at all
- * local workers, if all that will come of it is there. It never waits. Buckets in ascending order, from
- * one thread. False: not done, as for retransmission, estimator `ht` and deadlines; lossynet_reduce will. */
+/* Between bucket_ready and lossynet_reduce, with its arguments: averages a bucket that is ready at
+ * all local workers, if all that will come of it is there. It never waits. Buckets in ascending
+ * order, from one thread. False: not done, as for retransmission, estimator `ht` and deadlines;
+ * lossynet_reduce will. */
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket);
 
@@ -308,16 +312,16 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited);
 lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm); /* fine when none is open */
 
-/* The broadcasts from now on send ahead[v] in place of what local worker v owns: as many elements, in
- * order of buckets. They are values of the model plus `lead` times its last change. NULL: the
- * vectors' own are sent again. The memory must keep its contents until the broadcast has ended and the
- * next lossynet_reduce has returned; it lies where the vectors lie. Between steps only. */
+/* The broadcasts from now on send ahead[v] in place of what local worker v owns: as many elements,
+ * in order of buckets. They are values of the model plus `lead` times its last change. NULL: the
+ * vectors' own are sent again. The memory must keep its contents until the broadcast has ended and
+ * the next lossynet_reduce has returned; it lies where the vectors lie. Between steps only. */
 void lossynet_broadcast_ahead(struct lossynet_comm *comm, const float *const *ahead, double lead);
 
 /* The lead, in steps, with which the mean of the replicas is the model, by what earlier steps have
- * measured: how far replicas were behind along the model's path, plus how late carried gradients were
- * (lead.c derives it). 0 before anything was lost. The same on every rank. Needs settings.lead and
- * lossynet_drift_measure after every step. */
+ * measured: how far replicas were behind along the model's path, plus how late carried gradients
+ * were (lead.c derives it). 0 before anything was lost. The same on every rank. Needs settings.lead
+ * and lossynet_drift_measure after every step. */
 double lossynet_lead(const struct lossynet_comm *comm);
 
 /* Walks over what the last broadcast left fresh at a local worker (its own shards included), as
@@ -326,8 +330,8 @@ double lossynet_lead(const struct lossynet_comm *comm);
 bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
                          size_t *offset, size_t *count);
 
-/* Assembles the owners' shards into `fresh` (P elements, none of the vectors) on every rank; nothing
- * is lost, rounded or counted. Collective. */
+/* Assembles the owners' shards into `fresh` (P elements, none of the vectors) on every rank;
+ * nothing is lost, rounded or counted. Collective. */
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh);
 
@@ -343,13 +347,14 @@ lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine
 lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes);
 
-/* lossynet_all_gather, once in each step: with settings.skip_late it does not wait for late ranks, whose
- * part of `all`, and of what was put aside, stays as it was: what they told last. */
+/* lossynet_all_gather, once in each step: with settings.skip_late it does not wait for late ranks,
+ * whose part of `all`, and of what was put aside, stays as it was: what they told last. */
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
                                size_t bytes);
 
-/* With skip_late and record_loss: the numbers that local workers' updates use in this step are recorded
- * beside what arrived, so that one process can make the run again (loss model "replay:FILE"). */
+/* With skip_late and record_loss: the numbers that local workers' updates use in this step are
+ * recorded beside what arrived, so that one process can make the run again (loss model
+ * "replay:FILE"). */
 void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead);
 
 struct lossynet_part { /* of a worker in a step */
@@ -382,8 +387,8 @@ struct lossynet_counters { /* packets that travel between workers; one to itself
 lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step,
                                        struct lossynet_counters *out);
 
-/* lost[r * N + s] (N * N, on every rank): of the packets that worker s sent to worker r since open, in
- * both phases, the share that did not arrive; 0 where none was sent. Collective. */
+/* lost[r * N + s] (N * N, on every rank): of the packets that worker s sent to worker r since open,
+ * in both phases, the share that did not arrive; 0 where none was sent. Collective. */
 lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost);
 
 /* Bytes this rank's comm holds. */
@@ -437,8 +442,8 @@ lossynet_status lossynet_drift_measure(struct lossynet_comm *comm, float *const 
 
 /* lossynet_drift_measure and lossynet_step_counters of `step`, in two parts around the next
  * lossynet_all_gather, so that all together cost one exchange: begin takes the values that are
- * measured, after the broadcast of `step` has ended and before vectors change; end computes. Without a
- * gather in between end makes the exchange. Each is collective. */
+ * measured, after the broadcast of `step` has ended and before vectors change; end computes.
+ * Without a gather in between end makes the exchange. Each is collective. */
 lossynet_status lossynet_report_begin(struct lossynet_comm *comm, uint64_t step,
                                       float *const *vectors);
 lossynet_status lossynet_report_end(struct lossynet_comm *comm, struct lossynet_counters *counters,
@@ -459,8 +464,8 @@ double lossynet_drift_paper(double p, double sigma2); /* 2p/(1+p) sigma2 */
 /* Sends test datagrams from every rank to every other, over the link, with the packet size and at
  * the pace that `settings` name (nothing else of them matters), in ranks - 1 rounds of `seconds`.
  * In a round every rank sends to one rank and receives from one. node[ranks]: the host that each
- * rank is on, 0, 1, ..., the same on all ranks. out[s * ranks + r] (ranks * ranks), on every rank: from
- * s to r. *link_name: static text. Collective. */
+ * rank is on, 0, 1, ..., the same on all ranks. out[s * ranks + r] (ranks * ranks), on every rank:
+ * from s to r. *link_name: static text. Collective. */
 lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,
                                double seconds, struct lossynet_path *out, const char **link_name);

@@ -1,11 +1,12 @@
 /* cuda_emu.h — runs the project's CUDA kernel sources on a CPU, so that they are tested where there
  * is neither a GPU nor a CUDA toolkit. For tests only.
  *
- * The sources in llmc/backend/cuda are compiled by g++ with -DCUDA_EMULATION and see this file instead of
- * the toolkit's headers. A kernel is an ordinary function. Every CUDA thread of a block is a fiber,
- * blocks run one after the other, all on the calling thread. A fiber runs until it meets a barrier
- * or a warp collective (shuffle, ballot, ldmatrix, mma), so a missing barrier is not hidden by luck:
- * the first warp runs to its end before the second begins. cuda_emu_order() changes who comes first.
+ * The sources in llmc/backend/cuda are compiled by g++ with -DCUDA_EMULATION and see this file
+ * instead of the toolkit's headers. A kernel is an ordinary function. Every CUDA thread of a block
+ * is a fiber, blocks run one after the other, all on the calling thread. A fiber runs until it
+ * meets a barrier or a warp collective (shuffle, ballot, ldmatrix, mma), so a missing barrier is
+ * not hidden by luck: the first warp runs to its end before the second begins. cuda_emu_order()
+ * changes who comes first.
  *
  *   cuda_emu.h     types, keywords, built-in variables and functions of device code, launch()
  *   cuda_emu.cpp   the scheduler; never compiled with -fsanitize=thread itself, see there
@@ -16,10 +17,10 @@
  * What it finds: wrong results in any order of threads; reads of shared memory that nobody wrote
  * (it is NaN when a block starts); deadlocks, collectives whose lanes do not agree, threads of one
  * block at different barriers, misaligned or misplaced ldmatrix and cp.async, copies that nobody
- * waited for; with the address sanitizer, accesses outside global, dynamic and static shared memory;
- * with the thread sanitizer, data races inside and between blocks, by line; streams that do not wait
- * for each other where they must. What it cannot find: bank conflicts, coalescing, occupancy, wrong
- * operands of real asm statements.
+ * waited for; with the address sanitizer, accesses outside global, dynamic and static shared
+ * memory; with the thread sanitizer, data races inside and between blocks, by line; streams that do
+ * not wait for each other where they must. What it cannot find: bank conflicts, coalescing,
+ * occupancy, wrong operands of real asm statements.
  */
 #ifndef CUDA_EMU_H
 #define CUDA_EMU_H
@@ -156,8 +157,9 @@ bool is_shared(const void *p);
 void sync_block(const char *where);
 void fence(void);
 
-/* Brings `words_in` words and waits for all lanes of the mask; the last one runs `finish`. Then takes
- * `words_out` words: the input of lane `source`, or where that is negative, this lane's output. */
+/* Brings `words_in` words and waits for all lanes of the mask; the last one runs `finish`. Then
+ * takes `words_out` words: the input of lane `source`, or where that is negative, this lane's
+ * output. */
 void meet(uint32_t mask, enum operation operation, const uint32_t *in, int words_in,
           void (*finish)(struct group *), int source, uint32_t *out, int words_out,
           const char *where);
@@ -268,7 +270,8 @@ static inline float rsqrtf(float x) {
 }
 /* glibc declares functions of these names, so macros. */
 #define __expf(x) expf(x)
-/* As far off as the programming guide allows, and 0 where it says so: 2^126 < y. For positive numbers. */
+/* As far off as the programming guide allows, and 0 where it says so: 2^126 < y. For positive
+ * numbers. */
 static inline float __fdividef(float x, float y) {
     return y > 0x1p126f ? 0 : nextafterf(nextafterf(x / y, 0), 0);
 }

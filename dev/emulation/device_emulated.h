@@ -1,9 +1,9 @@
 /* device_emulated.h — what tests ask of the emulated device (device_emulated.cpp) beside what a
  * device does: the order in which blocks, warps and lanes run in the launches that follow.
  *
- * Environment: EMULATED_DEVICE=NAME: its name; none: there is no device. EMULATED_DEVICES=N: the ranks
- * of a host share so many, otherwise each has its own. EMULATED_MEMORY=BYTES: a device has so much.
- * EMULATED_FAULT=1: allocating pinned memory meets the error of a kernel that ran before.
+ * Environment: EMULATED_DEVICE=NAME: its name; none: there is no device. EMULATED_DEVICES=N: the
+ * ranks of a host share so many, otherwise each has its own. EMULATED_MEMORY=BYTES: a device has so
+ * much. EMULATED_FAULT=1: allocating pinned memory meets the error of a kernel that ran before.
  * EMULATED_STREAMS=late, others or soon: when work on a stream runs (streams_emu.h). */
 #ifndef DEVICE_EMULATED_H
 #define DEVICE_EMULATED_H

@@ -1,6 +1,6 @@
-/* ptx_emu.h — the instructions of llmc/backend/cuda/ptx.cuh, as the PTX ISA (8.x) defines them. Included by
- * ptx.cuh under emulation. Memory is read and written here and not in cuda_emu.cpp, so that the
- * sanitizers see it. */
+/* ptx_emu.h — the instructions of llmc/backend/cuda/ptx.cuh, as the PTX ISA (8.x) defines them.
+ * Included by ptx.cuh under emulation. Memory is read and written here and not in cuda_emu.cpp, so
+ * that the sanitizers see it. */
 #ifndef CUDA_EMU_PTX_H
 #define CUDA_EMU_PTX_H
 

@@ -4,9 +4,9 @@
  *     any compiler, -DREPLAY                          runs the files named on the command line
  *
  * The whole of lossynet above the links runs, all ranks in one thread (dev/simulation). An input
- * begins with SETTINGS bytes that choose what is run, and how many datagrams arrive untouched first.
- * Each datagram that a rank sends then takes one byte, its fate, and what that fate needs; when the
- * input ends, everything arrives.
+ * begins with SETTINGS bytes that choose what is run, and how many datagrams arrive untouched
+ * first. Each datagram that a rank sends then takes one byte, its fate, and what that fate needs;
+ * when the input ends, everything arrives.
  *
  * Two kinds of networks:
  *   fair   loses, delays, repeats, reorders, cuts and damages datagrams, adds those of strangers and
@@ -220,8 +220,8 @@ struct worker_view {
     float *fresh, *before;
 };
 
-/* Worker i's gradient is N 2^i, times 512 in even steps: estimator `zero` makes a number of it whose
- * bits say exactly whose gradients of which step are in. */
+/* Worker i's gradient is N 2^i, times 512 in even steps: estimator `zero` makes a number of it
+ * whose bits say exactly whose gradients of which step are in. */
 static float gradient_of(int worker, uint64_t step) {
     return ldexpf((float)run.workers, worker + (step % 2 ? 0 : 9));
 }
@@ -247,8 +247,8 @@ static void fill_places(const struct lossynet_comm *comm) {
         }
 }
 
-/* Of local worker v: a vector is as it was outside its shards; inside, all elements of a packet have
- * the same senders, its owner among them, all of this step. */
+/* Of local worker v: a vector is as it was outside its shards; inside, all elements of a packet
+ * have the same senders, its owner among them, all of this step. */
 static void judge_gradients(struct worker_view *view, int v, uint64_t step) {
     int me = view->rank * run.local + v;
     for (size_t e = 0; e < ELEMENTS; e++) {

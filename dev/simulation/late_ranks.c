@@ -4,8 +4,8 @@
  *
  * With `carry` what is late of a gradient is added to the next (error feedback).
  *
- * Ranks compute for 0.1 s in a step and exchange what a trainer does, over a network with a round trip of
- * 0.2 ms that loses nothing. WHAT disturbs them:
+ * Ranks compute for 0.1 s in a step and exchange what a trainer does, over a network with a round
+ * trip of 0.2 ms that loses nothing. WHAT disturbs them:
  *
  *     even      nothing
  *     spread    compute times are uniform within 20% of 0.1 s, drawn for each rank and step
@@ -27,7 +27,8 @@
  *     throughput  gradients averaged per second, over the same
  *     steps       at which all ranks have ended
  *
- * The result is a function of the arguments: test/lossynet/test_simulation.py compares it with bounds.
+ * The result is a function of the arguments: test/lossynet/test_simulation.py compares it with
+ * bounds.
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"

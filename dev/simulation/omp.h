@@ -1,4 +1,5 @@
-/* omp.h — for builds without OpenMP, where every parallel region runs in the thread that meets it. */
+/* omp.h — for builds without OpenMP, where every parallel region runs in the thread that meets
+ * it. */
 #ifndef SIMULATION_OMP_H
 #define SIMULATION_OMP_H
 

@@ -63,8 +63,8 @@ static double exchange(struct lossynet_comm *comm, int rank, int round, bool los
     return simulation_now() - start;
 }
 
-/* A broadcast to which the last rank is late, or in whose middle it stops: how long the others take to
- * send one another what they have. */
+/* A broadcast to which the last rank is late, or in whose middle it stops: how long the others take
+ * to send one another what they have. */
 static double broadcast(struct lossynet_comm *comm, int rank, float **vector, bool stops,
                         uint64_t number) {
     struct lossynet_counters counters;

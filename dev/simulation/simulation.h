@@ -3,9 +3,9 @@
  * Every thread of the program under test is a fiber: the ranks, and the threads that lossynet
  * starts itself. One fiber runs at a time; it gives way where a thread could sleep: at a mutex, a
  * condition, a link's wait, a barrier. Which fiber goes on is drawn from a seed. The clock moves
- * when all sleep, to the first that is due, and by 4 microseconds over the number of ranks whenever it is
- * read. So a run is a function of its input, minutes of silence take milliseconds, and a deadlock
- * or an endless exchange is seen for certain.
+ * when all sleep, to the first that is due, and by 4 microseconds over the number of ranks whenever
+ * it is read. So a run is a function of its input, minutes of silence take milliseconds, and a
+ * deadlock or an endless exchange is seen for certain.
  *
  * threads.h, included by the compiler before every source of lossynet (-include), replaces
  * pthreads, the clock and random numbers by what is declared here.

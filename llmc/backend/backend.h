@@ -85,8 +85,8 @@ struct backend {
      * and `host` is not complete. d2h_on_complete calls call(context) on a thread of its own, as
      * soon as everything that was copied so far is there, in the order of these calls; `call` must
      * not use the backend. d2h_wait also waits for the operations called before a d2h_async of 0
-     * bytes. d2h_mark notes how far copies have been called; d2h_wait_mark waits for those before the
-     * last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1.
+     * bytes. d2h_mark notes how far copies have been called; d2h_wait_mark waits for those before
+     * the last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1.
      *
      * h2d_async copies `host` to `to` before any operation that is called later. The copy may
      * begin while earlier operations still run, so `to` must not be used by operations called
@@ -194,11 +194,11 @@ struct backend {
     /* the same of from[j] rounded to bfloat16, to nearest even; to may be from */
     void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet);
-    /* Of gradients that were lost, the residual; the bits of lossynet's error_feedback.c. NULL where
-     * not on_device.
+    /* Of gradients that were lost, the residual; the bits of lossynet's error_feedback.c. NULL
+     * where not on_device.
      * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded
-     * keep_lost: residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere vector[j],
-     * to bfloat16 with `rounds` */
+     * keep_lost: residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere
+     * vector[j], to bfloat16 with `rounds` */
     void (*add_residual)(float *vector, const float *residual, float share, size_t n);
     void (*keep_lost)(float *residual, const float *vector, const uint8_t *arrived, size_t n,
                       size_t packet, bool rounds);

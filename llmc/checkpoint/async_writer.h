@@ -63,8 +63,8 @@ void async_writer_close(struct async_writer *s);
  * writing, and whether it has received a signal. Returns 0, or -1 if the exchange failed. */
 int async_writer_tell(struct async_writer *s);
 
-/* Call after that gather, and after the step. *stop: one of the ranks has received a signal, as far as this
- * one knows. */
+/* Call after that gather, and after the step. *stop: one of the ranks has received a signal, as far
+ * as this one knows. */
 void async_writer_poll(struct async_writer *s, bool *stop);
 
 /* Saves the run between two steps, when no phase is open. A checkpoint that cannot be written is

@@ -1,11 +1,11 @@
 /* bucket_pipeline.h — moves the workers' vectors between device, host and network while workers
  * compute.
  *
- * A bucket's gradient is sent as soon as backward has finished it. A bucket's parameters are brought
- * to where forward reads them before forward first needs them. On the CPU, and for workers that
- * share one device and process, nothing is copied: the pipeline only tells lossynet. If the network
- * reads copies in host memory (`staged`: several ranks, each with a device), worker.h copies
- * between the two while the device computes:
+ * A bucket's gradient is sent as soon as backward has finished it. A bucket's parameters are
+ * brought to where forward reads them before forward first needs them. On the CPU, and for workers
+ * that share one device and process, nothing is copied: the pipeline only tells lossynet. If the
+ * network reads copies in host memory (`staged`: several ranks, each with a device), worker.h
+ * copies between the two while the device computes:
  *
  *     backward has finished a bucket     what was lost before is added; it is copied to the host; then
  *                                        lossynet is told
@@ -62,8 +62,8 @@ void pipeline_close(struct bucket_pipeline *s);
 /* Tells that a worker's gradient is final in this bucket: it is copied to the host, if staged,
  * and sent, if phases overlap. */
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
-/* Waits until a bucket of all workers' gradients is where the network reads it; only where it is copied
- * there (staged), and of the first BACKEND_MARKS buckets. */
+/* Waits until a bucket of all workers' gradients is where the network reads it; only where it is
+ * copied there (staged), and of the first BACKEND_MARKS buckets. */
 void pipeline_bucket_sent(const struct bucket_pipeline *s, int bucket);
 /* Waits until all gradients are where the network reads them. */
 void pipeline_gradients_sent(const struct bucket_pipeline *s);

@@ -96,8 +96,8 @@ int data_parallel_sum(struct data_parallel *d, double *sum);
  * workers, after `step` steps. Collective. Returns 0, or -1 after reporting. */
 int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step);
 
-/* With --deadline, writes the event "late_ranks" to the log: how many steps went on without each rank, as rank 0
- * saw it. Returns 0, or -1 after reporting. */
+/* With --deadline, writes the event "late_ranks" to the log: how many steps went on without each
+ * rank, as rank 0 saw it. Returns 0, or -1 after reporting. */
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step);
 
 /* What a checkpoint holds of the workers and the comm. The caller frees out->worker. Returns 0, or
@@ -106,14 +106,18 @@ int data_parallel_describe(const struct data_parallel *d, struct resume_run *out
 
 /* ---- a step; all of these are collective and return 0, or -1 after reporting ---- */
 
-/* Begins *step, or with --deadline the later step that most ranks are at, which is then in *step. */
+/* Begins *step, or with --deadline the later step that most ranks are at, which is then in
+ * *step. */
 int data_parallel_begin(struct data_parallel *d, int *step);
-/* Whether a local worker computes a gradient in this step; with --deadline not where its rank was late. */
+/* Whether a local worker computes a gradient in this step; with --deadline not where its rank was
+ * late. */
 bool data_parallel_computes(const struct data_parallel *d, const struct worker *w);
-/* With --deadline, between steps: makes all ranks meet. *step: in, so many steps this rank has done; out,
- * the most that any has, which all go on from. *stop and *broken: whether they are set on any rank. */
+/* With --deadline, between steps: makes all ranks meet. *step: in, so many steps this rank has
+ * done; out, the most that any has, which all go on from. *stop and *broken: whether they are set
+ * on any rank. */
 int data_parallel_meet(struct data_parallel *d, int *step, bool *stop, bool *broken);
-/* Each local worker left its loss in `mine`, or a negative number where it computed none. The exchange of the norm carries them. */
+/* Each local worker left its loss in `mine`, or a negative number where it computed none. The
+ * exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);
 /* The mean of the losses of all workers that computed one, after the norm was exchanged. */
 double data_parallel_mean_loss(struct data_parallel *d);
@@ -126,9 +130,9 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
 void data_parallel_update_received(struct data_parallel *d, struct worker_step step, double norm);
 /* Owners send their shards of the vectors to all workers; with overlap, during the next forward. */
 int data_parallel_broadcast(struct data_parallel *d, float *const *vectors);
-/* Ends step r->step in two parts. The first waits for its broadcast and measures it; the next exchange
- * carries what ranks tell each other of it. The second writes packets, ages and drift into r, and makes
- * the exchange if there was none. */
+/* Ends step r->step in two parts. The first waits for its broadcast and measures it; the next
+ * exchange carries what ranks tell each other of it. The second writes packets, ages and drift into
+ * r, and makes the exchange if there was none. */
 int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r);
 int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r);
 

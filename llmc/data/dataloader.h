@@ -117,8 +117,8 @@ struct dataloader_batch {
     int skip;            /* ... so many targets of each are not scored */
 };
 
-/* Windows *i, *i + every, ... below `end`, at most `most`, that have the same length and skip: tokens and
- * targets (B, T) without gaps. Moves *i to the window after them. *i < end. */
+/* Windows *i, *i + every, ... below `end`, at most `most`, that have the same length and skip:
+ * tokens and targets (B, T) without gaps. Moves *i to the window after them. *i < end. */
 struct dataloader_batch dataloader_window_batch(const struct dataloader *loader, uint64_t *i,
                                                 uint64_t every, uint64_t end, int most,
                                                 int32_t *tokens, int32_t *targets);

@@ -1,9 +1,11 @@
-/* algorithm.h — averaging and broadcasting vectors of which packets are lost: what lossynet.h promises.
+/* algorithm.h — averaging and broadcasting vectors of which packets are lost: what lossynet.h
+ * promises.
  *
- * Knows vectors, who owns what of them (partition), which packets arrive (arrivals), estimators, ages,
- * error feedback, retransmission and drift. Packets between workers of one rank are copied in memory,
- * others go through the transport.
- * Must not know links, datagrams, peers, windows or time-outs. Uses transport, partition, loss and base.
+ * Knows vectors, who owns what of them (partition), which packets arrive (arrivals), estimators,
+ * ages, error feedback, retransmission and drift. Packets between workers of one rank are copied in
+ * memory, others go through the transport.
+ * Must not know links, datagrams, peers, windows or time-outs. Uses transport, partition, loss and
+ * base.
  *
  *     gradient.c        GRADIENT phase: estimator weights, weighted sum      }  each phase from its
  *     parameter.c       PARAMETER phase: copies, ages, what is fresh         }  begin to its end
@@ -39,10 +41,10 @@ struct lossynet_total { /* packets since open */
     uint64_t expected, arrived;
 };
 
-/* One byte per packet of each directed link between two workers, of which one is local. The packets of
- * a link lie together, in order of (bucket, packet); they are those of the shard's owner, who is the
- * receiver in phase GRADIENT and the sender in phase PARAMETER. So there are two shapes: the links on
- * which the local worker owns the packets, [V][N][its packets], and the others, [V][K].
+/* One byte per packet of each directed link between two workers, of which one is local. The packets
+ * of a link lie together, in order of (bucket, packet); they are those of the shard's owner, who is
+ * the receiver in phase GRADIENT and the sender in phase PARAMETER. So there are two shapes: the
+ * links on which the local worker owns the packets, [V][N][its packets], and the others, [V][K].
  * lossynet_rx and lossynet_tx find a link. */
 struct lossynet_arrivals {
     uint8_t *arrived[2]; /* by (receiver, sender): 1 = it is there; one's own are */
@@ -72,11 +74,11 @@ void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool para
 void lossynet_arrivals_close(struct lossynet_comm *comm);
 /* Before a phase opens: nothing has arrived but one's own. */
 void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
-/* Tells the senders what has arrived in this phase so far; in a round of retransmission: what is not
- * asked for again. Collective. */
+/* Tells the senders what has arrived in this phase so far; in a round of retransmission: what is
+ * not asked for again. Collective. */
 lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
-/* What arrived at local worker v from others in a phase that has ended, and what was to; its own do not
- * count. Adds them to `total`, so call it once for each phase. */
+/* What arrived at local worker v from others in a phase that has ended, and what was to; its own do
+ * not count. Adds them to `total`, so call it once for each phase. */
 void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                              uint64_t *expected, uint64_t *arrived);
 /* What injected loss lets through of n packets in this step, see lossynet_loss_mask; lossless: all.
@@ -266,7 +268,8 @@ struct lossynet_drift_state {
 void lossynet_drift_open(struct lossynet_comm *comm,
                          int samples); /* sees to pool.out_of_memory only */
 void lossynet_drift_close(struct lossynet_comm *comm);
-/* lossynet_drift_measure in two parts: puts aside what is gathered; computes, after that is there. */
+/* lossynet_drift_measure in two parts: puts aside what is gathered; computes, after that is
+ * there. */
 lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors);
 void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
@@ -377,7 +380,8 @@ static inline bool lossynet_is_local(const struct lossynet_comm *comm, int worke
     return worker >= comm->first && worker < comm->first + comm->local;
 }
 
-/* Where the packets between local worker v and another one lie: those that v owns, or not; *n of them.
+/* Where the packets between local worker v and another one lie: those that v owns, or not; *n of
+ * them.
  */
 static inline size_t lossynet_link_start(const struct lossynet_comm *comm, bool own, int v,
                                          int other, size_t *n) {

@@ -1,10 +1,11 @@
-/* arrivals.c — which packets arrive: as injected loss decides, as receivers note it, and as senders are
- * told, one bit per packet, reliably.
+/* arrivals.c — which packets arrive: as injected loss decides, as receivers note it, and as senders
+ * are told, one bit per packet, reliably.
  *
- * Receivers note what arrives by (receiver, sender). To tell the senders, bits travel to each rank of
- * the links on which its workers send; in a round of retransmission they say which packets are not
- * asked for again (retransmit.c). What comes back is kept by (sender, receiver). After GRADIENT the
- * bits that leave are of links whose packets this rank's workers own, after PARAMETER of the others.
+ * Receivers note what arrives by (receiver, sender). To tell the senders, bits travel to each rank
+ * of the links on which its workers send; in a round of retransmission they say which packets are
+ * not asked for again (retransmit.c). What comes back is kept by (sender, receiver). After GRADIENT
+ * the bits that leave are of links whose packets this rank's workers own, after PARAMETER of the
+ * others.
  */
 #include "lossynet/algorithm/algorithm.h"
 

@@ -20,12 +20,12 @@
  * fraction 2/N:
  *     E|theta_i - theta_j|^2 = sigma^2 [(1-2/N) 2p/(1-p^2) + (2/N) p/(1-p)] C(p)
  *
- * Outages of whole steps, 1/(1-s) of them on average (loss_model.c), make P(A = k) = p (1-s) s^(k-1) for
- * k > 0: all is memoryless again, with s where a further step was p,
+ * Outages of whole steps, 1/(1-s) of them on average (loss_model.c), make P(A = k) = p (1-s)
+ * s^(k-1) for k > 0: all is memoryless again, with s where a further step was p,
  *     E A = p/(1-s),    E|A-B| = 2p/(1-s) (1 - p/(1+s)),    C(s)
- * and s = p gives the above. Loss rates that differ from link to link are not modelled: p is then the
- * mean over all links, and what is expected is too low (both grow faster than p); over a link that
- * is down for good ages and drift grow without bound.
+ * and s = p gives the above. Loss rates that differ from link to link are not modelled: p is then
+ * the mean over all links, and what is expected is too low (both grow faster than p); over a link
+ * that is down for good ages and drift grow without bound.
  *
  * With a lead (lead.c) owners send theta + l D, D being their last change. What a worker of age A
  * holds is then ahead of what it held without by l D_(t-A), so that
@@ -34,8 +34,8 @@
  * two is sum_(k=1..A) rho_k, with mean sum_k rho_k P(A >= k):
  *     E|theta_i - theta|^2 = sigma^2 [E A C(s) + l^2 - 2 l sum_k rho_k p s^(k-1)]
  * Worker to worker. Let m = |A - B|. Beside the m changes they differ by l (D_(t-A) - D_(t-B)), whose
- * variance is 2 l^2 (1 - rho_m), and whose covariance with the changes, twice, is 2 l (1 - rho_m), since
- * all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
+ * variance is 2 l^2 (1 - rho_m), and whose covariance with the changes, twice, is 2 l (1 - rho_m),
+ * since all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
  *     E|theta_i - theta_j|^2 = sigma^2 [E|A-B| C(s) + 2 l (l+1) sum_k P(m = k) (1 - rho_k)]
  * For uncorrelated steps owner to worker is (p/(1-p) + l^2) sigma^2.
  *
@@ -46,18 +46,19 @@
  *
  * Measured on a sample of elements, one from each of `samples` equal runs of the vector, scaled to
  * the whole. All workers' values of the sample are gathered, so every rank computes the same
- * numbers in the same order, bit for bit. sigma^2 and rho are those of the step just made: changes are
- * differences of successive calls' fresh values, and sums over the sample of products of this change
- * with itself and with earlier ones give the variance (mean square: the formulas hold with a common
- * trend in sigma^2 and rho) and the correlations. No average over time: what a replica lacks is
- * mostly the last change or two, and while a model learns sigma^2 falls by percents per step.
+ * numbers in the same order, bit for bit. sigma^2 and rho are those of the step just made: changes
+ * are differences of successive calls' fresh values, and sums over the sample of products of this
+ * change with itself and with earlier ones give the variance (mean square: the formulas hold with a
+ * common trend in sigma^2 and rho) and the correlations. No average over time: what a replica lacks
+ * is mostly the last change or two, and while a model learns sigma^2 falls by percents per step.
  *
  * Where what is sent is rounded (elements.c), theta stands for the owner's values rounded, which is
  * what replicas get, so the sample is rounded before anything is made of it. Two replicas that both
  * received a packet, or one that did and the owner, then differ by nothing, and the difference to a
- * stale one is still the sum of the last A changes, now of rounded values: the formulas hold as they
- * are, with the sigma^2 and rho of these. (Where steps are smaller than the 2^-9 that rounding keeps,
- * sigma^2 is larger than that of the owner's values: few elements change, and those by much.)
+ * stale one is still the sum of the last A changes, now of rounded values: the formulas hold as
+ * they are, with the sigma^2 and rho of these. (Where steps are smaller than the 2^-9 that rounding
+ * keeps, sigma^2 is larger than that of the owner's values: few elements change, and those by
+ * much.)
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -213,8 +214,9 @@ static void measure_distances(const struct lossynet_comm *comm, double *pair, do
     }
 }
 
-/* Takes in this call's change of the fresh values. covariance[k]: sum over the sample of its product
- * with the change k calls ago, 0 where there is none. The first call only has a value, no change. */
+/* Takes in this call's change of the fresh values. covariance[k]: sum over the sample of its
+ * product with the change k calls ago, 0 where there is none. The first call only has a value, no
+ * change. */
 static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYNET_RING]) {
     struct lossynet_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
@@ -234,8 +236,9 @@ static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYN
     }
 }
 
-/* How far the mean of all replicas is behind the model, along the model's last change and in units of
- * it. An owner is exact. Rounding of replicas is noise here, as it has nothing to do with the change. */
+/* How far the mean of all replicas is behind the model, along the model's last change and in units
+ * of it. An owner is exact. Rounding of replicas is noise here, as it has nothing to do with the
+ * change. */
 static double measure_lag(const struct lossynet_comm *comm) {
     const struct lossynet_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;

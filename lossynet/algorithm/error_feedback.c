@@ -1,8 +1,10 @@
-/* error_feedback.c — what was lost of a gradient is late instead: its sender adds it to the next one.
+/* error_feedback.c — what was lost of a gradient is late instead: its sender adds it to the next
+ * one.
  *
- * After a GRADIENT phase senders learn what arrived (arrivals.c). A sender keeps, as its residual, what
- * it sent in vain, and sends u = g + share * residual the next time: error feedback, as in compressed
- * gradient descent (Stich, Cordonnier & Jaggi 2018), where the compressor is the network.
+ * After a GRADIENT phase senders learn what arrived (arrivals.c). A sender keeps, as its residual,
+ * what it sent in vain, and sends u = g + share * residual the next time: error feedback, as in
+ * compressed gradient descent (Stich, Cordonnier & Jaggi 2018), where the compressor is the
+ * network.
  *
  * An owner knows the history of losses, and so how many gradients a packet holds, its mass: 1, and
  * 1 + share * (mass before) after a loss. It divides the sum by the mass that came, so that a mean

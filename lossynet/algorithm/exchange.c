@@ -1,9 +1,10 @@
-/* exchange.c — a phase's packets between ranks, as the transport asks for them: which leave and with
- * which bytes, which are expected, and where those that come land.
+/* exchange.c — a phase's packets between ranks, as the transport asks for them: which leave and
+ * with which bytes, which are expected, and where those that come land.
  *
- * To each rank the local workers take turns, and of each worker the buckets leave in the phase's order
- * (transport.h). Packets that injected loss takes are not sent; by multicast, the receiver drops them.
- * A gradient lands in the inbox and sets its mask, a parameter lands in the vector and becomes fresh.
+ * To each rank the local workers take turns, and of each worker the buckets leave in the phase's
+ * order (transport.h). Packets that injected loss takes are not sent; by multicast, the receiver
+ * drops them. A gradient lands in the inbox and sets its mask, a parameter lands in the vector and
+ * becomes fresh.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -80,7 +81,8 @@ void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phas
 
 /* ---- what leaves ---- */
 
-/* Where sending to a rank stands, [V]. What is for everyone is kept where this rank's own would be. */
+/* Where sending to a rank stands, [V]. What is for everyone is kept where this rank's own would
+ * be. */
 static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase,
                                        int rank, int **turn) {
     const struct lossynet_source *source = &comm->exchange.source[phase];

@@ -15,9 +15,10 @@
  *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
  *     zero      w = 1/N: E[w_i] = q/N
  *
- * p is one for all senders, in `ht` the mean over what an owner was sent. Where links lose unequally
- * (loss_model.c, `at`) no estimator makes up for it: a sender's share of the average is what it delivers of
- * its packets against what the others do, and a link that is down for good silences its sender there.
+ * p is one for all senders, in `ht` the mean over what an owner was sent. Where links lose
+ * unequally (loss_model.c, `at`) no estimator makes up for it: a sender's share of the average is
+ * what it delivers of its packets against what the others do, and a link that is down for good
+ * silences its sender there.
  *
  * Each weight is one correctly rounded division, or equals one, so that all four give exactly
  * (float)(1.0/N) when nothing was lost: a run at loss rate 0 is bit for bit the reliable one.
@@ -161,8 +162,8 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
 /* ---- the phase ---- */
 
 /* Masks of links within the rank: a worker's own packets are there, others' as injected loss
- * decides, in a round of retransmission besides what is there. Those of other ranks were cleared when
- * the phase opened. */
+ * decides, in a round of retransmission besides what is there. Those of other ranks were cleared
+ * when the phase opened. */
 static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
     const bool first = comm->steps.round == 0;
 #pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
@@ -280,8 +281,8 @@ static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket) {
     if (!comm->steps.reducing || !averages_early(comm, lossless) || comm->steps.skips) return false;
-    /* Workers of this rank read each other's vectors, of which they would have to wait for the rest to
-     * be rounded. */
+    /* Workers of this rank read each other's vectors, of which they would have to wait for the rest
+     * to be rounded. */
     if (lossynet_rounds(&comm->partition) && comm->local > 1) return false;
     if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
     if (!lossynet_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
@@ -321,7 +322,8 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     const bool early = averages_early(comm, lossless);
     if (comm->transport) {
         lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);
-        /* Parameters of the last step, if any are still to leave: owners are about to change them. */
+        /* Parameters of the last step, if any are still to leave: owners are about to change
+         * them. */
         status = lossynet_transport_drain(comm->transport, LOSSYNET_PARAMETER);
         if (!status && early) status = estimate_arriving(comm, vectors);
         if (!status) status = lossynet_transport_end(comm->transport, LOSSYNET_GRADIENT);

@@ -11,11 +11,11 @@
  *
  *     E r - x_t = sum_k l P(A = k) D_(t-k) - sum_j P(A > j) D_(t-j)
  *
- * Independent losses. P(A = k) = (1-p) p^k and P(A > j) = p^(j+1): with l = p/(1-p), the mean age, the
- * two sums cancel term by term, whatever the changes are. The mean replica is the model.
+ * Independent losses. P(A = k) = (1-p) p^k and P(A > j) = p^(j+1): with l = p/(1-p), the mean age,
+ * the two sums cancel term by term, whatever the changes are. The mean replica is the model.
  *
- * Other losses. No l cancels every term. Along the last change, the projection E(r - x_t) D_t / D_t^2
- * needs only the correlations rho_k of changes k steps apart, and vanishes for
+ * Other losses. No l cancels every term. Along the last change, the projection E(r - x_t) D_t /
+ * D_t^2 needs only the correlations rho_k of changes k steps apart, and vanishes for
  *
  *     l = sum_j P(A > j) rho_j / sum_k P(A = k) rho_k                                            (1)
  *
@@ -23,18 +23,18 @@
  * are measured, so (1) holds for bursts, outages, traces and links that lose unequally (there on
  * average over links). Where nothing is sampled for correlations, rho = 1 and l is the mean age.
  *
- * Carried gradients (error_feedback.c) are late as well. Let D be the mean age of the gradients in an
- * average, each with its weight, and f the share of an average that was computed by other workers than
- * the owner: only these see values that the owner sent. A lead beyond (1) by D/f evaluates gradients as
- * far ahead of the model as they will be late, so that to first order the mean point of evaluation is
- * again the model. D and f are measured from the losses. Where N is large and losses are independent, D
- * is p/(1-p) and the lead is 2p/(1-p).
+ * Carried gradients (error_feedback.c) are late as well. Let D be the mean age of the gradients in
+ * an average, each with its weight, and f the share of an average that was computed by other
+ * workers than the owner: only these see values that the owner sent. A lead beyond (1) by D/f
+ * evaluates gradients as far ahead of the model as they will be late, so that to first order the
+ * mean point of evaluation is again the model. D and f are measured from the losses. Where N is
+ * large and losses are independent, D is p/(1-p) and the lead is 2p/(1-p).
  *
- * An owner is exact on its own shard, so that the lag of the mean over all N workers, with its lead, is
- * (N-1)/N of the above; l does not depend on N.
+ * An owner is exact on its own shard, so that the lag of the mean over all N workers, with its
+ * lead, is (N-1)/N of the above; l does not depend on N.
  *
- * All sums forget old steps exponentially, so that the lead follows a network that changes; a single
- * step of a small model has too few packets to measure an age within a few percent.
+ * All sums forget old steps exponentially, so that the lead follows a network that changes; a
+ * single step of a small model has too few packets to measure an age within a few percent.
  */
 #include "lossynet/algorithm/algorithm.h"
 

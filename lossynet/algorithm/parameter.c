@@ -2,14 +2,14 @@
  *
  * What arrives overwrites, what does not arrive stays as it was and ages by one. Values are sent,
  * never differences, so a single arrival heals whatever was missed before: that bounds the drift
- * (drift.c). Owners may send values that are ahead of their own, so that replicas which miss some do
- * not lag behind the model on average (lead.c). A packet is fresh at a worker when its age is 0, which
- * is all there is to know about arrival here; an owner's own packets never age. What was lost may be
- * sent again (retransmit.c).
+ * (drift.c). Owners may send values that are ahead of their own, so that replicas which miss some
+ * do not lag behind the model on average (lead.c). A packet is fresh at a worker when its age is 0,
+ * which is all there is to know about arrival here; an owner's own packets never age. What was lost
+ * may be sent again (retransmit.c).
  *
  * Within a rank a packet that arrives is one copy from the owner's vector (elements.c), and
- * neighbours that arrive together are one copy. Owners' shards are read and other shards written, so
- * no order between workers matters.
+ * neighbours that arrive together are one copy. Owners' shards are read and other shards written,
+ * so no order between workers matters.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -17,8 +17,8 @@
 
 /* ---- copies within the rank ---- */
 
-/* Copies those of owner's packets whose mask[k] is set, in order of (bucket, packet), to local worker
- * `to`, and notes that they arrived. */
+/* Copies those of owner's packets whose mask[k] is set, in order of (bucket, packet), to local
+ * worker `to`, and notes that they arrived. */
 static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors, int owner, int to,
                          const uint8_t *mask) {
     const struct lossynet_partition *partition = &comm->partition;

@@ -1,16 +1,16 @@
 /* retransmit.c — what was lost in a phase is sent again, a bounded number of times.
  *
- * A round: the receivers tell the senders what they ask for again (arrivals.c, reliably, one bit per
- * packet); it is sent once more, and may be lost again. With loss rate p and r rounds a packet stays
- * lost with p^(r+1): what is said elsewhere of p (estimators, ages, drift) holds with p^(r+1)
+ * A round: the receivers tell the senders what they ask for again (arrivals.c, reliably, one bit
+ * per packet); it is sent once more, and may be lost again. With loss rate p and r rounds a packet
+ * stays lost with p^(r+1): what is said elsewhere of p (estimators, ages, drift) holds with p^(r+1)
  * instead. The price is p + p^2 + ... + p^r of the phase's traffic and a round trip or two per
  * round, in which nothing is computed.
  *
- * A budget bounds the price: a worker asks for no more than that share of the packets that the phase
- * has for it. It then asks for what has been missing longest: of parameters the oldest; of gradients
- * those whose sender still holds most, where losses are carried (error_feedback.c). Among equals it draws
- * lots, so that in the end no part of the model goes without. Ages have a shorter tail then than the
- * geometric one that expected drift is reckoned with.
+ * A budget bounds the price: a worker asks for no more than that share of the packets that the
+ * phase has for it. It then asks for what has been missing longest: of parameters the oldest; of
+ * gradients those whose sender still holds most, where losses are carried (error_feedback.c). Among
+ * equals it draws lots, so that in the end no part of the model goes without. Ages have a shorter
+ * tail then than the geometric one that expected drift is reckoned with.
  *
  * A round is a phase of its own on the wire (send.c), of these packets alone, with the same
  * deadlines: nothing is waited for longer than in any other phase. Injected loss draws each round's
@@ -68,8 +68,8 @@ static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase 
     };
 }
 
-/* Packets are looked at in the order in which lots were always drawn: gradients by link, parameters in
- * order of packets. Run r of them lies together in both orders: from `at` by link. */
+/* Packets are looked at in the order in which lots were always drawn: gradients by link, parameters
+ * in order of packets. Run r of them lies together in both orders: from `at` by link. */
 static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int r, size_t *index,
                    size_t *at, size_t *count) {
     const struct lossynet_partition *partition = &comm->partition;

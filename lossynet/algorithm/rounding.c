@@ -1,5 +1,5 @@
-/* rounding.c — what is sent is rounded to bfloat16 also where nothing is sent: between workers of one
- * rank, so that the result does not depend on who shares a rank.
+/* rounding.c — what is sent is rounded to bfloat16 also where nothing is sent: between workers of
+ * one rank, so that the result does not depend on who shares a rank.
  */
 #include "lossynet/algorithm/algorithm.h"
 

@@ -6,8 +6,8 @@
  *     of all          the changes of the drift sample and what the lead is made of, the same on
  *                     every rank
  *
- * Nothing else is remembered: injected loss is a pure function of the step (loss_model.c; bursts too,
- * but for chains that never decide), masks and counters live for one step.
+ * Nothing else is remembered: injected loss is a pure function of the step (loss_model.c; bursts
+ * too, but for chains that never decide), masks and counters live for one step.
  *
  * A worker's state does not depend on the rank it lives in, so a run may be resumed with the
  * workers spread over other processes. It does depend on shards and packets: bytes that come from a

@@ -1,8 +1,9 @@
 /* stats.c — small messages that always arrive, and the counters summed with them.
  *
  * A gather costs an exchange with every rank, however little it carries. So gathers whose result is
- * not needed at once are put aside, and the next one carries them. Rank r's part of such an exchange
- * is what its workers gave to the first gather that was put aside, then to the second, and so on.
+ * not needed at once are put aside, and the next one carries them. Rank r's part of such an
+ * exchange is what its workers gave to the first gather that was put aside, then to the second, and
+ * so on.
  */
 #include "lossynet/algorithm/algorithm.h"
 

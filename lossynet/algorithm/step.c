@@ -1,15 +1,16 @@
-/* step.c — the begin of a step, and steps that do not wait for late ranks, as far as vectors are concerned.
+/* step.c — the begin of a step, and steps that do not wait for late ranks, as far as vectors are
+ * concerned.
  *
- * A rank is late in a step when most ranks had ended its GRADIENT phase before all of this rank's gradient
- * had left. It still ends the step, as an owner: it averages what came for its shards, updates and
- * broadcasts them, though that may come too late as well. Then
+ * A rank is late in a step when most ranks had ended its GRADIENT phase before all of this rank's
+ * gradient had left. It still ends the step, as an owner: it averages what came for its shards,
+ * updates and broadcasts them, though that may come too late as well. Then
  *
  *     it goes to the step that most ranks are at; steps in between it leaves out
  *     if it left steps out, or the others began that step more than a deadline ago, it computes no gradient
  *     in it, so that it is on time again: it idles
  *
- * What the others lack of it are lost packets. With error feedback its gradient comes in the step in which it
- * idles (unconfirmed.c). Parameters that it missed are as much older as steps were
+ * What the others lack of it are lost packets. With error feedback its gradient comes in the step
+ * in which it idles (unconfirmed.c). Parameters that it missed are as much older as steps were
  * left out. In a replay (loss_replay.c) the record says what each worker did.
  */
 #include "lossynet/algorithm/algorithm.h"

@@ -1,24 +1,28 @@
-/* unconfirmed.c — error feedback where a step does not wait for acknowledgements (settings.skip_late).
+/* unconfirmed.c — error feedback where a step does not wait for acknowledgements
+ * (settings.skip_late).
  *
- * A sender must know what became of a packet before it may send its gradient again: what arrived and is
- * sent again counts twice. An owner that is late tells late, so per link (a local worker, another as the
- * owner) a sender is in one of two states:
+ * A sender must know what became of a packet before it may send its gradient again: what arrived
+ * and is sent again counts twice. An owner that is late tells late, so per link (a local worker,
+ * another as the owner) a sender is in one of two states:
  *
  *     confirmed    it knows the fate of all that it has sent. What did not arrive is in the residual.
  *     unconfirmed  the acknowledgement of one step, `sent`, has not come. What left then lies apart, in
  *                  `apart`, and nothing leaves on the link until it is told: what the worker computes goes
  *                  into the residual.
  *
- * The owner's side: an acknowledgement names its step, and an owner repeats it in every step until something
- * newer has arrived on the link. As nothing newer leaves before the sender was told, no acknowledgement is
- * ever lost for good, and every gradient counts once, however long a rank was away. One that has been lost
- * so often that a packet would hold more than MOST gradients is given up.
+ * The owner's side: an acknowledgement names its step, and an owner repeats it in every step until
+ * something newer has arrived on the link. As nothing newer leaves before the sender was told, no
+ * acknowledgement is ever lost for good, and every gradient counts once, however long a rank was
+ * away. One that has been lost so often that a packet would hold more than MOST gradients is given
+ * up.
  *
- * A late sender leaves steps out, so that an owner cannot know from its own losses how many gradients a
- * packet holds. The packet says so (wire.h), and the mass that averages are divided by follows: M(1) = 1,
- * M(n) = 1 + share M(n-1). What joins the residual when it is n losses newer counts share^n.
+ * A late sender leaves steps out, so that an owner cannot know from its own losses how many
+ * gradients a packet holds. The packet says so (wire.h), and the mass that averages are divided by
+ * follows: M(1) = 1, M(n) = 1 + share M(n-1). What joins the residual when it is n losses newer
+ * counts share^n.
  *
- * A worker without a gradient in a step (step.c) sends its residual as it is: what was late comes then.
+ * A worker without a gradient in a step (step.c) sends its residual as it is: what was late comes
+ * then.
  */
 #include "lossynet/algorithm/algorithm.h"
 

@@ -51,7 +51,8 @@ uint64_t lossynet_loss_fingerprint(const struct lossynet_loss *loss);
 
 /* ---- what arrived, as a trace for the loss model trace:FILE (loss_trace.c) ---- */
 
-/* Writes to `path`, with several ranks to path.RANK. On failure *out is NULL and a line is logged. */
+/* Writes to `path`, with several ranks to path.RANK. On failure *out is NULL and a line is
+ * logged. */
 lossynet_status lossynet_loss_trace_open(const char *path, const struct lossynet_world *world,
                                          FILE **out);
 /* What arrived of n packets of a link in a phase. */

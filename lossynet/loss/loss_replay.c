@@ -1,8 +1,8 @@
 /* loss_replay.c — a run with late ranks, made again: what loss_trace.c has written of each rank.
  *
- * FILE is one rank's record, or FILE.0, FILE.1 ... those of all. A packet arrives if the record of its
- * receiver says so; of a step that a worker left out there is none, so that nothing arrives. What a
- * worker did in a step stands in a line of its own (lossynet_loss_trace_part).
+ * FILE is one rank's record, or FILE.0, FILE.1 ... those of all. A packet arrives if the record of
+ * its receiver says so; of a step that a worker left out there is none, so that nothing arrives.
+ * What a worker did in a step stands in a line of its own (lossynet_loss_trace_part).
  */
 #include "lossynet/loss/loss.h"
 

@@ -1,4 +1,5 @@
-/* loss_trace.c — which packets arrived, as a trace that the loss model trace:FILE reads (loss_model.c).
+/* loss_trace.c — which packets arrived, as a trace that the loss model trace:FILE reads
+ * (loss_model.c).
  *
  * Each rank writes what its workers received, from every other worker, injected loss included:
  *

@@ -92,8 +92,9 @@ void lossynet_elements_unpack(const struct lossynet_partition *partition, float 
 /* From one worker to another of the same rank. */
 void lossynet_elements_copy(const struct lossynet_partition *partition, float *to,
                             const float *from, size_t n);
-/* A payload that a wire has changed, or a stranger has made up, may hold what no computation survives: NaN,
- * infinity, and numbers of 2^64 or more, whose squares overflow when they are summed. */
+/* A payload that a wire has changed, or a stranger has made up, may hold what no computation
+ * survives: NaN, infinity, and numbers of 2^64 or more, whose squares overflow when they are
+ * summed. */
 bool lossynet_elements_are_finite(const struct lossynet_partition *partition,
                                   const uint8_t *payload, size_t bytes);
 

@@ -1,6 +1,6 @@
-/* control.c — what must arrive but for messages: the state that opens windows and phases, the end of
- * phases, and that a rank leaves. Everything here is idempotent and repeated until it is answered, or
- * until what the peer says of itself implies the answer.
+/* control.c — what must arrive but for messages: the state that opens windows and phases, the end
+ * of phases, and that a rank leaves. Everything here is idempotent and repeated until it is
+ * answered, or until what the peer says of itself implies the answer.
  */
 #include "lossynet/transport/progress.h"
 
@@ -134,9 +134,10 @@ static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
     return (int32_t)(a - b) > 0;
 }
 
-/* What a rank can have opened, finished and completed is bounded by our own counts: nobody ends a phase
- * or a round without our part of it. What says more would keep us from sending for as long. With a
- * deadline others may have gone on without us: then it is bounded by the time that steps take. */
+/* What a rank can have opened, finished and completed is bounded by our own counts: nobody ends a
+ * phase or a round without our part of it. What says more would keep us from sending for as long.
+ * With a deadline others may have gone on without us: then it is bounded by the time that steps
+ * take. */
 static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
     const uint32_t ahead = AHEAD + (t->deadline.on ? AHEAD_LATE : 0);
     const uint32_t meetings = t->rounds[LOSSYNET_MEETING].begun;
@@ -220,8 +221,8 @@ static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
     p->control.state_due = true;
 }
 
-/* Where nothing is encrypted, anybody on the path can say ABORT in a peer's name. It is believed when a
- * second rank says it, or when the peer is silent from then on (progress.c). */
+/* Where nothing is encrypted, anybody on the path can say ABORT in a peer's name. It is believed
+ * when a second rank says it, or when the peer is silent from then on (progress.c). */
 static void take_abort(struct lossynet_transport *t, int peer) {
     struct lossynet_liveness *live = &t->peers[peer].live;
     bool believed = t->link->reliable || t->session.secure;

@@ -1,32 +1,34 @@
 /* deadline.c — going on without late ranks: how long to wait for them, and what follows.
  *
- * A phase, or a round of messages of kind LOSSYNET_PULSE, ends when all peers are done, or a deadline
- * after half of the ranks were. It counts from the half-way rank, so that a rank that is slow itself does
- * not blame the others. Who is not done then is late: what has not come of it is lost, and until it has
- * opened the GRADIENT phase that we are in, nothing waits for it any longer than for the others. A late
- * rank sees in the others' states that they have ended its phase; it then goes to their step
- * (lossynet_transport_jump).
+ * A phase, or a round of messages of kind LOSSYNET_PULSE, ends when all peers are done, or a
+ * deadline after half of the ranks were. It counts from the half-way rank, so that a rank that is
+ * slow itself does not blame the others. Who is not done then is late: what has not come of it is
+ * lost, and until it has opened the GRADIENT phase that we are in, nothing waits for it any longer
+ * than for the others. A late rank sees in the others' states that they have ended its phase; it
+ * then goes to their step (lossynet_transport_jump).
  *
- * The half-way rank is that of those that have a gradient: one that takes part without is done at once, and
- * says so (wire.h).
+ * The half-way rank is that of those that have a gradient: one that takes part without is done at
+ * once, and says so (wire.h).
  *
- * The deadline is learnt. Let lag be the time by which a rank ends a GRADIENT phase after the half-way
- * one, q(D) the share of ranks with a lag over D, and m the largest lag of a step. With a deadline D a step
- * takes, on average, T(D) = base + E min(m, D). A late rank computes no gradient in the step after (step.c),
- * and its late one is lost, or comes in that step with error feedback: of all ranks' gradients in a step
- * comes the share
+ * The deadline is learnt. Let lag be the time by which a rank ends a GRADIENT phase after the
+ * half-way one, q(D) the share of ranks with a lag over D, and m the largest lag of a step. With a
+ * deadline D a step takes, on average, T(D) = base + E min(m, D). A late rank computes no gradient
+ * in the step after (step.c), and its late one is lost, or comes in that step with error feedback:
+ * of all ranks' gradients in a step comes the share
  *
  *     g = (1 - q) / (1 + q), or with error feedback g = 1 / (1 + q).
  *
- * A step with a batch B makes progress in proportion to 1 / (1 + b/B), b being the noise scale (McCandlish et
- * al. 2018, An Empirical Model of Large-Batch Training, equation 2.7). Where the whole batch is b, what is
- * reasonable, the share g of it makes 2g / (1 + g) of the progress: 1 - q, or 1 / (1 + q/2). We take the D
- * with the most progress per second, over T(D). DropCompute (Giladi et al., NeurIPS 2023, section 4.1) does the
- * same for gradients per second. Where lags are spread evenly, as on a machine whose cores are shared, the
- * best is to wait for all; where a few are far behind, it is to go on. Who waits for nearly all waits
- * twice as long as the slowest of them took, so that an ordinary step loses nothing.
+ * A step with a batch B makes progress in proportion to 1 / (1 + b/B), b being the noise scale
+ * (McCandlish et al. 2018, An Empirical Model of Large-Batch Training, equation 2.7). Where the
+ * whole batch is b, what is reasonable, the share g of it makes 2g / (1 + g) of the progress: 1 -
+ * q, or 1 / (1 + q/2). We take the D with the most progress per second, over T(D). DropCompute
+ * (Giladi et al., NeurIPS 2023, section 4.1) does the same for gradients per second. Where lags are
+ * spread evenly, as on a machine whose cores are shared, the best is to wait for all; where a few
+ * are far behind, it is to go on. Who waits for nearly all waits twice as long as the slowest of
+ * them took, so that an ordinary step loses nothing.
  *
- * The lag of a late rank is known when it opens the next phase. Steps that it leaves out tell nothing of it.
+ * The lag of a late rank is known when it opens the next phase. Steps that it leaves out tell
+ * nothing of it.
  */
 #include "lossynet/transport/progress.h"
 
@@ -175,7 +177,8 @@ void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_waiting *l = &p->lateness;
     const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
-    /* Not what it says of the end of that phase, which the others' states end for it while it computes. */
+    /* Not what it says of the end of that phase, which the others' states end for it while it
+     * computes. */
     if (l->phase && (int32_t)(p->control.open[LOSSYNET_GRADIENT] - l->phase) > 0) {
         note_lag(&t->deadline, l->step, t->receiver.now - l->half);
         l->phase = 0;

@@ -5,9 +5,10 @@
  * acknowledged in time, sooner when later ones were. A rank that has not begun the round yet drops
  * fragments; when it begins, its own fragments say so, and all are sent again at once.
  *
- * There are two kinds of rounds, each counted on its own. For rounds of kind WIRE_MESSAGES all ranks wait.
- * A round of kind WIRE_PULSES belongs to a step: with a deadline it goes on without the part of a
- * rank that is late (deadline.c), and a late rank finds that others have left the round behind.
+ * There are two kinds of rounds, each counted on its own. For rounds of kind WIRE_MESSAGES all
+ * ranks wait. A round of kind WIRE_PULSES belongs to a step: with a deadline it goes on without the
+ * part of a rank that is late (deadline.c), and a late rank finds that others have left the round
+ * behind.
  */
 #include "lossynet/transport/progress.h"
 

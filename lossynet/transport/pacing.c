@@ -9,19 +9,19 @@
  *
  *         r' = c / (1 - P) = r (1 - lost) / (1 - P)
  *
- * in one step down, where r > c, and by a factor 1 / (1 - P) per step up, where nothing is lost. When
- * that has been so for RISE_SECONDS the factor grows, step by step up to 2: what others left unused for
- * a moment only is not worth what is lost when they come back.
+ * in one step down, where r > c, and by a factor 1 / (1 - P) per step up, where nothing is lost.
+ * When that has been so for RISE_SECONDS the factor grows, step by step up to 2: what others left
+ * unused for a moment only is not worth what is lost when they come back.
  *
- * A step is taken when enough was heard of what was sent since the last one: to tell its share lost to
- * within a quarter of P or so; or sooner, that it is well above P; or, where that takes a rank that
- * sends little more than CLEAR_SECONDS, that it has become well less (Page's cumulative sums, of the
- * shares P and P / 4). So on its way up it waits for CLEAR / P packets at a time, and the first take
- * longest: where the rate doubles, all steps together take twice as long as the first of them. With a
- * P of 5%, a 64th of 100 Mbit/s is back in some 3 s.
+ * A step is taken when enough was heard of what was sent since the last one: to tell its share lost
+ * to within a quarter of P or so; or sooner, that it is well above P; or, where that takes a rank
+ * that sends little more than CLEAR_SECONDS, that it has become well less (Page's cumulative sums,
+ * of the shares P and P / 4). So on its way up it waits for CLEAR / P packets at a time, and the
+ * first take longest: where the rate doubles, all steps together take twice as long as the first of
+ * them. With a P of 5%, a 64th of 100 Mbit/s is back in some 3 s.
  *
- * Loss that does not depend on the rate (a bad cable) cannot be paced away: the rate ends at a 64th of
- * pace_gbps then, not at 0.
+ * Loss that does not depend on the rate (a bad cable) cannot be paced away: the rate ends at a 64th
+ * of pace_gbps then, not at 0.
  *
  * Under a budget datagrams leave in smaller batches: short queues do not hold bursts.
  */

@@ -1,5 +1,5 @@
-/* phase.c — what callers ask of the transport while it runs: phases from their begin to their end, and
- * rounds of messages.
+/* phase.c — what callers ask of the transport while it runs: phases from their begin to their end,
+ * and rounds of messages.
  */
 #include "lossynet/transport/progress.h"
 

@@ -1,5 +1,6 @@
 /* progress.c — the loop that drives the transport, and the two threads that take turns in it: see
- * progress.h. One turn receives what has come, answers, sends what may leave, and repeats what is due.
+ * progress.h. One turn receives what has come, answers, sends what may leave, and repeats what is
+ * due.
  */
 #include "lossynet/transport/progress.h"
 

@@ -20,19 +20,19 @@
  * credit, which counts what the receiver saw or gave up; lost credit is asked for with PROBE.
  *
  * A phase with a peer is over when all that its DONE announced has arrived; or after DONE, or what
- * implies DONE, when a PROBE has been answered and nothing came for a moment (what was overtaken has
- * come then); or when it has been silent for longer than a deadline that adapts to the phases seen.
- * A bucket is over for a peer when it is complete, or a moment after later buckets of that peer
- * began to come: it is averaged, or computed with, while later ones are on their way.
+ * implies DONE, when a PROBE has been answered and nothing came for a moment (what was overtaken
+ * has come then); or when it has been silent for longer than a deadline that adapts to the phases
+ * seen. A bucket is over for a peer when it is complete, or a moment after later buckets of that
+ * peer began to come: it is averaged, or computed with, while later ones are on their way.
  *
- * Without a deadline a peer that answers is waited for. With one (deadline.c) phases, and messages of
- * kind LOSSYNET_PULSE, go on without a peer that is late; it finds others ahead and jumps to their step. A
- * peer of which something is expected and that is silent for peer_timeout is dead: the call returns
- * LOSSYNET_LINK after one line.
+ * Without a deadline a peer that answers is waited for. With one (deadline.c) phases, and messages
+ * of kind LOSSYNET_PULSE, go on without a peer that is late; it finds others ahead and jumps to
+ * their step. A peer of which something is expected and that is silent for peer_timeout is dead:
+ * the call returns LOSSYNET_LINK after one line.
  *
  * DATA may travel in another traffic class than the rest (`dscp`), whose queues are longer. What
- * counts on coming behind DATA travels in its class then: the answer to a probe's nonce, and a PROBE
- * that says how much was sent.
+ * counts on coming behind DATA travels in its class then: the answer to a probe's nonce, and a
+ * PROBE that says how much was sent.
  *
  * MPI makes no progress while the caller computes: over a reliable link there is no thread, nothing
  * is repeated and nothing times out.
@@ -54,9 +54,9 @@ static const double RTO_MAX = 0.02;   /* or twice the first */
 static const double GRACE_MIN = 2e-4; /* for DATA that was overtaken; longer where some came late */
 static const double GRACE_MAX = 0.02;
 
-/* Time-outs grow by the square of n / CROWD, where n peers, more than that, have said nothing new since
- * something was repeated to them: they are slow then, not deaf, and every repetition slows them more.
- * But so many repetitions fit the time-out of peers at least. */
+/* Time-outs grow by the square of n / CROWD, where n peers, more than that, have said nothing new
+ * since something was repeated to them: they are slow then, not deaf, and every repetition slows
+ * them more. But so many repetitions fit the time-out of peers at least. */
 enum { CROWD = 4, REPETITIONS_LEAST = 8 };
 
 struct lossynet_rejected { /* datagrams dropped on receipt, by the first thing found wrong */
@@ -223,8 +223,8 @@ bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *p
                            struct lossynet_timer *timer, double now);
 /* A peer has answered something after so many seconds. */
 void lossynet_timer_measured(struct lossynet_round_trip *round_trip, double seconds);
-/* Seconds after which something should have been answered; before the first repetition, which is early,
- * so that most losses do not cost a round trip; the longest between repetitions. */
+/* Seconds after which something should have been answered; before the first repetition, which is
+ * early, so that most losses do not cost a round trip; the longest between repetitions. */
 double lossynet_timer_timeout(const struct lossynet_peer *peer);
 double lossynet_timer_first(const struct lossynet_peer *peer);
 double lossynet_timer_longest(const struct lossynet_peer *peer);
@@ -284,8 +284,8 @@ static inline bool lossynet_deadline_ignores(const struct lossynet_transport *t,
     return t->peers[peer].lateness.late &&
            2 * (t->world.ranks - t->deadline.late) >= t->world.ranks;
 }
-/* Whether a peer waits in a message round of kind LOSSYNET_MEETING that we have not begun: it sends nothing
- * of what it has not begun before. */
+/* Whether a peer waits in a message round of kind LOSSYNET_MEETING that we have not begun: it sends
+ * nothing of what it has not begun before. */
 static inline bool lossynet_deadline_is_away(const struct lossynet_transport *t, int peer) {
     const uint32_t begun = t->rounds[LOSSYNET_MEETING].begun;
     return t->deadline.on && (int32_t)(t->peers[peer].control.meetings - begun) > 0;
@@ -320,13 +320,13 @@ bool lossynet_message_awaits(const struct lossynet_transport *t, int peer);
 /* Seconds since a peer that has begun this round sent something of what we lack of it; 0: we lack
  * nothing. A peer repeats it until we acknowledge it, unless it wrongly believes that we did. */
 double lossynet_message_owed(const struct lossynet_transport *t, int peer);
-/* Begins a round of a kind: the part for rank r is bytes out_offset[r] ... out_offset[r + 1], or of this rank's
- * where it is the same for all; in_offset: the parts from them. */
+/* Begins a round of a kind: the part for rank r is bytes out_offset[r] ... out_offset[r + 1], or of
+ * this rank's where it is the same for all; in_offset: the parts from them. */
 void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
                             const size_t *out_offset, bool same, uint8_t *in,
                             const size_t *in_offset);
-/* For lossynet_progress_until: all parts of the round of this kind have come, and ours have arrived; but
- * for those of late ranks in a LOSSYNET_PULSE. */
+/* For lossynet_progress_until: all parts of the round of this kind have come, and ours have
+ * arrived; but for those of late ranks in a LOSSYNET_PULSE. */
 bool lossynet_message_exchanged(struct lossynet_transport *t, int which);
 
 /* ---- send.c ---- */

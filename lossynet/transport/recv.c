@@ -1,4 +1,5 @@
-/* recv.c — the packets of a phase as they come, and how it is known that no more will: see progress.h.
+/* recv.c — the packets of a phase as they come, and how it is known that no more will: see
+ * progress.h.
  *
  * Every field of a datagram is validated before any is believed. Here a lost packet is noticed: a
  * phase of a peer, or a bucket, ends without it (check_complete).
@@ -9,8 +10,8 @@
 #include <math.h>
 
 /* s, least deadline of a silent peer within a phase. Going on without it would gain little, since
- * every step needs one number from every rank; so this is longer than a busy machine may keep a rank
- * from running. */
+ * every step needs one number from every rank; so this is longer than a busy machine may keep a
+ * rank from running. */
 static const double PATIENCE = 2;
 static const double PATIENCE_SHARE = 0.2; /* or of the time after which a peer is dead */
 static const double PATIENCE_PHASES = 8;  /* or so many times what phases take to wait for */
@@ -141,8 +142,8 @@ static void check_reliable(struct lossynet_transport *t, int peer, struct lossyn
     if (!t->failed) t->failed = LOSSYNET_PROTOCOL;
 }
 
-/* Small datagrams come, and of many large ones none: as behind a path that drops what is too large for
- * its MTU and does not say so. */
+/* Small datagrams come, and of many large ones none: as behind a path that drops what is too large
+ * for its MTU and does not say so. */
 static void notice_black_hole(struct lossynet_transport *t, int peer,
                               const struct lossynet_rx *rx) {
     struct lossynet_flow *flow = &t->peers[peer].flow;

@@ -1,10 +1,11 @@
 /* send.c — the packets of a phase, each sent once: see progress.h.
  *
  * Sending goes from peer to peer, a batch each, starting with the next rank, so that no receiver is
- * hit by all senders at once. A peer that cannot take a batch yet is waited for: were it passed over,
- * senders would drift to the receiver that answers best, and meet there until the switch drops what
- * it cannot hold. But one that is silent, or has not come to this phase yet, may take long, and is
- * passed over after a moment. Which packets leave, and in what order, is for the user of the transport to say.
+ * hit by all senders at once. A peer that cannot take a batch yet is waited for: were it passed
+ * over, senders would drift to the receiver that answers best, and meet there until the switch
+ * drops what it cannot hold. But one that is silent, or has not come to this phase yet, may take
+ * long, and is passed over after a moment. Which packets leave, and in what order, is for the user
+ * of the transport to say.
  */
 #include "lossynet/transport/progress.h"
 
@@ -54,8 +55,8 @@ static size_t full_bytes(const struct lossynet_transport *t, int n) {
     return (WIRE_HEADER_BYTES + t->shape.packet_bytes) * (size_t)n;
 }
 
-/* Sends the next packets, at most `most`, to a rank or to everyone. Returns how many left, or -1 when
- * pacing has them wait. */
+/* Sends the next packets, at most `most`, to a rank or to everyone. Returns how many left, or -1
+ * when pacing has them wait. */
 static int send_batch(struct lossynet_transport *t, int kind, int rank, struct lossynet_tx *tx,
                       int most, uint32_t *sequence, double *wait) {
     double pause = lossynet_pacing_wait(&t->pacing, full_bytes(t, most));

@@ -68,7 +68,8 @@ static bool is_addressed(const struct lossynet_transport *t, int peer,
            (h->receiver == WIRE_EVERYONE || h->receiver / local == t->world.rank);
 }
 
-/* The counter of what is wrong with a datagram as such, NULL when a rank of this run has sent it. */
+/* The counter of what is wrong with a datagram as such, NULL when a rank of this run has sent
+ * it. */
 static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_header *h,
                         uint8_t *datagram, size_t bytes) {
     struct lossynet_session *session = &t->session;

@@ -44,8 +44,8 @@ bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *p
 
 /* ---- round trips ---- */
 
-/* RFC 6298, sections 2.2 and 2.3. Stamps say which of several sendings was answered, so that answers
- * to what was repeated count too. */
+/* RFC 6298, sections 2.2 and 2.3. Stamps say which of several sendings was answered, so that
+ * answers to what was repeated count too. */
 void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
     if (r->mean == 0) {
         *r = (struct lossynet_round_trip){.mean = seconds, .deviation = seconds / 2};
@@ -55,8 +55,8 @@ void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
     r->mean += 0.125 * (seconds - r->mean);
 }
 
-/* A peer that was stopped for a moment must not make the next loss as expensive: the deviation counts
- * for no more than the mean and the longest pause of short round trips. */
+/* A peer that was stopped for a moment must not make the next loss as expensive: the deviation
+ * counts for no more than the mean and the longest pause of short round trips. */
 double lossynet_timer_timeout(const struct lossynet_peer *peer) {
     const struct lossynet_round_trip *r = &peer->round_trip;
     double margin = fmin(fmax(4 * r->deviation, GRANULARITY), r->mean + RTO_MAX);

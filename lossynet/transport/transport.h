@@ -1,9 +1,10 @@
 /* transport.h — packets to the workers of other ranks, each sent once, and what of them arrives.
  *
- * Knows ranks and peers, phases with their buckets and packets as numbers, windows, pacing, time-outs,
- * keys, and the datagram (base/wire.h). It moves spans of bytes to peers and reports what arrived.
- * Must not know vectors, shards, estimators, ages, or what becomes of a step without a packet. Uses link,
- * crypto and base. Whoever uses it hands over `struct lossynet_transport_calls`.
+ * Knows ranks and peers, phases with their buckets and packets as numbers, windows, pacing,
+ * time-outs, keys, and the datagram (base/wire.h). It moves spans of bytes to peers and reports
+ * what arrived. Must not know vectors, shards, estimators, ages, or what becomes of a step without
+ * a packet. Uses link, crypto and base. Whoever uses it hands over `struct
+ * lossynet_transport_calls`.
  *
  * A phase goes through these calls, for each kind on its own:
  *
@@ -41,8 +42,8 @@ struct lossynet_span { /* a packet to send */
 
 enum lossynet_delivery { LOSSYNET_TAKEN, LOSSYNET_CAME_BEFORE, LOSSYNET_NOT_FINITE };
 
-/* The bucket that leaves as number `order` of its phase, and the other way round: GRADIENT goes up, as
- * backward finishes buckets, PARAMETER down, as the next forward needs them. */
+/* The bucket that leaves as number `order` of its phase, and the other way round: GRADIENT goes up,
+ * as backward finishes buckets, PARAMETER down, as the next forward needs them. */
 static inline int lossynet_transport_bucket(lossynet_phase phase, int buckets, int order) {
     return phase == LOSSYNET_GRADIENT ? order : buckets - 1 - order;
 }
@@ -50,9 +51,9 @@ static inline int lossynet_transport_bucket(lossynet_phase phase, int buckets, i
 /* All are called with the transport's lock held, also from its own thread. */
 struct lossynet_transport_calls {
     void *context;
-    /* Fills in the next packets for a rank (or LOSSYNET_EVERYONE), at most `most` and LOSSYNET_BATCH,
-     * and returns their number. *complete: none will follow in this phase. Payloads stay until the
-     * next call; those in registered memory until the phase's end. */
+    /* Fills in the next packets for a rank (or LOSSYNET_EVERYONE), at most `most` and
+     * LOSSYNET_BATCH, and returns their number. *complete: none will follow in this phase. Payloads
+     * stay until the next call; those in registered memory until the phase's end. */
     int (*next)(void *context, lossynet_phase phase, int rank, struct lossynet_span *spans,
                 int most, bool *complete);
     /* Whether `next` has a packet now. */
@@ -144,8 +145,8 @@ lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void
 /* In place: rank r's part of `data` is bytes offset[r] ... offset[r + 1]. Collective. */
 lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
                                           const size_t *offset);
-/* The same, as often in each step as settings.pulses says, without the parts of late ranks: came[r]: rank r's part is whole. What
- * the others' bytes hold is undefined. */
+/* The same, as often in each step as settings.pulses says, without the parts of late ranks:
+ * came[r]: rank r's part is whole. What the others' bytes hold is undefined. */
 lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
                                          const size_t *offset, uint8_t *came);
 /* lossynet_transport_swap in the same way. */
@@ -157,18 +158,18 @@ bool lossynet_transport_is_called(struct lossynet_transport *t);
 
 /* ---- late ranks (deadline.c); of phases, one of each kind belongs to a step ---- */
 
-/* How many steps at least half of the ranks are ahead: so many GRADIENT phases have ended there that are
- * open here. */
+/* How many steps at least half of the ranks are ahead: so many GRADIENT phases have ended there
+ * that are open here. */
 uint32_t lossynet_transport_position(struct lossynet_transport *t);
-/* Whether this rank is late: most ranks have ended the present GRADIENT phase, and not all that is ours had
- * left before they did. */
+/* Whether this rank is late: most ranks have ended the present GRADIENT phase, and not all that is
+ * ours had left before they did. */
 bool lossynet_transport_is_late(struct lossynet_transport *t);
 /* Whether this rank has no gradient in the step that it begins. */
 void lossynet_transport_set_idle(struct lossynet_transport *t, bool idle);
 /* Whether others have opened the present GRADIENT phase more than a deadline ago. */
 bool lossynet_transport_is_behind(struct lossynet_transport *t);
-/* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER phase has
- * ended. Of GRADIENT nothing is open after it, until receive_begin. */
+/* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER
+ * phase has ended. Of GRADIENT nothing is open after it, until receive_begin. */
 void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps);
 /* late[r]: GRADIENT phases that this rank ended without rank r. */
 void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late);

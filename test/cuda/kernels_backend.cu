@@ -1,6 +1,6 @@
-/* kernels_backend.cu — the kernels of llmc/backend/cuda behind `struct backend`, and nothing else: no
- * library, one stream, matrix products by a plain loop. Tests drive the kernels through it, under
- * emulation (g++ -DCUDA_EMULATION) and on a GPU (nvcc). Every operation waits for its end.
+/* kernels_backend.cu — the kernels of llmc/backend/cuda behind `struct backend`, and nothing else:
+ * no library, one stream, matrix products by a plain loop. Tests drive the kernels through it,
+ * under emulation (g++ -DCUDA_EMULATION) and on a GPU (nvcc). Every operation waits for its end.
  */
 #include "test/cuda/kernels_backend.h"
 
@@ -137,7 +137,8 @@ template <typename T> struct operations {
         cuda_swiglu_backward((T *)dgate_up, (const T *)dout, (const T *)gate_up, N, F, 0);
         finish();
     }
-    /* Rows of logits are padded so that they begin at multiples of 16 bytes, except in odd chunks. */
+    /* Rows of logits are padded so that they begin at multiples of 16 bytes, except in odd
+     * chunks. */
     static void classifier(float *losses, tensor *dx, float *dw, const tensor *x, const tensor *w,
                            const int32_t *targets, int N, int C, int V, float scale,
                            bool accumulate) {

@@ -1,6 +1,6 @@
-/* test_cuda_attention.c — the attention kernels of llmc/backend/cuda, run by the emulation, in more shapes
- * than the operator tests have time for: every length around a tile's edge, every head size of a
- * preset, groups, logits that grow along the sequence, every order of threads.
+/* test_cuda_attention.c — the attention kernels of llmc/backend/cuda, run by the emulation, in more
+ * shapes than the operator tests have time for: every length around a tile's edge, every head size
+ * of a preset, groups, logits that grow along the sequence, every order of threads.
  *
  * Errors are per row of a head, D numbers: the norm of the difference over the norm of the
  * reference's row, or over the root mean square of all rows where that is larger. A norm over the

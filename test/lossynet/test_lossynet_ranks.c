@@ -294,7 +294,8 @@ static void test_same_bits_allocated(void **state) {
     assert_true(allocated_bytes > 0);
 }
 
-/* The host never sees what leaves from a device's memory; over the link that checks payloads for us. */
+/* The host never sees what leaves from a device's memory; over the link that checks payloads for
+ * us. */
 static void test_same_bits_from_a_device(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_BALANCED);

@@ -1,5 +1,6 @@
-/* test_unconfirmed.c — error feedback where acknowledgements come late or never, and workers leave steps
- * out or have no gradient: in recorded runs that are made up at random. Every gradient must count once.
+/* test_unconfirmed.c — error feedback where acknowledgements come late or never, and workers leave
+ * steps out or have no gradient: in recorded runs that are made up at random. Every gradient must
+ * count once.
  */
 #include "test_lossynet.h"
 
@@ -73,7 +74,8 @@ static struct lossynet_comm *open_run(uint64_t seed, lossynet_estimator estimato
     return comm;
 }
 
-/* Sums of whole numbers are exact: what the owners have summed up in the end is what was computed. */
+/* Sums of whole numbers are exact: what the owners have summed up in the end is what was
+ * computed. */
 static void every_gradient_counts_once(uint64_t seed) {
     static double computed[ELEMENTS], averaged[ELEMENTS];
     struct lossynet_comm *comm = open_run(seed, LOSSYNET_ZERO);
@@ -109,8 +111,8 @@ static void test_once(void **state) {
     for (uint64_t seed = 1; seed <= 20; seed++) every_gradient_counts_once(seed);
 }
 
-/* With `mean` a gradient that never changes comes out as it is, wherever anything arrived: packets say truly
- * how many gradients they hold. */
+/* With `mean` a gradient that never changes comes out as it is, wherever anything arrived: packets
+ * say truly how many gradients they hold. */
 static void test_masses(void **state) {
     (void)state;
     for (int half = 0; half < 2; half++) {

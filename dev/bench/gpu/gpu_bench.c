@@ -11,8 +11,8 @@
  *
  * Prints a JSON object per line. Times are of calls one behind the other, waited for at the end,
  * after two that do not count; at least GPU_BENCH_SECONDS (default 0.2; 0: one call) of them. Bytes
- * are those an operation must read and write once, by its definition in llmc/backend/backend.h; whatever it
- * reads twice is its own fault. */
+ * are those an operation must read and write once, by its definition in llmc/backend/backend.h;
+ * whatever it reads twice is its own fault. */
 #include "dev/bench/gpu/gpu_model.h"
 
 #include <errno.h>

@@ -7,8 +7,8 @@
  *                                   train_llama2's options: a run in one process, then in R that meet at
  *                                   ADDRESS and exchange over UDP: the same losses and the same model?
  *
- * Prints a JSON object per line. Exits with 1 when something is wrong, and with 77 when a run cannot be
- * judged.
+ * Prints a JSON object per line. Exits with 1 when something is wrong, and with 77 when a run
+ * cannot be judged.
  */
 #include "dev/bench/gpu/gpu_model.h"
 

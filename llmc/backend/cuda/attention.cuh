@@ -1,5 +1,5 @@
-/* attention.cuh — causal grouped-query attention, forward and backward (llmc/backend/backend.h has the
- * layout of rows). Which path a call takes:
+/* attention.cuh — causal grouped-query attention, forward and backward (llmc/backend/backend.h has
+ * the layout of rows). Which path a call takes:
  *
  *   bfloat16, D a multiple of 8 up to 128   tensor cores: attention_forward.cuh, _backward.cuh,
  *                                           with D rounded up to 16, 32, 48, 64, 96 or 128
@@ -63,7 +63,8 @@ void cuda_attention_forward(T *out, float *log_sum_exp, const T *qkv, int B, int
     plain_forward_launch(out, log_sum_exp, qkv, B, T_, H, K, D, stream);
 }
 
-/* out (rows, H*D): tokens first ... first+rows-1 of one sequence, from qkv (first+rows, (H+2K)*D) */
+/* out (rows, H*D): tokens first ... first+rows-1 of one sequence, from qkv (first+rows,
+ * (H+2K)*D) */
 template <typename T>
 void cuda_attention_continue(T *out, const T *qkv, int first, int rows, int H, int K, int D,
                              cudaStream_t stream) {

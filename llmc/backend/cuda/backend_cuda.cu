@@ -354,7 +354,8 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                       device_stream());
 }
 
-/* What weighted_sum_pinned reads beside pinned memory. Its own, since no other stream waits for it. */
+/* What weighted_sum_pinned reads beside pinned memory. Its own, since no other stream waits for
+ * it. */
 static char *average_arguments(size_t bytes) {
     static char *memory;
     static size_t size;

@@ -2,8 +2,8 @@
  *
  * The matrix products around it are the caller's: it makes the logits of a chunk of tokens, calls
  * this, and multiplies what comes out, so that the logits of all tokens never exist at once. One
- * block reads a row of V logits once: maximum and sum of exponentials are made in one pass (Milakov &
- * Gimelshein 2018, "Online normalizer calculation for softmax"), which leaves the row in shared
+ * block reads a row of V logits once: maximum and sum of exponentials are made in one pass (Milakov
+ * & Gimelshein 2018, "Online normalizer calculation for softmax"), which leaves the row in shared
  * memory for the gradient. What a row has more than CLASSIFIER_KEPT bytes is read again, from L2.
  */
 #ifndef LLMC_BACKEND_CUDA_CLASSIFIER_H
@@ -29,7 +29,8 @@ __device__ __forceinline__ void load_logits(float (&x)[W], const T *row, int v, 
     }
 }
 
-/* e^x. Two instructions in place of expf's eight, of which a row of logits takes two for each element:
+/* e^x. Two instructions in place of expf's eight, of which a row of logits takes two for each
+ * element:
  * with those they and not memory were the limit. Off by 2^-22 of the result, and by |x| 2^-24. */
 __device__ __forceinline__ float exp_of(float x) {
     return exp2_approx(x * LOG2_E);
@@ -107,8 +108,9 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
 /* ---- launchers ----------------------------------------------------------------------------- */
 
 /* losses (rows) = -log softmax(logits)[target]. logits (rows, V), rows `stride` elements apart, are
- * replaced by the gradient of scale * sum(losses) where `gradient` is true; elements V.. of a row are
- * neither read nor written. targets (rows) in [0, V). Vectors want `stride` to be a multiple of 8. */
+ * replaced by the gradient of scale * sum(losses) where `gradient` is true; elements V.. of a row
+ * are neither read nor written. targets (rows) in [0, V). Vectors want `stride` to be a multiple of
+ * 8. */
 template <typename T>
 void cuda_classifier_chunk(float *losses, T *logits, const int32_t *targets, int rows, int V,
                            int stride, float scale, bool gradient, cudaStream_t stream) {

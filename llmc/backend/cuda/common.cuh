@@ -1,11 +1,11 @@
-/* common.cuh — what every kernel family needs: the working types, 16-byte loads and stores, launches,
- * error checks, and reductions over a warp and a block.
+/* common.cuh — what every kernel family needs: the working types, 16-byte loads and stores,
+ * launches, error checks, and reductions over a warp and a block.
  *
  * The same sources are compiled by nvcc for a GPU and, with -DCUDA_EMULATION, by g++ for tests (see
  * dev/emulation/cuda_emu.h). A family's header has its kernels first, then its launchers. A
- * launcher is named cuda_<operation> after the member of `struct backend` (llmc/backend/backend.h) that it
- * implements, takes its arguments in that order, pointers into device memory, and a stream; it only
- * enqueues. T is float or bfloat16.
+ * launcher is named cuda_<operation> after the member of `struct backend` (llmc/backend/backend.h)
+ * that it implements, takes its arguments in that order, pointers into device memory, and a stream;
+ * it only enqueues. T is float or bfloat16.
  */
 #ifndef LLMC_BACKEND_CUDA_COMMON_H
 #define LLMC_BACKEND_CUDA_COMMON_H
@@ -45,9 +45,9 @@ static inline void cuda_check_workspace(size_t got, size_t needed) {
 
 #ifndef CUDA_EMULATION
 /* kernel<<<grid, block, shared_bytes, stream>>>(arguments...); more than 48 KiB of shared memory is
- * asked for as it must be, and an SM gives such kernels as much of its cache as it can, so that several
- * blocks find room. What a kernel has of static memory counts there too (test_nvcc.py holds it
- * below 16 KiB). */
+ * asked for as it must be, and an SM gives such kernels as much of its cache as it can, so that
+ * several blocks find room. What a kernel has of static memory counts there too (test_nvcc.py holds
+ * it below 16 KiB). */
 template <typename... P, typename... A>
 static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, A... arguments) {
@@ -145,7 +145,8 @@ __device__ __forceinline__ void pack(struct packed<T, N> *to, const float (&x)[N
     memcpy(to->raw, value, sizeof value);
 }
 
-/* One access of N * sizeof(T) bytes (several of 16, if that is more), to which p must be aligned. */
+/* One access of N * sizeof(T) bytes (several of 16, if that is more), to which p must be
+ * aligned. */
 template <int N, typename T>
 __device__ __forceinline__ void load_packed(struct packed<T, N> *to, const T *p) {
     typedef typename word<packed<T, N>::bytes>::type access;

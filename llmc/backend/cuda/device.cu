@@ -1,6 +1,6 @@
 /* device.cu — device.h on an NVIDIA GPU: CUDA's runtime for memory; streams are in streams.cu,
- * products in product.cu. The runtime is linked statically and finds the driver by itself when it is
- * first called, so the program starts on machines that have neither. */
+ * products in product.cu. The runtime is linked statically and finds the driver by itself when it
+ * is first called, so the program starts on machines that have neither. */
 #include "llmc/backend/cuda/device.h"
 #include "llmc/backend/cuda/product.h"
 #include "llmc/backend/cuda/streams.h"

@@ -4,8 +4,8 @@
  * dev/emulation/device_emulated.cpp (host memory that only operations may touch, plain loops).
  *
  * Who waits for whom, when several ranks have a GPU each. Time goes down; ---> is an event for
- * which the stream at the arrow's head waits, ===> means that the host waits, and ...> means that the
- * stream calls the host. The host's calls run ahead of the streams until it waits.
+ * which the stream at the arrow's head waits, ===> means that the host waits, and ...> means that
+ * the stream calls the host. The host's calls run ahead of the streams until it waits.
  *
  *     compute              copy-out               host                    copy-in
  *
@@ -29,14 +29,14 @@
  *        <------------------------------------     h2d_async() --------- layer 0's bucket
  *     forward, layer 0                             ...
  *
- * Without overlap the host does not call lossynet_bucket_ready, and calls lossynet_broadcast instead
- * of its parts. All parameters are then copied in at once.
+ * Without overlap the host does not call lossynet_bucket_ready, and calls lossynet_broadcast
+ * instead of its parts. All parameters are then copied in at once.
  *
  * Copy-in waits for no other stream, so a bucket is copied in while earlier layers are computed.
  * This is safe because no operation has used what it overwrites since the host waited (d2h_wait,
  * sum_of_squares). The host's side of the copies is a whole vector of pinned memory, and not a pair
- * of buffers, because the network writes packets of any bucket in any order, and reads what it sends
- * for as long as it needs.
+ * of buffers, because the network writes packets of any bucket in any order, and reads what it
+ * sends for as long as it needs.
  *
  * If network hardware reads gradients on the device (--gpu-direct), copy-out brings only what the
  * rank's own workers average, and still waits for the bucket.
@@ -87,8 +87,8 @@ void device_clear(void *memory, size_t bytes);
 void device_upload(void *to, const void *host, size_t bytes);
 void device_download(void *host, const void *from, size_t bytes);
 
-/* The stream on which averages of pinned memory are computed beside all others, which wait for nothing
- * that it does. upload: to memory that only it uses; host as in device_upload, pageable. */
+/* The stream on which averages of pinned memory are computed beside all others, which wait for
+ * nothing that it does. upload: to memory that only it uses; host as in device_upload, pageable. */
 cudaStream_t device_average_stream(void);
 void device_average_upload(void *to, const void *host, size_t bytes);
 void device_average_wait(void);

@@ -1,9 +1,9 @@
 /* embedding.cuh — rows of a table by token, and their gradients.
  *
- * Backward sorts the tokens first, so that each row of the table is summed by one block, in order of
- * n and in float32: no atomics, the same bits every time. Where a token stands among all N is found
- * by counting the smaller ones. That is quadratic, and still a few microseconds at N = 8192: N^2
- * comparisons of a list that fits in L1.
+ * Backward sorts the tokens first, so that each row of the table is summed by one block, in order
+ * of n and in float32: no atomics, the same bits every time. Where a token stands among all N is
+ * found by counting the smaller ones. That is quadratic, and still a few microseconds at N = 8192:
+ * N^2 comparisons of a list that fits in L1.
  */
 #ifndef LLMC_BACKEND_CUDA_EMBEDDING_H
 #define LLMC_BACKEND_CUDA_EMBEDDING_H
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* sorted (N): the tokens, ascending; row (N): the n each came from, ascending among equals. One warp
- * per n. */
+/* sorted (N): the tokens, ascending; row (N): the n each came from, ascending among equals. One
+ * warp per n. */
 static __global__ void __launch_bounds__(256)
     embedding_sort_kernel(int32_t *__restrict__ sorted, int32_t *__restrict__ row,
                           const int32_t *__restrict__ tokens, int N) {

@@ -1,6 +1,6 @@
 /* exchange.cuh — copies of packets between workers that share a device, as they are or rounded to
- * bfloat16 as on a wire, what was lost of gradients, and single elements for the host. (The average of packets is in
- * weighted_sum.cuh.) */
+ * bfloat16 as on a wire, what was lost of gradients, and single elements for the host. (The average
+ * of packets is in weighted_sum.cuh.) */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
 
@@ -8,7 +8,8 @@
 
 enum { EXCHANGE_THREADS = 256 };
 
-/* Blocks of a launch, at most. Under emulation so few that small vectors need more than one round. */
+/* Blocks of a launch, at most. Under emulation so few that small vectors need more than one
+ * round. */
 #ifdef CUDA_EMULATION
 static const size_t EXCHANGE_BLOCKS = 16;
 #else

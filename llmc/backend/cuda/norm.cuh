@@ -9,8 +9,8 @@ enum { NORM_THREADS = 256, NORM_RUN = 4, NORM_PARTS = 1024 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* part (gridDim.x). Thread t of all sums runs t, t + threads, ... of NORM_RUN neighbours, whether it
- * reads a run in one access or not. */
+/* part (gridDim.x). Thread t of all sums runs t, t + threads, ... of NORM_RUN neighbours, whether
+ * it reads a run in one access or not. */
 template <typename T, bool vectors>
 __global__ void __launch_bounds__(NORM_THREADS)
     sum_of_squares_kernel(double *__restrict__ part, const T *__restrict__ x, size_t n) {

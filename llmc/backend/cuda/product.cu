@@ -18,10 +18,10 @@
  *
  * Asking which algorithm suits a shape costs 10 to 100 us, so answers are kept. Of these only
  * algorithms that sum in float32 in a fixed order are taken: no partial sums rounded to the
- * output's type or added in the order of arrival. The heuristic's first is taken, and not the fastest of
- * several that were timed: another choice in the next run, or after --resume, would be other bits.
- * TRAIN_LLAMA2_PRODUCT=K takes the one K places after it, where there are so many (gpu_bench.c times
- * them); the same on all ranks, which details in backend.h sees to.
+ * output's type or added in the order of arrival. The heuristic's first is taken, and not the
+ * fastest of several that were timed: another choice in the next run, or after --resume, would be
+ * other bits. TRAIN_LLAMA2_PRODUCT=K takes the one K places after it, where there are so many
+ * (gpu_bench.c times them); the same on all ranks, which details in backend.h sees to.
  *
  * The library is 500 MB and takes 0.1 s to load: it is opened when a device is, not at start. */
 #include "llmc/backend/cuda/product.h"

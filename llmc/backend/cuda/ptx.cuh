@@ -2,8 +2,8 @@
  * Under emulation dev/emulation/ptx_emu.h takes its place.
  *
  * Source: PTX ISA, "Matrix multiply-accumulate operation using mma instruction", "ldmatrix",
- * "cp.async". sm_80 and later. All of a warp's lanes must execute ldmatrix and mma together. None of
- * them orders memory between threads: that takes __syncthreads or __syncwarp.
+ * "cp.async". sm_80 and later. All of a warp's lanes must execute ldmatrix and mma together. None
+ * of them orders memory between threads: that takes __syncthreads or __syncwarp.
  */
 #ifndef LLMC_BACKEND_CUDA_PTX_H
 #define LLMC_BACKEND_CUDA_PTX_H
@@ -34,8 +34,8 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], const void *row
                  : "memory");
 }
 
-/* d (16, 8) = a (16, 16) b (16, 8) + c (16, 8), a and b bfloat16, c and d float32. With g = lane / 4
- * and t = lane % 4:
+/* d (16, 8) = a (16, 16) b (16, 8) + c (16, 8), a and b bfloat16, c and d float32. With g = lane /
+ * 4 and t = lane % 4:
  *   a[0] row g, columns 2t, 2t+1; a[1] row g+8, the same; a[2] and a[3] the same, columns + 8
  *   b[0] rows 2t, 2t+1 of column g; b[1] rows + 8
  *   c, d: [0] and [1] row g, columns 2t, 2t+1; [2] and [3] row g+8

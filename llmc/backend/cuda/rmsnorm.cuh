@@ -1,9 +1,9 @@
 /* rmsnorm.cuh — RMSNorm (Zhang & Sennrich 2019), alone and after the residual connection, and its
  * gradients.
  *
- * Forward reads a row once: a block keeps it in shared memory until the row's norm is known. Backward
- * is one pass over fixed sets of rows; each block sums its part of dw over its own rows, and a
- * second kernel sums the parts in order.
+ * Forward reads a row once: a block keeps it in shared memory until the row's norm is known.
+ * Backward is one pass over fixed sets of rows; each block sums its part of dw over its own rows,
+ * and a second kernel sums the parts in order.
  */
 #ifndef LLMC_BACKEND_CUDA_RMSNORM_H
 #define LLMC_BACKEND_CUDA_RMSNORM_H
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-/* dw (C) = the sum of parts (count, C). A block has 32 columns and RMSNORM_SUMMANDS rows of threads,
- * each of which sums every RMSNORM_SUMMANDS-th part. */
+/* dw (C) = the sum of parts (count, C). A block has 32 columns and RMSNORM_SUMMANDS rows of
+ * threads, each of which sums every RMSNORM_SUMMANDS-th part. */
 template <typename G>
 __global__ void __launch_bounds__(32 * RMSNORM_SUMMANDS)
     rmsnorm_backward_weight_kernel(G *__restrict__ dw, const float *__restrict__ parts, int count,

@@ -7,7 +7,8 @@
 /* ---- kernels ------------------------------------------------------------------------------- */
 
 /* qkv (rows, H+2K heads, D); the first `turned` = H+K heads of each row are turned. A thread has W
- * pairs: W elements of a head's lower half and their partners. `items` = rows * turned * D/2 / W. */
+ * pairs: W elements of a head's lower half and their partners. `items` = rows * turned * D/2 /
+ * W. */
 template <typename T, int W>
 __global__ void __launch_bounds__(256)
     rope_kernel(T *qkv, const float *__restrict__ cosine, const float *__restrict__ sine,

@@ -1,6 +1,7 @@
-/* streams.cu — the compute stream and the copies beside it: who waits for whom is drawn in device.h.
- * Compiled by nvcc, and for the emulated device, where each stream runs as late or as early as it
- * may (dev/emulation/streams_emu.h): a wait that is missing here gives wrong numbers there. */
+/* streams.cu — the compute stream and the copies beside it: who waits for whom is drawn in
+ * device.h. Compiled by nvcc, and for the emulated device, where each stream runs as late or as
+ * early as it may (dev/emulation/streams_emu.h): a wait that is missing here gives wrong numbers
+ * there. */
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/backend/cuda/device.h"
 #include "llmc/log/error.h"
@@ -74,8 +75,8 @@ void device_download(void *host, const void *from, size_t bytes) {
 
 /* ---- copies beside the computing ---- */
 
-/* Of the NUMA node that the device is attached to, since the thread may run on another, whose memory is
- * a slower link away. */
+/* Of the NUMA node that the device is attached to, since the thread may run on another, whose
+ * memory is a slower link away. */
 void *device_allocate_pinned(size_t bytes) {
     void *memory = NULL;
     const int node = device_memory_node();

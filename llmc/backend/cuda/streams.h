@@ -1,4 +1,5 @@
-/* streams.h — the streams behind device.h. Internal to llmc/backend/cuda and the emulated device. */
+/* streams.h — the streams behind device.h. Internal to llmc/backend/cuda and the emulated
+ * device. */
 #ifndef LLMC_BACKEND_CUDA_STREAMS_H
 #define LLMC_BACKEND_CUDA_STREAMS_H
 

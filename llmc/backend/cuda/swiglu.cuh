@@ -7,8 +7,8 @@
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* Of a bfloat16 the two approximations, each off by at most 2 units in the last place of a float, are
- * rounded away; they take 5 instructions where expf and a division take some 25. */
+/* Of a bfloat16 the two approximations, each off by at most 2 units in the last place of a float,
+ * are rounded away; they take 5 instructions where expf and a division take some 25. */
 template <typename T> __device__ __forceinline__ float sigmoid(float x) {
     if constexpr (sizeof(T) == 2)
         return __fdividef(1.0f, 1.0f + exp2_approx(x * -LOG2_E));

@@ -8,8 +8,8 @@ enum { SENDERS_AHEAD = 4 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* W elements of each sender, added up in order of the senders; SENDERS_AHEAD of them are under way at
- * a time. A weight of 0, the same for the whole block, reads nothing. */
+/* W elements of each sender, added up in order of the senders; SENDERS_AHEAD of them are under way
+ * at a time. A weight of 0, the same for the whole block, reads nothing. */
 template <int W, typename T>
 __device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *__restrict__ sender,
                                             const float *__restrict__ weight, int N, size_t j) {
@@ -61,8 +61,8 @@ __device__ __forceinline__ void sum_part(T *out, const T *const *__restrict__ se
     }
 }
 
-/* `parts` parts of each packet, `all` in all, a block for each as far as the grid goes. out may be one of
- * the senders. */
+/* `parts` parts of each packet, `all` in all, a block for each as far as the grid goes. out may be
+ * one of the senders. */
 template <typename T, int W>
 __global__ void __launch_bounds__(256)
     weighted_sum_kernel(T *out, const T *const *__restrict__ sender,
