@@ -324,7 +324,7 @@ struct lossynet_aside { /* gathers that the next exchange carries */
 };
 
 struct lossynet_stats {
-    struct lossynet_counters *counters[2]; /* [V], of steps with even and odd numbers; phase[] of
+    struct lossynet_counters *counters[2]; /* [V], of the present step and the last; phase[] of
                                               the receiver, bytes sent */
     struct lossynet_total *totals;         /* [V], PARAMETER phase */
     struct lossynet_counters *gathered;    /* [N] */
@@ -341,6 +341,7 @@ void lossynet_aside_close(struct lossynet_comm *comm);
 
 struct lossynet_steps {
     uint64_t step, broadcast_step; /* the present one; that of the last broadcast */
+    int turn, broadcast_turn;      /* of these, 0 or 1: where stats.counters has them */
     int round; /* of retransmission, the present one; 0: packets are sent for the first time */
     bool reducing, broadcasting; /* begun, not ended */
     /* With settings.skip_late (step.c): */

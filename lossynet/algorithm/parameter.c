@@ -74,7 +74,7 @@ static void count(struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     uint64_t expected, arrived;
     lossynet_arrivals_count(comm, LOSSYNET_PARAMETER, v, &expected, &arrived);
-    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.broadcast_step % 2][v];
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.broadcast_turn][v];
     counters->expected[LOSSYNET_PARAMETER] += expected;
     counters->arrived[LOSSYNET_PARAMETER] += arrived;
     counters->bytes[LOSSYNET_PARAMETER] += lossynet_partition_owned(partition, comm->first + v) *
@@ -127,6 +127,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     lossynet_status status = lossynet_broadcast_end(comm);
     if (status || comm->workers == 1) return status;
     comm->steps.broadcast_step = comm->steps.step;
+    comm->steps.broadcast_turn = comm->steps.turn;
     lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
     send(comm, vectors, lossless);
     comm->steps.broadcasting = true;

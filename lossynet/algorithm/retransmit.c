@@ -134,7 +134,7 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
 /* What the local sender v will send to the others. */
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct lossynet_partition *partition = &comm->partition;
-    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.step % 2][v];
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];
     for (int receiver = 0; receiver < comm->workers; receiver++) {
         if (receiver == comm->first + v) continue;
         int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->first + v;

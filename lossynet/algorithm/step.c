@@ -6,8 +6,8 @@
  * updates and broadcasts them, though that may come too late as well. Then
  *
  *     it goes to the step that most ranks are at; steps in between it leaves out
- *     if it left steps out, or the others began that step more than a deadline ago, it computes no gradient
- *     in it, so that it is on time again: it idles
+ *     if it left steps out, or the others began that step more than a deadline ago, it computes no
+ *     gradient in it, so that it is on time again: it idles
  *
  * What the others lack of it are lost packets. With error feedback its gradient comes in the step
  * in which it idles (unconfirmed.c). Parameters that it missed are as much older as steps were
@@ -53,8 +53,10 @@ static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
 
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     comm->steps.step = step;
+    comm->steps.turn = !comm->steps.turn;
     if (comm->transport) lossynet_transport_set_step(comm->transport, step);
-    memset(comm->stats.counters[step % 2], 0, (size_t)comm->local * sizeof **comm->stats.counters);
+    struct lossynet_counters *counters = comm->stats.counters[comm->steps.turn];
+    memset(counters, 0, (size_t)comm->local * sizeof *counters);
     return LOSSYNET_OK;
 }
 
