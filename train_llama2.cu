@@ -89,8 +89,7 @@ static void bucket_done(const struct bucket_hooks *hooks, int bucket) {
     if (hooks && hooks->done) hooks->done(hooks->context, bucket);
 }
 
-/* From a->tokens (B, T) to a->last_norm (B, T, C), what the classifier reads. hooks: may be
- * NULL. */
+/* From a->tokens (B, T) to a->last_norm (B, T, C), which the classifier reads. hooks or NULL. */
 static void model_forward(const struct backend *be, const struct param_layout *l,
                           const weight *params, struct activations *a, int B, int T,
                           const struct bucket_hooks *hooks) {
@@ -502,9 +501,8 @@ static int step_naive(struct trainer *t, int step) {
     return status;
 }
 
-/* One step of all workers: `step`, or with --deadline the later one in t->record.step. Whether loss
- * and norm are finite is the caller's to look for, in t->record. Returns 0, or -1 after
- * reporting. */
+/* One step of all workers: `step`, or with --deadline the later one in t->record.step. The caller
+ * looks in t->record whether loss and norm are finite. Returns 0, or -1 after reporting. */
 static int training_step(struct trainer *t, int step) {
     const int algorithm = t->options->algorithm;
     const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)
@@ -701,8 +699,7 @@ static void advance(struct trainer *t, int done) {
 }
 
 /* With --deadline ranks may be at different steps, and learn at different times that one of them
- * stops, or is broken. Before anything that all do together they meet, and go on from the same
- * step. */
+ * stops, or is broken. Before all do anything together they meet, and agree on a step. */
 static int meet(struct trainer *t, bool *stop, bool *broken) {
     int done = t->at.step;
     if (finish_step(t) || data_parallel_meet(&t->dp, &done, stop, broken)) return -1;

@@ -357,12 +357,6 @@ lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, voi
  * "replay:FILE"). */
 void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead);
 
-struct lossynet_part { /* of a worker in a step */
-    bool takes_part;   /* false: it left the step out */
-    bool computes;     /* it has a gradient */
-    double norm, lead; /* that its update used, in a replay */
-};
-
 /* What a worker does in the present step. True in a replay, where every worker may be asked for. */
 bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out);
 

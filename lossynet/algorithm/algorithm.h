@@ -277,8 +277,9 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
 /* Whether a worker has a gradient in this step: not where its rank idles, or is replayed so. */
 bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker);
-/* False: it left this step out, in a replay. */
-bool lossynet_takes_part(const struct lossynet_comm *comm, int worker);
+/* Clears mask[k], k < n, of what local worker v does not send to an owner, or to itself, in this
+ * step. */
+void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n, uint8_t *mask);
 /* When lossynet_reduce begins: notes whether this rank is late. */
 void lossynet_late_note(struct lossynet_comm *comm);
 

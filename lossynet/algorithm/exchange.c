@@ -21,10 +21,7 @@ static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase
             uint8_t *mask =
                 comm->arrivals.survives[phase] + lossynet_tx(comm, phase, v, receiver, &n);
             lossynet_injected(comm, phase, comm->first + v, receiver, n, lossless, mask);
-            if (phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on)
-                lossynet_unconfirmed_mask(comm, v, receiver, n, mask);
-            else if (phase == LOSSYNET_GRADIENT && comm->steps.idle)
-                memset(mask, 0, n);
+            if (phase == LOSSYNET_GRADIENT) lossynet_withhold(comm, v, receiver, n, mask);
         }
     }
 }

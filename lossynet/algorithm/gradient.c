@@ -175,10 +175,7 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
             uint8_t *mask = first ? arrived : lossynet_scratch(comm);
             lossynet_injected(comm, LOSSYNET_GRADIENT, s, owner, n, s == owner || lossless, mask);
             const bool counts = comm->feedback.unconfirmed.on && s != owner;
-            if (counts)
-                lossynet_unconfirmed_mask(comm, i, owner, n, mask);
-            else if (!lossynet_has_gradient(comm, s))
-                memset(mask, 0, n);
+            lossynet_withhold(comm, i, owner, n, mask);
             size_t all, packet = lossynet_tx(comm, LOSSYNET_GRADIENT, i, owner, &all);
             float *mass =
                 counts ? comm->feedback.mass + (arrived - comm->arrivals.arrived[0]) : NULL;

@@ -68,6 +68,13 @@ static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
     return status;
 }
 
+/* Whether `part` bytes of this rank can be put aside, too. */
+static bool fits(const struct lossynet_comm *comm, size_t part) {
+    const struct lossynet_aside *aside = &comm->stats.aside;
+    return aside->count < LOSSYNET_ASIDE_MOST &&
+           aside->bytes + part <= aside->room * (size_t)comm->local;
+}
+
 static lossynet_status gather_aside(struct lossynet_comm *comm) {
     return exchange_aside(comm, false);
 }
@@ -76,9 +83,7 @@ lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void
                                           size_t bytes) {
     struct lossynet_aside *aside = &comm->stats.aside;
     const size_t part = bytes * (size_t)comm->local;
-    const bool fits = aside->count < LOSSYNET_ASIDE_MOST &&
-                      aside->bytes + part <= aside->room * (size_t)comm->local;
-    if (!comm->transport || !fits) return lossynet_all_gather(comm, mine, all, bytes);
+    if (!comm->transport || !fits(comm, part)) return lossynet_all_gather(comm, mine, all, bytes);
     memcpy(aside->mine + aside->bytes, mine, part);
     aside->item[aside->count++] = (struct lossynet_aside_item){all, part};
     aside->bytes += part;
@@ -87,10 +92,8 @@ lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void
 
 lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                     size_t bytes) {
-    const struct lossynet_aside *aside = &comm->stats.aside;
     const size_t part = bytes * (size_t)comm->local;
-    if (aside->count && aside->count < LOSSYNET_ASIDE_MOST &&
-        aside->bytes + part <= aside->room * (size_t)comm->local) {
+    if (comm->stats.aside.count && fits(comm, part)) {
         lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
         return status ? status : gather_aside(comm);
     }
@@ -102,11 +105,9 @@ lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine
 
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
                                size_t bytes) {
-    const struct lossynet_aside *aside = &comm->stats.aside;
     const size_t part = bytes * (size_t)comm->local;
     if (!comm->steps.skips) return lossynet_all_gather(comm, mine, all, bytes);
-    if (aside->count == LOSSYNET_ASIDE_MOST ||
-        aside->bytes + part > aside->room * (size_t)comm->local) {
+    if (!fits(comm, part)) {
         lossynet_log("a pulse of %zu bytes for each worker: expected at most %d beside the report",
                      bytes, LOSSYNET_ASIDE_BYTES);
         return LOSSYNET_INVALID;

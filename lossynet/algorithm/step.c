@@ -15,15 +15,27 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
-bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
-    if (comm->loss.replay)
-        return lossynet_loss_replay_part(comm->loss.replay, comm->steps.step, worker).computes;
-    return !comm->steps.idle || !lossynet_is_local(comm, worker);
+bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {
+    const struct lossynet_loss_replay *replay = comm->loss.replay;
+    const bool idle = comm->steps.idle && lossynet_is_local(comm, worker);
+    *out = replay ? lossynet_loss_replay_part(replay, comm->steps.step, worker)
+                  : (struct lossynet_part){.takes_part = true, .computes = !idle};
+    return replay != NULL;
 }
 
-bool lossynet_takes_part(const struct lossynet_comm *comm, int worker) {
-    return !comm->loss.replay ||
-           lossynet_loss_replay_part(comm->loss.replay, comm->steps.step, worker).takes_part;
+bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
+    struct lossynet_part part;
+    lossynet_replayed(comm, worker, &part);
+    return part.computes;
+}
+
+void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n,
+                       uint8_t *mask) {
+    const int sender = comm->first + v;
+    if (comm->feedback.unconfirmed.on && owner != sender)
+        lossynet_unconfirmed_mask(comm, v, owner, n, mask);
+    else if (!lossynet_has_gradient(comm, sender))
+        memset(mask, 0, n);
 }
 
 /* Parameters of others that local workers did not receive in steps that were left out. */
@@ -101,7 +113,7 @@ void lossynet_met(struct lossynet_comm *comm) {
 /* ---- records and replays ---- */
 
 void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
-    const struct lossynet_loss_part part = {
+    const struct lossynet_part part = {
         .takes_part = true, .computes = !comm->steps.idle, .norm = norm, .lead = lead};
     if (!comm->arrivals.trace || !comm->steps.skips) return;
     for (int v = 0; v < comm->local; v++) {
@@ -111,15 +123,6 @@ void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
             lossynet_loss_trace_told(comm->arrivals.trace, comm->steps.step, comm->first + v,
                                      comm->feedback.unconfirmed.told + links, comm->workers);
     }
-}
-
-bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out) {
-    *out = (struct lossynet_part){.takes_part = true, .computes = !comm->steps.idle};
-    if (!comm->loss.replay) return false;
-    const struct lossynet_loss_part part =
-        lossynet_loss_replay_part(comm->loss.replay, comm->steps.step, worker);
-    *out = (struct lossynet_part){part.takes_part, part.computes, part.norm, part.lead};
-    return true;
 }
 
 void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late) {

@@ -30,12 +30,12 @@
 
 enum { MOST = 255 };
 
-static struct lossynet_unconfirmed *of(const struct lossynet_comm *comm) {
-    return (struct lossynet_unconfirmed *)&comm->feedback.unconfirmed;
+static const struct lossynet_unconfirmed *of(const struct lossynet_comm *comm) {
+    return &comm->feedback.unconfirmed;
 }
 
 void lossynet_unconfirmed_open(struct lossynet_comm *comm) {
-    struct lossynet_unconfirmed *u = of(comm);
+    struct lossynet_unconfirmed *u = &comm->feedback.unconfirmed;
     const size_t links = (size_t)comm->local * (size_t)comm->workers;
     const size_t packets = lossynet_links(comm, false);
     u->on = true;
@@ -49,7 +49,7 @@ void lossynet_unconfirmed_open(struct lossynet_comm *comm) {
 }
 
 void lossynet_unconfirmed_close(struct lossynet_comm *comm) {
-    struct lossynet_unconfirmed *u = of(comm);
+    const struct lossynet_unconfirmed *u = of(comm);
     free(u->apart);
     free(u->held_apart);
     free(u->held);
@@ -150,7 +150,7 @@ static void join(const struct packet *p, float share) {
 
 static void keep_link(const struct lossynet_comm *comm, int v, int owner, const float *vector) {
     const struct lossynet_partition *partition = &comm->partition;
-    struct lossynet_unconfirmed *u = of(comm);
+    const struct lossynet_unconfirmed *u = of(comm);
     const size_t link = link_of(comm, v, owner), offset_v = (size_t)v * partition->elements;
     const bool told = u->told[link];
     const uint32_t before = u->sent[link];
@@ -189,7 +189,9 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
 void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors) {
 #pragma omp parallel for num_threads(comm->threads) schedule(static)
     for (int v = 0; v < comm->local; v++) {
-        if (!lossynet_takes_part(comm, comm->first + v)) continue;
+        struct lossynet_part part;
+        lossynet_replayed(comm, comm->first + v, &part);
+        if (!part.takes_part) continue;
         for (int owner = 0; owner < comm->workers; owner++)
             if (owner != comm->first + v) keep_link(comm, v, owner, vectors[v]);
     }

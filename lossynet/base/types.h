@@ -90,6 +90,12 @@ enum lossynet_event {                     /* datagrams that count as not arrived
                       LOSSYNET_EVENTS
 };
 
+struct lossynet_part { /* what a worker does in a step */
+    bool takes_part;   /* false: it leaves the step out */
+    bool computes;     /* it has a gradient */
+    double norm, lead; /* that its update uses, in a replay */
+};
+
 struct lossynet_path {      /* from one rank to another */
     uint64_t sent, arrived; /* datagrams of full size */
     double gbps;            /* 10^9 bit/s that arrived, our header counted */

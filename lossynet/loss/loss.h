@@ -59,14 +59,8 @@ lossynet_status lossynet_loss_trace_open(const char *path, const struct lossynet
 void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, int sender,
                               int receiver, const uint8_t *arrived, size_t n);
 /* What a worker did in a step. */
-struct lossynet_loss_part {
-    bool takes_part;   /* false: it left the step out */
-    bool computes;     /* it had a gradient */
-    double norm, lead; /* that its update used */
-};
-
 void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
-                              const struct lossynet_loss_part *part);
+                              const struct lossynet_part *part);
 /* told[w], w < workers: owner w has told this worker in this step what arrived. */
 void lossynet_loss_trace_told(FILE *trace, uint64_t step, int worker, const uint8_t *told,
                               int workers);
@@ -86,7 +80,7 @@ void lossynet_loss_replay_mask(const struct lossynet_loss_replay *replay, lossyn
 /* Whether a worker was told by an owner in this step what has arrived. */
 bool lossynet_loss_replay_told(const struct lossynet_loss_replay *replay, uint64_t step, int worker,
                                int owner);
-struct lossynet_loss_part lossynet_loss_replay_part(const struct lossynet_loss_replay *replay,
-                                                    uint64_t step, int worker);
+struct lossynet_part lossynet_loss_replay_part(const struct lossynet_loss_replay *replay,
+                                               uint64_t step, int worker);
 
 #endif

@@ -20,7 +20,7 @@ struct link_record {
 struct part_record {
     uint64_t step;
     int worker;
-    struct lossynet_loss_part part;
+    struct lossynet_part part;
 };
 
 struct told_record {
@@ -190,9 +190,9 @@ bool lossynet_loss_replay_told(const struct lossynet_loss_replay *r, uint64_t st
     return told && (size_t)owner < told->count && r->arrived[told->start + (size_t)owner];
 }
 
-struct lossynet_loss_part lossynet_loss_replay_part(const struct lossynet_loss_replay *r,
-                                                    uint64_t step, int worker) {
+struct lossynet_part lossynet_loss_replay_part(const struct lossynet_loss_replay *r, uint64_t step,
+                                               int worker) {
     const struct part_record key = {.step = step, .worker = worker};
     const struct part_record *part = bsearch(&key, r->part, r->parts, sizeof key, by_part);
-    return part ? part->part : (struct lossynet_loss_part){.takes_part = false};
+    return part ? part->part : (struct lossynet_part){.takes_part = false};
 }

@@ -47,7 +47,7 @@ void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, 
 }
 
 void lossynet_loss_trace_part(FILE *trace, uint64_t step, int worker,
-                              const struct lossynet_loss_part *part) {
+                              const struct lossynet_part *part) {
     fprintf(trace, "# step %" PRIu64 ", worker %d %s, norm %a, lead %a\n", step, worker,
             part->computes ? "computes" : "idles", part->norm, part->lead);
 }

@@ -217,11 +217,11 @@ static void give_up(struct lossynet_transport *t, int kind, int peer) {
 }
 
 /* Sending to a peer stands still: its window or its phase is shut. */
-static bool is_stuck(const struct lossynet_transport *t, int peer, int kind) {
+static bool is_stuck(const struct lossynet_transport *t, int peer, int kind, double wait) {
     const struct lossynet_peer *p = &t->peers[peer];
     const bool ignored = lossynet_deadline_ignores(t, peer) || lossynet_deadline_is_away(t, peer);
     return !p->tx[kind].complete && t->phase[kind].begun > 0 && p->flow.blocked &&
-           (ignored || t->receiver.empty - p->flow.credited > lossynet_deadline_wait(t));
+           (ignored || t->receiver.empty - p->flow.credited > wait);
 }
 
 void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
@@ -239,14 +239,15 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
     }
     if (phase->half == 0 && 2 * done >= counted) phase->half = t->receiver.empty;
     if (!phase->awaited) return;
-    const bool ends = lossynet_deadline_is_over(t, phase->half);
+    const double wait = lossynet_deadline_wait(t);
+    const bool ends = phase->half > 0 && t->receiver.empty - phase->half > wait;
     for (int r = 0; r < ranks; r++) {
         struct lossynet_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
         const bool waits = p->rx[kind].state != RX_OVER;
         const bool ignored = lossynet_deadline_excuses(t, r, kind);
         if ((waits && (ends || (ignored && in_time == 0))) ||
-            (is_stuck(t, r, kind) && (ends || ignored || lossynet_deadline_is_away(t, r))))
+            (is_stuck(t, r, kind, wait) && (ends || ignored || lossynet_deadline_is_away(t, r))))
             give_up(t, kind, r);
         if (p->lateness.late) tell(t, r);
     }

@@ -99,14 +99,25 @@ static __global__ void gather_kernel(float *out, const float *vector, const size
     if (i < n) out[i] = vector[element[i]];
 }
 
+typedef void (*packet_kernel)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                              size_t packet, size_t packets);
+
+/* A kernel that moves some packets of `from` to `to`: `by_vector` where alignment lets it. */
+static inline void launch_by_packet(packet_kernel by_vector, packet_kernel by_element, float *to,
+                                    const float *from, const uint8_t *arrived, size_t n,
+                                    size_t packet, cudaStream_t stream) {
+    const size_t packets = ceil_div(n, packet);
+    const bool vectors = packet % wide<float> == 0 && are_aligned(to, from);
+    launch(vectors ? by_vector : by_element,
+           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
+           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
+}
+
 template <bool rounds>
 static inline void launch_masked_copy(float *to, const float *from, const uint8_t *arrived,
                                       size_t n, size_t packet, cudaStream_t stream) {
-    const size_t packets = ceil_div(n, packet);
-    const bool vectors = packet % wide<float> == 0 && are_aligned(to, from);
-    launch(vectors ? masked_copy_kernel<wide<float>, rounds> : masked_copy_kernel<1, rounds>,
-           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
-           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets);
+    launch_by_packet(masked_copy_kernel<wide<float>, rounds>, masked_copy_kernel<1, rounds>, to,
+                     from, arrived, n, packet, stream);
 }
 
 /* to[j] = from[j] for j < n where arrived[j / packet] is not 0 */
@@ -125,11 +136,8 @@ static inline void cuda_masked_round(float *to, const float *from, const uint8_t
 template <bool rounds>
 static inline void launch_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
                                     size_t n, size_t packet, cudaStream_t stream) {
-    const size_t packets = ceil_div(n, packet);
-    const bool vectors = packet % wide<float> == 0 && are_aligned(residual, vector);
-    launch(vectors ? keep_lost_kernel<wide<float>, rounds> : keep_lost_kernel<1, rounds>,
-           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
-           dim3(EXCHANGE_THREADS), 0, stream, residual, vector, arrived, n, packet, packets);
+    launch_by_packet(keep_lost_kernel<wide<float>, rounds>, keep_lost_kernel<1, rounds>, residual,
+                     vector, arrived, n, packet, stream);
 }
 
 static inline void cuda_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
