@@ -11,9 +11,9 @@
 # make clean        removes build/ (out/ stays)
 #
 # Found by itself: MPI (mpicc; MPI=0 builds without), libibverbs (for --link verbs; VERBS=0), OpenSSL
-# (for --encrypt; SECURE=0), oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas;
-# BLAS=none: plain loops), CUDA (nvcc; CUDA=0 builds without). BARE=1 takes no library but CUDA's
-# (dev/bare): no JSON, no tokenizer, for GPU machines that have nothing else.
+# (for --encrypt; SECURE=0), libcurl (for --meet; MEET=0), oneDNN (on x86-64) or OpenBLAS (elsewhere,
+# or with BLAS=openblas; BLAS=none: plain loops), CUDA (nvcc; CUDA=0 builds without). BARE=1 takes
+# no library but CUDA's (dev/bare): no JSON, no tokenizer, for GPU machines that have nothing else.
 # WERROR= lets a compiler warn that the project has not met. SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
 
 # make would try to build the .d files below from its own rules.
@@ -51,6 +51,11 @@ VERBS ?= $(if $(shell pkg-config --exists libibverbs 2>/dev/null && echo yes),1)
 ifeq ($(VERBS),1)
 CPPFLAGS += -DLOSSYNET_VERBS $(shell pkg-config --cflags libibverbs)
 LDLIBS += $(shell pkg-config --libs libibverbs)
+endif
+MEET ?= $(if $(filter 1,$(BARE)),,$(if $(shell pkg-config --exists libcurl 2>/dev/null && echo yes),1))
+ifeq ($(MEET),1)
+CPPFLAGS += -DLLMC_MEET $(shell pkg-config --cflags libcurl)
+LDLIBS += $(shell pkg-config --libs libcurl)
 endif
 ARCHITECTURE := $(shell uname -m)
 BLAS ?= $(if $(filter x86_64,$(ARCHITECTURE)),onednn,openblas)

@@ -13,7 +13,7 @@ build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config
 libc6-dev:C_library libopenmpi-dev:MPI_for_several_processes openmpi-bin:mpirun
 libibverbs-dev:RDMA_networks libdnnl-dev:matrix_products_on_the_CPU(oneDNN) libjansson-dev:JSON
 libxxhash-dev:checksums_of_checkpoints libsentencepiece-dev:tokenizer
-libssl-dev:encrypts_packets(OpenSSL)"
+libssl-dev:encrypts_packets(OpenSSL) libcurl4-openssl-dev:asks_etcd_who_takes_part"
 case $(uname -m) in x86_64) ;; *) build=$(echo "$build" | sed 's/libdnnl-dev:[^ ]*/libopenblas-dev:matrix_products_on_the_CPU/') ;; esac
 quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:trains_a_tokenizer
 python3:reads_logs python3-matplotlib:plots"
@@ -24,7 +24,7 @@ python3-pytest-xdist:runs_several_at_once python3-numpy:references
 python3-sentencepiece:the_tokenizer_to_compare_with
 xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_environment
 iproute2:network_namespaces nginx-light:a_web_service_beside_training nftables:loses_packets
-ethtool:switches_off_segmentation
+ethtool:switches_off_segmentation etcd-server:knows_who_takes_part(etcd)
 clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library
 libns3-dev:simulates_a_network(ns-3)"
 [ "$(uname -m)" != x86_64 ] ||

@@ -1,0 +1,427 @@
+/* agreement.c — see agreement.h. */
+#include "llmc/membership/agreement.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/log/error.h"
+
+enum { KEY_BYTES = 160 };
+
+static void key_of(const struct agreement *a, const char *name, char key[KEY_BYTES]) {
+    snprintf(key, KEY_BYTES, "%s/%s", a->set.run, name);
+}
+
+static void member_key(const struct agreement *a, const char *uid, char key[KEY_BYTES]) {
+    snprintf(key, KEY_BYTES, "%s/member/%s", a->set.run, uid);
+}
+
+/* ---- the run as the store has it at one moment ---- */
+
+struct room {
+    bool complete;
+    char *options;    /* NULL: nobody has said any */
+    struct view view; /* epoch 0: there is none */
+    int64_t modified; /* of the view's key; 0: there is none */
+    struct member *registered;
+    int members; /* registered, in the order in which they came */
+};
+
+static void room_clear(struct room *room) {
+    free(room->options);
+    free(room->registered);
+    free(room->view.member);
+    *room = (struct room){.view.self = -1};
+}
+
+static enum agreement_result take_entry(const struct agreement *a, const struct store_entry *e,
+                                        struct room *room) {
+    const char *name = e->key + strlen(a->set.run) + 1;
+    static const char MEMBER[] = "member/";
+    if (!strcmp(name, "complete")) room->complete = true;
+    if (!strcmp(name, "options") && !room->options) room->options = strdup(e->value);
+    if (!strncmp(name, MEMBER, strlen(MEMBER)) &&
+        member_from_json(e->value, name + strlen(MEMBER), &room->registered[room->members]))
+        room->members++;
+    if (!strcmp(name, "view")) {
+        room->modified = e->modified;
+        if (!view_from_json(e->value, &room->view)) {
+            log_error("the store's key %s does not hold a view; is the run's name that of another "
+                      "program?",
+                      e->key);
+            return AGREEMENT_FAILED;
+        }
+        room->view.self = view_rank_of(&room->view, a->self.uid);
+    }
+    return AGREEMENT_WAIT;
+}
+
+/* AGREEMENT_WAIT: the caller clears *room. Otherwise it is empty. */
+static enum agreement_result look(const struct agreement *a, struct room *room) {
+    struct store_entries entries;
+    char prefix[KEY_BYTES];
+    key_of(a, "", prefix);
+    *room = (struct room){.view.self = -1};
+    if (a->set.store->list(a->set.store, prefix, &entries) != STORE_DONE) return AGREEMENT_AWAY;
+    enum agreement_result result = AGREEMENT_WAIT;
+    room->registered = (struct member *)calloc((size_t)entries.count + 1, sizeof *room->registered);
+    if (!room->registered) {
+        log_out_of_memory("registered members", entries.count * (double)sizeof *room->registered);
+        result = AGREEMENT_FAILED;
+    }
+    for (int i = 0; i < entries.count && result == AGREEMENT_WAIT; i++)
+        result = take_entry(a, &entries.entry[i], room);
+    store_entries_clear(&entries);
+    if (result != AGREEMENT_WAIT) room_clear(room);
+    return result;
+}
+
+static const struct member *registered(const struct room *room, const char *uid) {
+    for (int i = 0; i < room->members; i++)
+        if (!strcmp(room->registered[i].uid, uid)) return &room->registered[i];
+    return NULL;
+}
+
+/* ---- registration ---- */
+
+void agreement_init(struct agreement *a, const struct agreement_settings *set) {
+    *a = (struct agreement){.set = *set, .self = set->self, .orphaned = -1};
+    a->view.self = -1;
+    a->set.draw(a->set.context, a->self.uid);
+}
+
+void agreement_clear(struct agreement *a) {
+    free(a->missing);
+    view_clear(&a->view);
+    view_clear(&a->obstacle_view);
+    a->missing = NULL;
+}
+
+/* Registers under a new lease, if the view is still the one of the room. So who was left out in the
+ * meantime does not come back under the uid that was left out. */
+static void enroll(struct agreement *a, const struct room *room) {
+    char view[KEY_BYTES], key[KEY_BYTES];
+    int64_t lease;
+    if (a->set.store->grant(a->set.store, AGREEMENT_LEASE, &lease) != STORE_DONE) return;
+    key_of(a, "view", view);
+    member_key(a, a->self.uid, key);
+    char *value = member_to_json(&a->self);
+    const struct store_write write = {key, value, lease};
+    if (value && a->set.store->commit(a->set.store, view, room->modified, &write, 1) == STORE_DONE)
+        a->lease = lease;
+    free(value);
+}
+
+enum store_status agreement_withdraw(struct agreement *a) {
+    char key[KEY_BYTES], guard[KEY_BYTES];
+    member_key(a, a->self.uid, key);
+    key_of(a, "no key", guard);
+    a->lease = 0;
+    return a->set.store->commit(a->set.store, guard, 0, &(struct store_write){key, NULL, 0}, 1);
+}
+
+enum store_status agreement_complete(struct agreement *a) {
+    char key[KEY_BYTES];
+    key_of(a, "complete", key);
+    const struct store_write write = {key, "true", 0};
+    const enum store_status status = a->set.store->commit(a->set.store, key, 0, &write, 1);
+    return status == STORE_CHANGED ? STORE_DONE : status; /* another member has said so */
+}
+
+/* ---- the options ---- */
+
+static void short_text(const json_t *value, char text[100]) {
+    char *all = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
+    snprintf(text, 100, "%s", all ? all : "not set");
+    free(all);
+}
+
+/* The first key of `one` whose value in `other` is another, NULL: none. */
+static const char *difference(const json_t *one, const json_t *other) {
+    const char *key;
+    json_t *value;
+    json_object_foreach((json_t *)one, key, value) {
+        if (!json_equal(value, json_object_get(other, key))) return key;
+    }
+    return NULL;
+}
+
+static enum agreement_result compare(const struct agreement *a, const char *text,
+                                     const char *version, const json_t *options) {
+    json_error_t error;
+    char here[100], there[100];
+    json_t *said = json_loadb(text, strlen(text), 0, &error);
+    const char *their = json_string_value(json_object_get(said, "version"));
+    const json_t *theirs = json_object_get(said, "options");
+    const char *key = difference(options, theirs);
+    if (!key) key = difference(theirs, options);
+    enum agreement_result result = AGREEMENT_FAILED;
+    if (!their || !json_is_object(theirs))
+        log_error("the store's key %s/options holds no options; is the run's name that of another "
+                  "program?",
+                  a->set.run);
+    else if (strcmp(version, their) != 0)
+        log_error("this program is version %s, and run %s was begun with version %s; start the "
+                  "same program everywhere, or name another run",
+                  version, a->set.run, their);
+    else if (key) {
+        short_text(json_object_get(options, key), here);
+        short_text(json_object_get(theirs, key), there);
+        log_error("option %s is %s here and %s in run %s; give all ranks the same options, or name "
+                  "another run",
+                  key, here, there, a->set.run);
+    } else {
+        result = AGREEMENT_VIEW;
+    }
+    json_decref(said);
+    return result;
+}
+
+enum agreement_result agreement_compare(struct agreement *a, const char *version,
+                                        const json_t *options) {
+    struct room room;
+    enum agreement_result result = look(a, &room);
+    if (result == AGREEMENT_WAIT && !room.complete && !room.options) { /* the first to come */
+        char key[KEY_BYTES];
+        key_of(a, "options", key);
+        json_t *all = json_object();
+        json_object_set_new(all, "version", json_string(version));
+        json_object_set_new(all, "options", json_copy((json_t *)options));
+        char *text = json_dumps(all, JSON_COMPACT);
+        json_decref(all);
+        const struct store_write write = {key, text, 0};
+        const enum store_status status =
+            text ? a->set.store->commit(a->set.store, key, 0, &write, 1) : STORE_AWAY;
+        free(text);
+        room_clear(&room);
+        if (status == STORE_AWAY) return AGREEMENT_AWAY;
+        result = look(a, &room); /* another process may have been earlier */
+    }
+    if (result == AGREEMENT_WAIT)
+        result = room.complete  ? AGREEMENT_COMPLETE
+                 : room.options ? compare(a, room.options, version, options)
+                                : AGREEMENT_AWAY;
+    room_clear(&room);
+    return result;
+}
+
+/* ---- proposals ---- */
+
+/* Who is registered, is not in the room's view, and can be reached; the caller frees. NULL: out of
+ * memory, reported. This process itself is reached. */
+static struct member *waiting(const struct agreement *a, const struct room *room, int *count) {
+    const size_t most = (size_t)room->members + 1;
+    struct member *list = (struct member *)calloc(most, sizeof *list);
+    bool *reached = (bool *)calloc(most, sizeof *reached);
+    *count = 0;
+    if (!list || !reached) {
+        log_out_of_memory("waiting members", (double)(most * sizeof *list));
+        free(list);
+        list = NULL;
+    } else {
+        int all = 0;
+        for (int i = 0; i < room->members; i++)
+            if (view_rank_of(&room->view, room->registered[i].uid) < 0)
+                list[all++] = room->registered[i];
+        if (all) a->set.reach(a->set.context, list, all, reached);
+        for (int i = 0; i < all; i++)
+            if (reached[i] || !strcmp(list[i].uid, a->self.uid)) list[(*count)++] = list[i];
+    }
+    free(reached);
+    return list;
+}
+
+/* Enters a view: AGREEMENT_VIEW, or AGREEMENT_FAILED. */
+static enum agreement_result take(struct agreement *a, const struct view *next, double now) {
+    struct view copy;
+    if (view_copy(next, &copy)) return AGREEMENT_FAILED;
+    view_clear(&a->view);
+    a->view = copy;
+    a->view.self = view_rank_of(next, a->self.uid);
+    if (a->state == AGREEMENT_OUTSIDE) a->taken = now;
+    a->state = AGREEMENT_INSIDE;
+    a->changed = false;
+    a->look = now + 1;
+    a->orphaned = -1;
+    a->obstacle = AGREEMENT_NO_OBSTACLE;
+    return AGREEMENT_VIEW;
+}
+
+/* Writes the view after the room's and removes the registrations of those whom it leaves out, so
+ * that nobody takes them in again under the same uid. */
+static enum agreement_result commit(struct agreement *a, const struct room *room,
+                                    const struct view *next, double now) {
+    char key[STORE_WRITES_MOST][KEY_BYTES];
+    struct store_write write[STORE_WRITES_MOST];
+    char *text = view_to_json(next);
+    if (!text) return AGREEMENT_FAILED;
+    int writes = 1;
+    key_of(a, "view", key[0]);
+    write[0] = (struct store_write){key[0], text, 0};
+    for (int r = 0; r < room->view.members && writes < STORE_WRITES_MOST; r++) {
+        const char *uid = room->view.member[r].uid;
+        if (view_rank_of(next, uid) >= 0 || !registered(room, uid)) continue;
+        member_key(a, uid, key[writes]);
+        write[writes] = (struct store_write){key[writes], NULL, 0};
+        writes++;
+    }
+    const enum store_status status =
+        a->set.store->commit(a->set.store, key[0], room->modified, write, writes);
+    free(text);
+    if (status == STORE_DONE) return take(a, next, now);
+    return status == STORE_AWAY ? AGREEMENT_AWAY : AGREEMENT_WAIT; /* another proposal won */
+}
+
+/* Proposes the view after the room's: without missing[], with who waits, if those are at least
+ * `least`. */
+static enum agreement_result propose(struct agreement *a, const struct room *room,
+                                     const bool *missing, int least, double now) {
+    int joiners;
+    struct view next;
+    enum agreement_result result = AGREEMENT_WAIT;
+    struct member *joiner = waiting(a, room, &joiners);
+    if (!joiner) return AGREEMENT_FAILED;
+    if (joiners >= least) {
+        if (view_next(&room->view, missing, joiner, joiners, &next))
+            result = AGREEMENT_FAILED;
+        else
+            result = commit(a, room, &next, now);
+        view_clear(&next);
+    }
+    free(joiner);
+    return result;
+}
+
+/* ---- leaving a view ---- */
+
+int agreement_leave(struct agreement *a, double now, const bool *missing) {
+    free(a->missing);
+    a->missing = (bool *)calloc((size_t)a->view.members, sizeof *a->missing);
+    if (!a->missing) return log_out_of_memory("missing members", a->view.members);
+    for (int r = 0; r < a->view.members; r++)
+        a->missing[r] = missing && missing[r] && r != a->view.self;
+    a->state = AGREEMENT_LEAVING;
+    a->began = now;
+    return 0;
+}
+
+/* The view is without this process, which comes again as a new one. Who is left out soon after it
+ * came waits before it does: a link that loses everything one way must not change views all the
+ * time. */
+static void left_out(struct agreement *a, double now) {
+    const bool soon = now - a->taken < AGREEMENT_SETTLED;
+    a->pause = !soon ? 0 : a->pause < 1 ? 1 : 2 * a->pause;
+    if (a->pause > AGREEMENT_PAUSE_MOST) a->pause = AGREEMENT_PAUSE_MOST;
+    a->resume = now + a->pause;
+    a->state = AGREEMENT_OUTSIDE;
+    a->lease = 0;
+    a->set.draw(a->set.context, a->self.uid);
+}
+
+static enum agreement_result step_leaving(struct agreement *a, const struct room *room,
+                                          double now) {
+    if (room->view.epoch < a->view.epoch) {
+        log_error("the store has %s of run %s, but this rank is in view %lld: the store lost data; "
+                  "start the run again under another name, from its last checkpoint",
+                  room->view.epoch ? "an older view" : "no view", a->set.run,
+                  (long long)a->view.epoch);
+        return AGREEMENT_FAILED;
+    }
+    if (room->view.epoch > a->view.epoch) {
+        if (room->view.self >= 0) return take(a, &room->view, now);
+        left_out(a, now);
+        return AGREEMENT_WAIT;
+    }
+    if (now < a->began + view_patience(&a->view, a->missing)) return AGREEMENT_WAIT;
+    return propose(a, room, a->missing, 0, now);
+}
+
+/* ---- coming from outside ---- */
+
+static enum agreement_result see_obstacle(struct agreement *a, const struct room *room,
+                                          enum agreement_obstacle obstacle) {
+    a->obstacle = obstacle;
+    a->registered = room->members;
+    view_clear(&a->obstacle_view);
+    return view_copy(&room->view, &a->obstacle_view) ? AGREEMENT_FAILED : AGREEMENT_WAIT;
+}
+
+static bool is_orphaned(const struct room *room) {
+    for (int r = 0; r < room->view.members; r++)
+        if (registered(room, room->view.member[r].uid)) return false;
+    return true;
+}
+
+static enum agreement_result step_outside(struct agreement *a, const struct room *room,
+                                          double now) {
+    if (room->view.self >= 0) return take(a, &room->view, now);
+    if (!registered(room, a->self.uid)) {
+        enroll(a, room);
+        return AGREEMENT_WAIT;
+    }
+    if (!room->view.epoch) {
+        /* Who came first proposes the first view. */
+        const bool first = !strcmp(room->registered[0].uid, a->self.uid);
+        const enum agreement_result seen = see_obstacle(a, room, AGREEMENT_FEW);
+        if (seen == AGREEMENT_FAILED || !first || room->members < a->set.first_ranks) return seen;
+        return propose(a, room, NULL, a->set.first_ranks, now);
+    }
+    if (!is_orphaned(room)) {
+        a->orphaned = -1;
+        return see_obstacle(a, room, AGREEMENT_TAKING);
+    }
+    if (a->orphaned < 0) a->orphaned = now;
+    if (!a->set.anew) return see_obstacle(a, room, AGREEMENT_ORPHANED);
+    if (room->members < a->set.first_ranks && now < a->orphaned + AGREEMENT_ANEW_PATIENCE)
+        return see_obstacle(a, room, AGREEMENT_FEW);
+    bool *all = (bool *)malloc((size_t)room->view.members);
+    if (!all) {
+        log_out_of_memory("missing members", room->view.members);
+        return AGREEMENT_FAILED;
+    }
+    memset(all, true, (size_t)room->view.members);
+    const enum agreement_result result = propose(a, room, all, 1, now);
+    free(all);
+    return result;
+}
+
+enum agreement_result agreement_step(struct agreement *a, double now) {
+    struct room room;
+    if (a->state == AGREEMENT_OUTSIDE && now < a->resume) return AGREEMENT_WAIT;
+    enum agreement_result result = look(a, &room);
+    if (result != AGREEMENT_WAIT) return result;
+    if (room.complete)
+        result = AGREEMENT_COMPLETE;
+    else if (a->state == AGREEMENT_OUTSIDE)
+        result = step_outside(a, &room, now);
+    else
+        result = step_leaving(a, &room, now);
+    room_clear(&room);
+    return result;
+}
+
+/* ---- watching ---- */
+
+/* Somebody waits whom rank 0, the first to propose, can reach; or there is a newer view. */
+static bool has_changed(const struct agreement *a, const struct room *room) {
+    if (room->view.epoch > a->view.epoch) return true;
+    if (a->view.self != 0) return false;
+    int joiners;
+    struct member *joiner = waiting(a, room, &joiners);
+    free(joiner);
+    return joiners > 0;
+}
+
+void agreement_watch(struct agreement *a, double now) {
+    struct room room;
+    if (a->lease && a->set.store->keep(a->set.store, a->lease) == STORE_CHANGED) a->lease = 0;
+    if (a->state != AGREEMENT_INSIDE || now < a->look) return;
+    /* All members of a large view together ask at most 64 times a second. */
+    a->look = now + (a->view.members > 64 ? a->view.members / 64.0 : 1) - 0.1;
+    if (look(a, &room) != AGREEMENT_WAIT) return;
+    if (!a->changed) a->changed = has_changed(a, &room);
+    if (room.view.self >= 0 && room.view.epoch >= a->view.epoch && !registered(&room, a->self.uid))
+        enroll(a, &room);
+    room_clear(&room);
+}

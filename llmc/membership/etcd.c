@@ -1,0 +1,303 @@
+/* etcd.c — see etcd.h. https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway: requests and answers
+ * are JSON, keys and values base64, 64-bit numbers strings. */
+#include "llmc/membership/etcd.h"
+
+#include <stdlib.h>
+
+void store_entries_clear(struct store_entries *e) {
+    for (int i = 0; i < e->count; i++) {
+        free(e->entry[i].key);
+        free(e->entry[i].value);
+    }
+    free(e->entry);
+    *e = (struct store_entries){0};
+}
+
+#ifndef LLMC_MEET
+
+#include "llmc/log/error.h"
+
+bool etcd_built(void) {
+    return false;
+}
+int etcd_open(const char *host, int port, struct store **out) {
+    (void)host, (void)port, (void)out;
+    return log_error("this program was built without libcurl and cannot ask etcd");
+}
+const char *etcd_local_address(const struct store *store) {
+    return (void)store, "";
+}
+
+#else
+
+#include <curl/curl.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "llmc/log/error.h"
+
+enum { TIME_LIMIT = 2000 /* ms */, ANSWER_MOST = 256 << 20 };
+
+struct etcd {
+    struct store store; /* first: a store is an etcd */
+    CURL *curl;
+    struct curl_slist *headers;
+    char base[300]; /* http://HOST:PORT/v3/ */
+    char local[64];
+    char *answer; /* of the present request */
+    size_t bytes, room;
+};
+
+bool etcd_built(void) {
+    return true;
+}
+
+/* ---- base64 (RFC 4648) ---- */
+
+static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+static json_t *encoded(const char *text) {
+    const size_t bytes = strlen(text);
+    char *out = (char *)malloc((bytes + 2) / 3 * 4 + 1), *next = out;
+    if (!out) return NULL;
+    for (size_t i = 0; i < bytes; i += 3) {
+        uint32_t bits = 0;
+        for (size_t k = 0; k < 3; k++)
+            bits = bits << 8 | (i + k < bytes ? (unsigned char)text[i + k] : 0);
+        for (int k = 0; k < 4; k++) *next++ = DIGITS[bits >> (18 - 6 * k) & 63];
+        if (i + 1 >= bytes) next[-2] = '=';
+        if (i + 2 >= bytes) next[-1] = '=';
+    }
+    *next = 0;
+    json_t *json = json_string(out);
+    free(out);
+    return json;
+}
+
+/* Ended by a zero byte; the caller frees. NULL: not base64. */
+static char *decoded(const char *text) {
+    const size_t length = text ? strlen(text) : 0;
+    char *out = (char *)malloc(length / 4 * 3 + 4), *next = out;
+    uint32_t bits = 0;
+    int have = 0;
+    for (size_t i = 0; out && i < length && text[i] != '='; i++) {
+        const char *digit = strchr(DIGITS, text[i]);
+        if (!digit) {
+            free(out);
+            return NULL;
+        }
+        bits = bits << 6 | (uint32_t)(digit - DIGITS);
+        have += 6;
+        if (have >= 8) *next++ = (char)(bits >> (have -= 8));
+    }
+    if (out) *next = 0;
+    return out;
+}
+
+/* ---- one request ---- */
+
+static size_t take_answer(char *data, size_t size, size_t count, void *user) {
+    struct etcd *e = (struct etcd *)user;
+    const size_t bytes = size * count;
+    if (e->bytes + bytes >= e->room) {
+        const size_t room = 2 * (e->bytes + bytes) + 1;
+        char *answer = room <= ANSWER_MOST ? (char *)realloc(e->answer, room) : NULL;
+        if (!answer) return 0; /* ends the request */
+        e->answer = answer;
+        e->room = room;
+    }
+    memcpy(e->answer + e->bytes, data, bytes);
+    e->bytes += bytes;
+    return bytes;
+}
+
+static enum store_status away(struct etcd *e, const char *what) {
+    snprintf(e->store.why, sizeof e->store.why, "%s", what);
+    return STORE_AWAY;
+}
+
+static enum store_status transfer(struct etcd *e, const char *path, const char *body) {
+    char url[400], error[CURL_ERROR_SIZE] = "";
+    const char *local = NULL;
+    snprintf(url, sizeof url, "%s%s", e->base, path);
+    curl_easy_setopt(e->curl, CURLOPT_URL, url);
+    curl_easy_setopt(e->curl, CURLOPT_POSTFIELDS, body);
+    curl_easy_setopt(e->curl, CURLOPT_ERRORBUFFER, error);
+    e->bytes = 0;
+    const CURLcode code = curl_easy_perform(e->curl);
+    curl_easy_setopt(e->curl, CURLOPT_ERRORBUFFER, NULL);
+    if (code != CURLE_OK) return away(e, *error ? error : curl_easy_strerror(code));
+    if (!curl_easy_getinfo(e->curl, CURLINFO_LOCAL_IP, &local) && local)
+        snprintf(e->local, sizeof e->local, "%s", local);
+    return STORE_DONE;
+}
+
+/* Sends `request`, which it releases. *answer is the caller's to release if the store answered. */
+static enum store_status ask(struct etcd *e, const char *path, json_t *request, json_t **answer) {
+    char *body = json_dumps(request, JSON_COMPACT);
+    json_decref(request);
+    *answer = NULL;
+    if (!body) return away(e, "out of memory");
+    const enum store_status status = transfer(e, path, body);
+    free(body);
+    if (status != STORE_DONE) return status;
+    json_error_t wrong;
+    long code = 0;
+    curl_easy_getinfo(e->curl, CURLINFO_RESPONSE_CODE, &code);
+    *answer = json_loadb(e->answer ? e->answer : "", e->bytes, 0, &wrong);
+    if (code == 200 && json_is_object(*answer)) return STORE_DONE;
+    const char *said = json_string_value(json_object_get(*answer, "error"));
+    char text[200];
+    snprintf(text, sizeof text, "HTTP status %ld, %s", code, said ? said : "which is not etcd's");
+    json_decref(*answer);
+    *answer = NULL;
+    return away(e, text);
+}
+
+/* 64-bit numbers come as strings, and not at all where they are 0. */
+static int64_t number(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text ? strtoll(text, NULL, 10) : 0;
+}
+
+static json_t *digits(int64_t value) {
+    char text[24];
+    snprintf(text, sizeof text, "%lld", (long long)value);
+    return json_string(text);
+}
+
+/* ---- the store ---- */
+
+static enum store_status take_entries(struct etcd *e, const json_t *list,
+                                      struct store_entries *out) {
+    size_t i;
+    json_t *one;
+    out->entry = (struct store_entry *)calloc(json_array_size(list) + 1, sizeof *out->entry);
+    if (!out->entry) return away(e, "out of memory");
+    json_array_foreach(list, i, one) {
+        struct store_entry *entry = &out->entry[out->count++];
+        const char *value = json_string_value(json_object_get(one, "value"));
+        entry->key = decoded(json_string_value(json_object_get(one, "key")));
+        entry->value = decoded(value ? value : "");
+        entry->modified = number(one, "mod_revision");
+        if (entry->key && entry->value && entry->modified > 0) continue;
+        store_entries_clear(out);
+        return away(e, "an answer that is not etcd's");
+    }
+    return STORE_DONE;
+}
+
+static enum store_status etcd_list(struct store *s, const char *prefix, struct store_entries *out) {
+    struct etcd *e = (struct etcd *)s;
+    char end[300];
+    json_t *answer, *request = json_object();
+    *out = (struct store_entries){0};
+    /* The first key behind all that begin with the prefix. */
+    snprintf(end, sizeof end, "%s", prefix);
+    end[strlen(end) - 1]++;
+    json_object_set_new(request, "key", encoded(prefix));
+    json_object_set_new(request, "range_end", encoded(end));
+    json_object_set_new(request, "sort_order", json_string("ASCEND"));
+    json_object_set_new(request, "sort_target", json_string("CREATE"));
+    enum store_status status = ask(e, "kv/range", request, &answer);
+    if (status != STORE_DONE) return status;
+    status = take_entries(e, json_object_get(answer, "kvs"), out);
+    json_decref(answer);
+    return status;
+}
+
+static json_t *one_write(const struct store_write *write) {
+    json_t *json = json_object(), *inner = json_object();
+    json_object_set_new(inner, "key", encoded(write->key));
+    if (write->value) json_object_set_new(inner, "value", encoded(write->value));
+    if (write->value && write->lease) json_object_set_new(inner, "lease", digits(write->lease));
+    json_object_set_new(json, write->value ? "request_put" : "request_delete_range", inner);
+    return json;
+}
+
+static enum store_status etcd_commit(struct store *s, const char *guard, int64_t modified,
+                                     const struct store_write *write, int writes) {
+    json_t *answer, *request = json_object(), *compare = json_object();
+    json_t *compares = json_array(), *success = json_array();
+    json_object_set_new(compare, "key", encoded(guard));
+    json_object_set_new(compare, "target", json_string("MOD"));
+    json_object_set_new(compare, "result", json_string("EQUAL"));
+    json_object_set_new(compare, "mod_revision", digits(modified));
+    json_array_append_new(compares, compare);
+    for (int i = 0; i < writes; i++) json_array_append_new(success, one_write(&write[i]));
+    json_object_set_new(request, "compare", compares);
+    json_object_set_new(request, "success", success);
+    const enum store_status status = ask((struct etcd *)s, "kv/txn", request, &answer);
+    if (status != STORE_DONE) return status;
+    const bool done = json_is_true(json_object_get(answer, "succeeded"));
+    json_decref(answer);
+    return done ? STORE_DONE : STORE_CHANGED;
+}
+
+static enum store_status etcd_grant(struct store *s, int seconds, int64_t *lease) {
+    struct etcd *e = (struct etcd *)s;
+    json_t *answer, *request = json_object();
+    json_object_set_new(request, "TTL", digits(seconds));
+    const enum store_status status = ask(e, "lease/grant", request, &answer);
+    if (status != STORE_DONE) return status;
+    *lease = number(answer, "ID");
+    json_decref(answer);
+    return *lease ? STORE_DONE : away(e, "an answer that is not etcd's");
+}
+
+static enum store_status etcd_keep(struct store *s, int64_t lease) {
+    json_t *answer, *request = json_object();
+    json_object_set_new(request, "ID", digits(lease));
+    const enum store_status status = ask((struct etcd *)s, "lease/keepalive", request, &answer);
+    if (status != STORE_DONE) return status;
+    const int64_t seconds = number(json_object_get(answer, "result"), "TTL");
+    json_decref(answer);
+    return seconds > 0 ? STORE_DONE : STORE_CHANGED;
+}
+
+static void etcd_close(struct store *s) {
+    struct etcd *e = (struct etcd *)s;
+    if (e->curl) curl_easy_cleanup(e->curl);
+    curl_slist_free_all(e->headers);
+    free(e->answer);
+    free(e);
+}
+
+static pthread_once_t curl_once = PTHREAD_ONCE_INIT;
+static void begin_curl(void) {
+    curl_global_init(CURL_GLOBAL_DEFAULT);
+}
+
+int etcd_open(const char *host, int port, struct store **out) {
+    *out = NULL;
+    pthread_once(&curl_once, begin_curl);
+    struct etcd *e = (struct etcd *)calloc(1, sizeof *e);
+    if (!e) return log_out_of_memory("the connection to etcd", (double)sizeof *e);
+    e->store = (struct store){etcd_list, etcd_commit, etcd_grant, etcd_keep, etcd_close, ""};
+    const bool bare = strchr(host, ':') != NULL; /* an IPv6 address */
+    snprintf(e->base, sizeof e->base, "http://%s%s%s:%d/v3/", bare ? "[" : "", host,
+             bare ? "]" : "", port);
+    e->curl = curl_easy_init();
+    e->headers = curl_slist_append(NULL, "Content-Type: application/json");
+    if (!e->curl || !e->headers) {
+        etcd_close(&e->store);
+        return log_error("libcurl cannot be initialised");
+    }
+    curl_easy_setopt(e->curl, CURLOPT_HTTPHEADER, e->headers);
+    curl_easy_setopt(e->curl, CURLOPT_WRITEFUNCTION, take_answer);
+    curl_easy_setopt(e->curl, CURLOPT_WRITEDATA, e);
+    curl_easy_setopt(e->curl, CURLOPT_TIMEOUT_MS, (long)TIME_LIMIT);
+    curl_easy_setopt(e->curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(e->curl, CURLOPT_NOPROXY, "*");
+    *out = &e->store;
+    return 0;
+}
+
+const char *etcd_local_address(const struct store *store) {
+    return ((const struct etcd *)store)->local;
+}
+
+#endif

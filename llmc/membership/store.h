@@ -1,0 +1,59 @@
+/* store.h — what membership asks of a store: a snapshot of a run's keys, and one guarded write.
+ *
+ * etcd.c has it for etcd, and test/llmc/membership_store.h in memory. A run's keys begin with
+ * "RUN/". A store may be away for a while. A write that ended with STORE_AWAY may have been made,
+ * may be made later, or never. */
+#ifndef LLMC_MEMBERSHIP_STORE_H
+#define LLMC_MEMBERSHIP_STORE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum store_status {
+    STORE_DONE,
+    STORE_CHANGED, /* commit: the guard has another revision. keep: the lease is gone */
+    STORE_AWAY,    /* no answer, or an error; `why` says which */
+};
+
+struct store_entry {
+    char *key, *value; /* ended by zero bytes */
+    int64_t modified;  /* revision of the last write to the key; greater for every write */
+};
+
+struct store_entries { /* in the order in which the keys were created */
+    int count;
+    struct store_entry *entry;
+};
+
+struct store_write {
+    const char *key;
+    const char *value; /* NULL: removes the key */
+    int64_t lease;     /* the key goes when the lease does; 0: it stays */
+};
+
+struct store {
+    /* All keys that begin with `prefix`, as they are at one moment. The caller clears *out, which
+     * is empty unless the store answered. */
+    enum store_status (*list)(struct store *s, const char *prefix, struct store_entries *out);
+    /* Makes all writes at once if the key `guard` has revision `modified` (0: is not there). */
+    enum store_status (*commit)(struct store *s, const char *guard, int64_t modified,
+                                const struct store_write *write, int writes);
+    /* A lease that ends `seconds` after it was granted or last kept. */
+    enum store_status (*grant)(struct store *s, int seconds, int64_t *lease);
+    enum store_status (*keep)(struct store *s, int64_t lease);
+    void (*close)(struct store *s);
+    char why[200]; /* the last STORE_AWAY */
+};
+
+enum { STORE_WRITES_MOST = 100 }; /* of a commit; etcd takes 128 */
+
+void store_entries_clear(struct store_entries *e);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,161 @@
+/* view.c — see view.h. */
+#include "llmc/membership/view.h"
+
+#include <jansson.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/log/error.h"
+
+enum { MOST_MEMBERS = 65536 };
+
+int view_rank_of(const struct view *v, const char *uid) {
+    for (int r = 0; r < v->members; r++)
+        if (!strcmp(v->member[r].uid, uid)) return r;
+    return -1;
+}
+
+static int view_allocate(int members, struct view *out) {
+    *out = (struct view){0, 0, NULL, -1};
+    out->member = (struct member *)calloc((size_t)members + 1, sizeof *out->member);
+    if (!out->member)
+        return log_out_of_memory("a view", (double)members * (double)sizeof *out->member);
+    return 0;
+}
+
+int view_next(const struct view *present, const bool *missing, const struct member *joiner,
+              int joiners, struct view *out) {
+    if (view_allocate(present->members + joiners, out)) return -1;
+    out->epoch = present->epoch + 1;
+    for (int r = 0; r < present->members; r++)
+        if (!missing || !missing[r]) out->member[out->members++] = present->member[r];
+    for (int i = 0; i < joiners; i++) {
+        out->member[out->members] = joiner[i];
+        out->member[out->members++].joined = out->epoch;
+    }
+    return 0;
+}
+
+double view_patience(const struct view *v, const bool *missing) {
+    static const double TURN = 0.1, TURNS_MOST = 2, HALF = 0.5, MORE = 1.5; /* seconds */
+    int gone = 0, before = 0;
+    for (int r = 0; r < v->members; r++) {
+        if (missing && missing[r])
+            gone++;
+        else if (r < v->self)
+            before++;
+    }
+    const double turn = TURN * before < TURNS_MOST ? TURN * before : TURNS_MOST;
+    return turn + (2 * gone > v->members ? MORE : gone && 2 * gone == v->members ? HALF : 0);
+}
+
+int view_copy(const struct view *from, struct view *to) {
+    if (view_allocate(from->members, to)) return -1;
+    to->epoch = from->epoch;
+    to->members = from->members;
+    to->self = from->self;
+    for (int r = 0; r < from->members; r++) to->member[r] = from->member[r];
+    return 0;
+}
+
+void view_clear(struct view *v) {
+    free(v->member);
+    *v = (struct view){0, 0, NULL, -1};
+}
+
+/* ---- text ---- */
+
+static json_t *member_json(const struct member *m) {
+    json_t *json = json_object();
+    json_object_set_new(json, "address", json_string(m->address));
+    json_object_set_new(json, "host", json_string(m->host));
+    json_object_set_new(json, "pid", json_integer(m->pid));
+    return json;
+}
+
+static char *text_of(json_t *json) {
+    char *text = json_dumps(json, JSON_COMPACT | JSON_PRESERVE_ORDER);
+    json_decref(json);
+    if (!text) log_out_of_memory("a view as JSON", 0);
+    return text;
+}
+
+char *member_to_json(const struct member *m) {
+    return text_of(member_json(m));
+}
+
+char *view_to_json(const struct view *v) {
+    json_t *members = json_array();
+    for (int r = 0; r < v->members; r++) {
+        json_t *one = member_json(&v->member[r]);
+        json_object_set_new(one, "uid", json_string(v->member[r].uid));
+        json_object_set_new(one, "joined", json_integer(v->member[r].joined));
+        json_array_append_new(members, one);
+    }
+    json_t *json = json_object();
+    json_object_set_new(json, "epoch", json_integer(v->epoch));
+    json_object_set_new(json, "members", members);
+    return text_of(json);
+}
+
+/* Copies a string that is there, is not empty, and fits. */
+static bool take_text(const char *from, char *to, size_t bytes) {
+    if (!from || !*from || strlen(from) >= bytes) return false;
+    memcpy(to, from, strlen(from) + 1);
+    return true;
+}
+
+static bool take_member(const json_t *json, const char *uid, struct member *out) {
+    *out = (struct member){0};
+    const json_t *pid = json_object_get(json, "pid");
+    if (!json_is_integer(pid) || json_integer_value(pid) < 0 || json_integer_value(pid) > INT_MAX)
+        return false;
+    out->pid = (int)json_integer_value(pid);
+    return take_text(uid, out->uid, sizeof out->uid) &&
+           take_text(json_string_value(json_object_get(json, "address")), out->address,
+                     sizeof out->address) &&
+           take_text(json_string_value(json_object_get(json, "host")), out->host, sizeof out->host);
+}
+
+static json_t *load(const char *text) {
+    json_error_t error;
+    return json_loadb(text, strlen(text), JSON_REJECT_DUPLICATES, &error);
+}
+
+bool member_from_json(const char *text, const char *uid, struct member *out) {
+    json_t *json = load(text);
+    const bool valid = json && take_member(json, uid, out);
+    json_decref(json);
+    return valid;
+}
+
+static bool take_members(const json_t *list, int64_t epoch, struct view *out) {
+    size_t rank;
+    json_t *one;
+    json_array_foreach(list, rank, one) {
+        struct member *m = &out->member[rank];
+        if (!take_member(one, json_string_value(json_object_get(one, "uid")), m)) return false;
+        m->joined = json_integer_value(json_object_get(one, "joined"));
+        if (m->joined < 1 || m->joined > epoch) return false;
+        if (view_rank_of(out, m->uid) >= 0) return false; /* twice */
+        out->members++;
+    }
+    return true;
+}
+
+bool view_from_json(const char *text, struct view *out) {
+    *out = (struct view){0, 0, NULL, -1};
+    json_t *json = load(text);
+    const json_t *list = json_object_get(json, "members");
+    const size_t members = json_array_size(list);
+    bool valid = members > 0 && members <= MOST_MEMBERS && !view_allocate((int)members, out);
+    if (valid) {
+        out->epoch = json_integer_value(json_object_get(json, "epoch"));
+        valid = out->epoch > 0 && take_members(list, out->epoch, out);
+    }
+    json_decref(json);
+    if (!valid) view_clear(out);
+    return valid;
+}
