@@ -20,20 +20,15 @@
  */
 #include "llmc/model/activations.h"
 #include "llmc/backend/backend.h"
-#include "llmc/backend/select.h"
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/model/config.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/cli/dry_run.h"
 #include "llmc/cli/due.h"
-#include "llmc/cli/memory_check.h"
-#include "llmc/cli/memory_plan.h"
 #include "llmc/util/file.h"
 #include "llmc/model/generate.h"
-#include "llmc/util/host_vector.h"
 #include "llmc/model/param_layout.h"
-#include "llmc/comm/settings.h"
 #include "llmc/cli/options.h"
 #include "llmc/cli/run_data.h"
 #include "llmc/cli/preflight.h"
@@ -44,6 +39,7 @@
 #include "llmc/checkpoint/async_writer.h"
 #include "llmc/model/schedule.h"
 #include "llmc/comm/data_parallel.h"
+#include "llmc/comm/views.h"
 #include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
 #include "llmc/cli/validate.h"
@@ -243,6 +239,9 @@ struct trainer {
     struct step_metrics record, last; /* of the present step; of the one before */
     const char *tokenizer;
     struct resume_point at; /* where the run stands */
+    int updated;            /* owners here have made so many steps: one more, at most */
+    struct views *views;    /* of a run whose ranks may change (--meet), or NULL */
+    bool continues;         /* such a run, which others have begun before this view */
     struct resume_run run;  /* what of it is saved */
     struct async_writer *saver;
     struct jsonl *log;
@@ -265,27 +264,18 @@ static void trainer_release(struct trainer *t) {
 /* Chooses the backend, and sees whether there is memory enough. Needs layout, workers, B and T. */
 static int trainer_choose(struct trainer *t, bool training) {
     struct backend_choice choice;
-    struct memory_plan_settings run = memory_plan_of_options(t->options, t->dp.workers, t->T);
-    run.leads = comm_leads(t->options, t->dp.workers);
-    run.batch = t->B;
-    run.evaluating = !training;
-    run.remembers = t->options->generate != NULL;
-    memory_plan_place(&run, t->dp.world.ranks, t->dp.world.rank);
-    bool tell = t->dp.world.rank == 0 && !t->options->quiet && !t->options->generate;
-    if (backend_select(t->options, &t->layout.config, &run, &t->dp.world, tell, &choice)) return -1;
+    bool tell = t->dp.world.rank == 0 && !t->options->quiet && !t->options->generate &&
+                views_are_new(t->views);
+    if (data_parallel_choose(&t->dp, t->B, t->T, training, tell, &choice)) return -1;
     t->be = choice.backend;
     t->recompute = choice.recompute;
     t->faster_in_bf16 = choice.faster_in_bf16;
-    const struct lossynet_settings network = comm_settings(t->options, &t->layout, t->dp.workers);
-    run.network_bytes = (double)lossynet_memory_needed(&t->dp.world, &network);
-    return memory_check(t->options, &t->dp.world, &t->layout.config, &run);
+    return 0;
 }
 
 /* Opens the comm, allocates all. */
 static int trainer_allocate(struct trainer *t, bool training) {
     const int threads = omp_get_max_threads();
-    t->dp.be = t->be;
-    t->dp.layout = &t->layout;
     if (data_parallel_open(&t->dp, training)) return -1;
     t->engines = t->dp.local >= threads && !t->be->on_device ? threads : 1;
     t->engine = (struct activations *)calloc((size_t)t->engines, sizeof *t->engine);
@@ -296,26 +286,6 @@ static int trainer_allocate(struct trainer *t, bool training) {
                                  t->recompute))
             return -1;
     return 0;
-}
-
-/* The same initial parameters for every worker: from a checkpoint, or from the seed. */
-static int trainer_initialise(struct trainer *t, bool from_checkpoint) {
-    int failed = 0;
-    float *first = host_vector(t->be, t->dp.worker[0].params, t->layout.count, false);
-    if (!first) return -1;
-    if (from_checkpoint) {
-        size_t count;
-        struct named_tensor *tensors = param_layout_tensor_list(&t->layout, first, &count);
-        failed = !tensors || hf_model_read(t->options->model, &t->layout.config, tensors, count);
-        free(tensors);
-    } else {
-        param_layout_initialise(&t->layout, (uint64_t)t->options->seed, first);
-    }
-    for (int w = t->be->on_device ? 0 : 1; w < t->dp.local && !failed; w++) {
-        worker_initialise(&t->dp.worker[w], t->be, first, t->layout.count);
-    }
-    host_vector_end(t->be, first);
-    return failed ? -1 : 0;
 }
 
 /* Calls work(t, worker, engine, context) for every local worker, see the note on threads above. */
@@ -425,7 +395,8 @@ static int forward_backward(struct trainer *t, int step) {
         t->dp.mine[w] = t->result[w].loss;
     }
     t->dp.communicating += waited;
-    if (finish_step_begin(t) || data_parallel_tell_losses(&t->dp) || async_writer_tell(t->saver))
+    if (finish_step_begin(t) || data_parallel_tell_losses(&t->dp) || async_writer_tell(t->saver) ||
+        views_tell(t->views, &t->dp))
         return FAILED;
     memset(r, 0, sizeof *r);
     r->step = step;
@@ -480,8 +451,10 @@ static int update_replicas(struct trainer *t) {
 static int step_lossy(struct trainer *t, int step) {
     int status = forward_backward(t, step);
     if (!status) status = average_gradients(t);
-    if (!status) data_parallel_update_shards(&t->dp, step_of(t), t->record.grad_norm);
-    return status ? status : data_parallel_broadcast(&t->dp, t->dp.params);
+    if (status) return status;
+    data_parallel_update_shards(&t->dp, step_of(t), t->record.grad_norm);
+    t->updated = t->record.step + 1;
+    return data_parallel_broadcast(&t->dp, t->dp.params);
 }
 
 /* rps: every worker steps on its own; owners average the models and broadcast them. */
@@ -576,36 +549,18 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out)
 
 /* ---- writing ---------------------------------------------------------------------------- */
 
-struct writer {
-    struct trainer *t;
-    const weight *weights; /* of the model, as operations take them */
-};
-
-/* Feeds tokens behind the `first` that the engine's layers hold; logits (V) of what follows. */
-static int feed_model(void *context, const int32_t *tokens, int first, int count, float *logits) {
-    const struct writer *w = (const struct writer *)context;
-    const struct param_layout *l = &w->t->layout;
-    const struct backend *be = w->t->be;
-    struct activations *e = &w->t->engine[0];
-    memcpy(e->host_tokens, tokens, (size_t)count * sizeof *tokens);
-    activations_send(e, be, count);
-    e->past = first;
-    model_forward(be, l, w->weights, e, 1, count, NULL);
-    e->past = 0;
-    return generate_logits(be, logits, at(be, e->last_norm, (size_t)(count - 1) * l->config.width),
-                           weight_at(be, w->weights, l->classifier), l->config.width,
-                           l->config.vocabulary);
+static void forward_tokens(const struct generate_engine *g, int count) {
+    model_forward(g->be, g->layout, g->weights, g->engine, 1, count, NULL);
 }
 
-static struct generate_model writing_model(struct writer *w) {
-    const struct llama_config *c = &w->t->layout.config;
-    const bool remembers = activations_remember(&w->t->engine[0], c, w->t->be);
-    const struct generate_model model = {.vocabulary = c->vocabulary,
-                                         .positions = w->t->T,
-                                         .remembers = remembers,
-                                         .feed = feed_model,
-                                         .context = w};
-    return model;
+static struct generate_engine writing_engine(struct trainer *t, const float *params) {
+    const struct generate_engine g = {.be = t->be,
+                                      .layout = &t->layout,
+                                      .weights = data_parallel_weights(&t->dp, params),
+                                      .engine = &t->engine[0],
+                                      .positions = t->T,
+                                      .forward = forward_tokens};
+    return g;
 }
 
 /* --sample-every: a line that the model writes, on the terminal and in the log. */
@@ -614,8 +569,8 @@ static int write_sample(struct trainer *t, int steps_done) {
     struct generate_line line;
     if (data_parallel_model(&t->dp, &model_parameters)) return -1;
     if (t->dp.world.rank > 0) return 0;
-    struct writer w = {.t = t, .weights = data_parallel_weights(&t->dp, model_parameters)};
-    const struct generate_model model = writing_model(&w);
+    struct generate_engine engine = writing_engine(t, model_parameters);
+    const struct generate_model model = generate_model_of(&engine);
     if (generate_sample(&model, t->tokenizer, t->options, &line)) return -1;
     return metrics_sample(&t->progress, t->log, steps_done, line.text);
 }
@@ -642,19 +597,6 @@ static struct run_info run_info(const struct trainer *t) {
                                    .packets = lossynet_packets(t->dp.comm),
                                    .moments = data_parallel_moments(&t->dp)};
     return facts;
-}
-
-/* What a checkpoint holds of this run, and who writes it. */
-static int open_saver(struct trainer *t) {
-    const struct async_writer_settings settings = {.run = &t->run,
-                                                   .tokenizer = t->tokenizer,
-                                                   .gather = data_parallel_gather,
-                                                   .gather_aside = data_parallel_gather_aside,
-                                                   .gather_context = &t->dp,
-                                                   .model = data_parallel_model_of,
-                                                   .model_context = &t->dp};
-    if (data_parallel_describe(&t->dp, &t->run)) return -1;
-    return t->options->out ? async_writer_open(&settings, t->at.step, &t->saver) : 0;
 }
 
 static void record_evaluation(struct trainer *t, const struct eval_metrics *e) {
@@ -707,15 +649,18 @@ static int meet(struct trainer *t, bool *stop, bool *broken) {
     return 0;
 }
 
+enum { VIEW_ENDS = 1 }; /* ranks change */
+
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
     const bool skips = lossynet_skips_late(t->dp.comm);
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
     bool stop = false;
-    run_info_announce(&t->run.facts);
+    if (views_are_new(t->views)) run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));
+    views_report(t->views, &t->progress, t->log, t->at.step);
     while (t->at.step < o->steps && !stop) {
         if (training_step(t, t->at.step)) return -1;
         bool broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
@@ -736,6 +681,8 @@ static int train_loop(struct trainer *t) {
         }
         if (due.samples && write_sample(t, t->at.step)) return -1;
         if (due.saves && async_writer_save(t->saver, &t->at)) return -1;
+        if (views_end_here(t->views) && t->at.step < o->steps && !stop)
+            return finish_step(t) || async_writer_finish(t->saver) ? -1 : VIEW_ENDS;
     }
     return finish(t, stop && t->at.step < o->steps, last_eval);
 }
@@ -752,25 +699,65 @@ static int prepare(struct trainer *t, bool training) {
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(training ? t->train : t->val);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
-        jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log) ||
-        trainer_allocate(t, training))
+        trainer_allocate(t, training) || views_enter(t->views, &t->dp, &t->at, &t->continues) ||
+        jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log))
         return -1;
     hf_model_shows_progress = run_info_draws_progress(t->options, t->dp.world.rank);
-    if (trainer_initialise(t, file_is_directory(o->model))) return -1;
+    if (!t->continues && data_parallel_initialise(&t->dp)) return -1;
     t->run.facts = run_info(t);
     jsonl_write(t->log, run_info_event(&t->run.facts));
     return 0;
 }
 
-static int train(struct trainer *t) {
-    const char *from = t->options->resume;
+/* A whole run or, with --meet, as much of it as these ranks train together. */
+static int train_in_view(struct trainer *t) {
+    const char *from = views_are_new(t->views) ? t->options->resume : NULL;
     json_t *saved = NULL;
     int failed = from ? resume_open(from, &saved, &t->at) : 0;
-    failed = failed || prepare(t, true) || open_saver(t) ||
-             (from && resume_load(&t->run, from, saved, t->log));
+    failed = failed || prepare(t, true) ||
+             data_parallel_open_saver(&t->dp, t->tokenizer, t->at.step, &t->run, &t->saver) ||
+             (from && !t->continues && resume_load(&t->run, from, saved, t->log));
     if (!failed) pipeline_start(&t->dp.pipeline, t->dp.params);
     json_decref(saved);
-    return failed || train_loop(t) ? -1 : 0;
+    return failed ? -1 : train_loop(t);
+}
+
+static void begin(struct trainer *t, const struct options *o, const struct lossynet_world *world,
+                  int workers) {
+    t->options = t->dp.options = o;
+    t->dp.layout = &t->layout;
+    t->dp.world = *world;
+    t->dp.workers = workers;
+    threads_choose(o->threads, world->local_ranks);
+}
+
+/* Takes this rank from the view that has ended into the next one. */
+static int change_view(struct trainer *t) {
+    struct trainer next;
+    if (t->updated > t->at.step) advance(t, t->updated);
+    if (views_leave(t->views, &t->dp)) return -1;
+    const struct step_metrics *r = t->last.step == t->at.step - 1 ? &t->last : &t->record;
+    if (t->dp.unfinished && r->step == t->at.step - 1) { /* it will not be measured */
+        metrics_add(&t->at.record, r);
+        metrics_log_step(t->log, r);
+    }
+    memset(&next, 0, sizeof next);
+    next.at = t->at;
+    next.views = t->views;
+    const struct options *o = t->options;
+    progress_end(&t->progress);
+    trainer_release(t);
+    *t = next;
+    if (views_next(t->views)) return -1;
+    const struct lossynet_world world = views_world(t->views);
+    begin(t, o, &world, views_workers(t->views));
+    return 0;
+}
+
+static int train(struct trainer *t) {
+    int status = train_in_view(t);
+    while (status && t->options->meet && !change_view(t)) status = train_in_view(t);
+    return status;
 }
 
 /* ---- other modes ------------------------------------------------------------------------ */
@@ -797,11 +784,10 @@ static int generate_mode(struct trainer *t) {
     t->T = c.positions;
     int failed = param_layout_build(&c, &t->layout) || trainer_choose(t, false) ||
                  trainer_allocate(t, false) || activations_add_cache(&t->engine[0], &c, t->be) ||
-                 trainer_initialise(t, true);
+                 data_parallel_initialise(&t->dp);
     if (!failed) {
-        struct writer w = {.t = t,
-                           .weights = data_parallel_weights(&t->dp, t->dp.worker[0].params)};
-        const struct generate_model model = writing_model(&w);
+        struct generate_engine engine = writing_engine(t, t->dp.worker[0].params);
+        const struct generate_model model = generate_model_of(&engine);
         failed = generate_to_terminal(&model, tokenizer, o);
     }
     tokenizer_close(tokenizer);
@@ -810,19 +796,25 @@ static int generate_mode(struct trainer *t) {
 
 /* ---- main ------------------------------------------------------------------------------- */
 
-static int run(const struct options *o, const struct lossynet_world *world) {
+static int run_mode(struct trainer *t, const struct options *o,
+                    const struct lossynet_world *world) {
+    const int workers = o->workers ? o->workers : world->ranks;
+    if (o->dry_run) return dry_run(o, world);
+    if (o->preflight) return preflight(o, world);
+    begin(t, o, world, o->generate ? 1 : t->views ? views_workers(t->views) : workers);
+    int failed = o->eval ? eval_mode(t) : o->generate ? generate_mode(t) : train(t);
+    trainer_release(t);
+    return failed;
+}
+
+static int run(const struct options *o, const struct lossynet_world *launched) {
     struct trainer t;
     memset(&t, 0, sizeof t);
-    t.options = o;
-    t.dp.options = o;
-    t.dp.world = *world;
-    t.dp.workers = o->generate ? 1 : o->workers ? o->workers : world->ranks;
-    if (o->dry_run) return dry_run(o, world) ? 1 : 0;
-    if (o->preflight) return preflight(o, world) ? 1 : 0;
-    threads_choose(o->threads, world->local_ranks);
-    int failed = o->eval ? eval_mode(&t) : o->generate ? generate_mode(&t) : train(&t);
-    trainer_release(&t);
-    return failed ? 1 : 0;
+    int status = views_open(o, GIT_REVISION, &t.views);
+    const struct lossynet_world world = t.views && !status ? views_world(t.views) : *launched;
+    if (!status) status = run_mode(&t, o, &world) && !views_are_complete(t.views) ? 1 : 0;
+    views_close(t.views, !status && t.at.step >= o->steps);
+    return status == VIEWS_COMPLETE ? 0 : status;
 }
 
 #ifndef TESTING

@@ -58,6 +58,23 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
 lossynet_status lossynet_rendezvous_open(const char *address, int rank, int ranks, double seconds,
                                          struct lossynet_world *world);
 
+/* The same for ranks that meet again and again, in other numbers: one meeting. */
+struct lossynet_meeting {
+    const char *address; /* of rank 0, "HOST:PORT" */
+    int listener;        /* rank 0's socket, that listens there; -1: it is opened for this meeting */
+    uint64_t epoch;      /* of the meeting. Who comes for an earlier one is sent away, who comes for
+                            a later one is told to come again. */
+    int rank, ranks;
+    double seconds;
+    bool *missing; /* [ranks] or NULL; out, where ranks did not meet: those that this one missed */
+};
+
+/* Listens at `address`, with port 0 at any free port. *listener: a socket that the caller closes;
+ * *port: where it listens. Connections wait in it until the next meeting. */
+lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, int *port);
+lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *meeting,
+                                         struct lossynet_world *world);
+
 /* Closes the connections, after the comm is closed. Does nothing for a world that joined
  * otherwise. */
 void lossynet_rendezvous_close(struct lossynet_world *world);
@@ -267,6 +284,11 @@ void lossynet_met(struct lossynet_comm *comm);
  * many it was late. */
 void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late);
 
+/* Whether a call has failed because of another rank, over a link that is not reliable: nothing
+ * more can be done with this comm than to close it. missing[r], r < ranks: rank r was not heard for
+ * half of settings.peer_timeout, and has said nothing of leaving. */
+bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing);
+
 /* Starts step `step` (0, 1, ...; the same on every rank). */
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step);
 
@@ -330,6 +352,14 @@ double lossynet_lead(const struct lossynet_comm *comm);
 bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
                          size_t *offset, size_t *count);
 
+/* How many steps ago what a local worker holds of `owner`'s shards was broadcast: of each packet, in
+ * order of buckets and elements; 0 where they are its own. A shard's packet k has elements k*E ...
+ * of the shard, E = lossynet_packet_elements. NULL: only their number is wanted, which is
+ * returned. */
+size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
+                              uint32_t *ages);
+size_t lossynet_packet_elements(const struct lossynet_comm *comm);
+
 /* Assembles the owners' shards into `fresh` (P elements, none of the vectors) on every rank;
  * nothing is lost, rounded or counted. Collective. */
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
@@ -339,6 +369,13 @@ lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *
  * Collective. */
 lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                     size_t bytes);
+
+/* Every rank gives each rank some bytes and gets some, reliably: `out` holds those for rank r at
+ * bytes out_offset[r] ... out_offset[r + 1], `in` gets those of rank r at in_offset[r] ...
+ * in_offset[r + 1]; both are [ranks + 1], and what one rank gives is what the other gets. The own
+ * part is copied. Collective. */
+lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const size_t *out_offset,
+                              void *in, const size_t *in_offset);
 
 /* The same, put aside until the next lossynet_all_gather, which carries it in its own exchange, or
  * until another call below that gathers. `mine` is copied now, `all` is written then; the memory of

@@ -4,8 +4,9 @@
  * rank 0 collects every rank's part and sends all parts back. Nothing of a training step goes over
  * them.
  *
- *     rank r -> rank 0    greeting   magic, r, ranks
- *     rank 0 -> rank r    seat       magic, local rank and local ranks of r
+ *     rank r -> rank 0    greeting   magic, r, ranks, epoch
+ *     rank 0 -> rank r    seat       magic, local rank and local ranks of r; or that its epoch is
+ *                                    later than rank 0's, so that it comes again
  *     rank r -> rank 0    bytes, part      } once per
  *     rank 0 -> rank r    all parts        } share
  *
@@ -14,6 +15,7 @@
 #include "lossynet/comm.h"
 
 #include <errno.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -22,12 +24,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const uint64_t MAGIC = 0x6c6f737379310001; /* "lossy1", version 1 */
+static const uint64_t MAGIC = 0x6c6f737379310002; /* "lossy1", version 2 */
+static const uint64_t EARLY = 0x6c6f7373794e4f54; /* in a seat: this meeting has not begun yet */
 static const double GREETING_SECONDS = 2; /* a stranger that says nothing is not waited for */
 
 struct greeting {
     uint64_t magic;
     int32_t rank, ranks;
+    uint64_t epoch;
 };
 
 struct seat {
@@ -37,6 +41,7 @@ struct seat {
 
 struct rendezvous {
     int ranks;
+    uint64_t epoch;
     int *peer; /* [ranks] sockets by rank, -1: none; rank r > 0 has rank 0's only */
 };
 
@@ -148,13 +153,13 @@ static lossynet_status share(void *context, const struct lossynet_world *world, 
 
 /* ---- rank 0 ---- */
 
-static int listen_at(const char *address, int ranks) {
+static int listen_at(const char *address) {
     struct addrinfo *found = resolve(address, true);
     if (!found) return -1;
     const int on = 1;
     int fd = socket(found->ai_family, found->ai_socktype | SOCK_CLOEXEC, found->ai_protocol);
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on) ||
-        bind(fd, found->ai_addr, found->ai_addrlen) || listen(fd, ranks)) {
+        bind(fd, found->ai_addr, found->ai_addrlen) || listen(fd, SOMAXCONN)) {
         lossynet_log("rendezvous '%s': rank 0 cannot listen there: %s: expected an address of "
                      "this host and a free port",
                      address, strerror(errno));
@@ -169,7 +174,13 @@ static int listen_at(const char *address, int ranks) {
 static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
     struct greeting hello;
     set_timeout(fd, GREETING_SECONDS);
-    if (!receive_all(fd, &hello, sizeof hello) || hello.magic != MAGIC) {
+    if (!receive_all(fd, &hello, sizeof hello) || hello.magic != MAGIC || hello.epoch < r->epoch) {
+        close(fd);
+        return LOSSYNET_OK;
+    }
+    if (hello.epoch > r->epoch) { /* it will meet us in a later meeting */
+        const struct seat later = {.magic = EARLY};
+        send_all(fd, &later, sizeof later);
         close(fd);
         return LOSSYNET_OK;
     }
@@ -243,12 +254,13 @@ static struct seat seat_of(const struct host *host, int rank, int ranks) {
     return seat;
 }
 
-static lossynet_status meet_as_root(struct rendezvous *r, const char *address, double seconds,
+static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_meeting *m,
                                     struct seat *seat) {
-    int listener = listen_at(address, r->ranks);
+    int listener = m->listener >= 0 ? m->listener : listen_at(m->address);
     if (listener < 0) return LOSSYNET_LINK;
-    lossynet_status status = gather(r, listener, seconds);
-    close(listener);
+    lossynet_status status = gather(r, listener, m->seconds);
+    if (listener != m->listener) close(listener);
+    for (int rank = 1; m->missing && rank < r->ranks; rank++) m->missing[rank] = r->peer[rank] < 0;
     if (status) return status;
     struct host *host = lossynet_memory_take((size_t)r->ranks, sizeof *host);
     if (!host) {
@@ -286,58 +298,98 @@ static int connect_to(const struct addrinfo *found, double seconds) {
     }
 }
 
-static lossynet_status meet_root(struct rendezvous *r, const char *address, int rank,
-                                 double seconds, struct seat *seat) {
-    struct addrinfo *found = resolve(address, false);
-    if (!found) return LOSSYNET_LINK;
+/* Greets rank 0 and waits for a seat. LOSSYNET_OK with fd -1 in peer[0]: come again. */
+static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting *m,
+                             const struct addrinfo *found, double seconds, struct seat *seat) {
+    const struct greeting hello = {
+        .magic = MAGIC, .rank = m->rank, .ranks = r->ranks, .epoch = r->epoch};
     int fd = r->peer[0] = connect_to(found, seconds);
-    freeaddrinfo(found);
     if (fd < 0) {
         lossynet_log("rendezvous '%s': rank %d reaches nobody in %g s: %s: expected rank 0 to "
                      "listen there",
-                     address, rank, seconds, strerror(errno));
+                     m->address, m->rank, m->seconds, strerror(errno));
+        if (m->missing) m->missing[0] = true;
         return LOSSYNET_LINK;
     }
-    const struct greeting hello = {.magic = MAGIC, .rank = rank, .ranks = r->ranks};
-    if (send_all(fd, &hello, sizeof hello) && receive_all(fd, seat, sizeof *seat) &&
-        seat->magic == MAGIC)
-        return LOSSYNET_OK;
+    if (send_all(fd, &hello, sizeof hello) && receive_all(fd, seat, sizeof *seat)) {
+        if (seat->magic == MAGIC) return LOSSYNET_OK;
+        if (seat->magic == EARLY) {
+            close(fd);
+            r->peer[0] = -1;
+            return LOSSYNET_OK;
+        }
+    }
     lossynet_log("rendezvous '%s': rank %d was not admitted: expected rank 0 of %d ranks there, "
                  "and all others within %g s",
-                 address, rank, r->ranks, seconds);
+                 m->address, m->rank, r->ranks, m->seconds);
     return LOSSYNET_LINK;
+}
+
+static lossynet_status meet_root(struct rendezvous *r, const struct lossynet_meeting *m,
+                                 struct seat *seat) {
+    const struct timespec pause = {0, 50000000};
+    const double end = lossynet_now() + m->seconds;
+    lossynet_status status = LOSSYNET_OK;
+    struct addrinfo *found = resolve(m->address, false);
+    if (!found) return LOSSYNET_LINK;
+    while (!status && r->peer[0] < 0) {
+        status = greet(r, m, found, fmax(end - lossynet_now(), 0), seat);
+        if (!status && r->peer[0] < 0) nanosleep(&pause, NULL);
+    }
+    freeaddrinfo(found);
+    return status;
 }
 
 /* ---- open and close ---- */
 
-lossynet_status lossynet_rendezvous_open(const char *address, int rank, int ranks, double seconds,
+lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, int *port) {
+    struct sockaddr_storage bound = {0};
+    socklen_t bytes = sizeof bound;
+    *listener = listen_at(address);
+    if (*listener < 0) return LOSSYNET_LINK;
+    getsockname(*listener, (struct sockaddr *)&bound, &bytes);
+    *port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
+                                              : ((struct sockaddr_in *)&bound)->sin_port);
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *m,
                                          struct lossynet_world *world) {
-    *world = (struct lossynet_world){.rank = rank, .ranks = ranks, .local_ranks = 1};
-    if (ranks < 1 || rank < 0 || rank >= ranks || !(seconds > 0)) {
+    *world = (struct lossynet_world){.rank = m->rank, .ranks = m->ranks, .local_ranks = 1};
+    if (m->ranks < 1 || m->rank < 0 || m->rank >= m->ranks || !(m->seconds > 0)) {
         lossynet_log(
             "rendezvous: rank %d of %d, %g s: expected 0 <= rank < ranks, and a time above "
             "0",
-            rank, ranks, seconds);
+            m->rank, m->ranks, m->seconds);
         return LOSSYNET_INVALID;
     }
-    if (ranks == 1) return LOSSYNET_OK;
-    struct rendezvous *r = lossynet_memory_take(1, sizeof *r + (size_t)ranks * sizeof *r->peer);
+    const size_t ranks = (size_t)m->ranks;
+    if (m->missing) memset(m->missing, 0, ranks * sizeof *m->missing);
+    if (m->ranks == 1) return LOSSYNET_OK;
+    struct rendezvous *r = lossynet_memory_take(1, sizeof *r + ranks * sizeof *r->peer);
     if (!r) {
-        lossynet_log("rendezvous: rank %d: no memory for %d ranks", rank, ranks);
+        lossynet_log("rendezvous: rank %d: no memory for %d ranks", m->rank, m->ranks);
         return LOSSYNET_NO_MEMORY;
     }
-    r->ranks = ranks;
+    r->ranks = m->ranks;
+    r->epoch = m->epoch;
     r->peer = (int *)(r + 1);
-    for (int i = 0; i < ranks; i++) r->peer[i] = -1;
+    for (int i = 0; i < m->ranks; i++) r->peer[i] = -1;
     world->share = share;
     world->share_context = r;
     struct seat seat = {0};
-    lossynet_status status = rank == 0 ? meet_as_root(r, address, seconds, &seat)
-                                       : meet_root(r, address, rank, seconds, &seat);
+    lossynet_status status = m->rank == 0 ? meet_as_root(r, m, &seat) : meet_root(r, m, &seat);
     world->local_rank = seat.local_rank;
     world->local_ranks = seat.local_ranks;
     if (status) lossynet_rendezvous_close(world);
     return status;
+}
+
+lossynet_status lossynet_rendezvous_open(const char *address, int rank, int ranks, double seconds,
+                                         struct lossynet_world *world) {
+    const struct lossynet_meeting meeting = {
+        .address = address, .listener = -1, .rank = rank, .ranks = ranks, .seconds = seconds};
+    return lossynet_rendezvous_meet(&meeting, world);
 }
 
 void lossynet_rendezvous_close(struct lossynet_world *world) {

@@ -162,9 +162,17 @@ static const struct entry table[] = {
         "udp, verbs: of bulk packets: le (lower effort, RFC 8622), cs0 ... cs7, af11 ... af43, va, "
         "ef, a DSCP from 0 to 63, or default"),
     NUMBER(
-        "peer-timeout", peer_timeout, "10", 0.1, 1e6, "SECONDS",
-        "udp, verbs: a rank that is silent for so long is dead. A phase goes on without it after a "
-        "fifth of it, 2 s at least"),
+        "peer-timeout", peer_timeout, "-1", 0.1, 1e6, "SECONDS",
+        "udp, verbs: a rank that is silent for so long is dead; default 10, with --meet 1. A phase "
+        "goes on without it after a fifth of it, 2 s at least"),
+    STRING("meet", meet, NULL, "URL",
+           "etcd://HOST:PORT/RUN: ranks find each other in etcd, under the name RUN, instead of by "
+           "mpirun. Then ranks may die and join while the others train on (scripts/elastic.sh)"),
+    INTEGER("meet-ranks", meet_ranks, "1", 1, 65534,
+            "with --meet: training begins when so many ranks have come"),
+    SWITCH("meet-anew", meet_anew,
+           "with --meet: go on although ranks of an earlier start, of which none is there any "
+           "more, have not ended the run"),
     STRING("deadline", deadline, "off", "auto|off|SECONDS",
            "udp, verbs: a step waits for late ranks no longer than so many seconds after half of "
            "the ranks; what is not there then is lost, and who is late leaves steps out. auto: as "
@@ -347,6 +355,7 @@ int options_parse(int argc, char **argv, struct options *out) {
     if (out->gradient_repair < 0) out->gradient_repair = out->repair;
     if (out->parameter_repair < 0) out->parameter_repair = out->repair;
     if (out->loss_seed < 0) out->loss_seed = out->seed;
+    if (out->peer_timeout < 0) out->peer_timeout = out->meet ? 1 : 10;
     if (out->packet_bytes % 4) {
         log_error("--packet-bytes: expected a multiple of 4, got '%d'", out->packet_bytes);
         return 2;

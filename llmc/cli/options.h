@@ -61,6 +61,9 @@ struct options {
     const char *interface;
     const char *traffic_class;
     double pace_gbps, loss_budget, peer_timeout;
+    const char *meet; /* NULL: the ranks that a launcher started */
+    int meet_ranks;
+    bool meet_anew;
     const char *deadline;
     const char *record_loss;
     bool no_overlap, multicast, encrypt, gpu_direct;

@@ -12,6 +12,7 @@
 #include "llmc/model/config.h"
 #include "llmc/util/file.h"
 #include "llmc/comm/settings.h"
+#include "llmc/comm/views.h"
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/resume.h"
 
@@ -74,6 +75,8 @@ static int check_model(const struct options *o, const struct llama_config *c) {
 
 int validate_options(const struct options *o, int ranks) {
     struct llama_config c;
+    if (views_check(o, ranks)) return 2;
+    if (o->meet) ranks = o->meet_ranks;
     if (check_modes(o, ranks) || comm_check(o, o->workers ? o->workers : ranks)) return 2;
     if (check_tokenizer(o)) return 1;
     if (config_of_model(o->model, &c)) return file_is_directory(o->model) ? 1 : 2;
@@ -99,6 +102,19 @@ static bool may_differ(const char *name) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name, names[i]) == 0) return true;
     return false;
+}
+
+json_t *validate_common_options(const struct options *o) {
+    static const char *const of_a_start[] = {"meet", "meet-anew", "resume", "overwrite"};
+    json_t *all = options_json(o), *every = options_json(o), *value;
+    const char *name;
+    json_object_foreach(every, name, value) {
+        if (may_differ(name)) json_object_del(all, name);
+    }
+    json_decref(every);
+    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
+        json_object_del(all, of_a_start[i]);
+    return all;
 }
 
 static void note_options(const struct options *o, struct started *mine) {
@@ -130,7 +146,8 @@ static void find_other(const struct options *o, const struct started *a, const s
 
 static int read_line(int argc, char **argv, int ranks, struct options *o) {
     int status = options_parse(argc, argv, o);
-    if (!status && !o->help && !o->version) status = earlier_run_check(o);
+    /* With --meet it depends on whether the run has begun elsewhere (views.c). */
+    if (!status && !o->help && !o->version && !o->meet) status = earlier_run_check(o);
     if (!status && !o->help && !o->version) status = resume_choose(o);
     if (!status && !o->help && !o->version) status = validate_options(o, ranks);
     return status;

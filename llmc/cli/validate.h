@@ -23,6 +23,10 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
  * reporting. */
 int validate_options(const struct options *options, int ranks);
 
+/* The options that must be the same on all processes of a run that meet by --meet, wherever and
+ * whenever they start. The caller releases it. NULL: out of memory. */
+json_t *validate_common_options(const struct options *options);
+
 /* Number of tokens of a sequence, for a model with a context of `positions`. */
 int validate_sequence_length(const struct options *options, int positions);
 

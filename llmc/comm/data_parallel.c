@@ -5,8 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/checkpoint/hf_model.h"
+#include "llmc/cli/memory_check.h"
 #include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
+#include "llmc/util/file.h"
 #include "llmc/util/host_vector.h"
 
 bool data_parallel_is_lossless(const struct data_parallel *d) {
@@ -20,6 +23,21 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
 }
 
 /* ---- open and close --------------------------------------------------------------------- */
+
+int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool training, bool tell,
+                         struct backend_choice *choice) {
+    struct memory_plan_settings run = memory_plan_of_options(d->options, d->workers, seq);
+    run.leads = comm_leads(d->options, d->workers);
+    run.batch = batch;
+    run.evaluating = !training;
+    run.remembers = d->options->generate != NULL;
+    memory_plan_place(&run, d->world.ranks, d->world.rank);
+    if (backend_select(d->options, &d->layout->config, &run, &d->world, tell, choice)) return -1;
+    d->be = choice->backend;
+    const struct lossynet_settings network = comm_settings(d->options, d->layout, d->workers);
+    run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
+    return memory_check(d->options, &d->world, &d->layout->config, &run);
+}
 
 static struct worker *worker_of(const struct data_parallel *d, int id) {
     return &d->worker[id - d->world.rank * d->local];
@@ -171,10 +189,6 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
     return failed;
 }
 
-int data_parallel_model_of(void *data_parallel, const float **model) {
-    return data_parallel_model((struct data_parallel *)data_parallel, model);
-}
-
 const weight *data_parallel_weights(const struct data_parallel *d, const float *params) {
     if (!d->pipeline.weights) return params;
     d->be->convert(d->pipeline.weights, params, d->layout->count);
@@ -188,16 +202,6 @@ size_t data_parallel_moments(const struct data_parallel *d) {
         if (owned > moments) moments = owned;
     }
     return moments;
-}
-
-int data_parallel_gather(void *data_parallel, const void *mine, void *all, size_t bytes) {
-    struct data_parallel *d = (struct data_parallel *)data_parallel;
-    return lossynet_all_gather(d->comm, mine, all, bytes) ? -1 : 0;
-}
-
-int data_parallel_gather_aside(void *data_parallel, const void *mine, void *all, size_t bytes) {
-    struct data_parallel *d = (struct data_parallel *)data_parallel;
-    return lossynet_all_gather_aside(d->comm, mine, all, bytes) ? -1 : 0;
 }
 
 int data_parallel_sum(struct data_parallel *d, double *sum) {
@@ -232,7 +236,42 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
     return 0;
 }
 
-int data_parallel_describe(const struct data_parallel *d, struct resume_run *out) {
+/* ---- initial values and checkpoints ------------------------------------------------------ */
+
+int data_parallel_initialise(struct data_parallel *d) {
+    float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
+    int failed = first ? 0 : -1;
+    if (!failed && file_is_directory(d->options->model)) {
+        size_t count;
+        struct named_tensor *tensors = param_layout_tensor_list(d->layout, first, &count);
+        failed = !tensors || hf_model_read(d->options->model, &d->layout->config, tensors, count);
+        free(tensors);
+    } else if (!failed) {
+        param_layout_initialise(d->layout, (uint64_t)d->options->seed, first);
+    }
+    for (int w = d->be->on_device ? 0 : 1; w < d->local && !failed; w++)
+        worker_initialise(&d->worker[w], d->be, first, d->layout->count);
+    host_vector_end(d->be, first);
+    return failed ? -1 : 0;
+}
+
+/* As async_writer.h wants them. */
+static int model_of(void *data_parallel, const float **model) {
+    return data_parallel_model((struct data_parallel *)data_parallel, model);
+}
+
+static int gather(void *data_parallel, const void *mine, void *all, size_t bytes) {
+    struct data_parallel *d = (struct data_parallel *)data_parallel;
+    return lossynet_all_gather(d->comm, mine, all, bytes) ? -1 : 0;
+}
+
+static int gather_aside(void *data_parallel, const void *mine, void *all, size_t bytes) {
+    struct data_parallel *d = (struct data_parallel *)data_parallel;
+    return lossynet_all_gather_aside(d->comm, mine, all, bytes) ? -1 : 0;
+}
+
+/* What a checkpoint holds of the workers and the comm. */
+static int describe(const struct data_parallel *d, struct resume_run *out) {
     const struct resume_comm comm = {.comm = d->comm,
                                      .shard = lossynet_shard,
                                      .next_fresh = lossynet_next_fresh,
@@ -256,6 +295,20 @@ int data_parallel_describe(const struct data_parallel *d, struct resume_run *out
         out->worker[w] = saved;
     }
     return 0;
+}
+
+int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
+                             struct resume_run *run, struct async_writer **out) {
+    const struct async_writer_settings settings = {.run = run,
+                                                   .tokenizer = tokenizer,
+                                                   .gather = gather,
+                                                   .gather_aside = gather_aside,
+                                                   .gather_context = d,
+                                                   .model = model_of,
+                                                   .model_context = d};
+    *out = NULL;
+    if (describe(d, run)) return -1;
+    return d->options->out ? async_writer_open(&settings, step, out) : 0;
 }
 
 /* ---- a step ----------------------------------------------------------------------------- */

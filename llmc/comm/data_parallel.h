@@ -18,6 +18,8 @@
 #define LLMC_COMM_DATA_PARALLEL_H
 
 #include "llmc/backend/backend.h"
+#include "llmc/backend/select.h"
+#include "llmc/checkpoint/async_writer.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/cli/options.h"
 #include "llmc/comm/bucket_pipeline.h"
@@ -33,10 +35,10 @@ extern "C" {
 struct data_parallel {
     /* set by the caller, who owns them */
     const struct options *options;
-    const struct backend *be;
     const struct param_layout *layout;
     struct lossynet_world world;
-    int workers; /* N */
+    int workers;              /* N */
+    const struct backend *be; /* set by data_parallel_choose */
     /* set by data_parallel_open */
     struct lossynet_comm *comm;
     int local;
@@ -60,10 +62,27 @@ struct data_parallel {
     bool unfinished; /* a broadcast has begun, and data_parallel_finish_end has not returned */
 };
 
+/* Chooses the backend of the run, into d->be and *choice, and sees whether hosts have memory enough.
+ * batch, seq: of a micro-batch. tell: says on the terminal why no GPU is used. Collective. Returns 0,
+ * or -1 after reporting. */
+int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool training, bool tell,
+                         struct backend_choice *choice);
+
 /* Opens the comm and allocates the workers' memory; without training parameters alone. Returns 0,
  * or -1 after reporting; the caller closes it in both cases. */
 int data_parallel_open(struct data_parallel *d, bool training);
 void data_parallel_close(struct data_parallel *d);
+
+/* The same initial parameters for every worker: from the checkpoint that --model names, or from the
+ * seed. Returns 0, or -1 after reporting. */
+int data_parallel_initialise(struct data_parallel *d);
+
+/* Describes in *run (whose `facts` are the caller's) what a checkpoint holds of the workers and the
+ * comm, and with --out opens the writer of checkpoints, which begins after so many steps; else *out
+ * is NULL. The caller frees run->worker, and keeps *run as long as *out. Returns 0, or -1 after
+ * reporting. */
+int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
+                             struct resume_run *run, struct async_writer **out);
 
 /* Nothing is lost by this algorithm (reliable). */
 bool data_parallel_is_lossless(const struct data_parallel *d);
@@ -74,19 +93,11 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d);
  * owners' shards. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
 int data_parallel_model(struct data_parallel *d, const float **model);
 
-/* The same, as async_writer.h wants it. */
-int data_parallel_model_of(void *data_parallel, const float **model);
-
 /* Parameters (P) in the type that operations take; float32 ones are returned as they are. */
 const weight *data_parallel_weights(const struct data_parallel *d, const float *params);
 
 /* Elements of each moment that a worker keeps, at most. */
 size_t data_parallel_moments(const struct data_parallel *d);
-
-/* lossynet_all_gather, and lossynet_all_gather_aside, of a struct data_parallel, as async_writer.h
- * wants them. */
-int data_parallel_gather(void *data_parallel, const void *mine, void *all, size_t bytes);
-int data_parallel_gather_aside(void *data_parallel, const void *mine, void *all, size_t bytes);
 
 /* The sum over all workers, in their order, of the number that each local worker left in `mine`.
  * Collective. Returns 0, or -1 after reporting. */
@@ -99,10 +110,6 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
 /* With --deadline, writes the event "late_ranks" to the log: how many steps went on without each
  * rank, as rank 0 saw it. Returns 0, or -1 after reporting. */
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step);
-
-/* What a checkpoint holds of the workers and the comm. The caller frees out->worker. Returns 0, or
- * -1 after reporting. */
-int data_parallel_describe(const struct data_parallel *d, struct resume_run *out);
 
 /* ---- a step; all of these are collective and return 0, or -1 after reporting ---- */
 

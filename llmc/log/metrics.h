@@ -55,6 +55,16 @@ int metrics_log_eval(struct jsonl *log, const struct eval_metrics *eval);
  * did not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
 
+/* The ranks have changed (--meet). left, joined: of people's interest, "host:pid, ..."; "": none. */
+struct metrics_view {
+    int64_t epoch; /* number of the view */
+    int step, ranks, workers;
+    const char *left, *joined;
+    double adopted, mean_age, max_age; /* packets whose owner was gone; their ages, steps */
+    double seconds;                    /* from the end of the view before */
+};
+int metrics_log_view(struct jsonl *log, const struct metrics_view *view);
+
 /* late[r]: so many steps went on without rank r. */
 int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int ranks);
 

@@ -28,6 +28,34 @@ int generate_logits(const struct backend *be, float *logits, const tensor *x, co
     return 0;
 }
 
+/* Feeds tokens behind the `first` that the engine's layers hold. */
+static int feed_llama(void *context, const int32_t *tokens, int first, int count, float *logits) {
+    const struct generate_engine *g = (const struct generate_engine *)context;
+    const struct llama_config *c = &g->layout->config;
+    const size_t working = g->be->element_bytes;
+    struct activations *e = g->engine;
+    memcpy(e->host_tokens, tokens, (size_t)count * sizeof *tokens);
+    activations_send(e, g->be, count);
+    e->past = first;
+    g->forward(g, count);
+    e->past = 0;
+    const tensor *last = (const char *)e->last_norm + (size_t)(count - 1) * c->width * working;
+    const weight *classifier =
+        (const char *)g->weights + g->layout->classifier * g->be->weight_bytes;
+    return generate_logits(g->be, logits, last, classifier, c->width, c->vocabulary);
+}
+
+struct generate_model generate_model_of(struct generate_engine *g) {
+    const struct llama_config *c = &g->layout->config;
+    const bool remembers = activations_remember(g->engine, c, g->be);
+    const struct generate_model model = {.vocabulary = c->vocabulary,
+                                         .positions = g->positions,
+                                         .remembers = remembers,
+                                         .feed = feed_llama,
+                                         .context = g};
+    return model;
+}
+
 struct generation {
     const struct generate_model *model;
     const struct tokenizer *tokenizer;

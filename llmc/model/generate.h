@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 #include "llmc/backend/backend.h"
+#include "llmc/model/activations.h"
+#include "llmc/model/param_layout.h"
 #include "llmc/cli/options.h"
 #include "llmc/data/tokenizer.h"
 
@@ -30,6 +32,18 @@ struct generate_model {
  * working type. Returns 0, or -1 after reporting. */
 int generate_logits(const struct backend *be, float *logits, const tensor *x, const tensor *w,
                     int C, int V);
+
+/* A Llama of one sequence as such a model. */
+struct generate_engine {
+    const struct backend *be;
+    const struct param_layout *layout;
+    const weight *weights;
+    struct activations *engine; /* of one sequence, of `positions` tokens */
+    int positions;
+    /* From engine->tokens (count), behind engine->past earlier ones, to engine->last_norm. */
+    void (*forward)(const struct generate_engine *g, int count);
+};
+struct generate_model generate_model_of(struct generate_engine *g); /* which stays */
 
 struct generate_settings {
     const char *prompt; /* "" begins a new document */

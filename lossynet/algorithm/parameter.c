@@ -203,6 +203,23 @@ bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *c
 
 /* ---- the model ---- */
 
+size_t lossynet_packet_elements(const struct lossynet_comm *comm) {
+    return comm->partition.packet_elements;
+}
+
+size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
+                              uint32_t *ages) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const uint32_t *age = comm->arrivals.age + (size_t)(worker - comm->first) * partition->packets;
+    size_t n = 0;
+    for (int b = 0; b < partition->buckets; b++) {
+        const size_t *start = partition->shard_packet + (size_t)b * comm->workers + owner;
+        for (size_t k = start[0]; k < start[1]; k++, n++)
+            if (ages) ages[n] = age[k];
+    }
+    return n;
+}
+
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh) {
     const struct lossynet_partition *partition = &comm->partition;

@@ -103,6 +103,14 @@ lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine
     return comm->transport ? gather(comm, all, part) : LOSSYNET_OK;
 }
 
+lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const size_t *out_offset,
+                              void *in, const size_t *in_offset) {
+    const size_t rank = (size_t)comm->world.rank, own = out_offset[rank + 1] - out_offset[rank];
+    if (own) memcpy((char *)in + in_offset[rank], (const char *)out + out_offset[rank], own);
+    if (!comm->transport) return LOSSYNET_OK;
+    return lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
+}
+
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
                                size_t bytes) {
     const size_t part = bytes * (size_t)comm->local;

@@ -130,3 +130,8 @@ void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late) {
     if (comm->transport) lossynet_transport_lateness(comm->transport, late);
     late[comm->world.rank] = comm->steps.lates;
 }
+
+bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing) {
+    memset(missing, 0, (size_t)comm->world.ranks * sizeof *missing);
+    return comm->transport && lossynet_transport_has_failed(comm->transport, missing);
+}

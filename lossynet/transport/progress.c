@@ -206,4 +206,5 @@ void lossynet_progress_stop(struct lossynet_transport *t) {
     lossynet_progress_leave(t);
     t->link->wake(t->link);
     pthread_join(t->threads.thread, NULL);
+    t->threads.threaded = false;
 }

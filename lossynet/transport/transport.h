@@ -189,6 +189,9 @@ struct lossynet_transport_facts {
 
 struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_transport *t);
 
+/* Whether a peer has made a call fail: lossynet.h, lossynet_has_failed. Not over a reliable link. */
+bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing);
+
 /* What the network did since open, [LOSSYNET_EVENTS]; pace: now. */
 void lossynet_transport_counters(struct lossynet_transport *t, uint64_t *events);
 

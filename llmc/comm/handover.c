@@ -1,0 +1,527 @@
+/* handover.c — see handover.h. */
+#include "llmc/comm/handover.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/log/error.h"
+#include "llmc/util/host_vector.h"
+
+static void *take_memory(size_t count, size_t bytes) {
+    void *memory = calloc(count ? count : 1, bytes);
+    if (!memory) log_out_of_memory("what ranks hand over", (double)count * (double)bytes);
+    return memory;
+}
+
+/* ---- what a rank has -------------------------------------------------------------------- */
+
+void handover_release(struct handover *h) {
+    for (int o = 0; h->owner && o < h->workers; o++) {
+        free(h->owner[o].offset);
+        free(h->owner[o].count);
+        free(h->owner[o].age);
+    }
+    free(h->owner);
+    free(h->params);
+    free(h->m);
+    free(h->v);
+    memset(h, 0, sizeof *h);
+}
+
+/* Elements of a worker's packet k: which bucket's, and where. Packets come in order, so *bucket and
+ * *before (packets of earlier buckets) start with zeros and go on. */
+static void packet_span(const struct handover *h, const struct handover_owner *owner, size_t k,
+                        int *bucket, size_t *before, size_t *offset, size_t *count) {
+    const size_t E = h->packet_elements;
+    for (;; ++*bucket) {
+        const size_t packets = (owner->count[*bucket] + E - 1) / E;
+        if (k < *before + packets) break;
+        *before += packets;
+    }
+    const size_t skip = (k - *before) * E, rest = owner->count[*bucket] - skip;
+    *offset = owner->offset[*bucket] + skip;
+    *count = rest < E ? rest : E;
+}
+
+/* Takes from local worker w's replica what is fresher there than in h->params so far. */
+static int take_replica(const struct data_parallel *d, int w, uint32_t *age, struct handover *h) {
+    const struct worker *k = &d->worker[w];
+    float *replica = host_vector(d->be, k->params, d->layout->count, true);
+    if (!replica) return -1;
+    for (int o = 0; o < h->workers; o++) {
+        struct handover_owner *owner = &h->owner[o];
+        int bucket = 0;
+        size_t before = 0, offset, count;
+        lossynet_ages_of_owner(d->comm, k->id, o, age);
+        for (size_t p = 0; p < owner->packets; p++) {
+            uint8_t is = age[p] < HANDOVER_OLDEST ? (uint8_t)age[p] : HANDOVER_OLDEST;
+            packet_span(h, owner, p, &bucket, &before, &offset, &count);
+            if (o == k->id) is = 0;
+            if (is >= owner->age[p] && o != k->id) continue;
+            owner->age[p] = is;
+            memcpy(h->params + offset, replica + offset, count * sizeof *replica);
+        }
+    }
+    host_vector_end(d->be, replica);
+    return 0;
+}
+
+static int describe_owner(const struct data_parallel *d, int o, struct handover_owner *owner) {
+    const size_t buckets = (size_t)d->layout->buckets;
+    owner->packets = lossynet_ages_of_owner(d->comm, d->worker[0].id, o, NULL);
+    owner->offset = (size_t *)take_memory(buckets, sizeof *owner->offset);
+    owner->count = (size_t *)take_memory(buckets, sizeof *owner->count);
+    owner->age = (uint8_t *)take_memory(owner->packets, 1);
+    if (!owner->offset || !owner->count || !owner->age) return -1;
+    memset(owner->age, HANDOVER_NOTHING, owner->packets);
+    for (int b = 0; b < d->layout->buckets; b++)
+        lossynet_shard(d->comm, o, b, &owner->offset[b], &owner->count[b]);
+    return 0;
+}
+
+int handover_take(const struct data_parallel *d, int64_t epoch, struct handover *out) {
+    struct handover h = {.epoch = epoch,
+                         .workers = d->workers,
+                         .first = d->worker[0].id,
+                         .local = d->local,
+                         .buckets = d->layout->buckets,
+                         .packet_elements = lossynet_packet_elements(d->comm)};
+    size_t owned = 0, most = 0, state = 0;
+    handover_release(out);
+    h.owner = (struct handover_owner *)take_memory((size_t)h.workers, sizeof *h.owner);
+    int failed = !h.owner;
+    for (int o = 0; o < h.workers && !failed; o++) {
+        failed = describe_owner(d, o, &h.owner[o]);
+        if (h.owner[o].packets > most) most = h.owner[o].packets;
+    }
+    for (int w = 0; w < h.local; w++) owned += lossynet_owned_elements(d->comm, h.first + w);
+    uint32_t *age = (uint32_t *)take_memory(most, sizeof *age);
+    h.params = (float *)take_memory(d->layout->count, sizeof *h.params);
+    h.m = (float *)take_memory(owned, sizeof *h.m);
+    h.v = (float *)take_memory(owned, sizeof *h.v);
+    failed = failed || !age || !h.params || !h.m || !h.v;
+    for (int w = 0; w < h.local && !failed; w++) {
+        const struct worker *k = &d->worker[w];
+        const size_t mine = lossynet_owned_elements(d->comm, k->id);
+        failed = take_replica(d, w, age, &h);
+        d->be->download(h.m + state, k->m, mine * sizeof *h.m);
+        d->be->download(h.v + state, k->v, mine * sizeof *h.v);
+        state += mine;
+    }
+    free(age);
+    *out = h;
+    if (failed) handover_release(out);
+    return failed ? -1 : 0;
+}
+
+/* ---- what all ranks bring --------------------------------------------------------------- */
+
+struct claim { /* what a rank says of itself */
+    int64_t epoch;
+    int workers, first, local;
+    struct resume_point at;
+};
+
+struct giving {               /* one call of handover_give */
+    const struct handover *h; /* this rank's; empty where it is not of the newest view */
+    struct data_parallel *d;
+    struct claim *claim; /* [ranks] */
+    int *holder;    /* [workers of the ended view]: the rank that has what it owned; -1: none */
+    int workers;    /* of the ended view */
+    double *square; /* [spans]: mean of the second moment over survivors */
+    struct piece *piece; /* what this rank gives, in ascending order */
+    size_t pieces, room;
+};
+
+/* An all-gather of one item per rank, where lossynet has items per worker. all: [ranks * bytes]. */
+static int gather_of_ranks(struct data_parallel *d, const void *mine, void *all, size_t bytes) {
+    const size_t ranks = (size_t)d->world.ranks, local = (size_t)d->local;
+    char *items = (char *)take_memory(local, bytes), *every = NULL;
+    if (items) every = (char *)take_memory(ranks * local, bytes);
+    int failed = !every;
+    if (!failed) {
+        memcpy(items, mine, bytes);
+        failed = lossynet_all_gather(d->comm, items, every, bytes) != LOSSYNET_OK;
+    }
+    for (size_t r = 0; r < ranks && !failed; r++)
+        memcpy((char *)all + r * bytes, every + r * local * bytes, bytes);
+    free(items);
+    free(every);
+    return failed ? -1 : 0;
+}
+
+/* Who was in the newest view, and where the run stands. */
+static int hear_claims(struct giving *g, const struct handover *h, struct resume_point *at,
+                       struct handover_report *report) {
+    static const struct handover nothing;
+    const int ranks = g->d->world.ranks;
+    struct claim mine = {
+        .epoch = h->epoch, .workers = h->workers, .first = h->first, .local = h->local, .at = *at};
+    int64_t newest = 0;
+    const struct claim *farthest = NULL;
+    g->claim = (struct claim *)take_memory((size_t)ranks, sizeof *g->claim);
+    if (!g->claim || gather_of_ranks(g->d, &mine, g->claim, sizeof mine)) return -1;
+    for (int r = 0; r < ranks; r++)
+        if (g->claim[r].epoch > newest) newest = g->claim[r].epoch;
+    memset(report, 0, sizeof *report);
+    if (newest == 0) return 0;
+    for (int r = 0; r < ranks; r++) {
+        const struct claim *c = &g->claim[r];
+        if (c->epoch != newest) {
+            report->joined++;
+            continue;
+        }
+        report->survivors++;
+        g->workers = c->workers;
+        if (!farthest || c->at.step > farthest->at.step) farthest = c;
+    }
+    *at = farthest->at;
+    g->h = h->epoch == newest ? h : &nothing;
+    g->holder = (int *)take_memory((size_t)g->workers, sizeof *g->holder);
+    if (!g->holder) return -1;
+    for (int o = 0; o < g->workers; o++) g->holder[o] = -1;
+    for (int r = 0; r < ranks; r++)
+        for (int w = 0; g->claim[r].epoch == newest && w < g->claim[r].local; w++)
+            g->holder[g->claim[r].first + w] = r;
+    return 0;
+}
+
+/* ---- what this rank gives --------------------------------------------------------------- */
+
+struct piece { /* of the parameter vector */
+    size_t offset, count;
+    size_t state; /* where its moments start in h->m; WITHOUT: it has none */
+};
+
+static const size_t WITHOUT = (size_t)-1;
+
+static int add_piece(struct giving *g, size_t offset, size_t count, size_t state) {
+    struct piece *last = g->pieces ? &g->piece[g->pieces - 1] : NULL;
+    if (!count) return 0;
+    if (last && last->offset + last->count == offset && last->state == WITHOUT &&
+        state == WITHOUT) {
+        last->count += count;
+        return 0;
+    }
+    if (g->pieces == g->room) {
+        const size_t room = 2 * g->room + 64;
+        struct piece *more = (struct piece *)realloc(g->piece, room * sizeof *more);
+        if (!more) return log_out_of_memory("what ranks hand over", (double)(room * sizeof *more));
+        g->piece = more;
+        g->room = room;
+    }
+    const struct piece piece = {offset, count, state};
+    g->piece[g->pieces++] = piece;
+    return 0;
+}
+
+static int add_own(struct giving *g) {
+    const struct handover *h = g->h;
+    size_t state = 0;
+    for (int w = 0; w < h->local; w++) {
+        for (int b = 0; b < h->buckets; b++) {
+            const struct handover_owner *owner = &h->owner[h->first + w];
+            if (add_piece(g, owner->offset[b], owner->count[b], state)) return -1;
+            state += owner->count[b];
+        }
+    }
+    return 0;
+}
+
+/* The rank whose copy is the freshest; of equals the first from a place that differs between
+ * packets, so that ranks share the work. */
+static int freshest(const struct giving *g, const uint8_t *ages, size_t packets, size_t p) {
+    const size_t ranks = (size_t)g->d->world.ranks;
+    size_t best = p % ranks;
+    for (size_t i = 1; i < ranks; i++) {
+        const size_t r = (p + i) % ranks;
+        if (ages[r * packets + p] < ages[best * packets + p]) best = r;
+    }
+    return (int)best;
+}
+
+/* Of packets whose owner is gone, those of which this rank has the freshest copy. */
+static int add_orphans(struct giving *g, size_t packets, struct handover_report *report) {
+    const struct handover *h = g->h;
+    const size_t ranks = (size_t)g->d->world.ranks;
+    uint8_t *mine = (uint8_t *)take_memory(packets, 1);
+    uint8_t *ages = (uint8_t *)take_memory(ranks * packets, 1);
+    int failed = !mine || !ages;
+    size_t p = 0;
+    if (!failed) memset(mine, HANDOVER_NOTHING, packets);
+    for (int o = 0; o < h->workers && !failed; o++) {
+        if (g->holder[o] >= 0) continue;
+        memcpy(mine + p, h->owner[o].age, h->owner[o].packets);
+        p += h->owner[o].packets;
+    }
+    failed = failed || gather_of_ranks(g->d, mine, ages, packets);
+    p = 0;
+    for (size_t i = 0; i < packets && !failed; i++) {
+        const int age = ages[(size_t)freshest(g, ages, packets, i) * packets + i];
+        report->mean_age += (double)age / (double)packets;
+        if (age > report->max_age) report->max_age = age;
+    }
+    report->adopted = packets;
+    for (int o = 0; o < h->workers && !failed; o++) {
+        const struct handover_owner *owner = &h->owner[o];
+        int bucket = 0;
+        size_t before = 0, offset, count;
+        if (g->holder[o] >= 0) continue;
+        for (size_t k = 0; k < owner->packets && !failed; k++, p++) {
+            packet_span(h, owner, k, &bucket, &before, &offset, &count);
+            if (freshest(g, ages, packets, p) == g->d->world.rank)
+                failed = add_piece(g, offset, count, WITHOUT);
+        }
+    }
+    free(mine);
+    free(ages);
+    return failed;
+}
+
+/* The mean of the survivors' second moments in each tensor. */
+static int average_squares(struct giving *g) {
+    const struct param_layout *l = g->d->layout;
+    const size_t spans = (size_t)l->spans, ranks = (size_t)g->d->world.ranks;
+    double *mine = (double *)take_memory(2 * spans, sizeof *mine);
+    double *all = (double *)take_memory(2 * spans * ranks, sizeof *all);
+    double whole[2] = {0, 0};
+    g->square = (double *)take_memory(spans, sizeof *g->square);
+    int failed = !mine || !all || !g->square;
+    for (size_t i = 0; i < g->pieces && !failed; i++) {
+        const struct piece *piece = &g->piece[i];
+        for (size_t s = 0; s < spans && piece->state != WITHOUT; s++) {
+            const struct span *span = &l->span[s];
+            const size_t end = span->offset + span->count, last = piece->offset + piece->count;
+            size_t from = piece->offset > span->offset ? piece->offset : span->offset;
+            for (; from < last && from < end; from++) {
+                mine[2 * s] += g->h->v[piece->state + (from - piece->offset)];
+                mine[2 * s + 1]++;
+            }
+        }
+    }
+    failed = failed || gather_of_ranks(g->d, mine, all, 2 * spans * sizeof *mine);
+    for (size_t s = 0; s < spans && !failed; s++) {
+        mine[2 * s] = mine[2 * s + 1] = 0;
+        for (size_t r = 0; r < ranks; r++)
+            for (size_t i = 0; i < 2; i++) mine[2 * s + i] += all[2 * (r * spans + s) + i];
+        for (size_t i = 0; i < 2; i++) whole[i] += mine[2 * s + i];
+    }
+    for (size_t s = 0; s < spans && !failed; s++) {
+        const double *sum = mine[2 * s + 1] > 0 ? mine + 2 * s : whole; /* all of it was lost */
+        g->square[s] = sum[1] > 0 ? sum[0] / sum[1] : 0;
+    }
+    free(mine);
+    free(all);
+    return failed ? -1 : 0;
+}
+
+static int by_offset(const void *a, const void *b) {
+    const struct piece *x = (const struct piece *)a, *y = (const struct piece *)b;
+    return (x->offset > y->offset) - (x->offset < y->offset);
+}
+
+/* ---- messages ---- */
+
+/* A message to a rank is a row of these, each followed by its values: parameters, and with moments
+ * m and v. */
+struct segment {
+    uint64_t offset, count;
+    uint64_t moments; /* 0 or 1 */
+    uint64_t worker;  /* its owner now, ... */
+    uint64_t state;   /* ... and where it starts among what that owns */
+};
+
+static size_t segment_bytes(size_t count, bool moments) {
+    return sizeof(struct segment) + count * (moments ? 3 : 1) * sizeof(float);
+}
+
+/* Writes (to NULL: only counts) what this rank gives of one shard. Returns the bytes. */
+static size_t write_shard(const struct giving *g, int worker, size_t state, size_t offset,
+                          size_t count, char *to) {
+    size_t bytes = 0, low = 0, high = g->pieces;
+    while (low < high) { /* the first piece that ends behind the shard's start */
+        const size_t middle = (low + high) / 2;
+        if (g->piece[middle].offset + g->piece[middle].count > offset)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    for (; low < g->pieces && g->piece[low].offset < offset + count; low++) {
+        const struct piece *p = &g->piece[low];
+        const size_t from = p->offset > offset ? p->offset : offset;
+        const size_t piece_end = p->offset + p->count, shard_end = offset + count;
+        const size_t n = (piece_end < shard_end ? piece_end : shard_end) - from;
+        const bool moments = p->state != WITHOUT;
+        if (to) {
+            const struct segment s = {from, n, moments, (uint64_t)worker, state + (from - offset)};
+            char *at = to + bytes;
+            memcpy(at, &s, sizeof s);
+            memcpy(at += sizeof s, g->h->params + from, n * sizeof(float));
+            if (moments) {
+                const size_t first = p->state + (from - p->offset);
+                memcpy(at += n * sizeof(float), g->h->m + first, n * sizeof(float));
+                memcpy(at + n * sizeof(float), g->h->v + first, n * sizeof(float));
+            }
+        }
+        bytes += segment_bytes(n, moments);
+    }
+    return bytes;
+}
+
+/* Writes (to NULL: only counts) the message to a rank. Returns its bytes. */
+static size_t write_message(const struct giving *g, int rank, char *to) {
+    size_t bytes = 0;
+    for (int w = rank * g->d->local; w < (rank + 1) * g->d->local; w++) {
+        size_t state = 0;
+        for (int b = 0; b < g->d->layout->buckets; b++) {
+            size_t offset, count;
+            lossynet_shard(g->d->comm, w, b, &offset, &count);
+            bytes += write_shard(g, w, state, offset, count, to ? to + bytes : NULL);
+            state += count;
+        }
+    }
+    return bytes;
+}
+
+struct received {   /* what local workers own now */
+    float *params;  /* [P] */
+    float **m, **v; /* [local], in the host's memory */
+    size_t elements;
+};
+
+/* The second moments of a segment that came without moments. */
+static void fill_squares(const struct giving *g, const struct segment *s, float *v) {
+    const struct param_layout *l = g->d->layout;
+    int span = 0;
+    for (size_t i = 0; i < s->count; i++) {
+        while (l->span[span].offset + l->span[span].count <= s->offset + i) span++;
+        v[i] = (float)g->square[span];
+    }
+}
+
+static void read_message(const struct giving *g, const char *from, size_t bytes,
+                         struct received *got) {
+    for (const char *end = from + bytes; from < end;) {
+        struct segment s;
+        memcpy(&s, from, sizeof s);
+        const size_t w = s.worker - (uint64_t)g->d->worker[0].id, part = s.count * sizeof(float);
+        const char *values = from + sizeof s;
+        memcpy(got->params + s.offset, values, part);
+        if (s.moments) {
+            memcpy(got->m[w] + s.state, values + part, part);
+            memcpy(got->v[w] + s.state, values + 2 * part, part);
+        } else {
+            fill_squares(g, &s, got->v[w] + s.state);
+        }
+        got->elements += s.count;
+        from += segment_bytes(s.count, s.moments);
+    }
+}
+
+static int exchange_messages(struct giving *g, struct received *got) {
+    const size_t ranks = (size_t)g->d->world.ranks, rank = (size_t)g->d->world.rank;
+    uint64_t *gives = (uint64_t *)take_memory(ranks, sizeof *gives);
+    uint64_t *all = (uint64_t *)take_memory(ranks * ranks, sizeof *all);
+    size_t *offset = (size_t *)take_memory(2 * (ranks + 1), sizeof *offset);
+    char *out = NULL, *in = NULL;
+    int failed = !gives || !all || !offset;
+    for (size_t r = 0; r < ranks && !failed; r++) gives[r] = write_message(g, (int)r, NULL);
+    failed = failed || gather_of_ranks(g->d, gives, all, ranks * sizeof *gives);
+    if (!failed) {
+        size_t *in_offset = offset + ranks + 1;
+        for (size_t r = 0; r < ranks; r++) {
+            offset[r + 1] = offset[r] + gives[r];
+            in_offset[r + 1] = in_offset[r] + all[r * ranks + rank];
+        }
+        out = (char *)take_memory(offset[ranks], 1);
+        in = (char *)take_memory(in_offset[ranks], 1);
+        failed = !out || !in;
+        for (size_t r = 0; r < ranks && !failed; r++) write_message(g, (int)r, out + offset[r]);
+        failed = failed || lossynet_swap(g->d->comm, out, offset, in, in_offset) != LOSSYNET_OK;
+        if (!failed) read_message(g, in, in_offset[ranks], got);
+    }
+    free(gives);
+    free(all);
+    free(offset);
+    free(out);
+    free(in);
+    return failed ? -1 : 0;
+}
+
+/* ---- the whole -------------------------------------------------------------------------- */
+
+/* Sets the workers' vectors: what each owns, and then every replica as the model. */
+static int set_workers(struct giving *g, const struct received *got) {
+    struct data_parallel *d = g->d;
+    const size_t P = d->layout->count;
+    for (int w = 0; w < d->local; w++) {
+        struct worker *k = &d->worker[w];
+        const size_t owned = lossynet_owned_elements(d->comm, k->id);
+        worker_initialise(k, d->be, got->params, P);
+        d->be->upload(k->m, got->m[w], owned * sizeof(float));
+        d->be->upload(k->v, got->v[w], owned * sizeof(float));
+    }
+    if (d->workers == 1) return 0;
+    const float *model;
+    if (data_parallel_model(d, &model)) return -1;
+    float *host = host_vector(d->be, (float *)model, P, true);
+    for (int w = 0; host && w < d->local; w++) worker_initialise(&d->worker[w], d->be, host, P);
+    if (host) host_vector_end(d->be, host);
+    return host ? 0 : -1;
+}
+
+static int give(struct giving *g, struct handover_report *report) {
+    struct data_parallel *d = g->d;
+    const size_t local = (size_t)d->local;
+    uint64_t orphans = 0, *all = (uint64_t *)take_memory((size_t)d->world.ranks, sizeof *all);
+    struct received got = {.params = (float *)take_memory(d->layout->count, sizeof(float)),
+                           .m = (float **)take_memory(local, sizeof(float *)),
+                           .v = (float **)take_memory(local, sizeof(float *)),
+                           .elements = 0};
+    size_t owned = 0;
+    int failed = !all || !got.params || !got.m || !got.v;
+    for (size_t w = 0; w < local && !failed; w++) {
+        const size_t count = lossynet_owned_elements(d->comm, d->worker[w].id);
+        got.m[w] = (float *)take_memory(count, sizeof(float));
+        got.v[w] = (float *)take_memory(count, sizeof(float));
+        failed = !got.m[w] || !got.v[w];
+        owned += count;
+    }
+    for (int o = 0; o < g->h->workers; o++)
+        if (g->holder[o] < 0) orphans += g->h->owner[o].packets;
+    failed = failed || gather_of_ranks(d, &orphans, all, sizeof orphans);
+    for (int r = 0; r < d->world.ranks && !failed; r++)
+        if (all[r] > orphans) orphans = all[r]; /* a new rank cannot count them */
+    failed =
+        failed || add_own(g) || average_squares(g) || (orphans && add_orphans(g, orphans, report));
+    if (!failed) {
+        if (g->pieces) qsort(g->piece, g->pieces, sizeof *g->piece, by_offset);
+        failed = exchange_messages(g, &got);
+    }
+    if (!failed && got.elements != owned)
+        failed = log_error("handover: %zu of %zu parameters came: expected every one from one of "
+                           "the ranks that were there before",
+                           got.elements, owned);
+    failed = failed || set_workers(g, &got);
+    for (size_t w = 0; w < local; w++) {
+        if (got.m) free(got.m[w]);
+        if (got.v) free(got.v[w]);
+    }
+    free(got.m);
+    free(got.v);
+    free(got.params);
+    free(all);
+    return failed ? -1 : 0;
+}
+
+int handover_give(const struct handover *h, struct data_parallel *d, struct resume_point *at,
+                  struct handover_report *report) {
+    struct giving g = {.h = h, .d = d};
+    int failed = hear_claims(&g, h, at, report);
+    if (!failed && report->survivors) failed = give(&g, report);
+    free(g.claim);
+    free(g.holder);
+    free(g.square);
+    free(g.piece);
+    return failed ? -1 : 0;
+}

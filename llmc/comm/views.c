@@ -1,0 +1,302 @@
+/* views.c — see views.h. */
+#include "llmc/comm/views.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "llmc/cli/earlier_run.h"
+#include "llmc/cli/validate.h"
+#include "llmc/comm/handover.h"
+#include "llmc/log/error.h"
+#include "llmc/membership/membership.h"
+
+/* How long rank 0 waits for the others, who all know the view by then, and they for rank 0. */
+static const double ROOT_SECONDS = 3, OTHERS_SECONDS = 5;
+/* As many views in a row may fail before anything was trained in them. */
+enum { FAILURES_MOST = 50 };
+
+struct views {
+    const struct options *options;
+    struct membership *membership;
+    int listener; /* -1: none */
+    int local;    /* workers on each rank */
+    struct lossynet_world world;
+    lossynet_share share; /* the world's own, which `watched_share` calls */
+    void *share_context;
+    bool share_failed;
+    int64_t epoch;         /* of the present view; 0: of none */
+    int64_t first;         /* of the first view of this process */
+    bool complete;         /* others have ended the run */
+    bool entered;          /* handover_give has returned in it */
+    int failures;          /* views in a row that were not entered */
+    struct handover state; /* of the last view that was entered */
+    struct handover_report report;
+    double since;                /* when the last view ended, s */
+    bool *ends;                  /* [workers]: a rank wants the view to end after this step */
+    bool *wants;                 /* [local]: this rank does */
+    bool *missing;               /* [ranks]: were not heard when it ended */
+    char left[512], joined[512]; /* ranks, for people */
+};
+
+int views_check(const struct options *o, int ranks) {
+    if (!o->meet) {
+        if (o->meet_anew || o->meet_ranks > 1)
+            return log_error("--meet-%s: expected --meet URL too, the place where ranks find each "
+                             "other",
+                             o->meet_anew ? "anew" : "ranks");
+        return 0;
+    }
+    if (ranks > 1)
+        return log_error("--meet: expected processes that are started one by one, as by "
+                         "scripts/elastic.sh: under mpirun all ranks end when one dies");
+    if (o->eval || o->generate || o->dry_run)
+        return log_error("--meet: expected training, or --preflight");
+    if (o->algorithm != ALGORITHM_LOSSY)
+        return log_error("--meet: expected --algorithm lossy, got %s: only there a lost rank is "
+                         "nothing but lost packets",
+                         algorithm_names[o->algorithm]);
+    if (!strcmp(o->link, "mpi")) return log_error("--meet: expected --link udp or verbs, got mpi");
+    if (o->data_split == DATA_CONTIGUOUS)
+        return log_error("--meet: expected --data-split shared, which any number of workers can "
+                         "deal out");
+    if (o->record_loss) return log_error("--meet: expected no --record-loss");
+    if (o->workers % o->meet_ranks)
+        return log_error("--workers: expected a multiple of the %d ranks of --meet-ranks, got %d",
+                         o->meet_ranks, o->workers);
+    struct membership_url url;
+    return membership_url_parse(o->meet, &url);
+}
+
+/* ---- meeting ---------------------------------------------------------------------------- */
+
+/* A lossynet_share that remembers that another rank made it fail. */
+static lossynet_status watched_share(void *context, const struct lossynet_world *world, void *all,
+                                     size_t bytes) {
+    struct views *v = (struct views *)context;
+    struct lossynet_world own = *world;
+    own.share = v->share;
+    own.share_context = v->share_context;
+    lossynet_status status = v->share(v->share_context, &own, all, bytes);
+    v->share_failed |= status != LOSSYNET_OK;
+    return status;
+}
+
+static void close_world(struct views *v) {
+    if (!v->share) return;
+    v->world.share = v->share;
+    v->world.share_context = v->share_context;
+    lossynet_rendezvous_close(&v->world);
+    v->share = NULL;
+}
+
+/* Adds "host:pid" to a list for people. */
+static void name_member(char *list, size_t room, const struct member *m) {
+    const size_t used = strlen(list);
+    if (used + 1 < room)
+        snprintf(list + used, room - used, "%s%s:%d", used ? ", " : "", m->host, m->pid);
+}
+
+/* Meets the ranks of the membership's present view, or of a later one where some do not come. */
+static int meet(struct views *v) {
+    for (;;) {
+        const struct view *view = membership_view(v->membership);
+        const int ranks = view->members;
+        bool *missing = (bool *)calloc((size_t)ranks, sizeof *missing);
+        if (!missing) return log_out_of_memory("the list of ranks", 0);
+        const struct lossynet_meeting meeting = {.address = view->member[0].address,
+                                                 .listener = v->listener,
+                                                 .epoch = (uint64_t)view->epoch,
+                                                 .rank = view->self,
+                                                 .ranks = ranks,
+                                                 .seconds = view->self == 0 ? ROOT_SECONDS
+                                                                            : OTHERS_SECONDS,
+                                                 .missing = missing};
+        v->epoch = view->epoch;
+        v->entered = v->share_failed = false;
+        log_rank = ranks > 1 ? view->self : -1;
+        int failed = lossynet_rendezvous_meet(&meeting, &v->world) != LOSSYNET_OK;
+        int next = failed ? membership_next_view(v->membership, missing) : 0;
+        free(missing);
+        if (next) return v->complete = next > 0, -1;
+        if (!failed) break;
+    }
+    v->share = v->world.share;
+    v->share_context = v->world.share_context;
+    if (v->share) {
+        v->world.share = watched_share;
+        v->world.share_context = v;
+    }
+    const size_t workers = (size_t)v->world.ranks * (size_t)v->local;
+    free(v->ends);
+    free(v->missing);
+    v->ends = (bool *)calloc(workers, sizeof *v->ends);
+    v->missing = (bool *)calloc((size_t)v->world.ranks, sizeof *v->missing);
+    return v->ends && v->missing ? 0 : log_out_of_memory("the list of ranks", (double)workers);
+}
+
+/* Who is in one of two views only: in `was` and not in `is`. */
+static void name_absent(char *list, size_t room, const struct view *was, const struct view *is) {
+    list[0] = '\0';
+    for (int r = 0; r < was->members; r++)
+        if (view_rank_of(is, was->member[r].uid) < 0) name_member(list, room, &was->member[r]);
+}
+
+/* ---- open and close --------------------------------------------------------------------- */
+
+static int join(struct views *v, const char *revision) {
+    const struct options *o = v->options;
+    struct membership_settings settings;
+    memset(&settings, 0, sizeof settings);
+    if (lossynet_rendezvous_listen(":0", &v->listener, &settings.port)) return 1;
+    json_t *same = validate_common_options(o);
+    settings.url = o->meet;
+    settings.first_ranks = o->meet_ranks;
+    settings.version = revision;
+    settings.options = same;
+    settings.anew = o->meet_anew;
+    const int status = membership_open(&settings, &v->membership);
+    json_decref(same);
+    if (status == 1) {
+        if (!o->quiet) printf("the run at %s is complete\n", o->meet);
+        return VIEWS_COMPLETE;
+    }
+    return status ? 1 : 0;
+}
+
+int views_open(const struct options *o, const char *revision, struct views **out) {
+    *out = NULL;
+    if (!o->meet) return 0;
+    struct views *v = *out = (struct views *)calloc(1, sizeof *v);
+    if (!v) return log_out_of_memory("the view", 0), 1;
+    v->options = o;
+    v->listener = -1;
+    v->local = o->workers ? o->workers / o->meet_ranks : 1;
+    v->wants = (bool *)calloc((size_t)v->local, sizeof *v->wants);
+    if (!v->wants) return log_out_of_memory("the view", 0), 1;
+    int status = join(v, revision);
+    if (status) return status;
+    v->first = membership_view(v->membership)->epoch;
+    /* Nothing of this run can be there yet. */
+    if (v->first == 1 && !o->preflight) {
+        log_muted = membership_view(v->membership)->self > 0;
+        status = earlier_run_check(o);
+        log_muted = false;
+        if (status) return 2; /* in vain again, if it were started again */
+    }
+    v->since = log_seconds();
+    return meet(v) ? v->complete ? VIEWS_COMPLETE : 1 : 0;
+}
+
+void views_close(struct views *v, bool complete) {
+    if (!v) return;
+    if (complete) membership_complete(v->membership);
+    close_world(v);
+    membership_close(v->membership);
+    if (v->listener >= 0) close(v->listener);
+    handover_release(&v->state);
+    free(v->ends);
+    free(v->missing);
+    free(v->wants);
+    free(v);
+}
+
+struct lossynet_world views_world(const struct views *v) {
+    return v->world;
+}
+
+int views_workers(const struct views *v) {
+    return v->world.ranks * v->local;
+}
+
+bool views_are_complete(const struct views *v) {
+    return v && v->complete;
+}
+
+bool views_are_new(const struct views *v) {
+    return !v || v->epoch == v->first;
+}
+
+/* ---- in a view -------------------------------------------------------------------------- */
+
+int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at,
+                bool *continues) {
+    *continues = false;
+    if (!v) return 0;
+    if (handover_give(&v->state, d, at, &v->report)) return -1;
+    v->entered = true;
+    v->failures = 0;
+    *continues = v->report.survivors > 0;
+    return 0;
+}
+
+void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step) {
+    if (!v) return;
+    const struct handover_report *r = &v->report;
+    const double seconds = log_seconds() - v->since;
+    char line[1400], adopted[128] = "";
+    if (r->adopted)
+        snprintf(adopted, sizeof adopted, "; parameters adopted, %.1f steps old (at most %d)",
+                 r->mean_age, r->max_age);
+    snprintf(line, sizeof line, "%6d  view %lld: %d ranks%s%s%s%s%s, %.2f s", step,
+             (long long)v->epoch, v->world.ranks, *v->left ? "; gone: " : "", v->left,
+             *v->joined ? "; new: " : "", v->joined, adopted, seconds);
+    if (v->epoch > 1 && v->world.rank == 0) progress_message(progress, line);
+    const struct metrics_view event = {.epoch = v->epoch,
+                                       .step = step,
+                                       .ranks = v->world.ranks,
+                                       .workers = views_workers(v),
+                                       .left = v->left,
+                                       .joined = v->joined,
+                                       .adopted = (double)r->adopted,
+                                       .mean_age = r->mean_age,
+                                       .max_age = r->max_age,
+                                       .seconds = seconds};
+    metrics_log_view(log, &event);
+}
+
+int views_tell(struct views *v, struct data_parallel *d) {
+    if (!v) return 0;
+    const bool wants = membership_has_changed(v->membership);
+    for (int w = 0; w < v->local; w++) v->wants[w] = wants;
+    return lossynet_all_gather_aside(d->comm, v->wants, v->ends, sizeof *v->wants) ? -1 : 0;
+}
+
+bool views_end_here(const struct views *v) {
+    for (int w = 0; v && w < v->world.ranks * v->local; w++)
+        if (v->ends[w]) return true;
+    return false;
+}
+
+/* ---- from one view to the next ---------------------------------------------------------- */
+
+int views_leave(struct views *v, const struct data_parallel *d) {
+    if (!v) return -1;
+    bool *missing = v->missing;
+    const bool failed = v->share_failed || (d->comm && lossynet_has_failed(d->comm, missing));
+    if (!failed && !views_end_here(v)) return -1;
+    if (!v->entered && ++v->failures > FAILURES_MOST)
+        return log_error(
+            "%d views in a row have failed before anything was trained: expected ranks "
+            "that reach each other",
+            FAILURES_MOST);
+    v->since = log_seconds();
+    return v->entered ? handover_take(d, v->epoch, &v->state) : 0;
+}
+
+int views_next(struct views *v) {
+    struct view was;
+    close_world(v);
+    if (view_copy(membership_view(v->membership), &was)) return -1;
+    int failed = membership_next_view(v->membership, v->missing);
+    v->complete = failed > 0;
+    if (!failed) failed = meet(v);
+    if (!failed) {
+        const struct view *is = membership_view(v->membership);
+        name_absent(v->left, sizeof v->left, &was, is);
+        name_absent(v->joined, sizeof v->joined, is, &was);
+    }
+    view_clear(&was);
+    return failed ? -1 : 0;
+}
