@@ -28,6 +28,7 @@ struct views {
     bool share_failed;
     int64_t epoch;         /* of the present view; 0: of none */
     int64_t first;         /* of the first view of this process */
+    bool failed;           /* the last view: a rank was not heard */
     bool complete;         /* others have ended the run */
     bool entered;          /* handover_give has returned in it */
     int failures;          /* views in a row that were not entered */
@@ -274,8 +275,8 @@ bool views_end_here(const struct views *v) {
 int views_leave(struct views *v, const struct data_parallel *d) {
     if (!v) return -1;
     bool *missing = v->missing;
-    const bool failed = v->share_failed || (d->comm && lossynet_has_failed(d->comm, missing));
-    if (!failed && !views_end_here(v)) return -1;
+    v->failed = v->share_failed || (d->comm && lossynet_has_failed(d->comm, missing));
+    if (!v->failed && !views_end_here(v)) return -1;
     if (!v->entered && ++v->failures > FAILURES_MOST)
         return log_error(
             "%d views in a row have failed before anything was trained: expected ranks "
@@ -289,7 +290,7 @@ int views_next(struct views *v) {
     struct view was;
     close_world(v);
     if (view_copy(membership_view(v->membership), &was)) return -1;
-    int failed = membership_next_view(v->membership, v->missing);
+    int failed = membership_next_view(v->membership, v->failed ? v->missing : NULL);
     v->complete = failed > 0;
     if (!failed) failed = meet(v);
     if (!failed) {

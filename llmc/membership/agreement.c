@@ -132,7 +132,8 @@ enum store_status agreement_complete(struct agreement *a) {
 /* ---- the options ---- */
 
 static void short_text(const json_t *value, char text[100]) {
-    char *all = value ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
+    char *all =
+        value ? json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
     snprintf(text, 100, "%s", all ? all : "not set");
     free(all);
 }
@@ -297,10 +298,12 @@ static enum agreement_result propose(struct agreement *a, const struct room *roo
 
 int agreement_leave(struct agreement *a, double now, const bool *missing) {
     free(a->missing);
-    a->missing = (bool *)calloc((size_t)a->view.members, sizeof *a->missing);
-    if (!a->missing) return log_out_of_memory("missing members", a->view.members);
-    for (int r = 0; r < a->view.members; r++)
-        a->missing[r] = missing && missing[r] && r != a->view.self;
+    a->missing = NULL;
+    if (missing) {
+        a->missing = (bool *)calloc((size_t)a->view.members, sizeof *a->missing);
+        if (!a->missing) return log_out_of_memory("missing members", a->view.members);
+        for (int r = 0; r < a->view.members; r++) a->missing[r] = missing[r] && r != a->view.self;
+    }
     a->state = AGREEMENT_LEAVING;
     a->began = now;
     return 0;

@@ -53,7 +53,8 @@ const struct view *membership_view(const struct membership *m);
 
 /* Leaves the present view, for good, and blocks until there is a newer one that has this process:
  * another member's, or one that this process proposes: without the members that were not heard
- * (missing[rank of the present view]; NULL: all were), with those who wait to join and can be
+ * (missing[rank of the present view]; NULL: all were; all false: somebody was not, and this process
+ * does not know who, so that it waits for another's proposal first), with those who wait to join and can be
  * reached. Members that stay keep their order, joiners follow (member.joined == view.epoch). Epochs
  * may be skipped. A process that was left out registers again and comes back as a joiner. Says once
  * where the store does not answer, and waits for it. Returns 0; 1: another member has said that the

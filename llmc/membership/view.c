@@ -40,6 +40,7 @@ int view_next(const struct view *present, const bool *missing, const struct memb
 
 double view_patience(const struct view *v, const bool *missing) {
     static const double TURN = 0.1, TURNS_MOST = 2, HALF = 0.5, MORE = 1.5; /* seconds */
+    static const double UNSURE = 2;
     int gone = 0, before = 0;
     for (int r = 0; r < v->members; r++) {
         if (missing && missing[r])
@@ -48,6 +49,7 @@ double view_patience(const struct view *v, const bool *missing) {
             before++;
     }
     const double turn = TURN * before < TURNS_MOST ? TURN * before : TURNS_MOST;
+    if (missing && gone == 0) return turn + UNSURE;
     return turn + (2 * gone > v->members ? MORE : gone && 2 * gone == v->members ? HALF : 0);
 }
 

@@ -39,7 +39,8 @@ int view_next(const struct view *present, const bool *missing, const struct memb
 
 /* Seconds after which rank `self` proposes the view without missing[] (NULL: nobody): ranks that
  * are heard follow one another, so that one proposal is enough; who would leave out half of the
- * view or more waits longer, since the larger side should go on. */
+ * view or more waits longer, since the larger side should go on. Who does not know who is gone
+ * (missing is not NULL, and all false) leaves it to those who do. */
 double view_patience(const struct view *v, const bool *missing);
 
 int view_copy(const struct view *from,
