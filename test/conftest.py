@@ -5,8 +5,9 @@
   they include, too) is one test here, which passes when it passes in every group of the program;
   they run twice, as built for users and with the address and undefined-behaviour sanitizers.
 * test/run.py runs groups of tests at once (pytest-xdist): a C program is a group, a Python file is
-  one, and so is each test of the files in SPREAD. What needs the machine to itself is marked `alone`
-  and runs afterwards; what `make check` runs is marked `quick`.
+  one, and so is each test of the files in SPREAD. The tests that make hosts of network namespaces
+  are one group. What needs the machine to itself is marked `alone` and runs afterwards; what
+  `make check` runs is marked `quick`.
 * The last line printed is "N passed, N failed[, N skipped]".
 """
 import json
@@ -27,19 +28,16 @@ C_TIMEOUT = 600  # seconds, for one C program; a hang is a failure
 # Files whose tests share no fixture that takes long to make.
 SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program.py",
           "test_resume.py", "test_udp.py"}
-# Groups of half a minute and more, the longest first: what begins last should be short. The virtual
-# machine of test_verbs.py mostly waits for its emulated processor.
-LONGEST = ["test_verbs", "test_huggingface", "test_cuda_emulation", "test_operators", "test_nvcc",
-           "test_lossynet_ranks", "test_fuzz", "test_scripts", "test_cuda_attention", "test_threads",
-           "test_sweep", "test_lossynet_udp", "test_bench"]
-# Alone: tests that make hosts of network namespaces, that measure time or memory, or start more
-# ranks than a machine has cores and compare what arrived. test_bench.py makes hosts and compares no
-# times.
-ALONE_FIXTURES = {"namespaces", "hosts"}
-ALONE_FILES = {"test_cluster.py", "test_memory.py", "test_shutdown.py"}
-ALONE_TESTS = {"test_a_rank_that_stops_for_a_while", "test_a_rank_that_dies", "test_client_waits_for_nobody",
-               "test_signal_saves_and_stops", "test_text_comes_while_it_is_made",
-               "test_training_does_not_wait_for_the_disk"}
+# Hosts: tests that make hosts of network namespaces, one after the other; mostly they wait.
+HOSTS, HOSTS_FIXTURE = "hosts", "namespaces"
+# Groups of half a minute and more, the longest first: what begins last should be short.
+LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_cuda_emulation",
+           "test_operators", "test_nvcc", "test_lossynet_ranks", "test_fuzz", "test_scripts",
+           "test_cuda_attention", "test_threads", "test_sweep", "test_lossynet_udp", "test_bench"]
+# Alone: tests that measure the rate of a network, the time that requests take, or memory at its peak.
+ALONE_FIXTURE = "measured_hosts"
+ALONE_FILES = {"test_memory.py"}
+ALONE_TESTS = {"test_client_waits_for_nobody"}
 # Quick: Python files that start neither MPI nor hosts, and C programs except those that take more
 # than about ten seconds of a core, without sanitizers.
 QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
@@ -57,27 +55,35 @@ def pytest_configure(config):
         config.addinivalue_line("markers", line)
 
 
+def group_of(item):
+    """The group that an item belongs to; "" where it is one of its own."""
+    if HOSTS_FIXTURE in getattr(item, "fixturenames", ()):
+        return HOSTS
+    if isinstance(item, CCase):
+        return str(item.run.program.relative_to(BUILD))
+    return item.path.name if item.path.name not in SPREAD else ""
+
+
 def place(item):
     """Where its group stands in LONGEST; behind it, what is not there keeps its order."""
-    return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+    name = HOSTS if group_of(item) == HOSTS else item.path.stem
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     items.sort(key=place)
     for item in items:
-        name, path = getattr(item, "originalname", item.name), item.path
-        if (path.name in ALONE_FILES or name in ALONE_TESTS
-                or ALONE_FIXTURES & set(getattr(item, "fixturenames", ()))):
+        group, name = group_of(item), getattr(item, "originalname", item.name)
+        if (item.path.name in ALONE_FILES or name in ALONE_TESTS
+                or ALONE_FIXTURE in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.alone)
-        if isinstance(item, CCase):
-            group = str(item.run.program.relative_to(BUILD))
-            quick = path.stem not in NOT_QUICK and not item.name.startswith("sanitized-")
-        else:
-            group = path.name if path.name not in SPREAD else ""
-            quick = path.name in QUICK_FILES
         if group:
             item.add_marker(pytest.mark.xdist_group(group))
+        if isinstance(item, CCase):
+            quick = item.path.stem not in NOT_QUICK and not item.name.startswith("sanitized-")
+        else:
+            quick = item.path.name in QUICK_FILES
         if quick:
             item.add_marker(pytest.mark.quick)
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Runs the tests. First as many at once as the machine has cores, then, one after the other, those
-that need the machine to themselves (conftest.py says which).
+"""Runs the tests. First one more at once than the machine has cores, since some wait most of the
+time; then, one after the other, those that need the machine to themselves (conftest.py says which).
 
     test/run.py [--quick] [PYTEST ARGUMENT]...
 
@@ -26,9 +26,7 @@ def parallel():
         import xdist.plugin  # pylint: disable=import-outside-toplevel
     except ImportError:
         return []
-    workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
-    if workers == 1:
-        return []
+    workers = min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
     # In the order of conftest.py, the longest first. Newer releases of xdist have one of their own.
     order = "--no-loadscope-reorder"
     known = order in pathlib.Path(xdist.plugin.__file__).read_text(encoding="utf-8")

@@ -34,8 +34,10 @@ MTU = 1500
 BURST = "256kb"  # of the rate limit; under 128 KiB the limiter loses rate by its own timers
 HOST_QUEUE, SWITCH_QUEUE = "4mb", "512kb"  # what waits for a slow link before it is dropped
 
-# Open MPI as root, more ranks than cores, and no busy waiting.
+# Open MPI as root, more ranks than cores, and no busy waiting; where one rank has failed, the others
+# are ended at once, not a second later on one host after the other.
 ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "OMPI_MCA_odls_base_sigkill_timeout": "0",
                "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
                "GOMP_SPINCOUNT": "1000"}  # as llmc/util/threads.h says
 

@@ -68,7 +68,8 @@ def test_two_modes_at_once():
 # ---- --preflight between hosts ----
 
 @pytest.fixture(scope="module")
-def hosts():
+def measured_hosts():
+    """Their rates are measured, so no other test runs beside them (test/conftest.py)."""
     reason = testbed.unavailable()
     if reason:
         pytest.skip(f"{reason}; a real network between hosts was not tried")
@@ -98,25 +99,25 @@ def only(done, host, *texts):
     return line
 
 
-def test_hosts_that_are_well(hosts, tmp_path):
-    done = preflight_of(hosts, "--out", tmp_path)
+def test_hosts_that_are_well(measured_hosts, tmp_path):
+    done = preflight_of(measured_hosts, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is well: 4 nodes, 4 ranks" in done.stdout
-    assert all(name in done.stdout for name in hosts.names)
+    assert all(name in done.stdout for name in measured_hosts.names)
 
 
-def test_a_slow_port_is_named(hosts):
-    slow_port(hosts, 2, "50mbit")
+def test_a_slow_port_is_named(measured_hosts):
+    slow_port(measured_hosts, 2, "50mbit")
     try:
-        done = preflight_of(hosts)
+        done = preflight_of(measured_hosts)
     finally:
-        hosts.limit(2)
-    line = only(done, hosts.names[2], "% of the median rate from every peer")
+        measured_hosts.limit(2)
+    line = only(done, measured_hosts.names[2], "% of the median rate from every peer")
     assert 30 <= int(line.split("received ")[1].split("%")[0]) <= 70, line
 
 
-def test_a_lossy_port_is_named(hosts):
-    hosts.execute(hosts.switch, "nft", "-f", "-", text="""
+def test_a_lossy_port_is_named(measured_hosts):
+    measured_hosts.execute(measured_hosts.switch, "nft", "-f", "-", text="""
 table netdev worn {
   chain in {
     type filter hook ingress device "p3" priority 0; policy accept;
@@ -125,37 +126,38 @@ table netdev worn {
 }
 """)
     try:
-        done = preflight_of(hosts)
+        done = preflight_of(measured_hosts)
     finally:
-        hosts.execute(hosts.switch, "nft", "delete", "table", "netdev", "worn")
-    only(done, hosts.names[3], "of what it sent to every peer")
+        measured_hosts.execute(measured_hosts.switch, "nft", "delete", "table", "netdev", "worn")
+    only(done, measured_hosts.names[3], "of what it sent to every peer")
 
 
-def test_a_pulled_plug_is_named(hosts):
-    hosts.cut(1)
+def test_a_pulled_plug_is_named(measured_hosts):
+    measured_hosts.cut(1)
     try:
-        done = preflight_of(hosts)
+        done = preflight_of(measured_hosts)
     finally:
-        hosts.mend(1)
-    only(done, hosts.names[1], "received nothing from any peer")
+        measured_hosts.mend(1)
+    only(done, measured_hosts.names[1], "received nothing from any peer")
 
 
-def test_no_shared_directory(hosts, tmp_path):
+def test_no_shared_directory(measured_hosts, tmp_path):
     """Host 3 has a directory of its own in the place of --out."""
     (tmp_path / "out").mkdir()
     (tmp_path / "own").mkdir()
     script = tmp_path / "start.sh"
     script.write_text(f"""#!/bin/sh
-[ "$(hostname)" != {hosts.names[3]} ] || mount --bind {tmp_path}/own {tmp_path}/out
+[ "$(hostname)" != {measured_hosts.names[3]} ] || mount --bind {tmp_path}/own {tmp_path}/out
 exec "$@"
 """)
     script.chmod(0o755)
-    done = hosts.mpirun("unshare", "--mount", script, PROGRAM, "--preflight", "--model=260K",
-                        "--link=udp", "--interface=eth0", "--out", tmp_path / "out")
+    done = measured_hosts.mpirun("unshare", "--mount", script, PROGRAM, "--preflight",
+                                 "--model=260K", "--link=udp", "--interface=eth0",
+                                 "--out", tmp_path / "out")
     assert done.returncode == 1, done.stdout + done.stderr
     assert len(findings(done)) == 1, findings(done)
     (line,) = findings(done)
-    assert line.startswith(f"node {hosts.names[3]}, rank 3: does not see in --out"), line
+    assert line.startswith(f"node {measured_hosts.names[3]}, rank 3: does not see in --out"), line
 
 
 # ---- scripts/pretrain_7b/pretrain_7b.sh ----

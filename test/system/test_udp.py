@@ -121,7 +121,8 @@ def test_a_rank_that_stops_for_a_while(data, tmp_path):
 
 
 def test_a_rank_that_dies(data, tmp_path):
-    """The others notice, say which and when, and exit; the last checkpoint stays as it was."""
+    """The others notice, say which and when, and exit; the last checkpoint stays as it was. They are
+    far from their last step, so that they end at all shows that they noticed."""
     running, pids = start(data, tmp_path, 4, "--enable-recovery", steps=100000, peer_timeout=2,
                           save_every=50)
     while not list(tmp_path.glob("checkpoint-????????")):
@@ -130,9 +131,7 @@ def test_a_rank_that_dies(data, tmp_path):
     first = tmp_path / "checkpoint-00000050"
     saved = contents(first)
     os.kill(pids[2], signal.SIGKILL)
-    before = time.monotonic()
     _, stderr = running.communicate(timeout=TIMEOUT)
-    assert time.monotonic() - before < 10
     print(stderr)
     ended = dict(re.findall(r"rank (\d) ended with (\d+)", stderr))
     assert ended.pop("2") == "137"
