@@ -86,9 +86,8 @@ static const struct member *registered(const struct room *room, const char *uid)
 /* ---- registration ---- */
 
 void agreement_init(struct agreement *a, const struct agreement_settings *set) {
-    *a = (struct agreement){.set = *set, .self = set->self, .orphaned = -1};
+    *a = (struct agreement){.set = *set, .self = set->self, .orphaned = -1, .found = -1};
     a->view.self = -1;
-    a->set.draw(a->set.context, a->self.uid);
 }
 
 void agreement_clear(struct agreement *a) {
@@ -209,6 +208,17 @@ enum agreement_result agreement_compare(struct agreement *a, const char *version
 
 /* ---- proposals ---- */
 
+/* Whether registration i is of a process that is not behind its address any more, or has registered
+ * again: another one has that address, this process's or a later one. */
+static bool superseded(const struct agreement *a, const struct room *room, int i) {
+    const struct member *m = &room->registered[i];
+    if (!strcmp(m->uid, a->self.uid)) return false;
+    if (!strcmp(m->address, a->self.address)) return true;
+    for (int k = i + 1; k < room->members; k++)
+        if (!strcmp(room->registered[k].address, m->address)) return true;
+    return false;
+}
+
 /* Who is registered, is not in the room's view, and can be reached; the caller frees. NULL: out of
  * memory, reported. This process itself is reached. */
 static struct member *waiting(const struct agreement *a, const struct room *room, int *count) {
@@ -223,7 +233,7 @@ static struct member *waiting(const struct agreement *a, const struct room *room
     } else {
         int all = 0;
         for (int i = 0; i < room->members; i++)
-            if (view_rank_of(&room->view, room->registered[i].uid) < 0)
+            if (view_rank_of(&room->view, room->registered[i].uid) < 0 && !superseded(a, room, i))
                 list[all++] = room->registered[i];
         if (all) a->set.reach(a->set.context, list, all, reached);
         for (int i = 0; i < all; i++)
@@ -319,7 +329,7 @@ static void left_out(struct agreement *a, double now) {
     a->resume = now + a->pause;
     a->state = AGREEMENT_OUTSIDE;
     a->lease = 0;
-    a->set.draw(a->set.context, a->self.uid);
+    a->self.uid[0] = 0;
 }
 
 static enum agreement_result step_leaving(struct agreement *a, const struct room *room,
@@ -356,10 +366,21 @@ static bool is_orphaned(const struct room *room) {
     return true;
 }
 
+/* The user's word, `anew`, is about the view that was there when this process came: its
+ * registrations have lapsed, or do soon. It is not about a later view, nor about members that are
+ * still registered then. */
+static bool may_take_over(const struct agreement *a, const struct room *room) {
+    return a->set.anew && room->view.epoch == a->found &&
+           a->orphaned < a->found_at + 2 * AGREEMENT_LEASE;
+}
+
 static enum agreement_result step_outside(struct agreement *a, const struct room *room,
                                           double now) {
     if (room->view.self >= 0) return take(a, &room->view, now);
+    if (a->found < 0) a->found = room->view.epoch, a->found_at = now;
     if (!registered(room, a->self.uid)) {
+        /* The uid before this one may have been taken in and left out in the meantime. */
+        a->set.draw(a->set.context, a->self.uid);
         enroll(a, room);
         return AGREEMENT_WAIT;
     }
@@ -375,7 +396,7 @@ static enum agreement_result step_outside(struct agreement *a, const struct room
         return see_obstacle(a, room, AGREEMENT_TAKING);
     }
     if (a->orphaned < 0) a->orphaned = now;
-    if (!a->set.anew) return see_obstacle(a, room, AGREEMENT_ORPHANED);
+    if (!may_take_over(a, room)) return see_obstacle(a, room, AGREEMENT_ORPHANED);
     if (room->members < a->set.first_ranks && now < a->orphaned + AGREEMENT_ANEW_PATIENCE)
         return see_obstacle(a, room, AGREEMENT_FEW);
     bool *all = (bool *)malloc((size_t)room->view.members);

@@ -74,6 +74,8 @@ struct agreement {
     double taken, pause, resume; /* when it was taken in; seconds; outside: not registered before */
     double look;                 /* when the store is asked next while inside */
     bool changed;                /* inside: as membership_has_changed */
+    int64_t found; /* epoch that was there when this process came, < 0: not known yet */
+    double found_at;
     enum agreement_obstacle obstacle;
     int registered;
     struct view obstacle_view; /* the view that it waits for */

@@ -115,7 +115,7 @@ static size_t take_answer(char *data, size_t size, size_t count, void *user) {
 }
 
 static enum store_status away(struct etcd *e, const char *what) {
-    snprintf(e->store.why, sizeof e->store.why, "%s", what);
+    snprintf(e->store.why, sizeof e->store.why, "%.199s", what);
     return STORE_AWAY;
 }
 

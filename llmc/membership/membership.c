@@ -217,9 +217,7 @@ static int begin(struct membership *m, const struct membership_settings *s) {
         return log_error("the store of %s does not answer (%s); is etcd running there?", m->name,
                          m->store->why);
     if (same != AGREEMENT_VIEW) return same == AGREEMENT_COMPLETE ? 1 : -1;
-    const struct member uid = m->agreement.self;
     describe_self(m, s->port, &m->agreement.self);
-    memcpy(m->agreement.self.uid, uid.uid, sizeof uid.uid);
     if (pthread_create(&m->thread, NULL, watch, m))
         return log_error("cannot start the thread that keeps this rank registered");
     m->watched = true;

@@ -1,0 +1,642 @@
+/* test_membership_histories.c — 10,000 made-up histories of up to six processes that agree on views
+ * (llmc/membership/agreement.h, as it is) through a store in memory, in made-up time.
+ *
+ * A history is 40 s of faults: processes are killed, restarted and frozen, the network is cut in
+ * two or in one direction, the store is away, or cannot be reached by some, loses leases, answers
+ * and takes writes late. Then everything is healed, and perhaps all processes but one are killed.
+ * What must hold:
+ *
+ *   always       no epoch is written twice; a process takes what was written; members keep their order;
+ *                no uid that was left out comes back; at most one view is alive. A view is alive if all
+ *                its members are inside it: the side of a cut that could train. Whether its members hear
+ *                each other is not even asked.
+ *   in the end   all processes that are left are in one view
+ *
+ * While a process waits for the store, for a moment or for many seconds, all others go on: whatever
+ * happens between reading and writing, happens here. HISTORY=N runs history N alone and tells it.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "llmc/log/error.h"
+#include "llmc/membership/agreement.h"
+#include "llmc/util/random.h"
+#include "test/llmc/membership_store.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+enum { HISTORIES = 1000 };
+#else
+enum { HISTORIES = 10000 };
+#endif
+enum { SLOTS = 6, MEMBERS = 64, EPOCHS = 4096, UIDS = 4096 };
+
+static const double FAULTS_END = 40, GIVE_UP = 250; /* seconds of a history */
+static const double SILENCE = 1, GRACE = 1;         /* until a member is missing; more at first */
+
+struct world;
+
+/* A process, or none, at one of the world's places. */
+struct process {
+    struct store store; /* first: a connection is a process */
+    struct world *world;
+    int slot;
+    bool alive, busy, doomed; /* doomed: killed while it was busy */
+    double frozen;            /* until then it does nothing and is not heard */
+    double tick, watch;       /* when it acts next */
+    double heard[MEMBERS];    /* by rank of its view */
+    struct agreement a;
+};
+
+struct world {
+    int number, slots, first_ranks;
+    struct memory memory; /* its `now` is the time of all */
+    struct process process[SLOTS];
+    bool hears[SLOTS][SLOTS]; /* [who][whom] */
+    bool asks[SLOTS];         /* reaches the store */
+    bool up, faulty, done;
+    bool endless;             /* goes on when all are in one view */
+    double back;              /* when the store comes back */
+    double fault;             /* when the next fault comes */
+    struct view view[EPOCHS]; /* all that were written */
+    int64_t epoch;            /* of the last one */
+    char left[UIDS][24];      /* who was left out */
+    int lefts, drawn;
+};
+
+/* That histories are not dull. */
+static struct { long views, lefts, anews, late, stalls, conflicts, alone; } count;
+
+static bool telling;
+
+static double now(const struct world *w) {
+    return w->memory.now;
+}
+
+/* The chances of a history are a function of its number. */
+static uint64_t chance_key, chance_index;
+
+static uint32_t random_below(uint32_t n) {
+    return (uint32_t)(random_bits(chance_key, chance_index++) % n);
+}
+
+static double uniform(double most) {
+    return most * random_uniform(chance_key, chance_index++);
+}
+
+static bool chance(double p) {
+    return uniform(1) < p;
+}
+
+__attribute__((format(printf, 2, 3))) static void tell(const struct world *w, const char *format,
+                                                       ...) {
+    if (!telling) return;
+    char text[200];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    print_message("%7.2f  %s\n", now(w), text);
+}
+
+#define check_that(w, holds, ...)                                                                  \
+    do {                                                                                           \
+        if (!(holds)) {                                                                            \
+            print_error("history %d, %.2f s: ", (w)->number, now(w));                              \
+            print_error(__VA_ARGS__);                                                              \
+            print_error("\n");                                                                     \
+            fail();                                                                                \
+        }                                                                                          \
+    } while (0)
+
+/* ---- what must hold always ---- */
+
+static struct process *process_of(struct world *w, const char *uid) {
+    for (int s = 0; s < w->slots; s++)
+        if (w->process[s].alive && !strcmp(w->process[s].a.self.uid, uid)) return &w->process[s];
+    return NULL;
+}
+
+static bool same_members(const struct view *a, const struct view *b) {
+    bool same = a->members == b->members;
+    for (int r = 0; same && r < a->members; r++)
+        same = !strcmp(a->member[r].uid, b->member[r].uid) &&
+               a->member[r].joined == b->member[r].joined;
+    return same;
+}
+
+/* A view is written. */
+static void see_write(void *context, const struct store_write *write) {
+    struct world *w = (struct world *)context;
+    if (strcmp(write->key, "run/view") != 0) return;
+    struct view v;
+    check_that(w, write->value && view_from_json(write->value, &v), "no view is written");
+    tell(w, "view %s", write->value);
+    check_that(w, v.epoch == w->epoch + 1 && v.epoch < EPOCHS && v.members <= MEMBERS,
+               "epoch %lld is written after epoch %lld", (long long)v.epoch, (long long)w->epoch);
+    const struct view *before = &w->view[w->epoch];
+    int last = -1;
+    bool joiners = false;
+    for (int r = 0; r < v.members; r++) {
+        const int rank = view_rank_of(before, v.member[r].uid);
+        for (int i = 0; i < w->lefts; i++)
+            check_that(w, strcmp(w->left[i], v.member[r].uid) != 0, "%s was left out before",
+                       v.member[r].uid);
+        check_that(w, rank < 0 || (rank > last && !joiners), "epoch %lld: another order",
+                   (long long)v.epoch);
+        check_that(w, (rank < 0) == (v.member[r].joined == v.epoch), "epoch %lld: who joined?",
+                   (long long)v.epoch);
+        if (rank < 0)
+            joiners = true;
+        else
+            last = rank;
+    }
+    for (int r = 0; r < before->members; r++)
+        if (view_rank_of(&v, before->member[r].uid) < 0)
+            memcpy(w->left[w->lefts++], before->member[r].uid, 24);
+    w->epoch = v.epoch;
+    w->view[v.epoch] = v;
+    count.views++;
+}
+
+/* All members of its view are inside it. */
+static bool is_alive(struct world *w, const struct process *p) {
+    if (!p->alive || p->a.state != AGREEMENT_INSIDE) return false;
+    for (int r = 0; r < p->a.view.members; r++) {
+        const struct process *q = process_of(w, p->a.view.member[r].uid);
+        if (!q || q->a.state != AGREEMENT_INSIDE || q->a.view.epoch != p->a.view.epoch)
+            return false;
+    }
+    return true;
+}
+
+static void check_sides(struct world *w) {
+    int64_t alive = 0;
+    for (int s = 0; s < w->slots; s++) {
+        const struct process *p = &w->process[s];
+        if (!is_alive(w, p)) continue;
+        check_that(w, !alive || alive == p->a.view.epoch, "views %lld and %lld are both alive",
+                   (long long)alive, (long long)p->a.view.epoch);
+        alive = p->a.view.epoch;
+    }
+}
+
+/* All processes that there are, at least one, are in one view, which is the last one. */
+static bool has_settled(struct world *w) {
+    int processes = 0;
+    for (int s = 0; s < w->slots; s++) processes += w->process[s].alive;
+    for (int s = 0; s < w->slots; s++)
+        if (is_alive(w, &w->process[s]) && w->process[s].a.view.epoch == w->epoch)
+            return w->process[s].a.view.members == processes;
+    return false;
+}
+
+/* ---- the store, as a process reaches it ---- */
+
+static void run_until(struct world *w, double end);
+
+/* The process waits, and all others go on. */
+static void stall(struct process *p, double seconds) {
+    count.stalls++;
+    run_until(p->world, now(p->world) + seconds);
+}
+
+/* A request or an answer is on its way. Whether it arrives. */
+static bool travels(struct process *p) {
+    struct world *w = p->world;
+    if (chance(0.3))
+        stall(p, uniform(0.1));
+    else if (w->faulty && chance(0.02))
+        stall(p, uniform(12));
+    return !p->doomed && w->up && w->asks[p->slot] && !(w->faulty && chance(0.02));
+}
+
+static enum store_status answer(struct process *p, enum store_status status) {
+    const bool arrives = travels(p);
+    snprintf(p->store.why, sizeof p->store.why, "made up");
+    return arrives ? status : STORE_AWAY;
+}
+
+static enum store_status store_list(struct store *s, const char *prefix,
+                                    struct store_entries *out) {
+    struct process *p = (struct process *)s;
+    *out = (struct store_entries){0};
+    if (!travels(p)) return STORE_AWAY;
+    memory_list(&p->world->memory, prefix, out);
+    const enum store_status status = answer(p, STORE_DONE);
+    if (status != STORE_DONE) store_entries_clear(out);
+    return status;
+}
+
+static enum store_status store_commit(struct store *s, const char *guard, int64_t modified,
+                                      const struct store_write *write, int writes) {
+    struct process *p = (struct process *)s;
+    struct world *w = p->world;
+    if (w->faulty && w->up && w->asks[p->slot] && chance(0.05)) {
+        memory_commit_late(&w->memory, now(w) + uniform(10), guard, modified, write, writes);
+        return answer(p, STORE_AWAY);
+    }
+    if (!travels(p)) return STORE_AWAY;
+    const enum store_status status = memory_commit(&w->memory, guard, modified, write, writes);
+    count.conflicts += status == STORE_CHANGED;
+    return answer(p, status);
+}
+
+static enum store_status store_grant(struct store *s, int seconds, int64_t *lease) {
+    struct process *p = (struct process *)s;
+    if (!travels(p)) return STORE_AWAY;
+    *lease = memory_grant(&p->world->memory, seconds);
+    return answer(p, STORE_DONE);
+}
+
+static enum store_status store_keep(struct store *s, int64_t lease) {
+    struct process *p = (struct process *)s;
+    if (!travels(p)) return STORE_AWAY;
+    return answer(p, memory_keep(&p->world->memory, lease));
+}
+
+static void draw(void *context, char uid[24]) {
+    struct process *p = (struct process *)context;
+    snprintf(uid, 24, "%d.%d", p->slot, p->world->drawn++);
+}
+
+/* A connection takes both directions. A frozen process answers: its kernel does. */
+static void reach(void *context, const struct member *m, int members, bool *reached) {
+    struct process *p = (struct process *)context;
+    for (int i = 0; i < members; i++) {
+        const struct process *q = process_of(p->world, m[i].uid);
+        reached[i] = q && p->world->hears[p->slot][q->slot] && p->world->hears[q->slot][p->slot];
+    }
+}
+
+/* ---- a process ---- */
+
+static void begin(struct world *w, int slot) {
+    struct process *p = &w->process[slot];
+    if (p->alive || p->busy) return;
+    *p = (struct process){.store = {store_list, store_commit, store_grant, store_keep, NULL, ""},
+                          .world = w,
+                          .slot = slot,
+                          .alive = true,
+                          .tick = now(w) + uniform(1),
+                          .watch = now(w) + uniform(1)};
+    struct agreement_settings set = {.store = &p->store,
+                                     .run = "run",
+                                     .self = {.host = "host", .pid = slot},
+                                     .first_ranks = w->first_ranks,
+                                     .draw = draw,
+                                     .reach = reach,
+                                     .context = p};
+    snprintf(set.self.address, sizeof set.self.address, "10.0.0.%d:1", slot);
+    agreement_init(&p->a, &set);
+    tell(w, "process %d begins", slot);
+}
+
+static void end(struct process *p) {
+    if (!p->alive) return;
+    p->alive = false;
+    p->doomed = p->busy;
+    if (!p->busy) agreement_clear(&p->a);
+    tell(p->world, "process %d is killed", p->slot);
+}
+
+/* Trains: listens to the members of its view, and leaves it when one is silent. */
+static void train(struct process *p) {
+    struct world *w = p->world;
+    const struct view *v = &p->a.view;
+    bool missing[MEMBERS] = {0}, any = false;
+    for (int r = 0; r < v->members; r++) {
+        const struct process *q = process_of(w, v->member[r].uid);
+        if (r == v->self || (q && q->a.state == AGREEMENT_INSIDE && q->frozen <= now(w) &&
+                             q->a.view.epoch == v->epoch && w->hears[p->slot][q->slot]))
+            p->heard[r] = fmax(p->heard[r], now(w));
+        missing[r] = now(w) > p->heard[r] + SILENCE;
+        any |= missing[r];
+    }
+    if (any || (p->a.changed && chance(0.7)))
+        assert_int_equal(agreement_leave(&p->a, now(w), any ? missing : NULL), 0);
+}
+
+static void seek(struct process *p) {
+    struct world *w = p->world;
+    const int64_t epoch = p->a.view.epoch;
+    const enum agreement_state before = p->a.state;
+    const enum agreement_result result = agreement_step(&p->a, now(w));
+    if (before == AGREEMENT_LEAVING && p->a.state == AGREEMENT_OUTSIDE) count.lefts++;
+    check_that(w,
+               p->doomed || result == AGREEMENT_WAIT || result == AGREEMENT_AWAY ||
+                   result == AGREEMENT_VIEW,
+               "process %d: result %d", p->slot, result);
+    if (result != AGREEMENT_VIEW) return;
+    const struct view *v = &p->a.view;
+    tell(w, "process %d (%s) is rank %d of view %lld", p->slot, p->a.self.uid, v->self,
+         (long long)v->epoch);
+    check_that(w, v->epoch > epoch, "view %lld after %lld", (long long)v->epoch, (long long)epoch);
+    check_that(w, v->epoch <= w->epoch && same_members(v, &w->view[v->epoch]),
+               "process %d has a view %lld that was not written", p->slot, (long long)v->epoch);
+    check_that(w, v->self >= 0 && !strcmp(v->member[v->self].uid, p->a.self.uid), "wrong rank");
+    for (int r = 0; r < v->members; r++) p->heard[r] = now(w) + GRACE;
+}
+
+static void act(struct process *p) {
+    struct world *w = p->world;
+    p->busy = true;
+    if (p->watch <= p->tick) {
+        p->watch = now(w) + 1;
+        agreement_watch(&p->a, now(w));
+    } else {
+        const double pause = p->a.state == AGREEMENT_OUTSIDE ? 0.5 : 0.15;
+        p->tick = now(w) + pause + uniform(pause);
+        if (p->a.state == AGREEMENT_INSIDE)
+            train(p);
+        else
+            seek(p);
+    }
+    p->busy = false;
+    if (p->doomed) agreement_clear(&p->a);
+    check_sides(w);
+}
+
+/* ---- faults ---- */
+
+/* Cuts the network in two; one side, both or none reach the store. Or one direction of one path. */
+static void cut(struct world *w) {
+    const unsigned side = 1 + random_below((1u << w->slots) - 1), store = random_below(4);
+    tell(w, "cut, side %x, store %u", side, store);
+    for (int a = 0; a < w->slots; a++) {
+        w->asks[a] = store & (1u << (side >> a & 1));
+        for (int b = 0; b < w->slots; b++) w->hears[a][b] = (side >> a & 1) == (side >> b & 1);
+    }
+}
+
+static void heal(struct world *w) {
+    tell(w, "healed");
+    for (int a = 0; a < w->slots; a++) {
+        w->asks[a] = true;
+        for (int b = 0; b < w->slots; b++) w->hears[a][b] = true;
+    }
+}
+
+static void store_down(struct world *w) {
+    if (w->up) memory_down(&w->memory);
+    w->up = false;
+    w->back = now(w) + uniform(15);
+    tell(w, "the store is down");
+}
+
+static void store_up(struct world *w, bool leases_lost) {
+    if (!w->up) memory_up(&w->memory, leases_lost);
+    w->up = true;
+    w->back = INFINITY;
+    tell(w, "the store is up");
+}
+
+static bool any_member_lives(struct world *w) {
+    for (int r = 0; r < w->view[w->epoch].members; r++)
+        if (process_of(w, w->view[w->epoch].member[r].uid)) return true;
+    return false;
+}
+
+/* If all members of the last view are dead, the user says so. If there is no process, begins one.
+ */
+static void user(struct world *w) {
+    int processes = 0;
+    for (int s = 0; s < w->slots; s++) processes += w->process[s].alive;
+    for (int s = 0; s < w->slots && !processes; s++) begin(w, s), processes += w->process[s].alive;
+    if (!w->epoch || any_member_lives(w)) return;
+    for (int s = 0; s < w->slots; s++) {
+        struct process *p = &w->process[s];
+        if (!p->alive || (p->a.set.anew && now(w) < p->a.found_at + 20)) continue;
+        tell(w, "process %d takes over", s);
+        p->a.set.anew = true;
+        p->a.found = w->epoch;
+        p->a.found_at = now(w);
+        count.anews++;
+        return;
+    }
+}
+
+static void break_something(struct world *w) {
+    const int a = (int)random_below((uint32_t)w->slots), b = (int)random_below((uint32_t)w->slots);
+    struct process *p = &w->process[a];
+    switch (random_below(10)) {
+    case 0:
+    case 1:
+        end(p);
+        break;
+    case 2:
+    case 3:
+        begin(w, a);
+        break;
+    case 4:
+        p->frozen = now(w) + uniform(15);
+        tell(w, "process %d is frozen until %.2f", a, p->frozen);
+        break;
+    case 5:
+        cut(w);
+        break;
+    case 6:
+        w->hears[a][b] = a == b;
+        tell(w, "process %d does not hear %d", a, b);
+        break;
+    case 7:
+        heal(w);
+        break;
+    case 8:
+        store_down(w);
+        break;
+    case 9:
+        user(w);
+        break;
+    }
+}
+
+/* The end of the faults. Perhaps one process is left over. */
+static void heal_all(struct world *w) {
+    heal(w);
+    store_up(w, false);
+    w->faulty = false;
+    if (chance(0.4)) {
+        const int kept = (int)random_below((uint32_t)w->slots);
+        for (int s = 0; s < w->slots; s++)
+            if (s != kept) end(&w->process[s]);
+        begin(w, kept);
+        count.alone++;
+    } else if (chance(0.5)) {
+        for (int s = 0; s < w->slots; s++) begin(w, s);
+    } else {
+        begin(w, 0);
+    }
+}
+
+/* ---- time ---- */
+
+static bool can_act(const struct process *p) {
+    return p->alive && !p->busy;
+}
+
+static double next_of(const struct process *p) {
+    return fmax(p->frozen, fmin(p->tick, p->watch));
+}
+
+/* All that happens up to a time, in order. Processes act one within another where one waits. */
+static void run_until(struct world *w, double until) {
+    while (!w->done) {
+        double next = fmin(w->fault, w->back);
+        int late = -1;
+        struct process *first = NULL;
+        for (int i = 0; i < w->memory.late; i++)
+            if (w->up && w->memory.later[i].when < next) next = w->memory.later[late = i].when;
+        for (int s = 0; s < w->slots; s++)
+            if (can_act(&w->process[s]) && next_of(&w->process[s]) < next)
+                next = next_of((first = &w->process[s]));
+        if (next > until) break;
+        w->memory.now = fmax(next, now(w));
+        if (first)
+            act(first);
+        else if (late >= 0)
+            memory_arrive(&w->memory, late, true), count.late++;
+        else if (next == w->back)
+            store_up(w, chance(0.3));
+        else if (now(w) < FAULTS_END)
+            break_something(w), w->fault += uniform(8);
+        else if (w->faulty)
+            heal_all(w), w->fault = now(w) + 1;
+        else
+            user(w), w->fault += 5;
+        if (!w->faulty && !w->endless && has_settled(w)) w->done = true;
+    }
+    if (!w->done) w->memory.now = fmax(until, now(w));
+}
+
+/* Fewer processes than the first view takes wait for more, for ever. */
+static bool may_wait(const struct world *w) {
+    int processes = 0;
+    for (int s = 0; s < w->slots; s++) processes += w->process[s].alive;
+    return !w->epoch && processes < w->first_ranks;
+}
+
+static struct world *world_open(int number) {
+    struct world *w = (struct world *)calloc(1, sizeof *w);
+    assert_non_null(w);
+    chance_key = (uint64_t)number;
+    chance_index = 0;
+    w->number = number;
+    w->slots = 2 + (int)random_below(SLOTS - 1);
+    w->first_ranks = w->slots - (int)random_below((uint32_t)w->slots);
+    w->memory.seen = see_write;
+    w->memory.context = w;
+    w->up = true;
+    w->back = INFINITY;
+    heal(w);
+    for (int s = 0; s < w->slots; s++) begin(w, s);
+    return w;
+}
+
+static void world_close(struct world *w) {
+    for (int s = 0; s < w->slots; s++) end(&w->process[s]);
+    for (int64_t e = 1; e <= w->epoch; e++) view_clear(&w->view[e]);
+    memory_clear(&w->memory);
+    free(w);
+}
+
+/* ---- tests ---- */
+
+static void history(int number) {
+    struct world *w = world_open(number);
+    w->faulty = true;
+    w->fault = uniform(12);
+    run_until(w, GIVE_UP);
+    check_that(w, w->done || may_wait(w), "no view has all processes, long after the last fault");
+    world_close(w);
+}
+
+static void test_histories(void **state) {
+    (void)state;
+    const char *only = getenv("HISTORY");
+    log_muted = true;
+    telling = only != NULL;
+    for (int i = only ? atoi(only) : 0; i < (only ? atoi(only) + 1 : HISTORIES); i++) history(i);
+    log_muted = false;
+    print_message("%ld views, %ld times left out, %ld conflicts, %ld late writes, %ld waits, "
+                  "%ld takeovers, %ld lone survivors\n",
+                  count.views, count.lefts, count.conflicts, count.late, count.stalls, count.anews,
+                  count.alone);
+    if (only) return;
+    assert_true(count.views > 3 * HISTORIES);
+    assert_true(count.lefts > HISTORIES / 10);
+    assert_true(count.conflicts > HISTORIES / 10 && count.late > HISTORIES / 10);
+    assert_true(count.anews > HISTORIES / 100);
+}
+
+/* A quiet world of `slots` processes that are in their first view. */
+static struct world *settled(int slots) {
+    struct world *w = world_open(1);
+    for (int s = 0; s < w->slots; s++) end(&w->process[s]);
+    w->slots = w->first_ranks = slots;
+    heal(w);
+    for (int s = 0; s < slots; s++) begin(w, s);
+    w->fault = INFINITY;
+    run_until(w, 60);
+    assert_true(w->done);
+    w->done = false;
+    w->endless = true;
+    return w;
+}
+
+static void test_store_away_while_nobody_dies(void **state) {
+    (void)state;
+    struct world *w = settled(4);
+    const double until = now(w) + 70;
+    store_down(w);
+    w->back = now(w) + 60;
+    for (double t = now(w); t < until; t += 0.1) {
+        run_until(w, t);
+        for (int s = 0; s < w->slots; s++) {
+            assert_int_equal(w->process[s].a.state, AGREEMENT_INSIDE);
+            assert_false(w->process[s].a.changed);
+        }
+    }
+    assert_int_equal(w->epoch, 1);
+    world_close(w);
+}
+
+/* One process does not hear another, and rank 0, which reaches both, takes back who was left out.
+ */
+static void test_one_way_link_changes_few_views(void **state) {
+    (void)state;
+    struct world *w = settled(4);
+    const struct member *member = w->process[0].a.view.member;
+    w->hears[member[2].pid][member[1].pid] = false;
+    run_until(w, now(w) + 600);
+    print_message("%lld views in ten minutes of a link that loses everything one way\n",
+                  (long long)w->epoch);
+    assert_true(w->epoch > 20 && w->epoch < 60);
+    world_close(w);
+}
+
+/* Whom rank 0 cannot reach does not stop the others. */
+static void test_unreachable_joiner_disturbs_nobody(void **state) {
+    (void)state;
+    struct world *w = settled(3);
+    w->slots = 4;
+    for (int s = 0; s < 4; s++) w->hears[s][3] = w->hears[3][s] = s == 3;
+    w->asks[3] = true;
+    begin(w, 3);
+    run_until(w, now(w) + 60);
+    assert_int_equal(w->epoch, 1);
+    assert_int_equal(w->process[3].a.obstacle, AGREEMENT_TAKING);
+    world_close(w);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_histories),
+        cmocka_unit_test(test_store_away_while_nobody_dies),
+        cmocka_unit_test(test_one_way_link_changes_few_views),
+        cmocka_unit_test(test_unreachable_joiner_disturbs_nobody),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
