@@ -86,8 +86,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
         return status;
     }
     status = lossynet_partition_open(&comm->partition, settings->workers, settings->buckets,
-                                     settings->bucket_elements, packet_bytes,
-                                     settings->wire_dtype == LOSSYNET_BF16 ? 2 : sizeof(float));
+                                     settings->bucket_elements, packet_bytes, settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
@@ -297,7 +296,7 @@ size_t lossynet_packets(const struct lossynet_comm *comm) {
 }
 
 size_t lossynet_packet_bytes(const struct lossynet_comm *comm) {
-    return comm->partition.packet_elements * comm->partition.element_bytes;
+    return lossynet_payload_bytes(comm->partition.dtype, comm->partition.packet_elements);
 }
 
 const char *lossynet_link_name(const struct lossynet_comm *comm) {

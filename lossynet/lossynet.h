@@ -106,12 +106,6 @@ typedef enum {
 /* All four give every sender exactly float(1.0/N) where everything arrived (ht: has always
  * arrived), and in a `lossless` phase. */
 
-/* Elements of a packet. Vectors are float32 in any case. */
-typedef enum {
-    LOSSYNET_FLOAT32,
-    LOSSYNET_BF16, /* rounded to nearest on their way (elements.c): half the bytes */
-} lossynet_wire_dtype;
-
 /* The masked average, computed where the vectors live. For j < n:
  * out[j] = sum over i < senders of weight[(j / packet) * senders + i] * sender[i][j], in order of
  * i; weight 0 = did not arrive, sender[i] must not be read there. out may be one of the senders. */
@@ -155,7 +149,9 @@ struct lossynet_settings {
     int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
-    lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory */
+    lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory; vectors are
+                                       float32 in any case. int8 and int4: without `memory` and
+                                       `residuals` */
     lossynet_estimator estimator;
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
@@ -171,8 +167,8 @@ struct lossynet_settings {
     int drift_samples; /* parameters watched for drift; 0: none */
     bool lead; /* lossynet_lead will be asked: ages are gathered without drift_samples, too */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
-    /* What was lost of a gradient is added to its sender's next one (error_feedback.c). For
-     * estimators mean and zero; the vectors given to lossynet_reduce then change where they are not
+    /* What was lost of a gradient is added to its sender's next one (error_feedback.c); with
+     * wire_dtype int8 also what rounding has taken away. For estimators mean and zero; the vectors given to lossynet_reduce then change where they are not
      * owned, too. */
     bool error_feedback;
     const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */
@@ -260,8 +256,8 @@ bool lossynet_register_device(struct lossynet_comm *comm, int worker, const floa
                               const float *there, const struct lossynet_device_memory *device);
 
 /* vectors[V], of local workers, who all start with the same values, or go on with those that
- * owners had: makes them what a broadcast that loses nothing would have left. With wire_dtype bf16
- * that rounds what a worker does not own; else it changes nothing. */
+ * owners had: makes them what a broadcast that loses nothing would have left. With a
+ * wire_dtype but float32 that rounds what a worker does not own; else it changes nothing. */
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
 
 /* Whether late ranks are not waited for: skip_late, over a link that can. */
@@ -293,8 +289,8 @@ bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing);
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step);
 
 /* GRADIENT phase. vectors[V]: the local workers' vectors of P elements. On return each owner's
- * shard of its own vector holds the estimate of the average; the rest is unchanged, or with
- * wire_dtype bf16 rounded. Collective.
+ * shard of its own vector holds the estimate of the average; the rest is unchanged, or
+ * rounded as it was sent (wire_dtype). Collective.
  * lossless: nothing is injected (algorithm `reliable`). N = 1: nothing happens, nothing counts.
  * May be called again in a step: the same packets are lost, and count again. */
 lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless);
@@ -319,8 +315,8 @@ bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, 
  * 0 ... 1 (the default). The same on every rank; before lossynet_reduce_begin. */
 void lossynet_error_feedback_share(struct lossynet_comm *comm, double share);
 
-/* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites, with
- * wire_dtype bf16 rounded. The owner's own stay as they are. Collective. */
+/* PARAMETER phase. Every owner's shards go to all workers; what arrives overwrites, as
+ * wire_dtype has rounded it. The owner's own stay as they are. Collective. */
 lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vectors,
                                    bool lossless);
 

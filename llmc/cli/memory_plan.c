@@ -20,7 +20,12 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.micro_batches = o->micro_batches;
     s.sharded_optimizer = o->algorithm != ALGORITHM_RPS && o->algorithm != ALGORITHM_NAIVE;
     s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
+    s.wire_dtype = option_wire_dtype_names[o->wire_dtype];
     s.wire_bytes = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
+    if (o->wire_dtype == OPTION_WIRE_INT8) { /* blocks of 32 with a byte more (elements.c) */
+        s.wire_bytes = 33 / 32.0;
+        s.packet_bytes -= s.packet_bytes % 33;
+    }
     s.link_gbps = o->link_gbps;
     s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->parameter_loss_rate;
     if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.stale = workers / (workers - 1.0);
@@ -207,8 +212,7 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
          "of all workers, stale packets too");
-    printf("\nSent per worker and step, as %s; as much is received\n",
-           s->wire_bytes == 2 ? "bf16" : "float32");
+    printf("\nSent per worker and step, as %s; as much is received\n", s->wire_dtype);
     line("gradient phase", e.phase_bytes, "");
     line("parameter phase", e.phase_bytes, "");
     const double again = s->resent[0] + s->resent[1];

@@ -19,7 +19,8 @@ struct memory_plan_settings {
     bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */
     double network_bytes;           /* what the network layer needs, mainly receive buffers */
     int packet_bytes, header_bytes; /* of a packet: its payload, and the header before it */
-    int wire_bytes;                 /* bytes of an element of the payload */
+    double wire_bytes;              /* bytes of an element of the payload, scales included */
+    const char *wire_dtype;         /* its name to print */
     double resent[2];               /* expected retransmissions by phase, as a share of the phase */
     double link_gbps;               /* 10^9 bit/s, each way */
     bool device;                    /* on a GPU */

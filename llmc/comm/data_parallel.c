@@ -72,6 +72,7 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
     struct lossynet_settings s = comm_settings(d->options, d->layout, d->workers);
     const struct lossynet_residuals residuals = {d, keep_residual, save_residual, load_residual};
     if (!training) s.error_feedback = false;
+    if (comm_check_device(d->options, be->on_device)) return -1;
     d->keeps_lost = be->on_device && s.error_feedback;
     if (d->keeps_lost) s.skip_late = false; /* a device gives back what was lost at once */
     if (d->keeps_lost) s.residuals = &residuals;

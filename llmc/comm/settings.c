@@ -71,7 +71,10 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;
-    s.wire_dtype = o->wire_dtype == OPTION_WIRE_BF16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
+    static const lossynet_wire_dtype wire_dtypes[] = {[OPTION_WIRE_FLOAT32] = LOSSYNET_FLOAT32,
+                                                      [OPTION_WIRE_BF16] = LOSSYNET_BF16,
+                                                      [OPTION_WIRE_INT8] = LOSSYNET_INT8};
+    s.wire_dtype = wire_dtypes[o->wire_dtype];
     s.loss = loss_settings(o, workers);
     s.error_feedback = o->carry > 0;
     s.retransmission_rounds[LOSSYNET_GRADIENT] = o->gradient_repair;
@@ -101,6 +104,12 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     if (o->algorithm == ALGORITHM_RPS)
         s.estimator = LOSSYNET_MEAN; /* models are averaged over those that arrived */
     return s;
+}
+
+int comm_check_device(const struct options *o, bool on_device) {
+    if (!on_device || o->wire_dtype < OPTION_WIRE_INT8) return 0;
+    return log_error("--wire-dtype %s: expected --device cpu; GPUs send float32 or bf16",
+                     option_wire_dtype_names[o->wire_dtype]);
 }
 
 int comm_check(const struct options *o, int workers) {
@@ -149,17 +158,19 @@ int comm_check(const struct options *o, int workers) {
             log_error("--carry: expected --algorithm lossy, got %s", algorithm_names[o->algorithm]);
     } else if (o->carry > 0 && estimator != LOSSYNET_MEAN && estimator != LOSSYNET_ZERO) {
         wrong = log_error("--carry: expected --estimator mean or zero, got %s", o->estimator);
-    } else if (o->wire_dtype == OPTION_WIRE_BF16 && worker_steps_alone(o)) {
-        wrong =
-            log_error("--wire-dtype bf16: expected --algorithm lossy or reliable, got %s, whose "
-                      "workers step on what they receive: most steps are too small for bf16",
-                      algorithm_names[o->algorithm]);
+    } else if (o->wire_dtype != OPTION_WIRE_FLOAT32 && worker_steps_alone(o)) {
+        const char *wire = option_wire_dtype_names[o->wire_dtype];
+        wrong = log_error("--wire-dtype %s: expected --algorithm lossy or reliable, got %s, whose "
+                          "workers step on what they receive: most steps are too small for %s",
+                          wire, algorithm_names[o->algorithm], wire);
+    } else if (comm_check_device(o, o->device == DEVICE_CUDA)) {
+        wrong = -1;
     } else if (o->key_file && !o->encrypt) {
         wrong = log_error("--key-file %s: expected --encrypt with it", o->key_file);
     } else if (o->gpu_direct && (o->algorithm != ALGORITHM_LOSSY || o->carry > 0 || o->encrypt ||
                                  o->wire_dtype != OPTION_WIRE_FLOAT32)) {
         wrong = log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
-                          "--wire-dtype bf16, for which the host has to see gradients");
+                          "--wire-dtype, for which the host has to see gradients");
     } else if (o->multicast && o->parameter_repair) {
         wrong =
             log_error("--multicast: expected no --repair of parameters, which are sent again to "

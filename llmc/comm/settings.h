@@ -17,6 +17,9 @@ extern "C" {
  * reporting. */
 int comm_check(const struct options *options, int workers);
 
+/* The same for where vectors lie: on a GPU, or in the host's memory. */
+int comm_check_device(const struct options *options, bool on_device);
+
 /* lossynet's settings from checked options. The caller adds `memory` and `weighted_sum`. */
 struct lossynet_settings comm_settings(const struct options *options,
                                        const struct param_layout *layout, int workers);

@@ -36,8 +36,10 @@ void run_info_announce(const struct run_info *run) {
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)run->workers * run->batch * run->seq * o->micro_batches);
     if (run->workers > 1)
-        printf(", %zu packets of %zu bytes%s over %s", run->packets, run->packet_bytes,
-               o->wire_dtype == OPTION_WIRE_BF16 ? " of bf16" : "", run->link);
+        printf(", %zu packets of %zu bytes%s%s over %s", run->packets, run->packet_bytes,
+               o->wire_dtype == OPTION_WIRE_FLOAT32 ? "" : " of ",
+               o->wire_dtype == OPTION_WIRE_FLOAT32 ? "" : option_wire_dtype_names[o->wire_dtype],
+               run->link);
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {

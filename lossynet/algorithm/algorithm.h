@@ -14,7 +14,7 @@
  *     retransmit.c      rounds in which what was lost is sent again
  *     error_feedback.c  lost gradients, added to the next ones
  *     unconfirmed.c     the same, where nobody waits for acknowledgements
- *     rounding.c        what is sent as bfloat16, within a rank too
+ *     rounding.c        what is sent is rounded, within a rank too
  *     lead.c            how far ahead of the model owners broadcast
  *     step.c            the begin of a step, and steps that do not wait for late ranks
  *     drift.c           how far the replicas are apart, and how far they should be
@@ -111,9 +111,15 @@ struct lossynet_averaging {
 void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
                                  int senders, size_t n, size_t packet);
 
-/* Rounds, in local workers' vectors, what other workers own: those of this rank, or `remote` ones
- * as well (rounding.c). */
-void lossynet_round_others(const struct lossynet_comm *comm, float *const *vectors, bool remote);
+/* ---- rounding (rounding.c) ---- */
+
+/* Of what a worker sends, from element `offset` of its vector on, in the present step. */
+struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
+                                              lossynet_phase phase, int sender, size_t offset);
+/* Rounds, in local workers' vectors, what other workers own: those of this rank, or those of other
+ * ranks. */
+void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
+                           float *const *vectors, bool remote);
 
 /* ---- exchange between ranks (exchange.c) ---- */
 
@@ -139,8 +145,9 @@ struct lossynet_elsewhere { /* a local worker's gradients, in a device's memory 
 struct lossynet_exchange {
     struct lossynet_source source[2];     /* by phase */
     struct lossynet_elsewhere *elsewhere; /* [V] */
-    uint16_t *rounded; /* [LOSSYNET_BATCH][packet_elements], payloads, where these are bfloat16 */
-    bool reliable;     /* what comes is as it was sent */
+    uint8_t *rounded;    /* [LOSSYNET_BATCH][packet_bytes], payloads, where these are rounded */
+    size_t packet_bytes; /* of a full packet's payload */
+    bool reliable;       /* what comes is as it was sent */
     /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
      * worker: inbox[inbox_start[v] + i * owned elements of v + e] */
     float *inbox;
@@ -196,7 +203,8 @@ struct lossynet_feedback {
     float share;
     float *mass;     /* as arrivals.arrived[GRADIENT]: gradients in the residual of a packet; NULL:
                     nothing is carried */
-    float *residual; /* [V][elements]: what was sent in vain; NULL: it is kept apart */
+    float *residual; /* [V][elements]: what was sent in vain, and what rounding in blocks took away;
+                        NULL: it is kept apart */
     struct lossynet_residuals apart;
     int *added; /* [V]: buckets of the present vector that have their residual */
     struct lossynet_lateness *late; /* [V]: of the last phase's averages */
@@ -234,6 +242,10 @@ void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int
 void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
 /* After senders were told what arrived. */
 void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
+/* The residual of a packet whose fate is known. has_error: the residual holds what rounding has
+ * taken away. */
+void lossynet_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
+                              size_t count);
 /* The residual of local worker v, as bytes. */
 void lossynet_feedback_save(const struct lossynet_comm *comm, int v, void *out);
 void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in);
@@ -260,6 +272,8 @@ struct lossynet_drift_state {
     float *fresh;                   /* [samples], of the last call */
     float *model, *model_change;    /* [samples], the same and its last change, never rounded */
     float *change;                  /* [RING][samples], the last changes */
+    uint8_t *scale;                 /* [V][samples], of the blocks that an owner's samples are in */
+    uint8_t *scales;                /* [N][samples]; both NULL: values are not rounded in blocks */
     struct lossynet_ages *ages;     /* [V] */
     struct lossynet_ages *all_ages; /* [N] */
     double lead;                    /* of the broadcast that is measured */
@@ -420,6 +434,13 @@ static inline size_t lossynet_links(const struct lossynet_comm *comm, bool own) 
 /* The masses of their residuals, NULL where nothing is carried. */
 static inline float *lossynet_feedback_mass(const struct lossynet_comm *comm, int v) {
     return comm->feedback.mass ? comm->feedback.mass + comm->arrivals.own_start[v] : NULL;
+}
+
+/* Where rounding notes what it takes away from local worker v's gradient; NULL where nothing does. */
+static inline float *lossynet_feedback_error(const struct lossynet_comm *comm, int v) {
+    return comm->feedback.residual && lossynet_has_blocks(&comm->partition)
+               ? comm->feedback.residual + (size_t)v * comm->partition.elements
+               : NULL;
 }
 
 static inline float *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender) {

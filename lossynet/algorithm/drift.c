@@ -147,6 +147,10 @@ void lossynet_drift_open(struct lossynet_comm *comm, int samples) {
     COMM_TAKE(comm, drift->model, n);
     COMM_TAKE(comm, drift->model_change, n);
     COMM_TAKE(comm, drift->change, n * LOSSYNET_RING);
+    if (lossynet_has_blocks(&comm->partition)) {
+        COMM_TAKE(comm, drift->scale, n * (size_t)comm->local);
+        COMM_TAKE(comm, drift->scales, n * (size_t)comm->workers);
+    }
     if (!comm->pool.measuring && !comm->pool.out_of_memory) choose(comm);
 }
 
@@ -159,12 +163,39 @@ void lossynet_drift_close(struct lossynet_comm *comm) {
     free(comm->drift.model);
     free(comm->drift.model_change);
     free(comm->drift.change);
+    free(comm->drift.scale);
+    free(comm->drift.scales);
     free(comm->drift.all_ages);
     free(comm->drift.ages);
     comm->drift = (struct lossynet_drift_state){0};
 }
 
 /* ---- measuring ---- */
+
+/* The scale of the block that sample i is in, where its owner's values are in `vector`. */
+static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, size_t i) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t element = comm->drift.element[i];
+    size_t shard = 0, high = (size_t)partition->buckets * (size_t)partition->workers;
+    while (high - shard > 1) { /* shard_element[shard] <= element < shard_element[high] */
+        const size_t middle = shard + (high - shard) / 2;
+        *(partition->shard_element[middle] <= element ? &shard : &high) = middle;
+    }
+    const size_t start = partition->shard_element[shard];
+    const size_t block = start + (element - start) / LOSSYNET_BLOCK * LOSSYNET_BLOCK;
+    const size_t left = partition->shard_element[shard + 1] - block;
+    return lossynet_block_scale(vector + block, left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK);
+}
+
+static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *vectors) {
+    struct lossynet_drift_state *drift = &comm->drift;
+    const size_t n = (size_t)drift->samples;
+    for (int v = 0; v < comm->local; v++)
+        for (size_t i = 0; i < n; i++)
+            if (drift->owner[i] == comm->first + v)
+                drift->scale[(size_t)v * n + i] = scale_of(comm, vectors[v], i);
+    return lossynet_all_gather_aside(comm, drift->scale, drift->scales, n);
+}
 
 static lossynet_status gather_values(struct lossynet_comm *comm, float *const *vectors) {
     struct lossynet_drift_state *drift = &comm->drift;
@@ -178,7 +209,9 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
         }
         for (size_t i = 0; i < n; i++) mine[i] = vectors[v][drift->element[i]];
     }
-    return lossynet_all_gather_aside(comm, drift->mine, drift->values, n * sizeof(float));
+    lossynet_status status =
+        lossynet_all_gather_aside(comm, drift->mine, drift->values, n * sizeof(float));
+    return status || !drift->scale ? status : gather_scales(comm, vectors);
 }
 
 /* Takes in the model's values, which are not rounded. Then rounds all values as what is sent is. */
@@ -190,8 +223,15 @@ static void keep_model(const struct lossynet_comm *comm) {
         drift->model_change[i] = drift->measured > 0 ? now - drift->model[i] : 0;
         drift->model[i] = now;
     }
-    if (lossynet_rounds(&comm->partition))
-        lossynet_round(drift->values, drift->values, n * (size_t)comm->workers);
+    if (drift->scales) { /* replicas' values are rounded */
+        for (size_t i = 0; i < n; i++) {
+            const size_t own = (size_t)drift->owner[i] * n + i;
+            drift->values[own] = lossynet_block_round(drift->values[own], drift->scales[own]);
+        }
+    } else if (lossynet_rounds(&comm->partition)) {
+        const struct lossynet_rounding r = {.dtype = comm->partition.dtype};
+        lossynet_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers);
+    }
 }
 
 /* Squared distances of sampled values, summed over the sample. */

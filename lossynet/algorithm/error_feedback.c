@@ -12,6 +12,10 @@
  * sqrt(2p / (N (1-p))) of itself). With estimator `zero` it divides by N: then, with share 1, every
  * gradient counts 1/N in the end. Nothing more is sent than a bit per packet.
  *
+ * What rounding in blocks takes away (elements.c) is carried as well, also of packets that arrive:
+ * u - Q(u) is the residual of a packet that arrived, and u of one that did not. It is no gradient
+ * that is late, and does not count in the mass.
+ *
  * Gradients late by a step serve as well as fresh ones where noise between batches outweighs what a
  * step changes, the long flat part of training; while a model moves fast they are wrong.
  */
@@ -85,6 +89,15 @@ void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
     if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_load(comm, v);
 }
 
+void lossynet_feedback_settle(bool has_error, bool arrived, float *residual, const float *sent,
+                              size_t count) {
+    if (arrived && !has_error)
+        memset(residual, 0, count * sizeof *residual);
+    else if (!arrived && !has_error)
+        memcpy(residual, sent, count * sizeof *residual);
+    for (size_t e = 0; !arrived && has_error && e < count; e++) residual[e] += sent[e];
+}
+
 /* The same as keep, where residuals are kept apart. */
 static void keep_apart(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -111,6 +124,7 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
         return;
     }
     float *residual = comm->feedback.residual + (size_t)v * partition->elements;
+    const bool has_error = lossynet_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers; owner++) {
         size_t n;
         const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
@@ -120,10 +134,8 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
             for (size_t k = 0; k < packets; k++) {
                 size_t offset, count;
                 lossynet_packet_span(partition, b, owner, k, &offset, &count);
-                if (*acked++)
-                    memset(residual + offset, 0, count * sizeof *residual);
-                else
-                    memcpy(residual + offset, vector + offset, count * sizeof *residual);
+                lossynet_feedback_settle(has_error, *acked++, residual + offset, vector + offset,
+                                         count);
             }
         }
     }
@@ -164,7 +176,7 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
 void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     const float share = comm->feedback.share;
     if (comm->feedback.residual) /* what was sent, wherever the owner lives */
-        lossynet_round_others(comm, vectors, true);
+        lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
 #pragma omp parallel for num_threads(comm->threads) schedule(static)
     for (int v = 0; v < comm->local; v++) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);

@@ -88,13 +88,14 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
     return source->cursor + (size_t)row * comm->local;
 }
 
-/* A packet's elements as they travel: where they are, or rounded in the memory of span n. */
-static const void *payload(const struct lossynet_comm *comm, int n, const float *elements,
-                           size_t count) {
-    const struct lossynet_partition *partition = &comm->partition;
-    if (!lossynet_rounds(partition)) return elements;
-    uint16_t *rounded = comm->exchange.rounded + (size_t)n * partition->packet_elements;
-    lossynet_elements_pack(rounded, elements, count);
+/* The elements of a sender's packet as they travel: where they are, or rounded in the memory of span
+ * n. offset: of the first in the vector. */
+static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
+                           int n, const float *elements, size_t offset, size_t count) {
+    if (!lossynet_rounds(&comm->partition)) return elements;
+    uint8_t *rounded = comm->exchange.rounded + (size_t)n * comm->exchange.packet_bytes;
+    const struct lossynet_rounding r = lossynet_rounding_of(comm, phase, sender, offset);
+    lossynet_elements_pack(&r, rounded, elements, count);
     return rounded;
 }
 
@@ -136,8 +137,8 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                                .gradients = counts ? (uint8_t)lossynet_unconfirmed_gradients(
                                                          comm, v, first + at->packet)
                                                    : 0},
-                    .payload = payload(comm, n, elements, count),
-                    .bytes = count * partition->element_bytes,
+                    .payload = payload(comm, phase, sender, n, elements, offset, count),
+                    .bytes = lossynet_payload_bytes(partition->dtype, count),
                     .device = device};
                 n++;
             }
@@ -185,13 +186,19 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     return (uint32_t)packets;
 }
 
-static size_t bytes(void *context, lossynet_phase phase, const struct lossynet_packet *packet) {
-    const struct lossynet_comm *comm = context;
+/* Elements of a packet, 0 where there is no such packet. */
+static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
+                       const struct lossynet_packet *packet) {
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
     size_t offset, count;
     if (packet->number >= lossynet_shard_packets(&comm->partition, packet->bucket, owner)) return 0;
     lossynet_packet_span(&comm->partition, packet->bucket, owner, packet->number, &offset, &count);
-    return count * comm->partition.element_bytes;
+    return count;
+}
+
+static size_t bytes(void *context, lossynet_phase phase, const struct lossynet_packet *packet) {
+    const struct lossynet_comm *comm = context;
+    return lossynet_payload_bytes(comm->partition.dtype, elements(comm, phase, packet));
 }
 
 /* Where a packet's elements land: parameters in the vector, gradients in the inbox. */
@@ -211,7 +218,7 @@ static float *landing(const struct lossynet_comm *comm, lossynet_phase phase,
 /* False when it came before. */
 static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
                  const struct lossynet_packet *packet, int v, size_t k, const uint8_t *payload,
-                 size_t length) {
+                 size_t count) {
     size_t n;
     uint8_t *arrived = lossynet_arrived(comm, phase, v, packet->sender, &n) + k;
     if (*arrived) return false;
@@ -219,21 +226,21 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
     if (phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on)
         comm->feedback.mass[arrived - comm->arrivals.arrived[phase]] =
             lossynet_unconfirmed_mass(comm, packet->gradients);
-    lossynet_elements_unpack(&comm->partition, landing(comm, phase, packet, v), payload,
-                             length / comm->partition.element_bytes);
+    lossynet_elements_unpack(comm->partition.dtype, landing(comm, phase, packet, v), payload,
+                             count);
     return true;
 }
 
 /* Every local worker takes what injected loss leaves it. */
 static bool take_multicast(const struct lossynet_comm *comm, lossynet_phase phase,
                            const struct lossynet_packet *packet, size_t k, const uint8_t *payload,
-                           size_t length) {
+                           size_t count) {
     int wanted = 0, taken = 0;
     for (int v = 0; v < comm->local; v++) {
         size_t n;
         if (!comm->arrivals.takes[lossynet_rx(comm, phase, v, packet->sender, &n) + k]) continue;
         wanted++;
-        taken += take(comm, phase, packet, v, k, payload, length);
+        taken += take(comm, phase, packet, v, k, payload, count);
     }
     return taken > 0 || wanted == 0;
 }
@@ -242,16 +249,18 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
                                       const struct lossynet_packet *packet, const uint8_t *payload,
                                       size_t length) {
     const struct lossynet_comm *comm = context;
+    const size_t count = elements(comm, phase, packet);
+    (void)length; /* the payload of so many elements (`bytes`) */
     if (!comm->exchange.reliable &&
-        !lossynet_elements_are_finite(&comm->partition, payload, length))
+        !lossynet_elements_are_finite(comm->partition.dtype, payload, count))
         return LOSSYNET_NOT_FINITE;
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
     const size_t k =
         lossynet_packets_before(&comm->partition, packet->bucket, owner) + packet->number;
     const bool fresh =
         packet->receiver == LOSSYNET_EVERYONE
-            ? take_multicast(comm, phase, packet, k, payload, length)
-            : take(comm, phase, packet, packet->receiver - comm->first, k, payload, length);
+            ? take_multicast(comm, phase, packet, k, payload, count)
+            : take(comm, phase, packet, packet->receiver - comm->first, k, payload, count);
     return fresh ? LOSSYNET_TAKEN : LOSSYNET_CAME_BEFORE;
 }
 
@@ -286,14 +295,18 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
     open_inbox(comm, allocate);
     COMM_TAKE(comm, comm->exchange.elsewhere, local);
     if (multicast) COMM_TAKE(comm, comm->arrivals.takes, lossynet_links(comm, false));
+    comm->exchange.packet_bytes =
+        lossynet_payload_bytes(partition->dtype, partition->packet_elements);
     if (lossynet_rounds(partition))
-        COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * partition->packet_elements);
+        COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
     const struct lossynet_transport_shape shape = {
         .workers = comm->workers,
         .local = comm->local,
         .buckets = partition->buckets,
-        .packet_bytes = partition->packet_elements * partition->element_bytes,
-        .elements = lossynet_rounds(partition) ? WIRE_BF16 : WIRE_FLOAT32,
+        .packet_bytes = comm->exchange.packet_bytes,
+        .elements = lossynet_has_blocks(partition) ? WIRE_BLOCKS
+                    : lossynet_rounds(partition)   ? WIRE_BF16
+                                                   : WIRE_FLOAT32,
     };
     const struct lossynet_transport_calls calls = {.context = comm,
                                                    .next = next,

@@ -189,14 +189,13 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
 
 /* Counts what travelled; returns how much of it arrived in this call. */
 static uint64_t count(struct lossynet_comm *comm, int v) {
-    size_t owned = lossynet_partition_owned(&comm->partition, comm->first + v);
     uint64_t expected, arrived;
     lossynet_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];
     counters->expected[LOSSYNET_GRADIENT] += expected;
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
     counters->bytes[LOSSYNET_GRADIENT] +=
-        (comm->partition.elements - owned) * comm->partition.element_bytes;
+        comm->partition.bytes - comm->partition.owner_bytes[comm->first + v];
     return arrived;
 }
 
@@ -314,8 +313,8 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     comm->steps.reducing = false;
     lossynet_late_note(comm);
     lossynet_feedback_rest(comm, vectors);
-    lossynet_round_others(comm, vectors, false);               /* what is not sent in datagrams */
-    if (comm->averaging.done == 0) fill_masks(comm, lossless); /* else it was done then */
+    lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, false); /* not sent in datagrams */
+    if (comm->averaging.done == 0) fill_masks(comm, lossless);      /* else it was done then */
     const bool early = averages_early(comm, lossless);
     if (comm->transport) {
         lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);

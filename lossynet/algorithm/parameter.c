@@ -44,8 +44,9 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
                 size_t from = k * partition->packet_elements,
                        until = run * partition->packet_elements;
                 if (until > count) until = count;
-                lossynet_elements_copy(partition, target + start + from, source + from,
-                                       until - from);
+                const struct lossynet_rounding r =
+                    lossynet_rounding_of(comm, LOSSYNET_PARAMETER, owner, start + from);
+                lossynet_elements_copy(&r, target + start + from, source + from, until - from);
             }
             k = run + 1;
         }
@@ -77,8 +78,8 @@ static void count(struct lossynet_comm *comm, int v) {
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.broadcast_turn][v];
     counters->expected[LOSSYNET_PARAMETER] += expected;
     counters->arrived[LOSSYNET_PARAMETER] += arrived;
-    counters->bytes[LOSSYNET_PARAMETER] += lossynet_partition_owned(partition, comm->first + v) *
-                                           partition->element_bytes * (uint64_t)(comm->workers - 1);
+    counters->bytes[LOSSYNET_PARAMETER] +=
+        partition->owner_bytes[comm->first + v] * (uint64_t)(comm->workers - 1);
     comm->stats.totals[v].expected += expected;
     comm->stats.totals[v].arrived += arrived;
 }

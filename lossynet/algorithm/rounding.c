@@ -1,33 +1,62 @@
-/* rounding.c — what is sent is rounded to bfloat16 also where nothing is sent: between workers of
- * one rank, so that the result does not depend on who shares a rank.
+/* rounding.c — what is sent is rounded also where nothing is sent: between workers of one rank, so
+ * that the result does not depend on who shares a rank.
+ *
+ * Parameters are rounded to nearest, so that replicas that hold a packet of the same step agree.
+ * In blocks with a scale gradients are rounded at random, without bias: each worker with random
+ * numbers of its own, so that an average over workers has smaller errors than one worker's gradient.
+ * With error feedback what rounding has taken away from a gradient is the residual, until the
+ * packet's fate is known (error_feedback.c).
  */
 #include "lossynet/algorithm/algorithm.h"
 
-/* A worker's vector, where `owner` owns it. */
-static void round_shards(const struct lossynet_comm *comm, float *vector, int owner) {
+struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
+                                              lossynet_phase phase, int sender, size_t offset) {
+    struct lossynet_rounding r = {.dtype = comm->partition.dtype, .offset = offset};
+    if (phase == LOSSYNET_PARAMETER || !lossynet_has_blocks(&comm->partition)) return r;
+    r.random = true;
+    r.key = lossynet_mix(comm->loss.seed ^ 0x726f756e64u /* "round" */);
+    r.key = lossynet_mix(r.key ^ comm->steps.step);
+    r.key = lossynet_mix(r.key ^ (uint64_t)sender);
+    return r;
+}
+
+/* Local worker v's vector, where `owner` owns it. */
+static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase, int v,
+                         float *vector, int owner) {
     const struct lossynet_partition *partition = &comm->partition;
+    struct lossynet_part part;
+    lossynet_replayed(comm, comm->first + v, &part); /* else its residual waits as it is */
+    float *residual =
+        phase == LOSSYNET_GRADIENT && part.takes_part ? lossynet_feedback_error(comm, v) : NULL;
     uint8_t *all = lossynet_scratch(comm);
     if (comm->memory.masked_round) memset(all, 1, partition->largest_owner_packets);
     for (int b = 0; b < partition->buckets; b++) {
         size_t offset, count;
         lossynet_shard_span(partition, owner, b, &offset, &count);
         float *shard = vector + offset;
-        if (comm->memory.masked_round)
+        if (comm->memory.masked_round) {
             comm->memory.masked_round(shard, shard, all, count, partition->packet_elements);
-        else
-            lossynet_round(shard, shard, count);
+            continue;
+        }
+        const struct lossynet_rounding r =
+            lossynet_rounding_of(comm, phase, comm->first + v, offset);
+        if (residual) memcpy(residual + offset, shard, count * sizeof *shard);
+        lossynet_elements_copy(&r, shard, shard, count);
+        for (size_t e = 0; residual && e < count; e++) residual[offset + e] -= shard[e];
     }
 }
 
-void lossynet_round_others(const struct lossynet_comm *comm, float *const *vectors, bool remote) {
-    const int first = remote ? 0 : comm->first, owners = remote ? comm->workers : comm->local;
+void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
+                           float *const *vectors, bool remote) {
     if (!lossynet_rounds(&comm->partition)) return;
 #pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
     for (int v = 0; v < comm->local; v++)
-        for (int i = 0; i < owners; i++)
-            if (first + i != comm->first + v) round_shards(comm, vectors[v], first + i);
+        for (int owner = 0; owner < comm->workers; owner++)
+            if (owner != comm->first + v && lossynet_is_local(comm, owner) != remote)
+                round_shards(comm, phase, v, vectors[v], owner);
 }
 
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors) {
-    lossynet_round_others(comm, vectors, true);
+    lossynet_round_others(comm, LOSSYNET_PARAMETER, vectors, false);
+    lossynet_round_others(comm, LOSSYNET_PARAMETER, vectors, true);
 }

@@ -14,8 +14,10 @@
 
 void lossynet_aside_open(struct lossynet_comm *comm) {
     struct lossynet_aside *aside = &comm->stats.aside;
-    aside->room = sizeof(struct lossynet_counters) + sizeof(struct lossynet_ages) +
-                  (size_t)comm->drift.samples * sizeof(float) + LOSSYNET_ASIDE_BYTES;
+    aside->room =
+        sizeof(struct lossynet_counters) + sizeof(struct lossynet_ages) +
+        (size_t)comm->drift.samples * (sizeof(float) + lossynet_has_blocks(&comm->partition)) +
+        LOSSYNET_ASIDE_BYTES;
     if (comm->world.ranks == 1) return;
     COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->local);
     COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers);

@@ -118,6 +118,7 @@ struct packet { /* of a link */
     const float *sent;
     size_t count;
     uint8_t *held, *held_apart;
+    bool has_error; /* the residual holds what rounding took away (error_feedback.c) */
 };
 
 static void forget(const struct packet *p) {
@@ -125,9 +126,15 @@ static void forget(const struct packet *p) {
     *p->held = 0;
 }
 
+/* It has arrived, or lies apart. */
+static void leave(const struct packet *p) {
+    lossynet_feedback_settle(p->has_error, true, p->residual, p->sent, p->count);
+    *p->held = 0;
+}
+
 /* It has not arrived, for certain. */
 static void keep(const struct packet *p, unsigned n) {
-    memcpy(p->residual, p->sent, p->count * sizeof *p->residual);
+    lossynet_feedback_settle(p->has_error, false, p->residual, p->sent, p->count);
     *p->held = (uint8_t)n;
     if (n > MOST) forget(p);
 }
@@ -135,7 +142,7 @@ static void keep(const struct packet *p, unsigned n) {
 static void put_apart(const struct packet *p, unsigned n) {
     memcpy(p->apart, p->sent, p->count * sizeof *p->apart);
     *p->held_apart = (uint8_t)(n < MOST ? n : MOST);
-    forget(p);
+    leave(p);
 }
 
 /* What lay apart has not arrived, and is older than all in the residual. */
@@ -167,13 +174,14 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
                                      .sent = vector + offset,
                                      .count = count,
                                      .held = &u->held[at],
-                                     .held_apart = &u->held_apart[at]};
+                                     .held_apart = &u->held_apart[at],
+                                     .has_error = lossynet_feedback_error(comm, v) != NULL};
             const unsigned sent = gradients(comm, v, at);
             any |= sent > 0;
             if (!before && !told)
                 put_apart(&p, sent);
             else if (!before && u->tag[link] == now(comm) && *acked)
-                forget(&p);
+                leave(&p);
             else
                 keep(&p, sent);
             if (before && told && !(u->tag[link] == before && *acked))
@@ -197,8 +205,11 @@ void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors
     }
 }
 
+/* Where a residual holds what rounding took away as well, it does not tell which packets hold
+ * gradients: those that do then count as one in the next average. */
 void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
+    const bool has_error = lossynet_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers; owner++) {
         size_t n, at = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n), offset, count;
         for (int b = 0; b < partition->buckets; b++) {
@@ -208,7 +219,8 @@ void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v) {
                 const float *residual =
                     comm->feedback.residual + (size_t)v * partition->elements + offset;
                 of(comm)->held[at] = 0;
-                for (size_t e = 0; e < count; e++) of(comm)->held[at] |= residual[e] != 0;
+                for (size_t e = 0; !has_error && e < count; e++)
+                    of(comm)->held[at] |= residual[e] != 0;
             }
         }
     }

@@ -40,6 +40,14 @@ typedef void (*lossynet_log_function)(void *context, const char *message);
 
 typedef enum { LOSSYNET_GRADIENT, LOSSYNET_PARAMETER } lossynet_phase;
 
+/* Elements of a packet; partition/elements.c has the formats. */
+typedef enum {
+    LOSSYNET_FLOAT32,
+    LOSSYNET_BF16, /* rounded to nearest: half the bytes */
+    LOSSYNET_INT8, /* blocks of 32 with a scale: gradients rounded at random, parameters to nearest:
+                      0.26 of the bytes */
+} lossynet_wire_dtype;
+
 typedef enum {
     LOSSYNET_LINK_AUTO,  /* verbs where every rank has an active RDMA port, else udp */
     LOSSYNET_LINK_MPI,   /* reliable */

@@ -25,9 +25,10 @@
  *
  *   version   7
  *   type, k, e         one byte: its low four bits, two, and the high two
- *   e         DATA: the elements, 0 or 1 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the upper
- *             half of a float32; 2 float32 as in 0, sent from a device's memory. DONE of kind GRADIENT: 1 from a rank that has no gradient in
- *             this step. Others: 0
+ *   e         DATA: the elements, 0, 1 or 3 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the
+ *             upper half of a float32; 2 float32 as in 0, sent from a device's memory; 3 blocks with
+ *             a scale (partition/elements.c). DONE of kind GRADIENT: 1 from a rank that has no
+ *             gradient in this step. Others: 0
  *   type      DATA     one packet of a shard: elements, without a gap
  *             DONE     the sender has sent all of this phase to the receiver, `packet` DATA in all;
  *                      repeated until it is acknowledged. Payload: the sender's state (below).
@@ -110,8 +111,8 @@ enum {
 /* after LOSSYNET_GRADIENT, LOSSYNET_PARAMETER */
 enum { WIRE_MESSAGES = 2, WIRE_PULSES, WIRE_KINDS };
 
-enum { WIRE_FLOAT32, WIRE_BF16, WIRE_DEVICE_FLOAT32 }; /* elements */
-enum { WIRE_IDLE = 1 };                                /* in their place in DONE */
+enum { WIRE_FLOAT32, WIRE_BF16, WIRE_DEVICE_FLOAT32, WIRE_BLOCKS }; /* elements */
+enum { WIRE_IDLE = 1 };                                             /* in their place in DONE */
 
 enum { WIRE_RUN_AT = 4, WIRE_SEQUENCE_AT = 20, WIRE_CHECKSUM_AT = 24 };
 

@@ -1,35 +1,56 @@
-/* elements.c — what a payload's elements are: float32 as the vectors have them, or bfloat16.
+/* elements.c — what a payload's elements are: float32 as the vectors have them, bfloat16, or blocks
+ * of small integers.
  *
  * bfloat16 is the upper half of a float32, so that widening is exact and rounding is all that a
  * packet loses: to nearest, ties to even, at most 2^-9 of an element, whose sign, exponent and
  * seven upper bits stay. An element that is infinite or NaN stays so, and the largest ones, from
  * 0x7f7f8000 on, become infinite (IEEE 754, section 4.3.1).
  *
- * Rounding depends on the element alone. So it is the same wherever it happens: at the sender of a
- * datagram (send.c), in a copy within a rank (parameter.c), or in place, where what a worker
- * sends to another of its own rank is read by the owner's sum (gradient.c). Twice is as once.
+ * int8: a packet is cut in blocks of 32 elements, the last one shorter. An element is an integer
+ * from -127 to 127 times its block's unit, a power of 2: the smallest with which the block's largest
+ * element fits. (It is MXINT8 of the Open Compute Project's "Microscaling Formats (MX)
+ * Specification" 1.0, without -128.) A payload of n elements, so 33 bytes for 32 of them:
+ *
+ *     scale[ceil(n / 32)]   one byte for each block: unit = 2^(scale - 133); 255: a block in which
+ *                           something is not finite, and is NaN as a whole
+ *     q[n]                  two's complement; element = q * unit, exactly
+ *
+ *   - Rounding a rounded block changes nothing: its elements are multiples of its unit, and the unit
+ *     that the block would now be given is that unit or a smaller power of 2. So it does not matter
+ *     where and how often a packet is rounded. A scale of float32 would halve the mean square error
+ *     at most, and not have this property.
+ *   - A packet is decoded alone, and blocks end with it.
+ *   - The unit is at most 1/63 of the block's largest element. Rounded to nearest, an element is off
+ *     by half a unit at most. Rounded at random it is off by less than a unit, and right on average:
+ *     x = (k + f) unit becomes k + 1 with probability f.
+ *
+ * The random numbers are a function of (seed, step, sender) and of the element's place in the
+ * vector. So rounding is the same wherever it happens: at the sender of a datagram (send.c), in a
+ * copy within a rank (parameter.c), or in place, where what a worker sends to another of its own
+ * rank is read by the owner's sum (gradient.c).
  *
  * An owner's own shard is never rounded: it is the master copy of the parameters, and its own
  * gradient has not travelled.
  */
 #include "lossynet/partition/partition.h"
 
+#include <math.h>
 #include <string.h>
 
-void lossynet_round(float *to, const float *from, size_t n) {
+/* ---- bfloat16 ---- */
+
+static void round_bf16(float *to, const float *from, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = lossynet_bf16_widen(lossynet_bf16_narrow(from[i]));
 }
 
-void lossynet_elements_pack(uint16_t *to, const float *from, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = lossynet_bf16_narrow(from[i]);
+static void pack_bf16(uint8_t *to, const float *from, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t upper = lossynet_bf16_narrow(from[i]);
+        memcpy(to + i * sizeof upper, &upper, sizeof upper);
+    }
 }
 
-void lossynet_elements_unpack(const struct lossynet_partition *partition, float *to,
-                              const uint8_t *payload, size_t n) {
-    if (!lossynet_rounds(partition)) {
-        memcpy(to, payload, n * sizeof *to);
-        return;
-    }
+static void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
     for (size_t i = 0; i < n; i++) {
         uint16_t upper;
         memcpy(&upper, payload + i * sizeof upper, sizeof upper);
@@ -37,31 +58,197 @@ void lossynet_elements_unpack(const struct lossynet_partition *partition, float 
     }
 }
 
-void lossynet_elements_copy(const struct lossynet_partition *partition, float *to,
-                            const float *from, size_t n) {
-    if (lossynet_rounds(partition))
-        lossynet_round(to, from, n);
+/* ---- blocks ---- */
+
+enum { BLOCK = LOSSYNET_BLOCK, NOT_FINITE = 255 };
+enum { SCALE_LEAST = 7 }; /* its unit is the smallest normal number */
+enum { BITS = 8 };
+
+static float from_exponent(int biased) {
+    const uint32_t bits = (uint32_t)biased << 23;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static float unit_of(uint8_t scale) {
+    return scale == NOT_FINITE ? NAN : from_exponent(scale - (BITS - 2));
+}
+
+/* The exponent of the largest element, or one more where it is above 127/128 of the next power of
+ * 2. */
+static uint8_t scale_of(const float x[BLOCK]) {
+    uint32_t most = 0;
+    for (int i = 0; i < BLOCK; i++) {
+        uint32_t bits;
+        memcpy(&bits, &x[i], sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    const uint32_t scale = (most + ((1u << (25 - BITS)) - 1)) >> 23;
+    if (most >= 0x7f800000 || scale > NOT_FINITE) return NOT_FINITE;
+    return (uint8_t)(scale < SCALE_LEAST ? SCALE_LEAST : scale);
+}
+
+/* 32 well-mixed bits (lowbias32, Wellons 2018). */
+static uint32_t mix32(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* Down where the fraction is less than a random number. That has 16 bits and is between two of what
+ * they can be, so that sums are exact, multiples of the unit stay, and nothing is rounded down more
+ * often than up. */
+static void round_at_random(int32_t q[BLOCK], const float x[BLOCK], float inverse, uint64_t key) {
+    const uint32_t lot = (uint32_t)lossynet_mix(key);
+    for (uint32_t i = 0; i < BLOCK; i++) {
+        const uint32_t random = mix32(lot + i) >> 16;
+        const float up = ((float)(int32_t)random + 0.5f) * 0x1p-16f;
+        const float sum = x[i] * inverse + up;
+        const int32_t cut = (int32_t)sum;
+        q[i] = cut - (sum < (float)cut);
+    }
+}
+
+static void round_to_nearest(int32_t q[BLOCK], const float x[BLOCK], float inverse) {
+    const float shift = 0x1.8p23f; /* numbers of this size have no fraction; ties to even */
+    for (int i = 0; i < BLOCK; i++) q[i] = (int32_t)(x[i] * inverse + shift - shift);
+}
+
+/* A block of count <= BLOCK elements. Returns its scale. */
+static uint8_t quantise(int32_t q[BLOCK], const float *from, size_t count, bool random,
+                        uint64_t key) {
+    float x[BLOCK] = {0};
+    memcpy(x, from, count * sizeof *x);
+    const uint8_t scale = scale_of(x);
+    if (scale == NOT_FINITE) {
+        memset(q, 0, BLOCK * sizeof *q);
+        return scale;
+    }
+    const float inverse = from_exponent(254 - (scale - (BITS - 2)));
+    if (random)
+        round_at_random(q, x, inverse, key);
     else
+        round_to_nearest(q, x, inverse);
+    return scale;
+}
+
+static size_t smaller(size_t a, size_t b) {
+    return a < b ? a : b;
+}
+
+static void round_blocks(const struct lossynet_rounding *r, float *to, const float *from,
+                         size_t n) {
+    for (size_t i = 0; i < n; i += BLOCK) {
+        int32_t q[BLOCK];
+        const size_t count = smaller(BLOCK, n - i);
+        const float unit = unit_of(quantise(q, from + i, count, r->random, r->key + r->offset + i));
+        for (size_t j = 0; j < count; j++) to[i + j] = (float)q[j] * unit;
+    }
+}
+
+static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const float *from,
+                        size_t n) {
+    uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
+    for (size_t i = 0; i < n; i += BLOCK) {
+        int32_t q[BLOCK];
+        const size_t count = smaller(BLOCK, n - i);
+        *scale++ = quantise(q, from + i, count, r->random, r->key + r->offset + i);
+        for (size_t j = 0; j < count; j++) out[i + j] = (uint8_t)q[j];
+    }
+}
+
+static void unpack_blocks(float *to, const uint8_t *payload, size_t n) {
+    const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
+    for (size_t i = 0; i < n; i += BLOCK) {
+        const size_t count = smaller(BLOCK, n - i);
+        const float unit = unit_of(*scale++);
+        for (size_t j = 0; j < count; j++) to[i + j] = (float)(int8_t)in[i + j] * unit;
+    }
+}
+
+uint8_t lossynet_block_scale(const float *block, size_t count) {
+    float x[BLOCK] = {0};
+    memcpy(x, block, count * sizeof *x);
+    return scale_of(x);
+}
+
+float lossynet_block_round(float x, uint8_t scale) {
+    float block[BLOCK] = {x};
+    int32_t q[BLOCK] = {0};
+    if (scale != NOT_FINITE) round_to_nearest(q, block, from_exponent(254 - (scale - (BITS - 2))));
+    return (float)q[0] * unit_of(scale);
+}
+
+/* ---- all of them ---- */
+
+size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
+    switch (dtype) {
+    case LOSSYNET_FLOAT32:
+        return n * sizeof(float);
+    case LOSSYNET_BF16:
+        return n * sizeof(uint16_t);
+    case LOSSYNET_INT8:
+        break;
+    }
+    return (n + BLOCK - 1) / BLOCK + n;
+}
+
+size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes) {
+    if (dtype < LOSSYNET_INT8) return bytes / lossynet_payload_bytes(dtype, 1);
+    return bytes / lossynet_payload_bytes(dtype, BLOCK) * BLOCK;
+}
+
+void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, const float *from,
+                            size_t n) {
+    if (r->dtype == LOSSYNET_FLOAT32)
+        memcpy(to, from, n * sizeof *from);
+    else if (r->dtype == LOSSYNET_BF16)
+        pack_bf16(to, from, n);
+    else
+        pack_blocks(r, to, from, n);
+}
+
+void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload,
+                              size_t n) {
+    if (dtype == LOSSYNET_FLOAT32)
+        memcpy(to, payload, n * sizeof *to);
+    else if (dtype == LOSSYNET_BF16)
+        unpack_bf16(to, payload, n);
+    else
+        unpack_blocks(to, payload, n);
+}
+
+void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
+                            size_t n) {
+    if (r->dtype == LOSSYNET_BF16)
+        round_bf16(to, from, n);
+    else if (r->dtype != LOSSYNET_FLOAT32)
+        round_blocks(r, to, from, n);
+    else if (to != from)
         memcpy(to, from, n * sizeof *to);
 }
 
 enum { TOO_LARGE = (127 + 64) << 23 }; /* the exponent of 2^64 */
 
-bool lossynet_elements_are_finite(const struct lossynet_partition *partition,
-                                  const uint8_t *payload, size_t bytes) {
+bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n) {
     uint32_t wrong = 0;
-    if (lossynet_rounds(partition)) {
-        for (size_t i = 0; i < bytes; i += sizeof(uint16_t)) {
+    if (dtype == LOSSYNET_FLOAT32) {
+        for (size_t i = 0; i < n; i++) {
+            uint32_t bits;
+            memcpy(&bits, payload + i * sizeof bits, sizeof bits);
+            wrong |= (bits & 0x7f800000) >= TOO_LARGE;
+        }
+    } else if (dtype == LOSSYNET_BF16) {
+        for (size_t i = 0; i < n; i++) {
             uint16_t upper;
-            memcpy(&upper, payload + i, sizeof upper);
+            memcpy(&upper, payload + i * sizeof upper, sizeof upper);
             wrong |= (upper & 0x7f80) >= TOO_LARGE >> 16;
         }
-        return !wrong;
-    }
-    for (size_t i = 0; i < bytes; i += sizeof(float)) {
-        uint32_t bits;
-        memcpy(&bits, payload + i, sizeof bits);
-        wrong |= (bits & 0x7f800000) >= TOO_LARGE;
+    } else { /* a block's elements are at most 2^(BITS - 1) units, so less than 2^(scale - 125) */
+        for (size_t i = 0; i < (n + BLOCK - 1) / BLOCK; i++)
+            wrong |= payload[i] < SCALE_LEAST || payload[i] > 64 + 125;
     }
     return !wrong;
 }

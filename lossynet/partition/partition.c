@@ -20,6 +20,13 @@ static size_t minimum(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
+static size_t shard_bytes(const struct lossynet_partition *partition, size_t count) {
+    const size_t full = count / partition->packet_elements,
+                 rest = count % partition->packet_elements;
+    return full * lossynet_payload_bytes(partition->dtype, partition->packet_elements) +
+           lossynet_payload_bytes(partition->dtype, rest);
+}
+
 static void fill(struct lossynet_partition *partition, const size_t *bucket_elements) {
     size_t element = 0, packet = 0;
     size_t owners = (size_t)partition->workers, row = (size_t)partition->buckets + 1;
@@ -36,6 +43,7 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
                 partition->owner_element[w * row + b] + count;
             partition->owner_packet[w * row + b + 1] =
                 partition->owner_packet[w * row + b] + packets;
+            partition->owner_bytes[w] += shard_bytes(partition, count);
             if (packets > partition->largest_shard_packets)
                 partition->largest_shard_packets = packets;
             element += count;
@@ -48,23 +56,25 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
         size_t packets = lossynet_partition_owner_packets(partition, (int)w);
         partition->owner_start[w + 1] = partition->owner_start[w] + packets;
         if (packets > partition->largest_owner_packets) partition->largest_owner_packets = packets;
+        partition->bytes += partition->owner_bytes[w];
     }
 }
 
 lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
                                         int buckets, const size_t *bucket_elements,
-                                        size_t packet_bytes, size_t element_bytes) {
+                                        size_t packet_bytes, lossynet_wire_dtype dtype) {
     *partition = (struct lossynet_partition){.workers = workers, .buckets = buckets};
-    partition->packet_elements = packet_bytes / element_bytes;
-    partition->element_bytes = element_bytes;
+    partition->packet_elements = lossynet_payload_elements(dtype, packet_bytes);
+    partition->dtype = dtype;
     size_t shards = (size_t)buckets * workers + 1, rows = ((size_t)buckets + 1) * workers;
     partition->shard_element = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
     partition->shard_packet = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
     partition->owner_element = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
     partition->owner_packet = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
     partition->owner_start = (size_t *)lossynet_memory_take((size_t)workers + 1, sizeof(size_t));
+    partition->owner_bytes = (size_t *)lossynet_memory_take((size_t)workers, sizeof(size_t));
     if (!partition->shard_element || !partition->shard_packet || !partition->owner_element ||
-        !partition->owner_packet || !partition->owner_start) {
+        !partition->owner_packet || !partition->owner_start || !partition->owner_bytes) {
         lossynet_log("no memory for the partition of %d buckets x %d workers", buckets, workers);
         lossynet_partition_close(partition);
         return LOSSYNET_NO_MEMORY;
@@ -79,5 +89,6 @@ void lossynet_partition_close(struct lossynet_partition *partition) {
     free(partition->owner_element);
     free(partition->owner_packet);
     free(partition->owner_start);
+    free(partition->owner_bytes);
     *partition = (struct lossynet_partition){0};
 }

@@ -1,6 +1,6 @@
 /* partition.h — how vectors are cut: buckets, shards and packets, and what a packet's elements are.
  *
- * Knows which worker owns which elements, which packet carries them, and float32 and bfloat16.
+ * Knows which worker owns which elements, which packet carries them, and what they are on their way.
  * Must not know which packets arrive, who is where, or how anything is sent. Every function depends
  * on its arguments alone. Uses base only.
  */
@@ -13,9 +13,9 @@
 
 struct lossynet_partition {
     int workers, buckets;
-    size_t elements, packets; /* in one vector */
-    size_t packet_elements;   /* in a full packet */
-    size_t element_bytes;     /* of a payload: 4, or 2 of bfloat16 */
+    size_t elements, packets;  /* in one vector */
+    size_t packet_elements;    /* in a full packet */
+    lossynet_wire_dtype dtype; /* of payloads */
 
     /* Shards in order of (bucket, owner) follow one another without gaps, both in elements and in
      * packets, so shard i = bucket * workers + owner ends where shard i + 1 starts. */
@@ -27,12 +27,15 @@ struct lossynet_partition {
     size_t *owner_packet;  /* [workers][buckets + 1] */
     size_t *owner_start;   /* [workers + 1]: packets of all owners before this one */
 
+    size_t *owner_bytes; /* [workers]: payloads of all an owner's packets */
+    size_t bytes;        /* of all owners */
+
     size_t largest_shard_packets, largest_owner_packets;
 };
 
 lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
                                         int buckets, const size_t *bucket_elements,
-                                        size_t packet_bytes, size_t element_bytes);
+                                        size_t packet_bytes, lossynet_wire_dtype dtype);
 void lossynet_partition_close(struct lossynet_partition *partition);
 
 static inline size_t lossynet_partition_owned(const struct lossynet_partition *partition,
@@ -78,24 +81,51 @@ static inline void lossynet_packet_span(const struct lossynet_partition *partiti
 
 /* ---- elements on their way (elements.c) ---- */
 
-/* What is sent is rounded to bfloat16. */
+/* What is sent is rounded. */
 static inline bool lossynet_rounds(const struct lossynet_partition *partition) {
-    return partition->element_bytes != sizeof(float);
+    return partition->dtype != LOSSYNET_FLOAT32;
 }
 
-void lossynet_round(float *to, const float *from, size_t n); /* to may be from */
-/* A payload of bfloat16, little-endian as every machine this runs on. */
-void lossynet_elements_pack(uint16_t *to, const float *from, size_t n);
-/* A payload of n elements, at any address. */
-void lossynet_elements_unpack(const struct lossynet_partition *partition, float *to,
-                              const uint8_t *payload, size_t n);
-/* From one worker to another of the same rank. */
-void lossynet_elements_copy(const struct lossynet_partition *partition, float *to,
-                            const float *from, size_t n);
+/* It is rounded in blocks with a scale, by which elements are rounded together. */
+static inline bool lossynet_has_blocks(const struct lossynet_partition *partition) {
+    return partition->dtype >= LOSSYNET_INT8;
+}
+
+enum { LOSSYNET_BLOCK = 32 }; /* elements of a block */
+
+/* How elements are rounded that follow one another in a vector. They begin where a packet does, or a
+ * block. */
+struct lossynet_rounding {
+    lossynet_wire_dtype dtype;
+    /* In blocks: rounded at random, with random numbers of (key, place in the vector); else to
+     * nearest. */
+    bool random;
+    uint64_t key;
+    size_t offset; /* place of the first element */
+};
+
+/* Bytes of a payload of n elements; and elements of the longest payload that fits, whole blocks, 0
+ * where not one does. */
+size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n);
+size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes);
+
+/* Payloads may be at any address; they are little-endian, as every machine this runs on. */
+void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, const float *from,
+                            size_t n);
+void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload,
+                              size_t n);
+/* From one worker to another of the same rank: what unpack makes of what pack has made. to may be
+ * from. */
+void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
+                            size_t n);
 /* A payload that a wire has changed, or a stranger has made up, may hold what no computation
  * survives: NaN, infinity, and numbers of 2^64 or more, whose squares overflow when they are
  * summed. */
-bool lossynet_elements_are_finite(const struct lossynet_partition *partition,
-                                  const uint8_t *payload, size_t bytes);
+bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n);
+
+/* The scale of a block of count <= LOSSYNET_BLOCK elements, and what one of them is rounded to
+ * nearest. */
+uint8_t lossynet_block_scale(const float *block, size_t count);
+float lossynet_block_round(float x, uint8_t scale);
 
 #endif

@@ -100,8 +100,9 @@ static struct average walk_with(lossynet_wire_dtype wire_dtype, int workers, dou
     struct lossynet_comm *comm = open_alone(&settings);
     float **x = take_vectors(workers, elements), *change = (float *)calloc(elements, sizeof(float));
     struct average sum = {0};
-    for (int v = 0; v < workers; v++) /* where a unit of bfloat16's last bit is 4 */
-        for (size_t e = 0; wire_dtype == LOSSYNET_BF16 && e < elements; e++) x[v][e] = 1000;
+    for (int v = 0; v < workers; v++) /* where bfloat16's last bit is 4, and a block's unit is 8 */
+        for (size_t e = 0; wire_dtype != LOSSYNET_FLOAT32 && e < elements; e++)
+            x[v][e] = wire_dtype == LOSSYNET_BF16 ? 1000 : 750;
     for (uint64_t step = 0; step < WARM + STEPS; step++) {
         struct lossynet_drift drift;
         walk(comm, x, change, workers, beta, step);
@@ -203,9 +204,10 @@ static void test_outages(void **state) {
  * rounded values, which are not those of the walk. */
 static void test_rounded_walk(void **state) {
     (void)state;
-    for (int i = 0; i < 3; i++) {
-        const double p = i == 0 ? 0.05 : i == 1 ? 0.2 : 0.4, beta = i == 1 ? 0.9 : 0;
-        struct average a = walk_with(LOSSYNET_BF16, 8, p, beta, "bernoulli");
+    for (int i = 0; i < 5; i++) {
+        const double p = i == 0 ? 0.05 : i % 3 == 1 ? 0.2 : 0.4, beta = i == 1 ? 0.9 : 0;
+        const lossynet_wire_dtype wire_dtype = i < 3 ? LOSSYNET_BF16 : LOSSYNET_INT8;
+        struct average a = walk_with(wire_dtype, 8, p, beta, "bernoulli");
         print_message("rounded, AR(1) %.1f, p %.2f: sigma2 %.4f of the walk's, pair/sigma2 %.4f, "
                       "expected %.4f\n",
                       beta, p, a.sigma2 / ELEMENTS, a.pair / a.sigma2, a.expected_pair / a.sigma2);

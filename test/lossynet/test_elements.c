@@ -4,8 +4,8 @@
  */
 #include "test_lossynet.h"
 
-static const struct lossynet_partition layout_bf16 = {.element_bytes = 2};
-static const struct lossynet_partition layout_float32 = {.element_bytes = 4};
+static const struct lossynet_rounding bf16 = {.dtype = LOSSYNET_BF16};
+static const struct lossynet_rounding float32 = {.dtype = LOSSYNET_FLOAT32};
 
 static float from_bits(uint32_t bits) {
     float x;
@@ -20,7 +20,7 @@ static uint32_t bits_of(float x) {
 }
 
 static float rounded(float x) {
-    lossynet_round(&x, &x, 1);
+    lossynet_elements_copy(&bf16, &x, &x, 1);
     return x;
 }
 
@@ -35,10 +35,10 @@ static float reference(float x) {
 
 static void check_bits(uint32_t bits) {
     const float x = from_bits(bits), got = rounded(x);
-    uint16_t packed;
+    uint8_t packed[2];
     float unpacked;
-    lossynet_elements_pack(&packed, &x, 1);
-    lossynet_elements_unpack(&layout_bf16, &unpacked, (const uint8_t *)&packed, 1);
+    lossynet_elements_pack(&bf16, packed, &x, 1);
+    lossynet_elements_unpack(LOSSYNET_BF16, &unpacked, packed, 1);
     assert_int_equal(bits_of(unpacked), bits_of(got));
     assert_int_equal(bits_of(got) & 0xffff, 0);
     if (isnan(x)) {
@@ -46,7 +46,7 @@ static void check_bits(uint32_t bits) {
     } else if (bits_of(got) != bits_of(reference(x))) {
         fail_msg("%a becomes %a, expected %a", x, got, reference(x));
     }
-    const bool finite = lossynet_elements_are_finite(&layout_bf16, (uint8_t *)&packed, 2);
+    const bool finite = lossynet_elements_are_finite(LOSSYNET_BF16, packed, 1);
     assert_int_equal(finite, fabsf(got) < 0x1p64f);
     assert_int_equal(bits_of(rounded(got)), bits_of(got)); /* twice is as once */
 }
@@ -86,14 +86,14 @@ static void test_float32_is_copied(void **state) {
     uint8_t payload[sizeof x + 1];
     float out[4];
     memcpy(payload + 1, x, sizeof x);
-    lossynet_elements_unpack(&layout_float32, out, payload + 1, 4);
+    lossynet_elements_unpack(LOSSYNET_FLOAT32, out, payload + 1, 4);
     assert_memory_equal(out, x, sizeof x);
-    assert_true(lossynet_elements_are_finite(&layout_float32, payload + 1, 4));
-    assert_false(lossynet_elements_are_finite(&layout_float32, payload + 1, 8));
-    assert_true(lossynet_elements_are_finite(&layout_float32, payload + 9, 4));
-    assert_false(lossynet_elements_are_finite(&layout_float32, payload + 9, 8));
+    assert_true(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 1, 1));
+    assert_false(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 1, 2));
+    assert_true(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 9, 1));
+    assert_false(lossynet_elements_are_finite(LOSSYNET_FLOAT32, payload + 9, 2));
     memset(out, 0, sizeof out);
-    lossynet_elements_copy(&layout_float32, out, x, 4);
+    lossynet_elements_copy(&float32, out, x, 4);
     assert_memory_equal(out, x, sizeof x);
 }
 
@@ -327,10 +327,10 @@ static void test_refusals(void **state) {
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
     assert_message(capture_end(), "expected masked_round");
     settings.memory = NULL;
-    settings.wire_dtype = (lossynet_wire_dtype)2;
+    settings.wire_dtype = (lossynet_wire_dtype)9;
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "wire dtype 2: expected float32 or bf16");
+    assert_message(capture_end(), "wire dtype 9: expected float32, bf16 or int8");
 }
 
 int main(void) {

@@ -24,7 +24,7 @@ static const struct {
     {"bernoulli", 1, LOSSYNET_ZERO, 0},   {"burst:5", 0.3, LOSSYNET_BALANCED, 0},
     {"burst:300", 0.3, LOSSYNET_HT, 0},   {"trace", 0.5, LOSSYNET_MEAN, 0},
     {"bernoulli", 0.2, LOSSYNET_MEAN, 1}, {"burst:5", 0.3, LOSSYNET_BALANCED, 1},
-    {"outage:4", 0.3, LOSSYNET_HT, 0},
+    {"outage:4", 0.3, LOSSYNET_HT, 0},    {"bernoulli", 0.2, LOSSYNET_MEAN, 2},
 };
 
 static bool write_trace(const char *path) {
@@ -61,9 +61,10 @@ int main(int argc, char **argv) {
         }
         uint64_t digest = scenario_run(comm, world.rank, SCENARIO_WORKERS / world.ranks);
         if (world.rank == 0)
-            printf("%s %s %g%s %016llx\n", cases[i].model,
+            printf("%s %s %g %s %016llx\n", cases[i].model,
                    lossynet_estimator_name(cases[i].estimator), cases[i].rate,
-                   cases[i].wire_dtype == LOSSYNET_BF16 ? " bf16" : "", (unsigned long long)digest);
+                   cases[i].wire_dtype ? lossynet_wire_dtype_name(cases[i].wire_dtype) : "",
+                   (unsigned long long)digest);
         failed = digest == 0;
         lossynet_close(comm);
     }

@@ -252,6 +252,39 @@ static void test_receive_bf16(void **state) {
     close_peer(comm);
 }
 
+/* The same of blocks, of which a packet of 32 elements and their scale takes 33 bytes, the last of
+ * a shard fewer: the payload of another length and a scale of what is not finite are refused. */
+static void test_receive_blocks(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer_with(LOSSYNET_INT8);
+    float **x = take_vectors(2, 290);
+    uint8_t bytes[WIRE_HEADER_BYTES + 33] = {0}, *scale = bytes + WIRE_HEADER_BYTES;
+    lossynet_step_begin(comm, 5);
+    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
+    struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);
+    feed(comm, h, 33);
+    h.elements = WIRE_BLOCKS;
+    feed(comm, h, 32);
+    feed(comm, h, 34);
+    assert_int_equal(comm->transport->receiver.rejected.invalid, 3);
+    wire_encode(bytes, &h);
+    *scale = 255;
+    feed_bytes(comm, bytes, sizeof bytes, true, 1);
+    *scale = 190;
+    feed_bytes(comm, bytes, sizeof bytes, true, 1);
+    assert_int_equal(comm->transport->receiver.rejected.not_finite, 2);
+    *scale = 133; /* units of 1 */
+    for (int e = 0; e < 32; e++) scale[1 + e] = (uint8_t)(3 * e - 48);
+    feed_bytes(comm, bytes, sizeof bytes, true, 1);
+    feed_control(comm, WIRE_DONE, LOSSYNET_GRADIENT, 0, 1, 1);
+    comm->averaging.estimator = LOSSYNET_MEAN;
+    assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+    for (int e = 0; e < 290; e++)
+        assert_close(x[1][e], e >= 64 && e < 96 ? (3 * (e - 64) - 48) / 3.0 : 0, 1e-5);
+    free_vectors(x);
+    close_peer(comm);
+}
+
 /* From a device's memory, over a link whose hardware checks payloads: the checksum is the
  * header's. */
 static void test_receive_from_a_device(void **state) {
@@ -489,8 +522,8 @@ static void random_datagrams(lossynet_wire_dtype wire_dtype) {
     for (uint64_t i = 0; i < 60000; i++) {
         struct wire_header h = data_header(comm, (int)(i % 2), 0);
         uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};
-        size_t count = sizeof bytes;
-        h.elements = (uint8_t)wire_dtype;
+        size_t count = WIRE_HEADER_BYTES + (wire_dtype == LOSSYNET_INT8 ? 33 : 64);
+        h.elements = wire_dtype == LOSSYNET_INT8 ? WIRE_BLOCKS : (uint8_t)wire_dtype;
         h.packet = (uint32_t)(random_bits(1, i, 0) % 5);
         h.bucket = (uint32_t)(random_bits(1, i, 1) % 2);
         h.sender = (uint16_t)(random_bits(1, i, 2) % 4);
@@ -520,6 +553,7 @@ static void test_random_datagrams(void **state) {
     (void)state;
     random_datagrams(LOSSYNET_FLOAT32);
     random_datagrams(LOSSYNET_BF16);
+    random_datagrams(LOSSYNET_INT8);
 }
 
 int main(void) {
@@ -527,6 +561,7 @@ int main(void) {
         cmocka_unit_test(test_wire),
         cmocka_unit_test(test_receive),
         cmocka_unit_test(test_receive_bf16),
+        cmocka_unit_test(test_receive_blocks),
         cmocka_unit_test(test_receive_from_a_device),
         cmocka_unit_test(test_rejected),
         cmocka_unit_test(test_impossible_counters),

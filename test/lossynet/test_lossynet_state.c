@@ -93,6 +93,10 @@ static void check_resumed(const char *model, double p, lossynet_estimator estima
     check_resumed_with(settings);
     settings.wire_dtype = LOSSYNET_BF16;
     check_resumed_with(settings);
+    settings.wire_dtype = LOSSYNET_INT8;
+    check_resumed_with(settings);
+    settings.error_feedback = estimator == LOSSYNET_MEAN || estimator == LOSSYNET_ZERO;
+    check_resumed_with(settings);
 }
 
 static void test_resumed_run_is_the_same(void **state) {

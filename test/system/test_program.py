@@ -67,6 +67,8 @@ def weights(out):
     {"robust": True, "loss_rate": 0.4},
     {"wire_dtype": "bf16", "loss_rate": 0.2},
     {"wire_dtype": "bf16", "algorithm": "reliable"},
+    {"wire_dtype": "int8", "loss_rate": 0.2},
+    {"wire_dtype": "int8", "carry": 0.5, "loss_rate": 0.3, "repair": 1},
     {"lead": "off", "loss_rate": 0.2},
     {"lead": 1.5, "loss_rate": 0.2, "wire_dtype": "bf16"},
     {"lead_extra": 0.5, "carry": 1, "loss_rate": 0.2},
@@ -100,7 +102,7 @@ def test_threads_do_not_change_a_bit(data, tmp_path, workers):
 
 @pytest.mark.parametrize("estimator, wire", [("mean", "float32"), ("balanced", "float32"),
                                              ("ht", "float32"), ("zero", "float32"),
-                                             ("mean", "bf16")])
+                                             ("mean", "bf16"), ("ht", "int8")])
 def test_loss_rate_zero_equals_reliable(data, tmp_path, estimator, wire):
     common = dict(workers=6, wire_dtype=wire)
     reliable = train(data, tmp_path / "r", algorithm="reliable", **common)
@@ -137,11 +139,12 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(data, tmp_path):
     assert other_loss[0]["loss"] == first[0]["loss"]  # same weights and data, other packets
 
 
-def test_rounded_on_the_wire(data, tmp_path):
-    """Half the bytes in half the packets; nearly the same losses, but not the same; without loss no
+@pytest.mark.parametrize("wire, sent", [("bf16", 0.5), ("int8", 33 / 128)])
+def test_rounded_on_the_wire(data, tmp_path, wire, sent):
+    """Fewer bytes in fewer packets; nearly the same losses, but not the same; without loss no
     drift. The model that is saved is the owners': not rounded."""
     exact = train(data, tmp_path / "4", wire_dtype="float32")
-    half = train(data, tmp_path / "2", wire_dtype="bf16")
+    half = train(data, tmp_path / "2", wire_dtype=wire)
     for a, b in zip(exact, half):
         if a["event"] == "step":
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-2)
@@ -153,8 +156,11 @@ def test_rounded_on_the_wire(data, tmp_path):
         elements = np.frombuffer(tensor, "<u4")
         if len(elements) > 1000:
             assert np.mean(elements % 65536 == 0) < 0.01, name
-    said = succeed("--dry-run", "--model=260K", "--workers=8", "--wire-dtype=bf16").stdout
-    assert "Sent per worker and step, as bf16" in said
+    said = {dtype: succeed("--dry-run", "--model=110M", "--workers=8", "--device=cpu", "--packet-bytes=1400",
+                           f"--wire-dtype={dtype}").stdout for dtype in ("float32", wire)}
+    assert f"Sent per worker and step, as {wire}" in said[wire]
+    phase = {dtype: float(re.search(r"gradient phase +([0-9.]+) GB", text)[1]) for dtype, text in said.items()}
+    assert phase[wire] == pytest.approx(sent * phase["float32"], abs=1e-3)
 
 
 # ---- edge cases of the network ----
@@ -342,6 +348,7 @@ def test_drift_follows_the_formula(data, tmp_path, rate):
 
 
 @pytest.mark.parametrize("changes", [{"loss_rate": 0.3}, {"loss_rate": 0.2, "wire_dtype": "bf16"},
+                                     {"loss_rate": 0.2, "wire_dtype": "int8"},
                                      {"loss_rate": 0.2, "loss_model": "burst:8"},
                                      {"loss_rate": 0.1, "loss_at": "3=0.5"},
                                      {"loss_rate": 0.3, "repair": 1}],
@@ -521,11 +528,13 @@ def one_line(done, code):
     (["--lead", "-1"], "--lead: expected auto, off or a number of steps from 0 to 100, got '-1'"),
     (["--lead", "1", "--lead-extra", "1"], "--lead-extra: expected --lead auto, to which it adds"),
     (["--lead", "1", "--algorithm", "naive"], "--lead: expected --algorithm lossy or reliable"),
-    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16, got 'fp8'"),
+    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8, got 'fp8'"),
     (["--wire-dtype", "bf16", "--algorithm", "rps"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
     (["--wire-dtype", "bf16", "--algorithm", "naive"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got naive"),
+    (["--wire-dtype", "int8", "--algorithm", "rps"],
+     "--wire-dtype int8: expected --algorithm lossy or reliable, got rps"),
     (["--repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
     (["--repair-budget", "-0.1"], "--repair-budget: expected a number from 0 to 1000, got '-0.1'"),
     (["--repair-budget", "0.2"], "--repair-budget: expected --repair too"),
