@@ -263,3 +263,12 @@ def test_weights_that_adamw_writes_are_those_that_are_converted(data, tmp_path):
     whole = losses(tmp_path / "whole", 4)
     losses(tmp_path / "parts", 3)
     assert losses(tmp_path / "parts", 4, "--resume=auto")[3] == whole[3]
+
+
+@pytest.mark.parametrize("options", [["--device=cuda"], ["--device=auto"], ["--device=cuda", "--dry-run"],
+                                     ["--dtype=bf16", "--dry-run"]])
+def test_blocks_are_for_cpus(data, tmp_path, options):
+    done = run("--model=260K", f"--train={data}/train.bin", "--workers=2", "--steps=1", f"--out={tmp_path / 'out'}",
+               "--wire-dtype=int8", *options, program=EMULATED)
+    line = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0 and "--wire-dtype int8: expected --device cpu; GPUs send float32 or bf16" in line
