@@ -77,10 +77,12 @@ static enum cuda_emu_order order;
 static uint64_t random_state = 1;
 static pthread_mutex_t one_launch = PTHREAD_MUTEX_INITIALIZER;
 #ifdef CUDA_EMU_TSAN
-enum { TSAN_STACK = 8 << 10 }; /* what a thread uses of its stack */
+enum { STACKS = 2 * MOST_THREADS };
 /* Two of each barrier: who is at the next one may arrive there before others have left this one. */
 static char tsan_barrier[2], tsan_warp[MOST_WARPS][2], tsan_start, tsan_end, tsan_fence;
-static void *tsan_fibers[2 * MOST_THREADS];
+static void *tsan_fibers[STACKS];
+#else
+enum { STACKS = MOST_THREADS };
 #endif
 
 void fail(const char *format, ...) {
@@ -411,11 +413,10 @@ static void fill_with_nan(void *p, size_t bytes) {
 #ifdef CUDA_EMU_TSAN
 /* The range in which __tsan_java_alloc may be called. */
 static void announce_to_tsan(void) {
-    uintptr_t ranges[3][2] = {{(uintptr_t)shared, MOST_SHARED},
-                              {(uintptr_t)stacks, STACK * MOST_THREADS},
+    uintptr_t ranges[2][2] = {{(uintptr_t)shared, MOST_SHARED},
                               {(uintptr_t)static_shared / 8 * 8, (static_bytes + 15) / 8 * 8}};
     uintptr_t first = UINTPTR_MAX, last = 0;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 2; i++)
         if (ranges[i][0]) {
             first = min(first, ranges[i][0]);
             last = max(last, ranges[i][0] + ranges[i][1]);
@@ -423,35 +424,32 @@ static void announce_to_tsan(void) {
     __tsan_java_init(first, last - first);
 }
 
-/* Shared memory and stacks are the next block's now: forget who touched them, and nothing else, so
- * that races between blocks in global memory stay visible. */
+/* Shared memory is the next block's now: forget who touched it, and nothing else, so that races
+ * between blocks in global memory stay visible. */
 static void forget_to_tsan(void) {
     uintptr_t first = (uintptr_t)static_shared / 8 * 8;
     uintptr_t last = ((uintptr_t)static_shared + static_bytes + 7) / 8 * 8;
     if (shared_bytes) __tsan_java_alloc((uintptr_t)shared, (shared_bytes + 7) / 8 * 8);
     if (static_bytes) __tsan_java_alloc(first, last - first);
-    for (int i = 0; i < count; i++)
-        __tsan_java_alloc((uintptr_t)threads[i].stack + STACK - TSAN_STACK, TSAN_STACK);
 }
 
 /* Creating a fiber is slow there, so they are used again, but not by the same thread of the next block:
- * what a fiber does itself is in order, and blocks are not. */
-static void *tsan_fiber(int thread, uint32_t block) {
-    void **fiber = &tsan_fibers[(thread + block * 17) % (2 * count)];
-    if (!*fiber) *fiber = __tsan_create_fiber(0);
-    return *fiber;
+ * what a fiber does itself is in order, and blocks are not. Each has a stack of its own. */
+static void take_fiber(struct thread *t, int i, uint32_t block) {
+    const int number = (int)((i + block * 17) % (2 * count));
+    if (!tsan_fibers[number]) tsan_fibers[number] = __tsan_create_fiber(0);
+    t->tsan = tsan_fibers[number];
+    t->stack = stacks + number * STACK;
 }
 #endif
 
 static void set_up(void) {
     shared = (unsigned char *)aligned_alloc(1024, (MOST_SHARED + 1023) / 1024 * 1024);
-    stacks = (char *)mmap(NULL, STACK * MOST_THREADS, PROT_READ | PROT_WRITE,
+    stacks = (char *)mmap(NULL, STACK * STACKS, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!shared || stacks == MAP_FAILED) fail("no memory for stacks");
-    for (int i = 0; i < MOST_THREADS; i++) {
-        threads[i].stack = stacks + i * STACK;
-        mprotect(threads[i].stack, 4096, PROT_NONE); /* an overflow ends here */
-    }
+    for (int i = 0; i < STACKS; i++) mprotect(stacks + i * STACK, 4096, PROT_NONE); /* overflow */
+    for (int i = 0; i < MOST_THREADS; i++) threads[i].stack = stacks + i * STACK;
     TSAN(announce_to_tsan());
 }
 
@@ -476,8 +474,8 @@ static void set_up_block(uint32_t block) {
         t->commits = t->copies = t->barriers = t->warp_barriers = 0;
         /* the fiber before never returned from its first function */
         ASAN(__asan_unpoison_memory_region((char *)t->stack + STACK - 4096, 4096));
+        TSAN(take_fiber(t, i, block));
         prepare(t);
-        TSAN(t->tsan = tsan_fiber(i, block));
         make_ready(t->warp, 1u << t->lane);
     }
 }
