@@ -230,6 +230,85 @@ static void a_stranger_is_not_counted(void **state) {
     free(all);
 }
 
+/* ---- meetings again and again ---- */
+
+struct comer { /* a rank that comes to one meeting */
+    struct lossynet_meeting meeting;
+    bool missing[RANKS];
+    pthread_t thread;
+    lossynet_status met;
+};
+
+static void *come(void *argument) {
+    struct comer *c = argument;
+    struct lossynet_world world;
+    c->met = lossynet_rendezvous_meet(&c->meeting, &world);
+    if (!c->met) lossynet_rendezvous_close(&world);
+    return NULL;
+}
+
+static void send_comer(struct comer *c, int listener, uint64_t epoch, int rank, int ranks,
+                       double seconds) {
+    c->meeting = (struct lossynet_meeting){.address = address,
+                                           .listener = rank ? -1 : listener,
+                                           .epoch = epoch,
+                                           .rank = rank,
+                                           .ranks = ranks,
+                                           .seconds = seconds,
+                                           .missing = c->missing};
+    assert_int_equal(pthread_create(&c->thread, NULL, come, c), 0);
+}
+
+/* Rank 0 listens all the time. Who comes for a later meeting waits for it; who comes for one that is
+ * over is sent away, and so has no part in the one that takes place. */
+static void meetings_do_not_mix(void **state) {
+    (void)state;
+    int listener, port;
+    struct comer root, later, former, present;
+    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &listener, &port), LOSSYNET_OK);
+    snprintf(address, sizeof address, "127.0.0.1:%d", port);
+    send_comer(&later, listener, 6, 1, 2, 20);
+    send_comer(&former, listener, 4, 1, 2, 20);
+    usleep(50000); /* they are there first, as a rule */
+    send_comer(&root, listener, 5, 0, 2, 20);
+    pthread_join(former.thread, NULL);
+    assert_int_equal(former.met, LOSSYNET_LINK);
+    assert_said("rank 1 was not admitted");
+    assert_false(former.missing[0]); /* it was there, and is past that */
+    send_comer(&present, listener, 5, 1, 2, 20);
+    pthread_join(present.thread, NULL);
+    pthread_join(root.thread, NULL);
+    assert_int_equal(present.met, LOSSYNET_OK);
+    assert_int_equal(root.met, LOSSYNET_OK);
+    send_comer(&root, listener, 6, 0, 2, 20);
+    pthread_join(later.thread, NULL);
+    pthread_join(root.thread, NULL);
+    assert_int_equal(later.met, LOSSYNET_OK);
+    assert_int_equal(root.met, LOSSYNET_OK);
+    close(listener);
+}
+
+static void who_does_not_come_is_named(void **state) {
+    (void)state;
+    int listener, port;
+    struct comer root, other;
+    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &listener, &port), LOSSYNET_OK);
+    snprintf(address, sizeof address, "127.0.0.1:%d", port);
+    send_comer(&other, listener, 1, 2, 4, 20);
+    send_comer(&root, listener, 1, 0, 4, 1);
+    pthread_join(root.thread, NULL);
+    pthread_join(other.thread, NULL);
+    assert_int_equal(root.met, LOSSYNET_LINK);
+    assert_int_equal(other.met, LOSSYNET_LINK);
+    assert_true(root.missing[1] && !root.missing[2] && root.missing[3]);
+    assert_false(other.missing[0]);
+    close(listener);
+    send_comer(&other, listener, 2, 1, 2, 0.2);
+    pthread_join(other.thread, NULL);
+    assert_int_equal(other.met, LOSSYNET_LINK);
+    assert_true(other.missing[0]);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(ranks_meet_and_share, begin),
@@ -240,6 +319,8 @@ int main(void) {
         cmocka_unit_test_setup(link_mpi_needs_mpi, begin),
         cmocka_unit_test_setup(ranks_started_differently_are_named, begin),
         cmocka_unit_test_setup(a_stranger_is_not_counted, begin),
+        cmocka_unit_test_setup(meetings_do_not_mix, begin),
+        cmocka_unit_test_setup(who_does_not_come_is_named, begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,374 @@
+/* test_handover.c — what ranks keep and deal out when their number changes (llmc/comm/handover.c).
+ *
+ * Ranks are threads that meet over loopback, each with workers, a comm over UDP and a model of its
+ * own. They train with gradients that are functions of the element, lose packets, and meet again
+ * without some of the ranks and with new ones. */
+#include <math.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "llmc/backend/backend.h"
+#include "llmc/comm/handover.h"
+#include "llmc/log/error.h"
+#include "llmc/model/config.h"
+
+enum { MOST = 4, STEPS = 12 };
+
+struct life { /* one rank, in one view after the other */
+    struct options options;
+    int listener, port;
+    int rank, ranks; /* in the view that it enters */
+    int64_t epoch;
+    char address[32];
+    int local;
+    int steps; /* that it trains in the view */
+    struct data_parallel d;
+    struct param_layout layout;
+    struct resume_point at;
+    struct handover state;
+    struct handover_report report;
+    pthread_t thread;
+    int failed;
+};
+
+/* Trains: gradients of worker w are functions of element, worker and step. */
+static int train(struct life *l) {
+    struct data_parallel *d = &l->d;
+    for (int i = 0; i < l->steps; i++) {
+        int step = l->at.step;
+        double norm;
+        struct step_metrics r;
+        memset(&r, 0, sizeof r);
+        if (data_parallel_begin(d, &step)) return -1;
+        for (int w = 0; w < d->local; w++)
+            for (size_t e = 0; e < l->layout.count; e++)
+                d->worker[w].grads[e] =
+                    1e-3f * sinf((float)(e + 1) * (float)(step + 1) + (float)d->worker[w].id);
+        if (data_parallel_average_gradients(d, &norm)) return -1;
+        const struct worker_step s = {.step = step, .learning_rate = 1e-2, .gradient_scale = 1};
+        data_parallel_update_shards(d, s, norm);
+        r.step = step;
+        if (data_parallel_broadcast(d, d->params) || data_parallel_finish_begin(d, &r) ||
+            data_parallel_finish_end(d, &r))
+            return -1;
+        l->at.step++;
+    }
+    return 0;
+}
+
+static int live(struct life *l) {
+    struct data_parallel *d = &l->d;
+    struct lossynet_world world;
+    const struct lossynet_meeting meeting = {.address = l->address,
+                                             .listener = l->listener,
+                                             .epoch = (uint64_t)l->epoch,
+                                             .rank = l->rank,
+                                             .ranks = l->ranks,
+                                             .seconds = 60};
+    if (lossynet_rendezvous_meet(&meeting, &world)) return -1;
+    memset(d, 0, sizeof *d);
+    d->options = &l->options;
+    d->be = backend_cpu(DTYPE_FLOAT32);
+    d->layout = &l->layout;
+    d->world = world;
+    d->workers = l->ranks * l->local;
+    if (data_parallel_open(d, true) || handover_give(&l->state, d, &l->at, &l->report)) return -1;
+    if (!l->report.survivors && data_parallel_initialise(d)) return -1;
+    pipeline_start(&d->pipeline, d->params);
+    int failed = train(l);
+    lossynet_rendezvous_close(&world);
+    return failed;
+}
+
+static void *run(void *argument) {
+    struct life *l = (struct life *)argument;
+    l->failed = live(l);
+    return NULL;
+}
+
+static void begin(struct life *l, int local, const char *rate) {
+    char *argv[] = {(char *)"test",         (char *)"--model=260K", (char *)"--vocab-size=64",
+                    (char *)"--seed=7",     (char *)"--link=udp",   (char *)"--packet-bytes=256",
+                    (char *)"--loss-rate",  (char *)rate,           (char *)"--drift-samples=0",
+                    (char *)"--no-overlap", (char *)"--lead=off"};
+    struct llama_config c;
+    memset(l, 0, sizeof *l);
+    assert_int_equal(options_parse(sizeof argv / sizeof *argv, argv, &l->options), 0);
+    assert_int_equal(config_of_model("260K", &c), 0);
+    assert_int_equal(config_complete("260K", 64, 64, &c), 0);
+    assert_int_equal(param_layout_build(&c, &l->layout), 0);
+    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &l->listener, &l->port), 0);
+    l->local = local;
+}
+
+static void *end(void *argument) {
+    struct life *l = (struct life *)argument;
+    data_parallel_close(&l->d);
+    handover_release(&l->state);
+    param_layout_release(&l->layout);
+    close(l->listener);
+    return NULL;
+}
+
+/* Together, since a rank that leaves a comm waits for the others to take note. */
+static void end_all(struct life *life, int count) {
+    for (int r = 0; r < count; r++)
+        assert_int_equal(pthread_create(&life[r].thread, NULL, end, &life[r]), 0);
+    for (int r = 0; r < count; r++) pthread_join(life[r].thread, NULL);
+}
+
+/* These enter a view together, in this order of ranks, and train in it. */
+static void enter(struct life *const *who, int ranks, int64_t epoch, int steps) {
+    for (int r = 0; r < ranks; r++) {
+        who[r]->rank = r;
+        who[r]->ranks = ranks;
+        who[r]->epoch = epoch;
+        who[r]->steps = steps;
+        snprintf(who[r]->address, sizeof who[r]->address, "127.0.0.1:%d", who[0]->port);
+        assert_int_equal(pthread_create(&who[r]->thread, NULL, run, who[r]), 0);
+    }
+    for (int r = 0; r < ranks; r++) pthread_join(who[r]->thread, NULL);
+    for (int r = 0; r < ranks; r++) assert_int_equal(who[r]->failed, 0);
+}
+
+static void leave(struct life *l) {
+    assert_int_equal(handover_take(&l->d, l->epoch, &l->state), 0);
+    lossynet_close(l->d.comm); /* first, as peers wait for it; the rest is compared with later */
+    l->d.comm = NULL;
+    data_parallel_close(&l->d);
+    memset(&l->d, 0, sizeof l->d);
+}
+
+/* Ranks leave together, as a comm is left. */
+static void *leave_thread(void *argument) {
+    leave((struct life *)argument);
+    return NULL;
+}
+
+static void leave_all(struct life *const *who, int ranks) {
+    for (int r = 0; r < ranks; r++)
+        assert_int_equal(pthread_create(&who[r]->thread, NULL, leave_thread, who[r]), 0);
+    for (int r = 0; r < ranks; r++) pthread_join(who[r]->thread, NULL);
+}
+
+/* Copies what owners have: parameters and moments by element. */
+static void collect(struct life *const *who, int ranks, float *params, float *m, float *v) {
+    for (int r = 0; r < ranks; r++) {
+        const struct data_parallel *d = &who[r]->d;
+        for (int w = 0; w < d->local; w++) {
+            size_t state = 0;
+            for (int b = 0; b < d->layout->buckets; b++) {
+                size_t offset, count;
+                lossynet_shard(d->comm, d->worker[w].id, b, &offset, &count);
+                memcpy(params + offset, d->worker[w].params + offset, count * sizeof *params);
+                memcpy(m + offset, d->worker[w].m + state, count * sizeof *m);
+                memcpy(v + offset, d->worker[w].v + state, count * sizeof *v);
+                state += count;
+            }
+        }
+    }
+}
+
+struct model {
+    float *params, *m, *v;
+};
+
+static struct model model_of(struct life *const *who, int ranks) {
+    const size_t P = who[0]->layout.count;
+    struct model model = {malloc(P * sizeof(float)), malloc(P * sizeof(float)),
+                          malloc(P * sizeof(float))};
+    collect(who, ranks, model.params, model.m, model.v);
+    return model;
+}
+
+static void release(struct model model) {
+    free(model.params);
+    free(model.m);
+    free(model.v);
+}
+
+static void assert_replicas(struct life *const *who, int ranks, const float *params) {
+    for (int r = 0; r < ranks; r++)
+        for (int w = 0; w < who[r]->d.local; w++)
+            assert_memory_equal(who[r]->d.worker[w].params, params,
+                                who[r]->layout.count * sizeof *params);
+}
+
+/* ---- cases ---- */
+
+/* Nobody is gone: everything is as it was, however many ranks there are now. */
+static void joining_changes_nothing(void **state) {
+    (void)state;
+    for (int local = 1; local <= 2; local++) {
+        struct life life[MOST];
+        struct life *who[MOST] = {&life[0], &life[1], &life[2], &life[3]};
+        for (int r = 0; r < MOST; r++) begin(&life[r], local, "0.3");
+        enter(who, 2, 1, STEPS);
+        struct model before = model_of(who, 2);
+        assert_int_equal(life[0].report.survivors, 0);
+        leave_all(who, 2);
+        enter(who, 4, 2, 0);
+        struct model after = model_of(who, 4);
+        const size_t bytes = life[0].layout.count * sizeof(float);
+        assert_memory_equal(before.params, after.params, bytes);
+        assert_memory_equal(before.m, after.m, bytes);
+        assert_memory_equal(before.v, after.v, bytes);
+        assert_replicas(who, 4, after.params);
+        for (int r = 0; r < 4; r++) {
+            assert_int_equal(life[r].at.step, STEPS);
+            assert_int_equal(life[r].report.survivors, 2);
+            assert_int_equal(life[r].report.joined, 2);
+            assert_int_equal(life[r].report.adopted, 0);
+        }
+        end_all(life, MOST);
+        release(before);
+        release(after);
+    }
+}
+
+/* Of two ranks' ages of a packet that a third one owned, as the ranks noted them. */
+static const struct handover_owner *noted(const struct life *l, int owner) {
+    return &l->state.owner[owner];
+}
+
+/* A rank is gone: what it owned comes from the freshest copy, with the tensor's mean square. */
+static void what_a_dead_rank_owned_is_adopted(void **state) {
+    (void)state;
+    struct life life[MOST];
+    struct life *first[] = {&life[0], &life[1], &life[2]};
+    struct life *second[] = {&life[0], &life[2], &life[3]}; /* 1 is dead, 3 is new */
+    for (int r = 0; r < MOST; r++) begin(&life[r], 1, "0.6");
+    enter(first, 3, 1, STEPS);
+    struct model before = model_of(first, 3);
+    const size_t P = life[0].layout.count;
+    leave_all(first, 3);
+    life[2].at.step = STEPS - 1; /* it had not finished the last step */
+    /* The owner that is gone, by element. */
+    uint8_t *orphan = calloc(P, 1);
+    const struct handover_owner *dead = noted(&life[0], 1);
+    for (int b = 0; b < life[0].layout.buckets; b++)
+        memset(orphan + dead->offset[b], 1, dead->count[b]);
+    float *freshest = malloc(P * sizeof(float));
+    size_t p = 0, fresher = 0, packet = life[0].state.packet_elements;
+    double ages = 0;
+    for (int b = 0; b < life[0].layout.buckets; b++) {
+        for (size_t at = 0; at < dead->count[b]; at += packet, p++) {
+            const uint8_t a = noted(&life[0], 1)->age[p], c = noted(&life[2], 1)->age[p];
+            size_t n = dead->count[b] - at < packet ? dead->count[b] - at : packet;
+            const float *from = a <= c ? life[0].state.params : life[2].state.params;
+            memcpy(freshest + dead->offset[b] + at, from + dead->offset[b] + at, n * sizeof(float));
+            if (a == c) /* sent in the same step, so the same values */
+                assert_memory_equal(life[0].state.params + dead->offset[b] + at,
+                                    life[2].state.params + dead->offset[b] + at, n * sizeof(float));
+            fresher += a != c;
+            ages += a < c ? a : c;
+        }
+    }
+    assert_true(fresher > 10);
+    enter(second, 3, 5, 0);
+    struct model after = model_of(second, 3);
+    assert_replicas(second, 3, after.params);
+    for (int s = 0; s < life[0].layout.spans; s++) {
+        const struct span *span = &life[0].layout.span[s];
+        double sum = 0, count = 0;
+        for (size_t e = span->offset; e < span->offset + span->count; e++)
+            if (!orphan[e]) sum += before.v[e], count++;
+        for (size_t e = span->offset; e < span->offset + span->count; e++) {
+            assert_true(after.params[e] == (orphan[e] ? freshest : before.params)[e]);
+            assert_true(after.m[e] == (orphan[e] ? 0 : before.m[e]));
+            if (orphan[e] && count)
+                assert_true(fabs(after.v[e] - sum / count) <= 1e-6 * sum / count);
+            else if (!orphan[e])
+                assert_true(after.v[e] == before.v[e]);
+        }
+    }
+    for (int r = 0; r < 3; r++) {
+        assert_int_equal(second[r]->at.step, STEPS);
+        assert_int_equal(second[r]->report.survivors, 2);
+        assert_int_equal(second[r]->report.joined, 1);
+        assert_int_equal(second[r]->report.adopted, p);
+        assert_true(fabs(second[r]->report.mean_age - ages / (double)p) < 1e-9);
+    }
+    /* The next view has all that this one had, one rank being left of three. */
+    leave_all(second, 3);
+    enter(second, 1, 6, 3);
+    assert_int_equal(life[0].at.step, STEPS + 3);
+    assert_int_equal(life[0].report.survivors, 1);
+    end_all(life, MOST);
+    release(before);
+    release(after);
+    free(orphan);
+    free(freshest);
+}
+
+/* A rank brings the fresher of its workers' copies. */
+static void a_rank_keeps_its_freshest_copies(void **state) {
+    (void)state;
+    struct life life[2];
+    struct life *who[] = {&life[0], &life[1]};
+    for (int r = 0; r < 2; r++) begin(&life[r], 2, "0.6");
+    enter(who, 2, 1, STEPS);
+    const struct data_parallel *d = &life[0].d;
+    assert_int_equal(handover_take(d, 1, &life[0].state), 0);
+    const struct handover_owner *other = noted(&life[0], 2);
+    uint32_t *age[2] = {calloc(other->packets, sizeof(uint32_t)),
+                        calloc(other->packets, sizeof(uint32_t))};
+    size_t p = 0, second = 0, packet = life[0].state.packet_elements;
+    for (int w = 0; w < 2; w++) lossynet_ages_of_owner(d->comm, w, 2, age[w]);
+    for (int b = 0; b < life[0].layout.buckets; b++) {
+        for (size_t at = 0; at < other->count[b]; at += packet, p++) {
+            const int w = age[1][p] < age[0][p];
+            assert_int_equal(other->age[p], age[w][p]);
+            assert_true(life[0].state.params[other->offset[b] + at] ==
+                        d->worker[w].params[other->offset[b] + at]);
+            second += (size_t)w;
+        }
+    }
+    assert_int_equal(p, other->packets);
+    assert_true(second > 10);
+    free(age[0]);
+    free(age[1]);
+    end_all(life, 2);
+}
+
+/* Who brings an older view's state was away, and is new. */
+static void an_older_view_does_not_count(void **state) {
+    (void)state;
+    struct life life[3];
+    struct life *who[] = {&life[0], &life[1], &life[2]};
+    for (int r = 0; r < 3; r++) begin(&life[r], 1, "0");
+    enter(who, 3, 1, 2);
+    leave_all(who, 3);
+    struct life *without[] = {&life[0], &life[1]};
+    enter(without, 2, 2, 3);
+    struct model before = model_of(without, 2);
+    leave_all(without, 2);
+    enter(who, 3, 3, 0);
+    struct model after = model_of(who, 3);
+    assert_memory_equal(before.params, after.params, life[0].layout.count * sizeof(float));
+    assert_memory_equal(before.v, after.v, life[0].layout.count * sizeof(float));
+    assert_int_equal(life[2].at.step, 5);
+    assert_int_equal(life[2].report.survivors, 2);
+    assert_int_equal(life[2].report.joined, 1);
+    end_all(life, 3);
+    release(before);
+    release(after);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(joining_changes_nothing),
+        cmocka_unit_test(what_a_dead_rank_owned_is_adopted),
+        cmocka_unit_test(a_rank_keeps_its_freshest_copies),
+        cmocka_unit_test(an_older_view_does_not_count),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
