@@ -238,12 +238,12 @@ struct trainer {
     struct worker_result *result;     /* [local] */
     struct step_metrics record, last; /* of the present step; of the one before */
     const char *tokenizer;
-    struct resume_point at;         /* where the run stands */
-    int updated;                    /* owners here have made so many steps: one more, at most */
-    struct views *views;            /* of a run whose ranks may change (--meet), or NULL */
-    struct step_metrics unrecorded; /* the last step of the view before */
-    bool continues;                 /* such a run, which others have begun before this view */
-    struct resume_run run;          /* what of it is saved */
+    struct resume_point at;        /* where the run stands */
+    int updated;                   /* owners here have made so many steps: one more, at most */
+    struct views *views;           /* of a run whose ranks may change (--meet), or NULL */
+    struct step_metrics before[2]; /* the last steps of the view before */
+    bool continues;                /* such a run, which others have begun before this view */
+    struct resume_run run;         /* what of it is saved */
     struct async_writer *saver;
     struct jsonl *log;
     struct progress progress;
@@ -661,8 +661,10 @@ static int train_loop(struct trainer *t) {
     if (views_are_new(t->views)) run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));
-    if (t->at.step > 0 && t->unrecorded.step == t->at.step - 1)
-        metrics_log_step(t->log, &t->unrecorded);
+    for (int i = 0; i < 2; i++) /* which the rank that wrote the log may have left out */
+        if (t->before[i].tokens > 0 && t->before[i].step > jsonl_last_step(t->log) &&
+            t->before[i].step < t->at.step)
+            metrics_log_step(t->log, &t->before[i]);
     views_report(t->views, &t->progress, t->log, t->at.step);
     while (t->at.step < o->steps && !stop) {
         if (training_step(t, t->at.step)) return -1;
@@ -738,14 +740,13 @@ static void begin(struct trainer *t, const struct options *o, const struct lossy
 static int change_view(struct trainer *t) {
     struct trainer next;
     memset(&next, 0, sizeof next);
-    next.unrecorded.step = -1;
     if (t->updated > t->at.step) advance(t, t->updated);
     if (views_leave(t->views, &t->dp)) return -1;
     const struct step_metrics *r = t->last.step == t->at.step - 1 ? &t->last : &t->record;
-    if (t->dp.unfinished && r->step == t->at.step - 1) { /* it will not be measured */
+    if (t->dp.unfinished && r->step == t->at.step - 1) /* it will not be measured */
         metrics_add(&t->at.record, r);
-        next.unrecorded = *r;
-    }
+    next.before[0] = t->last.tokens > 0 ? t->last : t->before[0];
+    next.before[1] = t->record.tokens > 0 ? t->record : t->before[1];
     next.at = t->at;
     next.views = t->views;
     const struct options *o = t->options;

@@ -32,21 +32,24 @@ json_t *jsonl_float(float value) {
 struct jsonl {
     int file;
     bool failed;
+    int last;    /* step; -1: none */
     char path[]; /* for messages */
 };
 
-/* Whether a line of an earlier part of the run is still valid when `step` steps are done. */
-static bool holds(const char *line, size_t bytes, int step) {
+/* Whether a line of an earlier part of the run is still valid when `step` steps are done. *last:
+ * becomes the step that it is about. */
+static bool holds(const char *line, size_t bytes, int step, int *last) {
     json_t *event = json_loadb(line, bytes, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));
     json_int_t at = json_integer_value(json_object_get(event, "step"));
     bool yes = kind && strcmp(kind, "end") != 0 && (strcmp(kind, "step") ? at <= step : at < step);
+    if (yes && !strcmp(kind, "step") && at > *last) *last = (int)at;
     json_decref(event);
     return yes;
 }
 
 /* Writes the lines that are still valid to a new file, which replaces the old one. */
-static int cut_back(const char *path, int step) {
+static int cut_back(const char *path, int step, int *last) {
     char partial[FILE_PATH_BYTES];
     struct file_map map;
     if (access(path, F_OK) != 0) return 0;
@@ -59,7 +62,7 @@ static int cut_back(const char *path, int step) {
     while (line < end && !status) { /* the last line of a killed run may be incomplete */
         const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
         if (!newline) break;
-        if (holds(line, (size_t)(newline - line), step))
+        if (holds(line, (size_t)(newline - line), step, last))
             status = file_write(file, line, (size_t)(newline + 1 - line), partial);
         line = newline + 1;
     }
@@ -75,9 +78,9 @@ int jsonl_open(const char *path, int step, struct jsonl **out) {
     *out = NULL;
     if (!log) return log_error("%s: out of memory for the log", path);
     strcpy(log->path, path);
-    log->file = -1;
+    log->file = log->last = -1;
     int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (step ? 0 : O_TRUNC);
-    if (!step || !cut_back(path, step)) {
+    if (!step || !cut_back(path, step, &log->last)) {
         log->file = open(path, flags, 0666);
         if (log->file < 0) log_error("%s: cannot write the log: %s", path, strerror(errno));
     }
@@ -127,6 +130,10 @@ int jsonl_write(struct jsonl *log, json_t *event) {
     }
     free(text);
     return status;
+}
+
+int jsonl_last_step(const struct jsonl *log) {
+    return log ? log->last : -1;
 }
 
 void jsonl_close(struct jsonl *log) {

@@ -1,0 +1,260 @@
+"""--meet: ranks that die, come back and join, while the others train on."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from etcd import Etcd, free_port
+from program import PROGRAM, ROOT, TIMEOUT, environment_of, events, read_log, run, succeed
+from test_program import data, settings, train, weights  # pylint: disable=unused-import
+from test_udp import one_line
+
+FOREVER = 10 ** 6
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory):
+    store = Etcd(tmp_path_factory.mktemp("etcd"))
+    yield store
+    store.stop()
+
+
+class Ranks:
+    """Processes of one run. A machine that is busy may keep a rank from answering for a while, so
+    that the others go on without it: it then joins again, and tests bear that."""
+
+    def __init__(self, data, out, url, ranks, **changes):
+        common = {"workers": None, "seq": 32, "val": None, "peer_timeout": 2, "loss_rate": 0.1,
+                  **changes}
+        self.command = [PROGRAM, *settings(data, out, meet=url, meet_ranks=ranks, **common)]
+        self.out, self.process, self.said = out, [], out.parent / "said"
+        for _ in range(ranks):
+            self.start()
+
+    def start(self, *more):
+        with open(f"{self.said}.{len(self.process)}", "w", encoding="utf-8") as said:
+            self.process.append(subprocess.Popen(
+                [*self.command, *more], cwd=ROOT, env=environment_of({"OMP_NUM_THREADS": "1"}),
+                stdout=said, stderr=said))
+        return self.process[-1]
+
+    def said_by(self, i):
+        with open(f"{self.said}.{i}", encoding="utf-8") as said:
+            return said.read()
+
+    def log(self):
+        """The whole lines so far."""
+        path = self.out / "log.jsonl"
+        try:
+            lines = path.read_text().splitlines(keepends=True)
+        except OSError:
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def steps(self):
+        return max((e["step"] + 1 for e in self.log() if e["event"] == "step"), default=0)
+
+    def views(self):
+        return [e for e in self.log() if e["event"] == "view"]
+
+    def wait(self, what):
+        end = time.monotonic() + TIMEOUT
+        while not what():
+            assert time.monotonic() < end and any(p.poll() is None for p in self.process), \
+                [self.said_by(i) for i in range(len(self.process))]
+            time.sleep(0.02)
+
+    def wait_steps(self, more):
+        until = self.steps() + more
+        self.wait(lambda: self.steps() >= until)
+
+    def pid(self, i):
+        return self.process[i].pid
+
+    def named(self, i, views):
+        """Whether views name process i as gone, ... as new."""
+        me = f":{self.pid(i)}"
+        return tuple(any(name.endswith(me) for v in views for name in v[key].split(", "))
+                     for key in ("left", "joined"))
+
+    def end(self):
+        """SIGTERM to one ends the run for all, with a checkpoint."""
+        alive = [p for p in self.process if p.poll() is None]
+        alive[0].send_signal(signal.SIGTERM)
+        for p in alive:
+            assert p.wait(TIMEOUT) == 0, [self.said_by(i) for i in range(len(self.process))]
+
+    def kill(self):
+        for p in self.process:
+            p.kill()
+            p.wait()
+
+
+@pytest.fixture
+def ranks(data, tmp_path, etcd):
+    """Starts ranks of a run of this test."""
+    made = []
+
+    def start(count, **changes):
+        made.append(Ranks(data, tmp_path / "out", etcd.url(tmp_path.name), count,
+                          **{"steps": FOREVER, **changes}))
+        return made[-1]
+
+    yield start
+    for r in made:
+        r.kill()
+
+
+def contiguous(log):
+    """Every step is logged once, in order."""
+    steps = [e["step"] for e in log if e["event"] == "step"]
+    return steps == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("changes", [
+    {},
+    {"wire_dtype": "bf16", "carry": 1, "workers": 6, "no_overlap": True},
+    {"encrypt": True, "deadline": "auto", "dtype": "bf16"},
+])
+def test_a_rank_dies_and_another_comes(ranks, changes):
+    """Rank 0 dies, with the log; the next one goes on with it. A new rank is taken in."""
+    run3 = ranks(3, **changes)
+    run3.wait_steps(5)
+    dead = json.loads((run3.out / "log.jsonl").read_text().splitlines()[0])
+    assert dead["ranks"] == 3
+    first = next(i for i in range(3) if "Llama of" in run3.said_by(i))
+    run3.process[first].kill()
+    run3.wait(lambda: run3.named(first, run3.views())[0])
+    run3.wait_steps(5)
+    run3.start()
+    run3.wait(lambda: run3.named(3, run3.views())[1])
+    run3.wait_steps(5)
+    run3.end()
+    log = run3.log()
+    assert contiguous(log) and log[-1]["status"] == "stopped"
+    view = next(v for v in run3.views() if v["left"].endswith(f":{run3.pid(first)}"))
+    assert view["adopted_packets"] > 0
+    workers = 2 if "workers" in changes else 1
+    for v in run3.views():
+        assert v["workers"] == workers * v["ranks"]
+    # Nothing is wrong with the model: it is as good as it was, and a run can go on with it.
+    losses = [e["loss"] for e in log if e["event"] == "step"]
+    assert all(loss < 1.2 * losses[0] for loss in losses)
+    (checkpoint,) = run3.out.glob("checkpoint-*")
+    assert json.loads((checkpoint / "trainer.json").read_text())["step"] == len(losses)
+
+
+def test_the_last_of_four_ends_with_a_model(ranks):
+    run4 = ranks(4, steps=400, seq=16)
+    for i in range(3):
+        run4.wait_steps(5)
+        run4.process[i].kill()
+        run4.wait(lambda i=i: run4.named(i, run4.views())[0])
+    assert run4.process[3].wait(TIMEOUT) == 0, run4.said_by(3)
+    log = run4.log()
+    assert contiguous(log) and log[-1]["status"] == "complete" and log[-1]["step"] == 400
+    assert run4.views()[-1]["ranks"] == 1
+    assert (run4.out / "checkpoint-00000400" / "model.safetensors").exists()
+
+
+def test_a_rank_that_was_stopped_comes_back(ranks):
+    """The others go on without it; when it wakes up, it learns that, and joins as a new one."""
+    run3 = ranks(3)
+    run3.wait_steps(5)
+    os.kill(run3.pid(1), signal.SIGSTOP)
+    run3.wait(lambda: run3.named(1, run3.views())[0])
+    run3.wait_steps(5)
+    os.kill(run3.pid(1), signal.SIGCONT)
+    run3.wait(lambda: run3.named(1, run3.views())[1])
+    run3.wait_steps(5)
+    run3.end()
+    assert contiguous(run3.log())
+
+
+def test_a_store_that_is_away(ranks, etcd):
+    """Training does not notice. Only where somebody dies meanwhile, the others stand still until
+    the store is back, and say so."""
+    run3 = ranks(3)
+    run3.wait_steps(5)
+    views = len(run3.views())
+    etcd.pause()
+    try:
+        time.sleep(6)  # longer than a registration holds
+        run3.wait_steps(5)
+        assert len(run3.views()) == views
+        run3.process[1].kill()
+        run3.wait(lambda: "does not answer" in run3.said_by(0) + run3.said_by(2))
+        standing = run3.steps()
+        time.sleep(1)
+        assert run3.steps() == standing
+    finally:
+        etcd.go_on()
+    run3.wait(lambda: run3.named(1, run3.views())[0])
+    run3.wait_steps(5)
+    run3.end()
+    assert contiguous(run3.log())
+
+
+def test_nobody_dies_same_bits(data, tmp_path, etcd):
+    changes = {"steps": 8, "workers": 4, "loss_rate": 0.2, "peer_timeout": 60, "seq": 32,
+               "val": None}
+    train(data, tmp_path / "alone", **changes)
+    both = Ranks(data, tmp_path / "out", etcd.url("same"), 2, **changes)
+    for i, p in enumerate(both.process):
+        assert p.wait(TIMEOUT) == 0, both.said_by(i)
+    assert weights(tmp_path / "out") == weights(tmp_path / "alone")
+    assert len(both.views()) == 1
+
+
+def test_a_checkpoint_of_some_ranks_is_resumed_by_others(data, tmp_path, etcd):
+    """And a run that has ended is not begun again."""
+    first = Ranks(data, tmp_path / "out", etcd.url("before"), 3, steps=20, save_every=10)
+    for p in first.process:
+        assert p.wait(TIMEOUT) == 0
+    late = first.start()
+    assert late.wait(TIMEOUT) == 0 and "is complete" in first.said_by(3)
+    again = Ranks(data, tmp_path / "out", etcd.url("after"), 2, steps=30, resume="auto")
+    for i, p in enumerate(again.process):
+        assert p.wait(TIMEOUT) == 0, again.said_by(i)
+    assert contiguous(again.log()) and again.log()[-1]["step"] == 30
+
+
+def test_wrong_use(data, tmp_path, etcd):
+    url = etcd.url("wrong")
+
+    def refused(status, ranks=0, **changes):
+        common = {"meet": url, "workers": None, "val": None, **changes}
+        return one_line(run(*settings(data, tmp_path / "out", **common), ranks=ranks), status)
+
+    assert "expected --algorithm lossy, got rps" in refused(2, algorithm="rps")
+    assert "--link udp or verbs" in refused(2, link="mpi")
+    assert "--data-split shared" in refused(2, data_split="contiguous")
+    assert "multiple of the 3 ranks" in refused(2, meet_ranks=3, workers=4)
+    assert "etcd://HOST:PORT/RUN" in refused(2, meet="http://127.0.0.1:1/run")
+    assert "expected --meet URL too" in refused(2, meet=None, meet_ranks=2)
+    done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None), ranks=2)
+    assert done.returncode == 2 and "started one by one" in done.stderr
+    assert "etcd running there" in refused(1, meet=f"etcd://127.0.0.1:{free_port()}/run")
+    # With other options than the run that is there.
+    succeed(*settings(data, tmp_path / "out", meet=url, workers=None, val=None, steps=2))
+    assert read_log(tmp_path / "out" / "log.jsonl")[-1]["status"] == "complete"
+    done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None, steps=2))
+    assert done.returncode == 0 and "is complete" in done.stdout
+    # An earlier run of the same name is not replaced without being asked.
+    line = refused(2, meet=etcd.url("other"), steps=2)
+    assert "holds an earlier run" in line and "--overwrite" in line
+    assert events(tmp_path / "out" / "log.jsonl", "end")[0]["status"] == "complete"
+
+
+def test_other_options_than_the_run(data, tmp_path, ranks):
+    run2 = ranks(2)
+    run2.wait_steps(2)
+    other = run2.start("--lr=1e-4")
+    assert other.wait(TIMEOUT) == 1
+    (line,) = run2.said_by(2).splitlines()
+    assert "option lr is 0.0001 here and 0.003 in run" in line
+    run2.wait_steps(2)
+    run2.end()
