@@ -43,8 +43,8 @@ ALONE_TESTS = {"test_client_waits_for_nobody"}
 QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
                "test_scaling.py", "test_tokenize.py"}
 NOT_QUICK = {"test_cuda_attention", "test_cuda_kernels", "test_drift", "test_lead", "test_lossynet_ranks",
-             "test_lossynet_udp", "test_membership_histories", "test_model_emulated", "test_operators",
-             "test_operators_emulated"}
+             "test_lossynet_udp", "test_membership", "test_membership_histories", "test_model_emulated",
+             "test_operators", "test_operators_emulated"}
 
 # Tests share what is in support/, and fixtures of system/.
 sys.path[:0] = [str(ROOT / "test" / folder) for folder in ("support", "system", "cuda")]

@@ -1,0 +1,472 @@
+/* test_membership.c — membership.h and the store of etcd.h against a real etcd, which this test
+ * starts. Skipped where etcd is not installed. Members are threads of this process. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <arpa/inet.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "llmc/log/error.h"
+#include "llmc/membership/etcd.h"
+#include "llmc/membership/membership.h"
+#include "test/support/llmc_test.h"
+
+enum { PATIENCE = 60 }; /* seconds after which something will not come any more */
+
+static void doze(void) {
+    nanosleep(&(struct timespec){0, 20000000}, NULL);
+}
+
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Waits until the expression holds. */
+#define comes(expression)                                                                          \
+    do {                                                                                           \
+        const double end_ = seconds() + PATIENCE;                                                  \
+        while (!(expression)) {                                                                    \
+            if (seconds() > end_) fail_msg("%s: %s does not come", __func__, #expression);         \
+            doze();                                                                                \
+        }                                                                                          \
+    } while (0)
+
+/* A TCP socket that listens at a free port of the loopback interface. */
+static int listening(int *port) {
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t bytes = sizeof a;
+    const int s = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(s >= 0 && !bind(s, (struct sockaddr *)&a, sizeof a) && !listen(s, 128));
+    assert_int_equal(getsockname(s, (struct sockaddr *)&a, &bytes), 0);
+    *port = ntohs(a.sin_port);
+    return s;
+}
+
+/* ---- etcd ---- */
+
+static int client_port, peer_port;
+static pid_t etcd_process;
+
+static void etcd_start(void) {
+    char client[64], peer[64], cluster[80];
+    snprintf(client, sizeof client, "http://127.0.0.1:%d", client_port);
+    snprintf(peer, sizeof peer, "http://127.0.0.1:%d", peer_port);
+    snprintf(cluster, sizeof cluster, "default=%s", peer);
+    const char *data = in_scratch("etcd"), *log = in_scratch("etcd.log");
+    etcd_process = fork();
+    assert_true(etcd_process >= 0);
+    if (!etcd_process) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        const int file = open(log, O_CREAT | O_WRONLY | O_APPEND, 0600);
+        dup2(file, STDOUT_FILENO);
+        dup2(file, STDERR_FILENO);
+        execlp("etcd", "etcd", "--data-dir", data, "--listen-client-urls", client,
+               "--advertise-client-urls", client, "--listen-peer-urls", peer,
+               "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster, (char *)NULL);
+        _exit(127);
+    }
+}
+
+static void etcd_stop(void) {
+    kill(etcd_process, SIGKILL);
+    waitpid(etcd_process, NULL, 0);
+}
+
+static struct store *connected(void) {
+    struct store *s;
+    assert_int_equal(etcd_open("127.0.0.1", client_port, &s), 0);
+    return s;
+}
+
+static int keys(struct store *s, const char *prefix) {
+    struct store_entries e;
+    if (s->list(s, prefix, &e) != STORE_DONE) return -1;
+    const int count = e.count;
+    store_entries_clear(&e);
+    return count;
+}
+
+static int begin_tests(void **state) {
+    /* etcd waits for the disk at every write, which takes long where others write, too. */
+    if (!access("/dev/shm", W_OK)) setenv("TMPDIR", "/dev/shm", 0);
+    if (make_scratch(state)) return -1;
+    close(listening(&client_port));
+    close(listening(&peer_port));
+    etcd_start();
+    struct store *s = connected();
+    comes(keys(s, "x/") == 0);
+    s->close(s);
+    return 0;
+}
+
+static int end_tests(void **state) {
+    etcd_stop();
+    return remove_scratch(state);
+}
+
+/* ---- the store ---- */
+
+static int64_t revision_of(struct store *s, const char *key, char value[64]) {
+    struct store_entries e;
+    int64_t revision = 0;
+    assert_int_equal(s->list(s, "store/", &e), STORE_DONE);
+    for (int i = 0; i < e.count; i++)
+        if (!strcmp(e.entry[i].key, key)) {
+            revision = e.entry[i].modified;
+            snprintf(value, 64, "%s", e.entry[i].value);
+        }
+    store_entries_clear(&e);
+    return revision;
+}
+
+static enum store_status put(struct store *s, const char *key, int64_t modified, const char *value,
+                             int64_t lease) {
+    return s->commit(s, key, modified, &(struct store_write){key, value, lease}, 1);
+}
+
+static void test_one_of_two_writes_wins(void **state) {
+    (void)state;
+    struct store *a = connected(), *b = connected();
+    static const char TEXT[] = "{\"a\":\"\\u00e4 \xc3\xa4\"}";
+    char value[64];
+    assert_int_equal(put(a, "store/k", 0, TEXT, 0), STORE_DONE);
+    assert_int_equal(put(b, "store/k", 0, "b", 0), STORE_CHANGED);
+    const int64_t first = revision_of(b, "store/k", value);
+    assert_string_equal(value, TEXT);
+    assert_int_equal(put(b, "store/k", first, "b", 0), STORE_DONE);
+    assert_int_equal(put(a, "store/k", first, "a", 0), STORE_CHANGED);
+    assert_true(revision_of(a, "store/k", value) > first);
+    assert_string_equal(value, "b");
+    /* All or nothing, also where a key is removed. */
+    const struct store_write both[] = {{"store/other", "", 0}, {"store/k", NULL, 0}};
+    assert_int_equal(a->commit(a, "store/k", first, both, 2), STORE_CHANGED);
+    assert_int_equal(keys(a, "store/"), 1);
+    assert_int_equal(a->commit(a, "store/k", revision_of(a, "store/k", value), both, 2),
+                     STORE_DONE);
+    assert_int_equal(keys(b, "store/"), 1);
+    assert_int_equal(revision_of(b, "store/k", value), 0);
+    assert_true(revision_of(b, "store/other", value) > 0);
+    assert_string_equal(value, "");
+    assert_int_equal(
+        a->commit(a, "store/none", 0, (const struct store_write[]){{"store/other", NULL, 0}}, 1),
+        STORE_DONE);
+    a->close(a);
+    b->close(b);
+}
+
+static void test_keys_come_in_the_order_of_their_making(void **state) {
+    (void)state;
+    struct store *s = connected();
+    static const char *const names[] = {"order/c", "order/a", "order/b"};
+    struct store_entries e;
+    for (int i = 0; i < 3; i++) assert_int_equal(put(s, names[i], 0, "x", 0), STORE_DONE);
+    assert_int_equal(put(s, "orders/d", 0, "x", 0), STORE_DONE);
+    assert_int_equal(s->list(s, "order/", &e), STORE_DONE);
+    assert_int_equal(e.count, 3);
+    for (int i = 0; i < 3; i++) assert_string_equal(e.entry[i].key, names[i]);
+    store_entries_clear(&e);
+    s->close(s);
+}
+
+static void test_a_lease_ends(void **state) {
+    (void)state;
+    struct store *s = connected();
+    int64_t kept, lapsed;
+    assert_int_equal(s->grant(s, PATIENCE, &kept), STORE_DONE);
+    assert_int_equal(s->grant(s, 1, &lapsed), STORE_DONE);
+    assert_int_equal(put(s, "lease/kept", 0, "x", kept), STORE_DONE);
+    assert_int_equal(put(s, "lease/lapsed", 0, "x", lapsed), STORE_DONE);
+    comes(keys(s, "lease/") == 1);
+    assert_int_equal(s->keep(s, kept), STORE_DONE);
+    assert_int_equal(s->keep(s, lapsed), STORE_CHANGED);
+    assert_int_equal(put(s, "lease/lapsed", 0, "x", lapsed), STORE_AWAY);
+    assert_non_null(strstr(s->why, "lease not found"));
+    s->close(s);
+}
+
+static void test_etcd_is_restarted(void **state) {
+    (void)state;
+    struct store *s = connected();
+    int64_t lease;
+    char before[64], after[64];
+    assert_int_equal(s->grant(s, PATIENCE, &lease), STORE_DONE);
+    assert_int_equal(put(s, "store/view", 0, "seven", 0), STORE_DONE);
+    assert_int_equal(put(s, "store/member", 0, "x", lease), STORE_DONE);
+    const int64_t revision = revision_of(s, "store/view", before);
+    etcd_stop();
+    assert_int_equal(keys(s, "store/"), -1);
+    assert_true(strlen(s->why) > 0);
+    etcd_start();
+    comes(keys(s, "store/") == 2);
+    assert_int_equal(revision_of(s, "store/view", after), revision);
+    assert_string_equal(after, "seven");
+    comes(s->keep(s, lease) == STORE_DONE);
+    s->close(s);
+}
+
+/* ---- members ---- */
+
+struct player {
+    pthread_t thread;
+    struct membership *m;
+    int socket, port, ranks, status;
+    const char *run, *version;
+    double rate;
+    bool anew, missing[8];
+};
+
+static struct player player(const char *run, int ranks) {
+    struct player p = {.run = run, .ranks = ranks, .version = "1.0", .rate = 0.5};
+    p.socket = listening(&p.port);
+    return p;
+}
+
+static void *open_one(void *user) {
+    struct player *p = (struct player *)user;
+    char url[100];
+    snprintf(url, sizeof url, "etcd://127.0.0.1:%d/%s", client_port, p->run);
+    json_t *options = json_object();
+    json_object_set_new(options, "lr", json_real(p->rate));
+    json_object_set_new(options, "seq", json_integer(256));
+    const struct membership_settings settings = {url,        p->ranks, p->port,
+                                                 p->version, options,  p->anew};
+    p->status = membership_open(&settings, &p->m);
+    json_decref(options);
+    return NULL;
+}
+
+static void *next_one(void *user) {
+    struct player *p = (struct player *)user;
+    p->status = membership_next_view(p->m, p->missing);
+    return NULL;
+}
+
+static void start(struct player *p, void *(*what)(void *)) {
+    assert_int_equal(pthread_create(&p->thread, NULL, what, p), 0);
+}
+
+static int wait_for(struct player *p) {
+    pthread_join(p->thread, NULL);
+    return p->status;
+}
+
+static void leave(struct player *p) {
+    membership_close(p->m);
+    close(p->socket);
+}
+
+static const struct view *view(const struct player *p) {
+    return membership_view(p->m);
+}
+
+/* Both are in one view, at these ranks. */
+static void assert_together(const struct player *a, int a_rank, const struct player *b,
+                            int b_rank) {
+    assert_int_equal(view(a)->epoch, view(b)->epoch);
+    assert_int_equal(view(a)->members, view(b)->members);
+    assert_memory_equal(view(a)->member, view(b)->member,
+                        (size_t)view(a)->members * sizeof *view(a)->member);
+    assert_int_equal(view(a)->self, a_rank);
+    assert_int_equal(view(b)->self, b_rank);
+}
+
+/* Two that have opened a run together; p[0] is rank 0. */
+static void two(const char *run, struct player p[2]) {
+    for (int i = 0; i < 2; i++) {
+        p[i] = player(run, 2);
+        start(&p[i], open_one);
+    }
+    for (int i = 0; i < 2; i++) assert_int_equal(wait_for(&p[i]), 0);
+    if (view(&p[0])->self != 0) {
+        const struct player first = p[1];
+        p[1] = p[0];
+        p[0] = first;
+    }
+    assert_together(&p[0], 0, &p[1], 1);
+    assert_int_equal(view(&p[0])->epoch, 1);
+    assert_int_equal(view(&p[0])->members, 2);
+}
+
+static void test_two_meet_and_a_third_joins(void **state) {
+    (void)state;
+    struct player p[2], third = player("join", 2);
+    char address[64];
+    two("join", p);
+    snprintf(address, sizeof address, "127.0.0.1:%d", p[1].port);
+    assert_string_equal(view(&p[0])->member[1].address, address);
+    assert_int_equal(view(&p[0])->member[1].pid, getpid());
+    start(&third, open_one);
+    comes(membership_has_changed(p[0].m));
+    for (int i = 0; i < 2; i++) start(&p[i], next_one);
+    for (int i = 0; i < 2; i++) assert_int_equal(wait_for(&p[i]), 0);
+    assert_int_equal(wait_for(&third), 0);
+    assert_together(&p[0], 0, &p[1], 1);
+    assert_together(&p[0], 0, &third, 2);
+    assert_int_equal(view(&third)->member[1].joined, 1);
+    assert_int_equal(view(&third)->member[2].joined, view(&third)->epoch);
+    leave(&p[0]); /* dies, for the others */
+    p[1].missing[0] = third.missing[0] = true;
+    start(&p[1], next_one);
+    start(&third, next_one);
+    assert_int_equal(wait_for(&p[1]) | wait_for(&third), 0);
+    assert_together(&p[1], 0, &third, 1);
+    assert_int_equal(view(&third)->members, 2);
+    leave(&p[1]);
+    leave(&third);
+}
+
+static void test_who_is_left_out_comes_back_as_new(void **state) {
+    (void)state;
+    struct player p[2];
+    char uid[24];
+    two("left", p);
+    memcpy(uid, view(&p[1])->member[1].uid, sizeof uid);
+    p[0].missing[1] = true;
+    start(&p[0], next_one);
+    assert_int_equal(wait_for(&p[0]), 0);
+    assert_int_equal(view(&p[0])->members, 1);
+    comes(membership_has_changed(p[1].m));
+    start(&p[1], next_one);
+    comes(membership_has_changed(p[0].m));
+    p[0].missing[1] = false;
+    start(&p[0], next_one);
+    assert_int_equal(wait_for(&p[0]) | wait_for(&p[1]), 0);
+    assert_together(&p[0], 0, &p[1], 1);
+    assert_string_not_equal(view(&p[0])->member[1].uid, uid);
+    assert_int_equal(view(&p[0])->member[1].joined, view(&p[0])->epoch);
+    leave(&p[0]);
+    leave(&p[1]);
+}
+
+static void test_a_rank_stands_still_without_the_store(void **state) {
+    (void)state;
+    struct player p[2];
+    two("still", p);
+    etcd_stop();
+    leave(&p[1]);
+    p[0].missing[1] = true;
+    capture_begin();
+    start(&p[0], next_one);
+    struct stat said = {0};
+    comes(!fstat(fileno(capture_file), &said) && said.st_size > 0);
+    etcd_start();
+    assert_int_equal(wait_for(&p[0]), 0);
+    catch_end();
+    assert_caught("this rank stands still until it does", __FILE__, __LINE__);
+    assert_int_equal(view(&p[0])->members, 1);
+    leave(&p[0]);
+}
+
+static void assert_refused(struct player p, const char *text) {
+    capture_begin();
+    start(&p, open_one);
+    const int status = wait_for(&p);
+    catch_end();
+    assert_int_equal(status, -1);
+    assert_null(p.m);
+    assert_caught(text, __FILE__, __LINE__);
+    close(p.socket);
+}
+
+static void test_other_options_are_refused(void **state) {
+    (void)state;
+    struct player p[2], other = player("options", 1), older = player("options", 1);
+    two("options", p);
+    other.rate = 0.25;
+    assert_refused(other, "option lr is 0.25 here and 0.5 in run options");
+    older.version = "0.9";
+    assert_refused(older,
+                   "this program is version 0.9, and run options was begun with version 1.0");
+    struct store *s = connected();
+    assert_int_equal(keys(s, "options/member/"), 2);
+    leave(&p[1]);
+    assert_int_equal(keys(s, "options/member/"), 1);
+    leave(&p[0]);
+    assert_int_equal(keys(s, "options/member/"), 0);
+    s->close(s);
+}
+
+static void test_keys_of_another_program_are_refused(void **state) {
+    (void)state;
+    struct store *s = connected();
+    assert_int_equal(put(s, "foreign/view", 0, "hello", 0), STORE_DONE);
+    assert_refused(player("foreign", 1), "foreign/view does not hold a view");
+    assert_int_equal(put(s, "strange/options", 0, "hello", 0), STORE_DONE);
+    assert_refused(player("strange", 1), "strange/options holds no options");
+    s->close(s);
+}
+
+static void test_a_store_that_is_not_there(void **state) {
+    (void)state;
+    const int port = client_port;
+    int unused;
+    close(listening(&unused));
+    client_port = unused;
+    assert_refused(player("nowhere", 1), "is etcd running there?");
+    client_port = port;
+}
+
+static void test_a_complete_run_is_not_joined(void **state) {
+    (void)state;
+    struct player p[2], late = player("complete", 1);
+    two("complete", p);
+    assert_int_equal(membership_complete(p[0].m), 0);
+    assert_int_equal(membership_complete(p[0].m), 0);
+    start(&late, open_one);
+    assert_int_equal(wait_for(&late), 1);
+    assert_null(late.m);
+    start(&p[1], next_one);
+    assert_int_equal(wait_for(&p[1]), 1);
+    leave(&p[0]);
+    leave(&p[1]);
+    close(late.socket);
+}
+
+/* All members end without a word to the store: their leases end. */
+static void test_a_run_whose_members_are_dead_is_taken_over(void **state) {
+    (void)state;
+    struct player p[2], heir = player("heir", 2);
+    two("heir", p);
+    leave(&p[0]);
+    leave(&p[1]);
+    heir.anew = true;
+    heir.ranks = 1;
+    start(&heir, open_one);
+    assert_int_equal(wait_for(&heir), 0);
+    assert_int_equal(view(&heir)->epoch, 2);
+    assert_int_equal(view(&heir)->members, 1);
+    assert_int_equal(view(&heir)->member[0].joined, 2);
+    leave(&heir);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_of_two_writes_wins),
+        cmocka_unit_test(test_keys_come_in_the_order_of_their_making),
+        cmocka_unit_test(test_a_lease_ends),
+        cmocka_unit_test(test_etcd_is_restarted),
+        cmocka_unit_test(test_two_meet_and_a_third_joins),
+        cmocka_unit_test(test_who_is_left_out_comes_back_as_new),
+        cmocka_unit_test(test_a_rank_stands_still_without_the_store),
+        cmocka_unit_test(test_other_options_are_refused),
+        cmocka_unit_test(test_keys_of_another_program_are_refused),
+        cmocka_unit_test(test_a_store_that_is_not_there),
+        cmocka_unit_test(test_a_complete_run_is_not_joined),
+        cmocka_unit_test(test_a_run_whose_members_are_dead_is_taken_over),
+    };
+    if (!etcd_built() || system("command -v etcd >/dev/null")) {
+        puts("etcd is not installed (package etcd-server), or libcurl was not when this was built");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, begin_tests, end_tests);
+}
