@@ -296,7 +296,8 @@ size_t lossynet_packets(const struct lossynet_comm *comm) {
 }
 
 size_t lossynet_packet_bytes(const struct lossynet_comm *comm) {
-    return lossynet_payload_bytes(comm->partition.dtype, comm->partition.packet_elements);
+    return lossynet_payload_bytes(comm->partition.dtype[LOSSYNET_PARAMETER],
+                                  comm->partition.packet_elements);
 }
 
 const char *lossynet_link_name(const struct lossynet_comm *comm) {

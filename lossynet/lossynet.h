@@ -61,8 +61,8 @@ lossynet_status lossynet_rendezvous_open(const char *address, int rank, int rank
 /* The same for ranks that meet again and again, in other numbers: one meeting. */
 struct lossynet_meeting {
     const char *address; /* of rank 0, "HOST:PORT" */
-    int listener;        /* rank 0's socket, that listens there; -1: it is opened for this meeting */
-    uint64_t epoch;      /* of the meeting. Who comes for an earlier one is sent away, who comes for
+    int listener;   /* rank 0's socket, that listens there; -1: it is opened for this meeting */
+    uint64_t epoch; /* of the meeting. Who comes for an earlier one is sent away, who comes for
                             a later one is told to come again. */
     int rank, ranks;
     double seconds;
@@ -168,7 +168,7 @@ struct lossynet_settings {
     bool lead; /* lossynet_lead will be asked: ages are gathered without drift_samples, too */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
     /* What was lost of a gradient is added to its sender's next one (error_feedback.c); with
-     * wire_dtype int8 also what rounding has taken away. For estimators mean and zero; the vectors given to lossynet_reduce then change where they are not
+     * wire_dtype int8 and int4 also what rounding has taken away. For estimators mean and zero; the vectors given to lossynet_reduce then change where they are not
      * owned, too. */
     bool error_feedback;
     const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */

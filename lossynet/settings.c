@@ -24,7 +24,7 @@ const char *lossynet_status_string(lossynet_status status) {
 /* ---- names ---- */
 
 static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero"};
-static const char *const wire_dtype_names[] = {"float32", "bf16", "int8"};
+static const char *const wire_dtype_names[] = {"float32", "bf16", "int8", "int4"};
 static const char *const link_names[] = {"auto", "mpi", "udp", "verbs"};
 
 static int find(const char *name, const char *const *names, int count) {
@@ -51,7 +51,7 @@ const char *lossynet_estimator_name(lossynet_estimator estimator) {
 }
 
 const char *lossynet_wire_dtype_name(uint64_t wire_dtype) {
-    return wire_dtype <= LOSSYNET_INT8 ? wire_dtype_names[wire_dtype] : "unknown";
+    return wire_dtype <= LOSSYNET_INT4 ? wire_dtype_names[wire_dtype] : "unknown";
 }
 
 /* ---- settings ---- */
@@ -100,8 +100,9 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         return LOSSYNET_INVALID;
     }
     const bool blocks = settings->wire_dtype >= LOSSYNET_INT8;
-    if (settings->wire_dtype < LOSSYNET_FLOAT32 || settings->wire_dtype > LOSSYNET_INT8) {
-        lossynet_log("wire dtype %d: expected float32, bf16 or int8", (int)settings->wire_dtype);
+    if (settings->wire_dtype < LOSSYNET_FLOAT32 || settings->wire_dtype > LOSSYNET_INT4) {
+        lossynet_log("wire dtype %d: expected float32, bf16, int8 or int4",
+                     (int)settings->wire_dtype);
         return LOSSYNET_INVALID;
     }
     if (blocks && (settings->memory || settings->residuals)) {
@@ -109,12 +110,10 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
                      lossynet_wire_dtype_name(settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
-    if (settings->packet_bytes &&
-        lossynet_payload_elements(settings->wire_dtype, settings->packet_bytes) == 0) {
-        lossynet_log("packet size %zu bytes: expected at least %zu with wire dtype %s",
-                     settings->packet_bytes,
-                     lossynet_payload_bytes(settings->wire_dtype, LOSSYNET_BLOCK) + 3,
-                     lossynet_wire_dtype_name(settings->wire_dtype));
+    if (blocks && settings->packet_bytes &&
+        lossynet_payload_elements(LOSSYNET_INT8, settings->packet_bytes) == 0) {
+        lossynet_log("packet size %zu bytes: expected at least 36, for a block of wire dtype %s",
+                     settings->packet_bytes, lossynet_wire_dtype_name(settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
     if (settings->memory && settings->wire_dtype && !settings->memory->masked_round) {

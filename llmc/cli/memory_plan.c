@@ -21,9 +21,10 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.sharded_optimizer = o->algorithm != ALGORITHM_RPS && o->algorithm != ALGORITHM_NAIVE;
     s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
     s.wire_dtype = option_wire_dtype_names[o->wire_dtype];
-    s.wire_bytes = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
-    if (o->wire_dtype == OPTION_WIRE_INT8) { /* blocks of 32 with a byte more (elements.c) */
-        s.wire_bytes = 33 / 32.0;
+    s.wire_bytes[0] = s.wire_bytes[1] = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
+    if (o->wire_dtype >= OPTION_WIRE_INT8) { /* blocks of 32 with a byte more (elements.c) */
+        s.wire_bytes[1] = 33 / 32.0;
+        s.wire_bytes[0] = o->wire_dtype == OPTION_WIRE_INT4 ? 17 / 32.0 : 33 / 32.0;
         s.packet_bytes -= s.packet_bytes % 33;
     }
     s.link_gbps = o->link_gbps;
@@ -133,12 +134,15 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         e.host_bytes = host + e.fresh_bytes +
                        (s->staged ? e.parameter_bytes + e.gradient_bytes + e.ahead_bytes : 0);
     /* GRADIENT: a worker sends every shard except its own. PARAMETER: it sends its own shard to
-     * N-1 workers. */
-    e.phase_bytes = s->wire_bytes * P * others;
-    e.phase_packets = ceil(e.phase_bytes / s->packet_bytes);
-    e.phase_seconds =
-        8 * (e.phase_bytes + e.phase_packets * (s->header_bytes + MEMORY_PLAN_FRAME_BYTES)) /
-        (s->link_gbps * 1e9);
+     * N-1 workers. As many packets, of as many elements. */
+    e.phase_packets = ceil(s->wire_bytes[1] * P * others / s->packet_bytes);
+    for (int phase = 0; phase < 2; phase++) {
+        e.phase_bytes[phase] = s->wire_bytes[phase] * P * others;
+        e.phase_seconds[phase] =
+            8 *
+            (e.phase_bytes[phase] + e.phase_packets * (s->header_bytes + MEMORY_PLAN_FRAME_BYTES)) /
+            (s->link_gbps * 1e9);
+    }
     return e;
 }
 
@@ -213,13 +217,16 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
          "of all workers, stale packets too");
     printf("\nSent per worker and step, as %s; as much is received\n", s->wire_dtype);
-    line("gradient phase", e.phase_bytes, "");
-    line("parameter phase", e.phase_bytes, "");
-    const double again = s->resent[0] + s->resent[1];
-    if (again > 0) line("sent again", again * e.phase_bytes, "expected at these loss rates");
+    line("gradient phase", e.phase_bytes[0], "");
+    line("parameter phase", e.phase_bytes[1], "");
+    const double again = s->resent[0] * e.phase_bytes[0] + s->resent[1] * e.phase_bytes[1];
+    if (again > 0) line("sent again", again, "expected at these loss rates");
     printf("  %.0f packets of at most %d bytes in each phase\n", e.phase_packets, s->packet_bytes);
-    printf("  at %g Gbit/s: %.1f ms per phase, %.1f ms per step on the link\n", s->link_gbps,
-           1e3 * e.phase_seconds, 1e3 * (2 + again) * e.phase_seconds);
+    printf("  at %g Gbit/s: %.1f", s->link_gbps, 1e3 * e.phase_seconds[0]);
+    if (e.phase_seconds[0] < e.phase_seconds[1]) printf(" and %.1f", 1e3 * e.phase_seconds[1]);
+    printf(" ms per phase, %.1f ms per step on the link\n",
+           1e3 *
+               ((1 + s->resent[0]) * e.phase_seconds[0] + (1 + s->resent[1]) * e.phase_seconds[1]));
     printf("  (with %d bytes of header and %d of Ethernet, IPv4 and UDP per packet)\n",
            s->header_bytes, MEMORY_PLAN_FRAME_BYTES);
 }

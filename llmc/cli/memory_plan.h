@@ -19,7 +19,7 @@ struct memory_plan_settings {
     bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */
     double network_bytes;           /* what the network layer needs, mainly receive buffers */
     int packet_bytes, header_bytes; /* of a packet: its payload, and the header before it */
-    double wire_bytes;              /* bytes of an element of the payload, scales included */
+    double wire_bytes[2];           /* bytes of an element of the payload, by phase, with scales */
     const char *wire_dtype;         /* its name to print */
     double resent[2];               /* expected retransmissions by phase, as a share of the phase */
     double link_gbps;               /* 10^9 bit/s, each way */
@@ -54,10 +54,10 @@ struct memory_plan {
     double copy_bytes;  /* the copy that a checkpoint is written from */
     double activation_bytes;
     double total_bytes;
-    double host_bytes;  /* with a device: host memory, mainly pinned vectors */
-    double phase_bytes; /* payload a worker sends in a phase; it receives as much */
+    double host_bytes;     /* with a device: host memory, mainly pinned vectors */
+    double phase_bytes[2]; /* payload a worker sends in a phase; it receives as much */
     double phase_packets;
-    double phase_seconds; /* time on the link, including headers */
+    double phase_seconds[2]; /* time on the link, including headers */
 };
 
 /* Bytes around a datagram: Ethernet 38 with preamble, checksum and gap; IPv4 20; UDP 8. */

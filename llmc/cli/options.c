@@ -17,7 +17,7 @@ static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
-const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", NULL};
+const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", NULL};
 
 enum kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
 
@@ -144,10 +144,11 @@ static const struct entry table[] = {
            "active RDMA port, else udp"),
     INTEGER("packet-bytes", packet_bytes, "0", 0, 65532,
             "payload of a packet, a multiple of 4; 0: what a datagram carries, at most 4096"),
-    ONE_OF("wire-dtype", wire_dtype, "float32", option_wire_dtype_names, "float32|bf16|int8",
+    ONE_OF("wire-dtype", wire_dtype, "float32", option_wire_dtype_names, "float32|bf16|int8|int4",
            "of gradients and parameters on their way, while owners keep float32. bf16: half the "
-           "bytes, rounded to nearest. int8: a quarter, in blocks of 32 with a scale, on CPUs. "
-           "Algorithms lossy and reliable"),
+           "bytes, rounded to nearest. int8: a quarter, in blocks of 32 with a scale. int4: "
+           "gradients an eighth, parameters as int8. int8 and int4 on CPUs. Algorithms lossy and "
+           "reliable"),
     STRING("interface", interface, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "

@@ -19,8 +19,13 @@ extern const char *const algorithm_names[]; /* ends with NULL */
 
 enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
 
-enum data_split { DATA_SHARED, DATA_CONTIGUOUS };                 /* of --data-split */
-enum { OPTION_WIRE_FLOAT32, OPTION_WIRE_BF16, OPTION_WIRE_INT8 }; /* of --wire-dtype */
+enum data_split { DATA_SHARED, DATA_CONTIGUOUS }; /* of --data-split */
+enum {
+    OPTION_WIRE_FLOAT32,
+    OPTION_WIRE_BF16,
+    OPTION_WIRE_INT8,
+    OPTION_WIRE_INT4
+}; /* of --wire-dtype */
 extern const char *const option_wire_dtype_names[];
 
 enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF }; /* of --progress */

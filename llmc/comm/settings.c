@@ -73,7 +73,8 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.packet_bytes = (size_t)o->packet_bytes;
     static const lossynet_wire_dtype wire_dtypes[] = {[OPTION_WIRE_FLOAT32] = LOSSYNET_FLOAT32,
                                                       [OPTION_WIRE_BF16] = LOSSYNET_BF16,
-                                                      [OPTION_WIRE_INT8] = LOSSYNET_INT8};
+                                                      [OPTION_WIRE_INT8] = LOSSYNET_INT8,
+                                                      [OPTION_WIRE_INT4] = LOSSYNET_INT4};
     s.wire_dtype = wire_dtypes[o->wire_dtype];
     s.loss = loss_settings(o, workers);
     s.error_feedback = o->carry > 0;

@@ -184,7 +184,8 @@ static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, s
     const size_t start = partition->shard_element[shard];
     const size_t block = start + (element - start) / LOSSYNET_BLOCK * LOSSYNET_BLOCK;
     const size_t left = partition->shard_element[shard + 1] - block;
-    return lossynet_block_scale(vector + block, left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK);
+    return lossynet_block_scale(partition->dtype[LOSSYNET_PARAMETER], vector + block,
+                                left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK);
 }
 
 static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *vectors) {
@@ -218,6 +219,7 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
 static void keep_model(const struct lossynet_comm *comm) {
     const struct lossynet_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
+    const lossynet_wire_dtype dtype = comm->partition.dtype[LOSSYNET_PARAMETER];
     for (size_t i = 0; i < n; i++) {
         const float now = drift->values[(size_t)drift->owner[i] * n + i];
         drift->model_change[i] = drift->measured > 0 ? now - drift->model[i] : 0;
@@ -226,10 +228,11 @@ static void keep_model(const struct lossynet_comm *comm) {
     if (drift->scales) { /* replicas' values are rounded */
         for (size_t i = 0; i < n; i++) {
             const size_t own = (size_t)drift->owner[i] * n + i;
-            drift->values[own] = lossynet_block_round(drift->values[own], drift->scales[own]);
+            drift->values[own] =
+                lossynet_block_round(dtype, drift->values[own], drift->scales[own]);
         }
     } else if (lossynet_rounds(&comm->partition)) {
-        const struct lossynet_rounding r = {.dtype = comm->partition.dtype};
+        const struct lossynet_rounding r = {.dtype = dtype};
         lossynet_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers);
     }
 }

@@ -138,7 +138,7 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                                                          comm, v, first + at->packet)
                                                    : 0},
                     .payload = payload(comm, phase, sender, n, elements, offset, count),
-                    .bytes = lossynet_payload_bytes(partition->dtype, count),
+                    .bytes = lossynet_payload_bytes(partition->dtype[phase], count),
                     .device = device};
                 n++;
             }
@@ -198,7 +198,7 @@ static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
 
 static size_t bytes(void *context, lossynet_phase phase, const struct lossynet_packet *packet) {
     const struct lossynet_comm *comm = context;
-    return lossynet_payload_bytes(comm->partition.dtype, elements(comm, phase, packet));
+    return lossynet_payload_bytes(comm->partition.dtype[phase], elements(comm, phase, packet));
 }
 
 /* Where a packet's elements land: parameters in the vector, gradients in the inbox. */
@@ -226,7 +226,7 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
     if (phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on)
         comm->feedback.mass[arrived - comm->arrivals.arrived[phase]] =
             lossynet_unconfirmed_mass(comm, packet->gradients);
-    lossynet_elements_unpack(comm->partition.dtype, landing(comm, phase, packet, v), payload,
+    lossynet_elements_unpack(comm->partition.dtype[phase], landing(comm, phase, packet, v), payload,
                              count);
     return true;
 }
@@ -252,7 +252,7 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
     const size_t count = elements(comm, phase, packet);
     (void)length; /* the payload of so many elements (`bytes`) */
     if (!comm->exchange.reliable &&
-        !lossynet_elements_are_finite(comm->partition.dtype, payload, count))
+        !lossynet_elements_are_finite(comm->partition.dtype[phase], payload, count))
         return LOSSYNET_NOT_FINITE;
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
     const size_t k =
@@ -296,7 +296,7 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
     COMM_TAKE(comm, comm->exchange.elsewhere, local);
     if (multicast) COMM_TAKE(comm, comm->arrivals.takes, lossynet_links(comm, false));
     comm->exchange.packet_bytes =
-        lossynet_payload_bytes(partition->dtype, partition->packet_elements);
+        lossynet_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
     if (lossynet_rounds(partition))
         COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
     const struct lossynet_transport_shape shape = {

@@ -195,7 +195,8 @@ static uint64_t count(struct lossynet_comm *comm, int v) {
     counters->expected[LOSSYNET_GRADIENT] += expected;
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
     counters->bytes[LOSSYNET_GRADIENT] +=
-        comm->partition.bytes - comm->partition.owner_bytes[comm->first + v];
+        comm->partition.bytes[LOSSYNET_GRADIENT] -
+        comm->partition.owner_bytes[LOSSYNET_GRADIENT][comm->first + v];
     return arrived;
 }
 

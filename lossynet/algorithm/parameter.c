@@ -79,7 +79,7 @@ static void count(struct lossynet_comm *comm, int v) {
     counters->expected[LOSSYNET_PARAMETER] += expected;
     counters->arrived[LOSSYNET_PARAMETER] += arrived;
     counters->bytes[LOSSYNET_PARAMETER] +=
-        partition->owner_bytes[comm->first + v] * (uint64_t)(comm->workers - 1);
+        partition->owner_bytes[LOSSYNET_PARAMETER][comm->first + v] * (uint64_t)(comm->workers - 1);
     comm->stats.totals[v].expected += expected;
     comm->stats.totals[v].arrived += arrived;
 }

@@ -148,7 +148,7 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
                 size_t offset, count;
                 if (acked[k]) continue;
                 lossynet_packet_span(partition, b, owner, k - row[0], &offset, &count);
-                counters->bytes[phase] += lossynet_payload_bytes(partition->dtype, count);
+                counters->bytes[phase] += lossynet_payload_bytes(partition->dtype[phase], count);
                 counters->resent[phase]++;
             }
         }

@@ -11,7 +11,7 @@
 
 struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
                                               lossynet_phase phase, int sender, size_t offset) {
-    struct lossynet_rounding r = {.dtype = comm->partition.dtype, .offset = offset};
+    struct lossynet_rounding r = {.dtype = comm->partition.dtype[phase], .offset = offset};
     if (phase == LOSSYNET_PARAMETER || !lossynet_has_blocks(&comm->partition)) return r;
     r.random = true;
     r.key = lossynet_mix(comm->loss.seed ^ 0x726f756e64u /* "round" */);

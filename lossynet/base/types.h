@@ -46,6 +46,7 @@ typedef enum {
     LOSSYNET_BF16, /* rounded to nearest: half the bytes */
     LOSSYNET_INT8, /* blocks of 32 with a scale: gradients rounded at random, parameters to nearest:
                       0.26 of the bytes */
+    LOSSYNET_INT4, /* the same of 4 bits for gradients, 0.13 of the bytes; parameters as int8 */
 } lossynet_wire_dtype;
 
 typedef enum {

@@ -6,21 +6,25 @@
  * seven upper bits stay. An element that is infinite or NaN stays so, and the largest ones, from
  * 0x7f7f8000 on, become infinite (IEEE 754, section 4.3.1).
  *
- * int8: a packet is cut in blocks of 32 elements, the last one shorter. An element is an integer
- * from -127 to 127 times its block's unit, a power of 2: the smallest with which the block's largest
- * element fits. (It is MXINT8 of the Open Compute Project's "Microscaling Formats (MX)
- * Specification" 1.0, without -128.) A payload of n elements, so 33 bytes for 32 of them:
+ * int8, int4: a packet is cut in blocks of 32 elements, the last one shorter. An element is an
+ * integer from -127 to 127, or -7 to 7, times its block's unit, a power of 2: the smallest with
+ * which the block's largest element fits. (int8 is MXINT8 of the Open Compute Project's
+ * "Microscaling Formats (MX) Specification" 1.0, without -128.) A payload of n elements, so 33 or 17
+ * bytes for 32 of them:
  *
- *     scale[ceil(n / 32)]   one byte for each block: unit = 2^(scale - 133); 255: a block in which
- *                           something is not finite, and is NaN as a whole
- *     q[n]                  two's complement; element = q * unit, exactly
+ *     scale[ceil(n / 32)]   one byte for each block: unit = 2^(scale - 133), of int4 2^(scale - 129);
+ *                           255: a block in which something is not finite, and is NaN as a whole
+ *     q[n]                  two's complement, of int4 two in a byte, the first in its low four bits;
+ *                           element = q * unit, exactly
+ *
+ * int4 is of gradients only: parameters are int8 then. A packet has as many elements in both phases.
  *
  *   - Rounding a rounded block changes nothing: its elements are multiples of its unit, and the unit
  *     that the block would now be given is that unit or a smaller power of 2. So it does not matter
  *     where and how often a packet is rounded. A scale of float32 would halve the mean square error
  *     at most, and not have this property.
  *   - A packet is decoded alone, and blocks end with it.
- *   - The unit is at most 1/63 of the block's largest element. Rounded to nearest, an element is off
+ *   - The unit is at most 2/127, or 2/7, of the block's largest element. Rounded to nearest, an element is off
  *     by half a unit at most. Rounded at random it is off by less than a unit, and right on average:
  *     x = (k + f) unit becomes k + 1 with probability f.
  *
@@ -61,8 +65,11 @@ static void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
 /* ---- blocks ---- */
 
 enum { BLOCK = LOSSYNET_BLOCK, NOT_FINITE = 255 };
-enum { SCALE_LEAST = 7 }; /* its unit is the smallest normal number */
-enum { BITS = 8 };
+enum { SCALE_LEAST = 7 }; /* its unit is a normal number */
+
+static int bits_of(lossynet_wire_dtype dtype) {
+    return dtype == LOSSYNET_INT4 ? 4 : 8;
+}
 
 static float from_exponent(int biased) {
     const uint32_t bits = (uint32_t)biased << 23;
@@ -71,21 +78,21 @@ static float from_exponent(int biased) {
     return x;
 }
 
-static float unit_of(uint8_t scale) {
-    return scale == NOT_FINITE ? NAN : from_exponent(scale - (BITS - 2));
+static float unit_of(uint8_t scale, int bits) {
+    return scale == NOT_FINITE ? NAN : from_exponent(scale - (bits - 2));
 }
 
-/* The exponent of the largest element, or one more where it is above 127/128 of the next power of
- * 2. */
-static uint8_t scale_of(const float x[BLOCK]) {
+/* The exponent of the largest element, or one more where it is above 127/128, or 7/8, of the next
+ * power of 2. */
+static uint8_t scale_of(const float x[BLOCK], int bits) {
     uint32_t most = 0;
     for (int i = 0; i < BLOCK; i++) {
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bits &= 0x7fffffff;
-        most = bits > most ? bits : most;
+        uint32_t size;
+        memcpy(&size, &x[i], sizeof size);
+        size &= 0x7fffffff;
+        most = size > most ? size : most;
     }
-    const uint32_t scale = (most + ((1u << (25 - BITS)) - 1)) >> 23;
+    const uint32_t scale = (most + ((1u << (25 - bits)) - 1)) >> 23;
     if (most >= 0x7f800000 || scale > NOT_FINITE) return NOT_FINITE;
     return (uint8_t)(scale < SCALE_LEAST ? SCALE_LEAST : scale);
 }
@@ -117,16 +124,16 @@ static void round_to_nearest(int32_t q[BLOCK], const float x[BLOCK], float inver
 }
 
 /* A block of count <= BLOCK elements. Returns its scale. */
-static uint8_t quantise(int32_t q[BLOCK], const float *from, size_t count, bool random,
+static uint8_t quantise(int32_t q[BLOCK], const float *from, size_t count, int bits, bool random,
                         uint64_t key) {
     float x[BLOCK] = {0};
     memcpy(x, from, count * sizeof *x);
-    const uint8_t scale = scale_of(x);
+    const uint8_t scale = scale_of(x, bits);
     if (scale == NOT_FINITE) {
         memset(q, 0, BLOCK * sizeof *q);
         return scale;
     }
-    const float inverse = from_exponent(254 - (scale - (BITS - 2)));
+    const float inverse = from_exponent(254 - (scale - (bits - 2)));
     if (random)
         round_at_random(q, x, inverse, key);
     else
@@ -140,45 +147,61 @@ static size_t smaller(size_t a, size_t b) {
 
 static void round_blocks(const struct lossynet_rounding *r, float *to, const float *from,
                          size_t n) {
+    const int bits = bits_of(r->dtype);
     for (size_t i = 0; i < n; i += BLOCK) {
         int32_t q[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
-        const float unit = unit_of(quantise(q, from + i, count, r->random, r->key + r->offset + i));
+        const uint8_t scale = quantise(q, from + i, count, bits, r->random, r->key + r->offset + i);
+        const float unit = unit_of(scale, bits);
         for (size_t j = 0; j < count; j++) to[i + j] = (float)q[j] * unit;
     }
 }
 
 static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const float *from,
                         size_t n) {
+    const int bits = bits_of(r->dtype);
     uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int32_t q[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
-        *scale++ = quantise(q, from + i, count, r->random, r->key + r->offset + i);
-        for (size_t j = 0; j < count; j++) out[i + j] = (uint8_t)q[j];
+        *scale++ = quantise(q, from + i, count, bits, r->random, r->key + r->offset + i);
+        if (bits == 8)
+            for (size_t j = 0; j < count; j++) out[i + j] = (uint8_t)q[j];
+        else
+            for (size_t j = 0; j < count; j += 2)
+                out[(i + j) / 2] = (uint8_t)((q[j] & 15) | (q[j + 1] & 15) << 4);
     }
 }
 
-static void unpack_blocks(float *to, const uint8_t *payload, size_t n) {
+static int nibble(uint8_t byte, size_t which) {
+    return ((byte >> (which % 2 * 4) & 15) ^ 8) - 8;
+}
+
+static void unpack_blocks(lossynet_wire_dtype dtype, float *to, const uint8_t *payload, size_t n) {
+    const int bits = bits_of(dtype);
     const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
-        const size_t count = smaller(BLOCK, n - i);
-        const float unit = unit_of(*scale++);
-        for (size_t j = 0; j < count; j++) to[i + j] = (float)(int8_t)in[i + j] * unit;
+        const size_t end = i + smaller(BLOCK, n - i);
+        const float unit = unit_of(*scale++, bits);
+        if (bits == 8)
+            for (size_t j = i; j < end; j++) to[j] = (float)(int8_t)in[j] * unit;
+        else
+            for (size_t j = i; j < end; j++) to[j] = (float)nibble(in[j / 2], j) * unit;
     }
 }
 
-uint8_t lossynet_block_scale(const float *block, size_t count) {
+uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count) {
     float x[BLOCK] = {0};
     memcpy(x, block, count * sizeof *x);
-    return scale_of(x);
+    return scale_of(x, bits_of(dtype));
 }
 
-float lossynet_block_round(float x, uint8_t scale) {
+float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
+    const int bits = bits_of(dtype);
     float block[BLOCK] = {x};
     int32_t q[BLOCK] = {0};
-    if (scale != NOT_FINITE) round_to_nearest(q, block, from_exponent(254 - (scale - (BITS - 2))));
-    return (float)q[0] * unit_of(scale);
+    if (scale != NOT_FINITE) round_to_nearest(q, block, from_exponent(254 - (scale - (bits - 2))));
+    return (float)q[0] * unit_of(scale, bits);
 }
 
 /* ---- all of them ---- */
@@ -190,9 +213,11 @@ size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
     case LOSSYNET_BF16:
         return n * sizeof(uint16_t);
     case LOSSYNET_INT8:
+        return (n + BLOCK - 1) / BLOCK + n;
+    case LOSSYNET_INT4:
         break;
     }
-    return (n + BLOCK - 1) / BLOCK + n;
+    return (n + BLOCK - 1) / BLOCK + (n + 1) / 2;
 }
 
 size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes) {
@@ -217,7 +242,7 @@ void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_
     else if (dtype == LOSSYNET_BF16)
         unpack_bf16(to, payload, n);
     else
-        unpack_blocks(to, payload, n);
+        unpack_blocks(dtype, to, payload, n);
 }
 
 void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
@@ -246,7 +271,7 @@ bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payl
             memcpy(&upper, payload + i * sizeof upper, sizeof upper);
             wrong |= (upper & 0x7f80) >= TOO_LARGE >> 16;
         }
-    } else { /* a block's elements are at most 2^(BITS - 1) units, so less than 2^(scale - 125) */
+    } else { /* a block's elements are at most 128, or 8, units: less than 2^(scale - 125) */
         for (size_t i = 0; i < (n + BLOCK - 1) / BLOCK; i++)
             wrong |= payload[i] < SCALE_LEAST || payload[i] > 64 + 125;
     }

@@ -20,11 +20,16 @@ static size_t minimum(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-static size_t shard_bytes(const struct lossynet_partition *partition, size_t count) {
+static void add_bytes(struct lossynet_partition *partition, size_t owner, size_t count) {
     const size_t full = count / partition->packet_elements,
                  rest = count % partition->packet_elements;
-    return full * lossynet_payload_bytes(partition->dtype, partition->packet_elements) +
-           lossynet_payload_bytes(partition->dtype, rest);
+    for (int phase = 0; phase < 2; phase++) {
+        const lossynet_wire_dtype dtype = partition->dtype[phase];
+        const size_t bytes = full * lossynet_payload_bytes(dtype, partition->packet_elements) +
+                             lossynet_payload_bytes(dtype, rest);
+        partition->owner_bytes[phase][owner] += bytes;
+        partition->bytes[phase] += bytes;
+    }
 }
 
 static void fill(struct lossynet_partition *partition, const size_t *bucket_elements) {
@@ -43,7 +48,7 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
                 partition->owner_element[w * row + b] + count;
             partition->owner_packet[w * row + b + 1] =
                 partition->owner_packet[w * row + b] + packets;
-            partition->owner_bytes[w] += shard_bytes(partition, count);
+            add_bytes(partition, w, count);
             if (packets > partition->largest_shard_packets)
                 partition->largest_shard_packets = packets;
             element += count;
@@ -56,7 +61,6 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
         size_t packets = lossynet_partition_owner_packets(partition, (int)w);
         partition->owner_start[w + 1] = partition->owner_start[w] + packets;
         if (packets > partition->largest_owner_packets) partition->largest_owner_packets = packets;
-        partition->bytes += partition->owner_bytes[w];
     }
 }
 
@@ -64,17 +68,22 @@ lossynet_status lossynet_partition_open(struct lossynet_partition *partition, in
                                         int buckets, const size_t *bucket_elements,
                                         size_t packet_bytes, lossynet_wire_dtype dtype) {
     *partition = (struct lossynet_partition){.workers = workers, .buckets = buckets};
-    partition->packet_elements = lossynet_payload_elements(dtype, packet_bytes);
-    partition->dtype = dtype;
+    partition->dtype[LOSSYNET_GRADIENT] = dtype;
+    partition->dtype[LOSSYNET_PARAMETER] = dtype == LOSSYNET_INT4 ? LOSSYNET_INT8 : dtype;
+    partition->packet_elements =
+        lossynet_payload_elements(partition->dtype[LOSSYNET_PARAMETER], packet_bytes);
     size_t shards = (size_t)buckets * workers + 1, rows = ((size_t)buckets + 1) * workers;
     partition->shard_element = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
     partition->shard_packet = (size_t *)lossynet_memory_take(shards, sizeof(size_t));
     partition->owner_element = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
     partition->owner_packet = (size_t *)lossynet_memory_take(rows, sizeof(size_t));
     partition->owner_start = (size_t *)lossynet_memory_take((size_t)workers + 1, sizeof(size_t));
-    partition->owner_bytes = (size_t *)lossynet_memory_take((size_t)workers, sizeof(size_t));
+    for (int phase = 0; phase < 2; phase++)
+        partition->owner_bytes[phase] =
+            (size_t *)lossynet_memory_take((size_t)workers, sizeof(size_t));
     if (!partition->shard_element || !partition->shard_packet || !partition->owner_element ||
-        !partition->owner_packet || !partition->owner_start || !partition->owner_bytes) {
+        !partition->owner_packet || !partition->owner_start || !partition->owner_bytes[0] ||
+        !partition->owner_bytes[1]) {
         lossynet_log("no memory for the partition of %d buckets x %d workers", buckets, workers);
         lossynet_partition_close(partition);
         return LOSSYNET_NO_MEMORY;
@@ -89,6 +98,7 @@ void lossynet_partition_close(struct lossynet_partition *partition) {
     free(partition->owner_element);
     free(partition->owner_packet);
     free(partition->owner_start);
-    free(partition->owner_bytes);
+    free(partition->owner_bytes[0]);
+    free(partition->owner_bytes[1]);
     *partition = (struct lossynet_partition){0};
 }

@@ -13,9 +13,9 @@
 
 struct lossynet_partition {
     int workers, buckets;
-    size_t elements, packets;  /* in one vector */
-    size_t packet_elements;    /* in a full packet */
-    lossynet_wire_dtype dtype; /* of payloads */
+    size_t elements, packets;     /* in one vector */
+    size_t packet_elements;       /* in a full packet */
+    lossynet_wire_dtype dtype[2]; /* of payloads, by phase */
 
     /* Shards in order of (bucket, owner) follow one another without gaps, both in elements and in
      * packets, so shard i = bucket * workers + owner ends where shard i + 1 starts. */
@@ -27,8 +27,8 @@ struct lossynet_partition {
     size_t *owner_packet;  /* [workers][buckets + 1] */
     size_t *owner_start;   /* [workers + 1]: packets of all owners before this one */
 
-    size_t *owner_bytes; /* [workers]: payloads of all an owner's packets */
-    size_t bytes;        /* of all owners */
+    size_t *owner_bytes[2]; /* [workers], by phase: payloads of all an owner's packets */
+    size_t bytes[2];        /* of all owners */
 
     size_t largest_shard_packets, largest_owner_packets;
 };
@@ -83,12 +83,12 @@ static inline void lossynet_packet_span(const struct lossynet_partition *partiti
 
 /* What is sent is rounded. */
 static inline bool lossynet_rounds(const struct lossynet_partition *partition) {
-    return partition->dtype != LOSSYNET_FLOAT32;
+    return partition->dtype[LOSSYNET_PARAMETER] != LOSSYNET_FLOAT32;
 }
 
 /* It is rounded in blocks with a scale, by which elements are rounded together. */
 static inline bool lossynet_has_blocks(const struct lossynet_partition *partition) {
-    return partition->dtype >= LOSSYNET_INT8;
+    return partition->dtype[LOSSYNET_PARAMETER] >= LOSSYNET_INT8;
 }
 
 enum { LOSSYNET_BLOCK = 32 }; /* elements of a block */
@@ -125,7 +125,7 @@ bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payl
 
 /* The scale of a block of count <= LOSSYNET_BLOCK elements, and what one of them is rounded to
  * nearest. */
-uint8_t lossynet_block_scale(const float *block, size_t count);
-float lossynet_block_round(float x, uint8_t scale);
+uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count);
+float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale);
 
 #endif

@@ -11,7 +11,7 @@ struct format {
     lossynet_wire_dtype dtype;
     int most; /* largest integer */
 };
-static const struct format formats[] = {{LOSSYNET_INT8, 127}};
+static const struct format formats[] = {{LOSSYNET_INT8, 127}, {LOSSYNET_INT4, 7}};
 enum { FORMATS = sizeof formats / sizeof *formats };
 
 static struct lossynet_rounding rounding(lossynet_wire_dtype dtype, bool random, uint64_t key) {
@@ -22,10 +22,10 @@ static struct lossynet_rounding rounding(lossynet_wire_dtype dtype, bool random,
 static double unit_of(const float *x, size_t n, int most) {
     double largest = 0;
     for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)x[i]));
-    if (largest < 0x1p-119) return 0x1p-126;
-    double unit = ldexp(1, (int)floor(log2(largest / most)) - 1);
+    const double least = most == 127 ? 0x1p-126 : 0x1p-122;
+    double unit = largest > 0 ? ldexp(1, (int)floor(log2(largest / most)) - 1) : 0;
     while (unit * most < largest) unit *= 2;
-    return unit;
+    return fmax(unit, least);
 }
 
 /* Normal numbers of very different sizes from block to block. */
@@ -313,30 +313,34 @@ static void test_bytes(void **state) {
         struct lossynet_counters c;
         struct lossynet_comm *comm = open_alone(&settings);
         const struct lossynet_partition *p = &comm->partition;
-        size_t bytes = 0;
+        size_t bytes[2] = {0};
         for (int b = 0; b < BUCKETS; b++) {
             for (int w = 0; w < WORKERS; w++) {
                 for (size_t k = 0; k < lossynet_shard_packets(p, b, w); k++) {
                     size_t offset, count;
                     lossynet_packet_span(p, b, w, k, &offset, &count);
-                    bytes += lossynet_payload_bytes(p->dtype, count);
+                    bytes[LOSSYNET_GRADIENT] += lossynet_payload_bytes(formats[f].dtype, count);
+                    bytes[LOSSYNET_PARAMETER] += lossynet_payload_bytes(LOSSYNET_INT8, count);
                 }
             }
         }
-        assert_true(bytes < ELEMENTS * 1.06);
+        assert_true(bytes[LOSSYNET_PARAMETER] < ELEMENTS * 1.06);
+        assert_true(bytes[LOSSYNET_GRADIENT] < ELEMENTS * (formats[f].most == 7 ? 0.56 : 1.06));
         float **x = take_vectors(WORKERS, ELEMENTS);
         lossynet_step_begin(comm, 0);
         lossynet_reduce(comm, x, false);
         lossynet_broadcast(comm, x, false);
         assert_int_equal(lossynet_step_counters(comm, 0, &c), LOSSYNET_OK);
         for (int phase = 0; phase < 2; phase++)
-            assert_int_equal(c.bytes[phase], 2 * (WORKERS - 1) * bytes);
+            assert_int_equal(c.bytes[phase], 2 * (WORKERS - 1) * bytes[phase]);
         free_vectors(x);
         lossynet_close(comm);
     }
     assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT8, 32), 33);
     assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT8, 33), 35);
     assert_int_equal(lossynet_payload_elements(LOSSYNET_INT8, 1472), 44 * 32);
+    assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT4, 32), 17);
+    assert_int_equal(lossynet_payload_bytes(LOSSYNET_INT4, 33), 19);
 }
 
 /* From the start on, and as long as nothing is lost, replicas are not apart: what others have is
@@ -461,7 +465,7 @@ static void test_refusals(void **state) {
     refuse(&settings, "wire dtype int8: expected vectors and residuals in the host's memory");
     settings.memory = NULL;
     settings.packet_bytes = 32;
-    refuse(&settings, "packet size 32 bytes: expected at least 36 with wire dtype int8");
+    refuse(&settings, "packet size 32 bytes: expected at least 36, for a block of wire dtype int8");
     settings.packet_bytes = 36;
     struct lossynet_comm *comm = open_alone(&settings);
     assert_int_equal(lossynet_packet_bytes(comm), 33);

@@ -330,7 +330,7 @@ static void test_refusals(void **state) {
     settings.wire_dtype = (lossynet_wire_dtype)9;
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "wire dtype 9: expected float32, bf16 or int8");
+    assert_message(capture_end(), "wire dtype 9: expected float32, bf16, int8 or int4");
 }
 
 int main(void) {

@@ -169,8 +169,11 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
         }
         lossynet_broadcast_ahead(comm, step % 3 ? (const float *const *)ahead : NULL, 0.5);
         if (!status) status = lossynet_broadcast(comm, parameter, lossless);
-        if (step == 7 && !status) status = lossynet_reduce(comm, parameter, false); /* rps-like */
-        if (step == 7 && !status) status = lossynet_reduce(comm, parameter, false);
+        /* rps-like; not with int4, which rounds in place what workers of this rank would send, and
+         * keeps less of it than of parameters */
+        const bool averages = step == 7 && comm->partition.dtype[0] == comm->partition.dtype[1];
+        if (averages && !status) status = lossynet_reduce(comm, parameter, false);
+        if (averages && !status) status = lossynet_reduce(comm, parameter, false);
         struct lossynet_drift drift;
         struct lossynet_counters counters;
         if (!status) status = lossynet_drift_measure(comm, parameter, &drift);

@@ -25,6 +25,7 @@ static const struct {
     {"burst:300", 0.3, LOSSYNET_HT, 0},   {"trace", 0.5, LOSSYNET_MEAN, 0},
     {"bernoulli", 0.2, LOSSYNET_MEAN, 1}, {"burst:5", 0.3, LOSSYNET_BALANCED, 1},
     {"outage:4", 0.3, LOSSYNET_HT, 0},    {"bernoulli", 0.2, LOSSYNET_MEAN, 2},
+    {"bernoulli", 0.2, LOSSYNET_MEAN, 3},
 };
 
 static bool write_trace(const char *path) {

@@ -513,6 +513,11 @@ static void test_forged_abort(void **state) {
 
 /* Datagrams with bits flipped and cut short, but with a checksum that fits (a peer gone mad):
  * nothing is written outside the packet that a valid header names. */
+static size_t full_packet(lossynet_wire_dtype wire_dtype, int phase) {
+    if (wire_dtype < LOSSYNET_INT8) return 64;
+    return wire_dtype == LOSSYNET_INT4 && phase == LOSSYNET_GRADIENT ? 17 : 33;
+}
+
 static void random_datagrams(lossynet_wire_dtype wire_dtype) {
     struct lossynet_comm *comm = open_peer_with(wire_dtype);
     float **x = take_vectors(2, 290);
@@ -522,8 +527,8 @@ static void random_datagrams(lossynet_wire_dtype wire_dtype) {
     for (uint64_t i = 0; i < 60000; i++) {
         struct wire_header h = data_header(comm, (int)(i % 2), 0);
         uint8_t bytes[WIRE_HEADER_BYTES + 64] = {0};
-        size_t count = WIRE_HEADER_BYTES + (wire_dtype == LOSSYNET_INT8 ? 33 : 64);
-        h.elements = wire_dtype == LOSSYNET_INT8 ? WIRE_BLOCKS : (uint8_t)wire_dtype;
+        size_t count = WIRE_HEADER_BYTES + full_packet(wire_dtype, (int)(i % 2));
+        h.elements = wire_dtype >= LOSSYNET_INT8 ? WIRE_BLOCKS : (uint8_t)wire_dtype;
         h.packet = (uint32_t)(random_bits(1, i, 0) % 5);
         h.bucket = (uint32_t)(random_bits(1, i, 1) % 2);
         h.sender = (uint16_t)(random_bits(1, i, 2) % 4);
@@ -554,6 +559,7 @@ static void test_random_datagrams(void **state) {
     random_datagrams(LOSSYNET_FLOAT32);
     random_datagrams(LOSSYNET_BF16);
     random_datagrams(LOSSYNET_INT8);
+    random_datagrams(LOSSYNET_INT4);
 }
 
 int main(void) {

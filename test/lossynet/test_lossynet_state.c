@@ -95,6 +95,7 @@ static void check_resumed(const char *model, double p, lossynet_estimator estima
     check_resumed_with(settings);
     settings.wire_dtype = LOSSYNET_INT8;
     check_resumed_with(settings);
+    settings.wire_dtype = LOSSYNET_INT4;
     settings.error_feedback = estimator == LOSSYNET_MEAN || estimator == LOSSYNET_ZERO;
     check_resumed_with(settings);
 }

@@ -91,7 +91,7 @@ static void test_same_bits(void **state) {
 static void test_same_bits_rounded(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.2, LOSSYNET_MEAN);
-    for (int wire = LOSSYNET_BF16; wire <= LOSSYNET_INT8; wire++) {
+    for (int wire = LOSSYNET_BF16; wire <= LOSSYNET_INT4; wire++) {
         settings.wire_dtype = (lossynet_wire_dtype)wire;
         for (int ranks = 2; ranks <= 4; ranks *= 2) same_bits_with(settings, ranks, NULL);
     }
@@ -314,7 +314,7 @@ static void test_multicast(void **state) {
     (void)state;
     check_multicast(LOSSYNET_FLOAT32);
     check_multicast(LOSSYNET_BF16);
-    check_multicast(LOSSYNET_INT8);
+    check_multicast(LOSSYNET_INT4);
 }
 
 /* ---- hostile datagrams ---- */

@@ -39,7 +39,7 @@ def replay(tmp_path, data, out, **changes):
     {},
     {"wire_dtype": "bf16", "estimator": "balanced", "lead": "off", "no_overlap": True},
     {"carry": 1, "workers": 8},
-    {"carry": 1, "wire_dtype": "int8"},
+    {"carry": 1, "wire_dtype": "int4"},
 ])
 def test_a_live_run_and_its_replay(data, tmp_path, changes):
     """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient

@@ -68,6 +68,8 @@ def weights(out):
     {"wire_dtype": "bf16", "loss_rate": 0.2},
     {"wire_dtype": "bf16", "algorithm": "reliable"},
     {"wire_dtype": "int8", "loss_rate": 0.2},
+    {"wire_dtype": "int4", "loss_rate": 0.2, "carry": 1},
+    {"wire_dtype": "int4", "algorithm": "reliable"},
     {"wire_dtype": "int8", "carry": 0.5, "loss_rate": 0.3, "repair": 1},
     {"lead": "off", "loss_rate": 0.2},
     {"lead": 1.5, "loss_rate": 0.2, "wire_dtype": "bf16"},
@@ -139,7 +141,8 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(data, tmp_path):
     assert other_loss[0]["loss"] == first[0]["loss"]  # same weights and data, other packets
 
 
-@pytest.mark.parametrize("wire, sent", [("bf16", 0.5), ("int8", 33 / 128)])
+@pytest.mark.parametrize("wire, sent", [("bf16", [0.5, 0.5]), ("int8", [33 / 128, 33 / 128]),
+                                        ("int4", [17 / 128, 33 / 128])])
 def test_rounded_on_the_wire(data, tmp_path, wire, sent):
     """Fewer bytes in fewer packets; nearly the same losses, but not the same; without loss no
     drift. The model that is saved is the owners': not rounded."""
@@ -159,8 +162,9 @@ def test_rounded_on_the_wire(data, tmp_path, wire, sent):
     said = {dtype: succeed("--dry-run", "--model=110M", "--workers=8", "--device=cpu", "--packet-bytes=1400",
                            f"--wire-dtype={dtype}").stdout for dtype in ("float32", wire)}
     assert f"Sent per worker and step, as {wire}" in said[wire]
-    phase = {dtype: float(re.search(r"gradient phase +([0-9.]+) GB", text)[1]) for dtype, text in said.items()}
-    assert phase[wire] == pytest.approx(sent * phase["float32"], abs=1e-3)
+    phases = {dtype: [float(gb) for gb in re.findall(r"(?:gradient|parameter) phase +([0-9.]+) GB", text)]
+              for dtype, text in said.items()}
+    assert phases[wire] == pytest.approx(np.multiply(sent, phases["float32"]), abs=1e-3)
 
 
 # ---- edge cases of the network ----
@@ -528,7 +532,7 @@ def one_line(done, code):
     (["--lead", "-1"], "--lead: expected auto, off or a number of steps from 0 to 100, got '-1'"),
     (["--lead", "1", "--lead-extra", "1"], "--lead-extra: expected --lead auto, to which it adds"),
     (["--lead", "1", "--algorithm", "naive"], "--lead: expected --algorithm lossy or reliable"),
-    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8, got 'fp8'"),
+    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int4, got 'fp8'"),
     (["--wire-dtype", "bf16", "--algorithm", "rps"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
     (["--wire-dtype", "bf16", "--algorithm", "naive"],

@@ -92,7 +92,7 @@ def one_line(done, code):
     (0, 0, {"wire_dtype": "bf16", "algorithm": "reliable"}),
     (4, 2, {"wire_dtype": "bf16", "carry": 1, "loss_rate": 0.3}),
     (0, 2, {"wire_dtype": "int8", "loss_rate": 0.3}),
-    (4, 2, {"wire_dtype": "int8", "carry": 1, "loss_rate": 0.3}),
+    (4, 2, {"wire_dtype": "int4", "carry": 1, "loss_rate": 0.3}),
     (4, 0, {"algorithm": "rps"}),
     (0, 2, {"algorithm": "naive"}),
 ], ids=lambda c: "-".join(map(str, c.values())).replace("/", "") if isinstance(c, dict) else str(c))
