@@ -52,7 +52,7 @@ namespace cuda_emu {
 
 enum { READY, IN_WARP, IN_BLOCK, EXITED }; /* thread.state */
 enum { LANES = 32, MOST_WARPS = 32, MOST_THREADS = 1024 };
-static const size_t STACK = 128 << 10, MOST_SHARED = 227 << 10; /* H100's limit for a block */
+static const size_t STACK = 132 << 10, MOST_SHARED = 227 << 10; /* H100's limit for a block */
 
 struct thread *current; /* NULL on the host */
 uint3 block_index;
@@ -68,8 +68,8 @@ static void (*kernel)(void *);
 static void *arguments;
 
 static int count, alive, at_barrier, warps; /* threads of the block */
-static uint32_t ready_warps, ready_lanes[MOST_WARPS];
-static int priority[MOST_WARPS]; /* warps, first to run first */
+static uint32_t ready_places, ready_lanes[MOST_WARPS];
+static int warp_at[MOST_WARPS], place_of[MOST_WARPS]; /* the warp at place 0 runs first */
 static struct group groups[MOST_WARPS][32];
 static uint32_t groups_used[MOST_WARPS];
 
@@ -108,6 +108,13 @@ static uint32_t random_below(uint32_t n) { /* xorshift64* */
 
 static void fiber(void);
 
+/* Where a thread's stack begins, downward. Not at the same place of every stack: then all would share
+ * a few lines of the processor's caches. */
+static char *stack_top(const struct thread *t) {
+    const size_t number = (size_t)((char *)t->stack - stacks) / STACK;
+    return (char *)t->stack + STACK - number % 32 * 704;
+}
+
 #if defined(__x86_64__) && !defined(CUDA_EMU_UCONTEXT)
 /* Saves what the System V ABI says a function must keep, and the stack pointer. */
 extern "C" void cuda_emu_swap(void **save, void *load);
@@ -118,7 +125,7 @@ __asm__(".text\n.globl cuda_emu_swap\n.type cuda_emu_swap,@function\ncuda_emu_sw
         ".size cuda_emu_swap,.-cuda_emu_swap\n");
 
 static void prepare(struct thread *t) {
-    void **top = (void **)((char *)t->stack + STACK);
+    void **top = (void **)stack_top(t);
     *--top = NULL; /* keeps the stack aligned as after a call */
     *--top = (void *)fiber;
     for (int i = 0; i < 6; i++) *--top = NULL;
@@ -136,7 +143,7 @@ static ucontext_t *context(struct thread *t) {
 static void prepare(struct thread *t) {
     getcontext(context(t));
     context(t)->uc_stack.ss_sp = t->stack;
-    context(t)->uc_stack.ss_size = STACK;
+    context(t)->uc_stack.ss_size = stack_top(t) - (char *)t->stack;
     makecontext(context(t), fiber, 0);
 }
 static void swap(struct thread *from, struct thread *to) {
@@ -167,14 +174,12 @@ static void go(struct thread *to) {
 
 static void make_ready(int warp, uint32_t lanes) {
     ready_lanes[warp] |= lanes;
-    ready_warps |= 1u << warp;
+    ready_places |= 1u << place_of[warp];
 }
 
 static struct thread *next(void) { /* NULL: nobody can run */
-    if (!ready_warps) return NULL;
-    int warp = 0;
-    for (int i = warps - 1; i >= 0; i--)
-        if (ready_warps >> priority[i] & 1) warp = priority[i];
+    if (!ready_places) return NULL;
+    const int warp = warp_at[__builtin_ctz(ready_places)];
     uint32_t lanes = ready_lanes[warp];
     int lane = __builtin_ctz(lanes);
     if (order == CUDA_EMU_REVERSE) lane = 31 - __builtin_clz(lanes);
@@ -183,7 +188,7 @@ static struct thread *next(void) { /* NULL: nobody can run */
         lane = __builtin_ctz(lanes);
     }
     ready_lanes[warp] &= ~(1u << lane);
-    if (!ready_lanes[warp]) ready_warps &= ~(1u << warp);
+    if (!ready_lanes[warp]) ready_places &= ~(1u << place_of[warp]);
     return &threads[warp * LANES + lane];
 }
 
@@ -323,14 +328,16 @@ void finish_mma(struct group *g) {
             for (int i = 0; i < 2; i++)
                 b[column + i * 8][row] = bfloat16_half(g->in[lane][4 + i], half);
         }
+    float sum[16][8] = {{0}};
+    for (int row = 0; row < 16; row++)
+        for (int k = 0; k < 16; k++)
+            for (int column = 0; column < 8; column++) sum[row][column] += a[row][k] * b[k][column];
     for (int lane = 0; lane < LANES; lane++)
         for (int i = 0; i < 4; i++) {
-            int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-            float c, sum = 0;
+            float c;
             memcpy(&c, &g->in[lane][6 + i], 4);
-            for (int k = 0; k < 16; k++) sum += a[row][k] * b[k][column];
-            sum += c;
-            memcpy(&g->out[lane][i], &sum, 4);
+            c += sum[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+            memcpy(&g->out[lane][i], &c, 4);
         }
 }
 
@@ -457,13 +464,14 @@ static void set_up_block(uint32_t block) {
     (void)block;
     alive = count;
     at_barrier = 0;
-    ready_warps = 0;
+    ready_places = 0;
     for (int w = 0; w < warps; w++) {
-        priority[w] = order == CUDA_EMU_REVERSE ? warps - 1 - w : w;
+        warp_at[w] = order == CUDA_EMU_REVERSE ? warps - 1 - w : w;
         ready_lanes[w] = groups_used[w] = 0;
     }
     for (int w = warps - 1; w > 0 && order == CUDA_EMU_RANDOM; w--)
-        std::swap(priority[w], priority[random_below(w + 1)]);
+        std::swap(warp_at[w], warp_at[random_below(w + 1)]);
+    for (int w = 0; w < warps; w++) place_of[warp_at[w]] = w;
     for (int i = 0; i < count; i++) {
         struct thread *t = &threads[i];
         t->index = {i % block_size.x, i / block_size.x % block_size.y,
@@ -473,7 +481,7 @@ static void set_up_block(uint32_t block) {
         t->state = READY;
         t->commits = t->copies = t->barriers = t->warp_barriers = 0;
         /* the fiber before never returned from its first function */
-        ASAN(__asan_unpoison_memory_region((char *)t->stack + STACK - 4096, 4096));
+        ASAN(__asan_unpoison_memory_region(stack_top(t) - 4096, 4096));
         TSAN(take_fiber(t, i, block));
         prepare(t);
         make_ready(t->warp, 1u << t->lane);
