@@ -1,0 +1,220 @@
+#!/bin/bash
+# Trains with ranks that may die and join while the others go on (--meet; llmc/membership).
+#
+#   elastic.sh -n 4 -- --model 15M --train train.bin --out out/run --save-every 500 --resume auto
+#
+#   -n N               processes [1]
+#   --max-restarts N   of each process, after a signal or exit code 1 [3]
+#   --meet URL         etcd://HOST:PORT/RUN, an etcd that is there; default: one of this run's own,
+#                      on this host, which ends with the run
+#   --hosts A,B,...    the processes run on these hosts in turn, over ssh; the hosts share this
+#                      folder and need a login without a password [this host, without ssh]
+#   -- OPTION...       of train_llama2; --workers counts those of all N processes
+#
+# The same command with the --meet URL of a run that goes on adds N processes to it. With Slurm,
+# srun starts the processes, none again, and another srun adds some:
+#
+#   srun --no-kill --mpi=none -n 8 build/train_llama2 --meet etcd://HOST:2379/$SLURM_JOB_ID \
+#       --meet-ranks 8 OPTION...
+#
+# SIGINT, SIGTERM and SIGUSR1 are passed on, and nothing is started again then. If all processes die at
+# once, those that are started again go on from the last checkpoint (--resume auto).
+# 0: a process has ended well; 1: none is left; 2: wrong usage. TRAIN_LLAMA2: the program
+# [build/train_llama2].
+set -u -o pipefail
+
+say() { echo "elastic.sh: $1" >&2; }
+fail() { say "$1"; exit "${2-1}"; }
+usage() { sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
+
+# ---- options --------------------------------------------------------------------------------
+ranks=1 most=3 meet='' hosts=()
+count() { # count OPTION VALUE
+    case $2 in '' | *[!0-9]*) fail "$1: expected a whole number, got '$2'" 2 ;; esac
+    [ "${#2}" -lt 6 ] || fail "$1: expected at most 99999, got '$2'" 2
+}
+while [ $# -gt 0 ]; do
+    case $1 in
+    -h | --help) usage ;;
+    --) shift; break ;;
+    -n | --max-restarts | --meet | --hosts)
+        [ $# -gt 1 ] || fail "$1: expected a value" 2
+        case $1 in
+        -n) count "$1" "$2"; ranks=$2 ;;
+        --max-restarts) count "$1" "$2"; most=$2 ;;
+        --meet) meet=$2 ;;
+        --hosts) IFS=, read -r -a hosts <<<"$2" ;;
+        esac
+        shift 2 ;;
+    *) fail "unknown option '$1'; options of train_llama2 stand behind --" 2 ;;
+    esac
+done
+[ "$ranks" -gt 0 ] || fail "-n: expected at least 1" 2
+program=${TRAIN_LLAMA2:-build/train_llama2}
+[ "${#hosts[@]}" -gt 0 ] || [ -x "$program" ] || fail "no $program; run make first" 2
+for host in ${hosts[@]+"${hosts[@]}"}; do
+    case $host in '' | -*) fail "--hosts: expected names with commas between, got '$host'" 2 ;; esac
+done
+
+# ---- etcd -----------------------------------------------------------------------------------
+folder=$(mktemp -d) || exit 1
+etcd='' client='' peer=''
+exec {idle}<> <(:) # nothing ever comes from it
+
+doze() { read -r -t "$1" -u "$idle"; } # a signal ends it, other than sleep
+
+launch() { # in a process group of its own, which Ctrl-C does not reach
+    set -m
+    "$@" &
+    set +m
+}
+
+etcd_start() {
+    local local=127.0.0.1
+    [ "${#hosts[@]}" -eq 0 ] || local=0.0.0.0
+    launch etcd --data-dir "$folder/data" --listen-client-urls "http://$local:$client" \
+        --advertise-client-urls "http://$here:$client" --listen-peer-urls "http://127.0.0.1:$peer" \
+        --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
+        --initial-cluster "default=http://127.0.0.1:$peer" </dev/null >>"$folder/log" 2>&1
+    etcd=$!
+}
+
+etcd_answers() {
+    local answer
+    { exec {socket}<>"/dev/tcp/127.0.0.1/$client"; } 2>/dev/null || return 1
+    printf 'GET /health HTTP/1.0\r\n\r\n' >&"$socket"
+    answer=$(timeout 2 cat <&"$socket")
+    exec {socket}>&-
+    [[ $answer == *'"health":"true"'* ]]
+}
+
+# At ports that nobody uses, which it finds by trying.
+etcd_open() {
+    command -v etcd >/dev/null ||
+        fail "no etcd here: install it (package etcd-server), or name one with --meet"
+    local attempts wait
+    for ((attempts = 8; attempts > 0; attempts--)); do
+        client=$((20000 + RANDOM % 12000)) peer=$((client + 1))
+        rm -rf "$folder/data"
+        etcd_start
+        for ((wait = 0; wait < 600; wait++)); do
+            kill -0 "$etcd" 2>/dev/null || break
+            if etcd_answers; then
+                meet=etcd://$here:$client/run
+                return
+            fi
+            doze 0.1
+        done
+        kill -KILL "$etcd" 2>/dev/null
+    done
+    tail -n 3 "$folder/log" >&2
+    fail "etcd does not start, see above"
+}
+
+# ---- processes ------------------------------------------------------------------------------
+# By number: what it runs as, how often it was started again, when it is started (again), how it ended.
+pids=() again=() due=() ended=() inputs=()
+stopping=''
+
+# Passes the signals on that stand on its standard input, one a line, and SIGTERM at its end: where the
+# connection is gone. A shell's background program ignores SIGINT.
+# shellcheck disable=SC2016  # the other host's shell expands it
+over_ssh='exec 3<&0
+"$@" </dev/null & program=$!
+{ while read -r signal <&3; do kill -s "$signal" "$program"; done; kill "$program"; } 2>/dev/null &
+wait "$program"; code=$?
+kill $! 2>/dev/null
+exit "$code"'
+
+remote() { # remote NUMBER COMMAND: over a connection that nothing else holds open
+    local fd
+    for fd in "${inputs[@]}"; do exec {fd}>&-; done
+    exec ssh -o BatchMode=yes "${hosts[$1 % ${#hosts[@]}]}" "$2" <"$folder/input.$1"
+}
+
+quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; } # for any shell
+
+start() { # start NUMBER
+    local options=(--meet "$meet" --meet-ranks "$ranks" "${arguments[@]}")
+    if [ "${#hosts[@]}" -eq 0 ]; then
+        # All ranks are processes of this script: one that is not registered any more is dead.
+        [ "${again[$1]}" -eq 0 ] || options+=(--meet-anew)
+        launch "$program" "${options[@]}" </dev/null
+    else
+        local input word command='sh -c'
+        for word in "$over_ssh" elastic "$program" "${options[@]}"; do
+            command+=" $(quoted "$word")"
+        done
+        mkfifo "$folder/input.$1" 2>/dev/null
+        exec {input}<>"$folder/input.$1"
+        inputs[$1]=$input
+        launch remote "$1" "cd $(quoted "$PWD") && $command"
+    fi
+    pids[$1]=$!
+}
+
+# Passes a signal on, and starts nothing again.
+stop() {
+    local i
+    stopping=$1
+    for i in "${!pids[@]}"; do
+        if [ "${#hosts[@]}" -eq 0 ]; then kill -s "$1" "${pids[$i]}" 2>/dev/null
+        else echo "${1/INT/TERM}" >&"${inputs[$i]}"; fi
+    done
+}
+trap 'stop INT' INT
+trap 'stop TERM' TERM HUP
+trap 'stop USR1' USR1
+
+# A process has ended: it is started again in a moment, or not at all.
+settle() { # settle NUMBER
+    local i=$1 code how input
+    wait "${pids[$i]}" 2>/dev/null
+    code=$?
+    unset "pids[$i]"
+    if [ -n "${inputs[$i]-}" ]; then
+        input=${inputs[$i]}
+        exec {input}>&-
+        unset "inputs[$i]"
+    fi
+    how="ended with exit code $code"
+    [ "$code" -le 128 ] || how="was killed by signal $((code - 128))"
+    [ "${#hosts[@]}" -eq 0 ] || how="$how on ${hosts[$i % ${#hosts[@]}]}"
+    if [ -n "$stopping" ] || [ "$code" -eq 0 ] || [ "$code" -eq 2 ]; then
+        ended[i]=$code
+    elif [ "${again[$i]}" -ge "$most" ]; then
+        ended[i]=$code
+        say "process $i $how, for the last time (--max-restarts $most)"
+    else
+        again[i]=$((again[i] + 1))
+        due[i]=$((SECONDS + again[i]))
+        say "process $i $how; it is started again, for the ${again[$i]}. time of $most"
+    fi
+}
+
+close() {
+    [ -z "$etcd" ] || { kill -KILL "$etcd" && wait "$etcd"; } 2>/dev/null
+    rm -rf "$folder"
+}
+trap close EXIT
+
+# ---- the run --------------------------------------------------------------------------------
+arguments=("$@") here=127.0.0.1
+[ "${#hosts[@]}" -eq 0 ] || read -r here _ < <(hostname -I)
+[ -n "$meet" ] || etcd_open
+for ((i = 0; i < ranks; i++)); do again[i]=0 due[i]=0; done
+while [ "${#ended[@]}" -lt "$ranks" ]; do
+    for ((i = 0; i < ranks; i++)); do
+        if [ -n "${ended[$i]-}" ]; then continue
+        elif [ -z "${pids[$i]-}" ] && [ -n "$stopping" ]; then ended[i]=1
+        elif [ -z "${pids[$i]-}" ] && [ "$SECONDS" -ge "${due[$i]}" ]; then start "$i"
+        elif [ -n "${pids[$i]-}" ] && ! kill -0 "${pids[$i]}" 2>/dev/null; then settle "$i"; fi
+    done
+    if [ -n "$etcd" ] && ! kill -0 "$etcd" 2>/dev/null; then etcd_start; fi
+    doze 0.2
+done
+for code in 0 2; do
+    for one in "${ended[@]}"; do [ "$one" -ne "$code" ] || exit "$code"; done
+done
+[ -z "$stopping" ] || exit "${ended[0]}"
+fail "no process is left: each has died $((most + 1)) times (--max-restarts $most)"

@@ -1,0 +1,233 @@
+"""scripts/elastic.sh, with a made-up trainer and a real etcd, and once with the real trainer."""
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from program import PROGRAM, ROOT, TIMEOUT, environment_of, read_log
+from test_program import data, settings  # pylint: disable=unused-import
+
+needs_etcd = pytest.mark.skipif(not shutil.which("etcd"), reason="etcd is not installed")
+
+# Notes how it is started, and does what comes next in `plan`: a signal, an exit code, or "wait".
+TRAINER = """#!/bin/bash
+exec 9>"$NOTES/lock"; flock 9
+echo "$$ $*" >>"$NOTES/started"
+what=$(sed -n "$(wc -l <"$NOTES/started")p" "$NOTES/plan")
+exec 9>&-
+note() { echo "$1" >>"$NOTES/signals"; exit 0; }
+trap 'note INT' INT; trap 'note TERM' TERM; trap 'note USR1' USR1
+case $what in
+wait) echo ready >>"$NOTES/ready"; while :; do sleep 0.1; done ;;
+[A-Z]*) kill -s "$what" $$ ;;
+*) exit "$what" ;;
+esac
+"""
+# Goes to no host: notes its name, and runs the command as ssh does, in the login's shell.
+SSH = """#!/bin/sh
+shift 2
+echo "$1" >>"$NOTES/hosts"
+shift
+exec sh -c "$*"
+"""
+
+
+def program(path, text):
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+
+
+class Script:
+    """One call of elastic.sh; its notes."""
+
+    def __init__(self, folder):
+        self.folder, self.process = folder, None
+        (folder / "tmp").mkdir()
+        program(folder / "trainer", TRAINER)
+        program(folder / "ssh", SSH)
+
+    def start(self, plan, *arguments, trainer=None):
+        (self.folder / "plan").write_text("\n".join(plan.split()) + "\n", encoding="utf-8")
+        environment = environment_of({
+            "TRAIN_LLAMA2": str(trainer or self.folder / "trainer"), "NOTES": str(self.folder),
+            "PATH": f"{self.folder}:{os.environ['PATH']}", "TMPDIR": str(self.folder / "tmp"),
+            "OMP_NUM_THREADS": "1"})
+        # A session of its own: signals go to the script alone.
+        self.process = subprocess.Popen([ROOT / "scripts/elastic.sh", *map(str, arguments)], cwd=ROOT,
+                                        env=environment, text=True, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, start_new_session=True)
+        return self.process
+
+    def end(self):
+        """Ends what a test that failed has left."""
+        if self.process and self.process.poll() is None:
+            self.process.terminate()
+            for line in self.lines("started"):
+                subprocess.run(["kill", "-KILL", line.split(" ")[0]], check=False)
+            self.process.wait(TIMEOUT)
+
+    def run(self, plan, *arguments):
+        process = self.start(plan, *arguments)
+        said = process.communicate(timeout=TIMEOUT)[1]
+        return process.returncode, said
+
+    def lines(self, name):
+        path = self.folder / name
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def wait(self, what):
+        end = time.monotonic() + TIMEOUT
+        while not what():
+            assert time.monotonic() < end, [self.lines("started"), self.lines("signals")]
+            time.sleep(0.02)
+
+    def left_nothing(self):
+        return not list((self.folder / "tmp").iterdir())
+
+
+@pytest.fixture
+def script(tmp_path):
+    one = Script(tmp_path)
+    yield one
+    one.end()
+
+
+def options_of(line):
+    return line.split(" ", 1)[1]
+
+
+@needs_etcd
+def test_who_dies_is_started_again(script):
+    code, said = script.run("KILL 1 0", "-n", 1, "--", "--model", "a b")
+    assert code == 0
+    assert [line.split(": ", 1)[1] for line in said.splitlines()] == [
+        "process 0 was killed by signal 9; it is started again, for the 1. time of 3",
+        "process 0 ended with exit code 1; it is started again, for the 2. time of 3"]
+    first, *later = map(options_of, script.lines("started"))
+    assert first.startswith("--meet etcd://127.0.0.1:") and first.endswith(
+        "/run --meet-ranks 1 --model a b")
+    assert later == [first + " --meet-anew"] * 2
+    assert script.left_nothing()
+
+
+@needs_etcd
+def test_etcd_is_there_and_ends(script):
+    process = script.start("wait", "-n", 1, "--")
+    script.wait(lambda: script.lines("ready"))
+    address = options_of(script.lines("started")[0]).split("/")[2]
+    health = ["curl", "-s", "--noproxy", "*", f"http://{address}/health"]
+    if shutil.which("curl"):
+        assert '"true"' in subprocess.run(health, capture_output=True, text=True, check=True).stdout
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(TIMEOUT) == 0
+    if shutil.which("curl"):
+        assert subprocess.run(health, capture_output=True, check=False).returncode != 0
+    assert script.left_nothing()
+
+
+URL = ("--meet", "etcd://nowhere:1/r")
+
+
+def test_restarts_are_used_up(script):
+    code, said = script.run("1 1 1 1", "-n", 2, "--max-restarts", 1, *URL, "--")
+    assert code == 1 and len(script.lines("started")) == 4
+    assert said.splitlines()[-1] == ("elastic.sh: no process is left: each has died 2 times "
+                                     "(--max-restarts 1)")
+
+
+@pytest.mark.parametrize("plan, code, started", [("0 1 0", 0, 3), ("2 2", 2, 2), ("0 2", 0, 2)])
+def test_exit_codes(script, plan, code, started):
+    assert script.run(plan, "-n", 2, *URL, "--")[0] == code
+    assert len(script.lines("started")) == started
+    assert "--meet etcd://nowhere:1/r --meet-ranks 2" in script.lines("started")[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_signals_are_passed_on(script, number):
+    process = script.start("wait wait", "-n", 2, *URL, "--")
+    script.wait(lambda: len(script.lines("ready")) == 2)
+    process.send_signal(number)
+    assert process.wait(TIMEOUT) == 0
+    assert script.lines("signals") == [number.name[3:]] * 2 and len(script.lines("started")) == 2
+
+
+def test_hosts(script):
+    process = script.start("KILL wait wait wait", "-n", 3, "--hosts", "a,b", *URL, "--", "it's $HOME")
+    script.wait(lambda: len(script.lines("ready")) == 3)
+    assert sorted(script.lines("hosts")) in (["a", "a", "a", "b"], ["a", "a", "b", "b"])
+    for line in script.lines("started"):
+        assert options_of(line) == "--meet etcd://nowhere:1/r --meet-ranks 3 it's $HOME"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(TIMEOUT) == 0
+    assert script.lines("signals") == ["TERM"] * 3
+
+
+def test_a_connection_that_ends_takes_its_rank_along(script):
+    process = script.start("wait wait", "-n", 2, "--hosts", "a", *URL, "--")
+    script.wait(lambda: len(script.lines("ready")) == 2)
+    process.kill()  # and with it its ends of the connections
+    script.wait(lambda: script.lines("signals") == ["TERM"] * 2)
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["-n", "x"], "-n: expected a whole number, got 'x'"),
+    (["-n", "0"], "-n: expected at least 1"),
+    (["-n"], "-n: expected a value"),
+    (["--max-restarts", "-1"], "--max-restarts: expected a whole number, got '-1'"),
+    (["--steps", "3"], "unknown option '--steps'; options of train_llama2 stand behind --"),
+    (["--hosts", "a,,b"], "--hosts: expected names with commas between, got ''"),
+])
+def test_wrong_usage(script, arguments, said):
+    assert script.run("", *arguments) == (2, f"elastic.sh: {said}\n")
+
+
+def test_help():
+    done = subprocess.run([ROOT / "scripts/elastic.sh", "--help"], text=True, capture_output=True,
+                          check=False)
+    assert done.returncode == 0 and "--max-restarts N" in done.stdout
+    assert "srun --no-kill" in done.stdout and "set -u" not in done.stdout
+
+
+def test_no_etcd(script):
+    for name in ("bash", "env", "mktemp", "rm"):
+        (script.folder / name).symlink_to(shutil.which(name))
+    done = subprocess.run([ROOT / "scripts/elastic.sh", "--"], cwd=ROOT, text=True,
+                          capture_output=True, check=False,
+                          env={"PATH": str(script.folder), "TRAIN_LLAMA2": str(PROGRAM)})
+    assert done.returncode == 1
+    assert done.stderr == ("elastic.sh: no etcd here: install it (package etcd-server), or name one "
+                           "with --meet\n")
+
+
+def trainers_of(script):
+    """The processes of a script that run the trainer."""
+    children = pathlib.Path(f"/proc/{script}/task/{script}/children").read_text(encoding="utf-8")
+    return [int(pid) for pid in children.split()
+            if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == PROGRAM.name]
+
+
+@needs_etcd
+def test_a_rank_of_a_run_dies(script, data):  # pylint: disable=redefined-outer-name
+    """It is started again and joins; the run ends as if nothing had happened."""
+    out = script.folder / "out"
+    common = settings(data, out, workers=None, seq=16, val=None, steps=10 ** 6, peer_timeout=2)
+    process = script.start("", "-n", 2, "--", *common, trainer=PROGRAM)
+
+    def log(kind):
+        path = out / "log.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        return [line for line in lines if line.endswith("\n") and f'"event":"{kind}"' in line]
+
+    script.wait(lambda: len(log("step")) > 3)
+    os.kill(trainers_of(process.pid)[0], signal.SIGKILL)
+    script.wait(lambda: log("view") and '"ranks":2' in log("view")[-1]
+                and '"joined":""' not in log("view")[-1])
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=TIMEOUT)[1]
+    assert process.returncode == 0, said
+    assert "was killed by signal 9; it is started again" in said
+    assert read_log(out / "log.jsonl")[-1]["status"] == "stopped"
