@@ -107,27 +107,28 @@ static uint32_t mix32(uint32_t x) {
 /* Down where the fraction is less than a random number. That has 16 bits and is between two of what
  * they can be, so that sums are exact, multiples of the unit stay, and nothing is rounded down more
  * often than up. */
-static void round_at_random(int32_t q[BLOCK], const float x[BLOCK], float inverse, uint64_t key) {
+static void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse, uint64_t key) {
     const uint32_t lot = (uint32_t)lossynet_mix(key);
     for (uint32_t i = 0; i < BLOCK; i++) {
         const uint32_t random = mix32(lot + i) >> 16;
         const float up = ((float)(int32_t)random + 0.5f) * 0x1p-16f;
         const float sum = x[i] * inverse + up;
         const int32_t cut = (int32_t)sum;
-        q[i] = cut - (sum < (float)cut);
+        q[i] = (int8_t)(cut - (sum < (float)cut));
     }
 }
 
-static void round_to_nearest(int32_t q[BLOCK], const float x[BLOCK], float inverse) {
+static void round_to_nearest(int8_t q[BLOCK], const float x[BLOCK], float inverse) {
     const float shift = 0x1.8p23f; /* numbers of this size have no fraction; ties to even */
-    for (int i = 0; i < BLOCK; i++) q[i] = (int32_t)(x[i] * inverse + shift - shift);
+    for (int i = 0; i < BLOCK; i++) q[i] = (int8_t)(x[i] * inverse + shift - shift);
 }
 
 /* A block of count <= BLOCK elements. Returns its scale. */
-static uint8_t quantise(int32_t q[BLOCK], const float *from, size_t count, int bits, bool random,
+static uint8_t quantise(int8_t q[BLOCK], const float *from, size_t count, int bits, bool random,
                         uint64_t key) {
-    float x[BLOCK] = {0};
-    memcpy(x, from, count * sizeof *x);
+    float padded[BLOCK] = {0};
+    const float *x = from;
+    if (count < BLOCK) x = memcpy(padded, from, count * sizeof *x);
     const uint8_t scale = scale_of(x, bits);
     if (scale == NOT_FINITE) {
         memset(q, 0, BLOCK * sizeof *q);
@@ -145,16 +146,31 @@ static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
+/* To count elements. */
+static void multiply(float *to, const int8_t *q, float unit, size_t count) {
+    if (count == BLOCK)
+        for (int j = 0; j < BLOCK; j++) to[j] = (float)q[j] * unit;
+    else
+        for (size_t j = 0; j < count; j++) to[j] = (float)q[j] * unit;
+}
+
 static void round_blocks(const struct lossynet_rounding *r, float *to, const float *from,
                          size_t n) {
     const int bits = bits_of(r->dtype);
     for (size_t i = 0; i < n; i += BLOCK) {
-        int32_t q[BLOCK];
+        int8_t q[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
         const uint8_t scale = quantise(q, from + i, count, bits, r->random, r->key + r->offset + i);
-        const float unit = unit_of(scale, bits);
-        for (size_t j = 0; j < count; j++) to[i + j] = (float)q[j] * unit;
+        multiply(to + i, q, unit_of(scale, bits), count);
     }
+}
+
+/* One byte for two. */
+static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
+    uint8_t pairs[BLOCK / 2];
+    for (int j = 0; j < BLOCK / 2; j++)
+        pairs[j] = (uint8_t)((q[2 * j] & 15) | (q[2 * j + 1] & 15) << 4);
+    memcpy(out, pairs, bytes);
 }
 
 static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const float *from,
@@ -162,31 +178,33 @@ static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const fl
     const int bits = bits_of(r->dtype);
     uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
-        int32_t q[BLOCK];
+        int8_t q[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
         *scale++ = quantise(q, from + i, count, bits, r->random, r->key + r->offset + i);
         if (bits == 8)
-            for (size_t j = 0; j < count; j++) out[i + j] = (uint8_t)q[j];
+            memcpy(out + i, q, count);
         else
-            for (size_t j = 0; j < count; j += 2)
-                out[(i + j) / 2] = (uint8_t)((q[j] & 15) | (q[j + 1] & 15) << 4);
+            pack_nibbles(out + i / 2, q, (count + 1) / 2);
     }
 }
 
-static int nibble(uint8_t byte, size_t which) {
-    return ((byte >> (which % 2 * 4) & 15) ^ 8) - 8;
+static void unpack_nibbles(int8_t q[BLOCK], const uint8_t *in, size_t bytes) {
+    uint8_t pairs[BLOCK / 2] = {0};
+    memcpy(pairs, in, bytes);
+    for (int j = 0; j < BLOCK / 2; j++) {
+        q[2 * j] = (int8_t)(((pairs[j] & 15) ^ 8) - 8);
+        q[2 * j + 1] = (int8_t)(((pairs[j] >> 4) ^ 8) - 8);
+    }
 }
 
 static void unpack_blocks(lossynet_wire_dtype dtype, float *to, const uint8_t *payload, size_t n) {
     const int bits = bits_of(dtype);
     const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
-        const size_t end = i + smaller(BLOCK, n - i);
-        const float unit = unit_of(*scale++, bits);
-        if (bits == 8)
-            for (size_t j = i; j < end; j++) to[j] = (float)(int8_t)in[j] * unit;
-        else
-            for (size_t j = i; j < end; j++) to[j] = (float)nibble(in[j / 2], j) * unit;
+        int8_t q[BLOCK];
+        const size_t count = smaller(BLOCK, n - i);
+        if (bits == 4) unpack_nibbles(q, in + i / 2, (count + 1) / 2);
+        multiply(to + i, bits == 4 ? q : (const int8_t *)in + i, unit_of(*scale++, bits), count);
     }
 }
 
@@ -199,7 +217,7 @@ uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size
 float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
     const int bits = bits_of(dtype);
     float block[BLOCK] = {x};
-    int32_t q[BLOCK] = {0};
+    int8_t q[BLOCK] = {0};
     if (scale != NOT_FINITE) round_to_nearest(q, block, from_exponent(254 - (scale - (bits - 2))));
     return (float)q[0] * unit_of(scale, bits);
 }
