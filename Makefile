@@ -188,15 +188,22 @@ $(BUILD)/llmc/backend/cpu/backend_cpu.%.o: llmc/backend/cpu/backend_cpu.c
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(isa_flags_$(patsubst .%,%,$(suffix $*))) -ffp-contract=fast \
 	    -DBACKEND_DTYPE=$(basename $*) -DISA=$(patsubst .%,%,$(suffix $*)) -MMD -MP -c $< -o $@
 
+# What ptxas says of every kernel's registers and memory goes beside the object (test/cuda/test_nvcc.py).
+define nvcc
+@$(NVCC) -I. -D_GNU_SOURCE $(NVCCFLAGS) $(1) -Xptxas -v -MMD -MP -c $< -o $@ 2>$@.log || \
+    { cat $@.log; exit 1; }
+@! grep -i warning $@.log || $(if $(WERROR),false,true)
+endef
+
 $(BUILD)/llmc/backend/cuda/backend_cuda.%.cu.o: llmc/backend/cuda/backend_cuda.cu
 	@mkdir -p $(@D)
 	@echo '  NVCC $< for $*'
-	@$(NVCC) -I. -D_GNU_SOURCE $(NVCCFLAGS) -DBACKEND_DTYPE=$* -MMD -MP -c $< -o $@
+	$(call nvcc,-DBACKEND_DTYPE=$*)
 
 $(BUILD)/llmc/backend/cuda/%.cu.o: llmc/backend/cuda/%.cu
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
-	@$(NVCC) -I. -D_GNU_SOURCE $(NVCCFLAGS) -MMD -MP -c $< -o $@
+	$(call nvcc)
 
 $(BUILD)/emulated/llmc/backend/cuda/backend_cuda.%.o: llmc/backend/cuda/backend_cuda.cu
 	@mkdir -p $(@D)

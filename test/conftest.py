@@ -32,7 +32,7 @@ SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program
 HOSTS, HOSTS_FIXTURE = "hosts", "namespaces"
 # Groups of half a minute and more, the longest first: what begins last should be short.
 LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_cuda_emulation",
-           "test_operators", "test_nvcc", "test_lossynet_ranks", "test_fuzz", "test_scripts",
+           "test_operators", "test_lossynet_ranks", "test_fuzz", "test_scripts",
            "test_cuda_attention", "test_threads", "test_sweep", "test_lossynet_udp", "test_bench"]
 # Alone: tests that measure the rate of a network, the time that requests take, or memory at its peak.
 ALONE_FIXTURE = "measured_hosts"
