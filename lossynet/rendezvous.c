@@ -18,6 +18,7 @@
 #include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,6 +81,12 @@ static void set_timeout(int fd, double seconds) {
     struct timeval limit = {(time_t)seconds, (suseconds_t)((seconds - (time_t)seconds) * 1e6)};
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+/* What ranks tell each other is short, and waits for an answer. */
+static void send_at_once(int fd) {
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 static bool send_all(int fd, const void *data, size_t bytes) {
@@ -193,6 +200,7 @@ static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
         return LOSSYNET_INVALID;
     }
     set_timeout(fd, seconds);
+    send_at_once(fd);
     r->peer[hello.rank] = fd;
     return LOSSYNET_OK;
 }
@@ -289,6 +297,7 @@ static int connect_to(const struct addrinfo *found, double seconds) {
         int fd = socket(to->ai_family, to->ai_socktype | SOCK_CLOEXEC, to->ai_protocol);
         if (fd < 0) return -1;
         set_timeout(fd, seconds);
+        send_at_once(fd);
         if (connect(fd, to->ai_addr, to->ai_addrlen) == 0) return fd;
         int failure = errno;
         close(fd);

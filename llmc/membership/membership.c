@@ -155,7 +155,7 @@ static void say_obstacle(struct membership *m) {
 
 /* Steps until there is a view. Returns as membership_next_view. */
 static int wait_for_view(struct membership *m, const char *meanwhile) {
-    static const double GRACE = 2, SOON = 10; /* seconds */
+    static const double GRACE = 2, AT_ONCE = 1, SOON = 10; /* seconds */
     const double began = seconds();
     m->said_away = false;
     m->said = AGREEMENT_NO_OBSTACLE;
@@ -172,7 +172,7 @@ static int wait_for_view(struct membership *m, const char *meanwhile) {
         if (result == AGREEMENT_COMPLETE) return 1;
         if (result == AGREEMENT_FAILED) return -1;
         if (stop_signal_seen()) return log_error("was asked to stop while it waited for a view");
-        doze(now - began < SOON ? 0.1 : 0.5);
+        doze(now - began < AT_ONCE ? 0.02 : now - began < SOON ? 0.1 : 0.5);
     }
 }
 

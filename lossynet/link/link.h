@@ -72,6 +72,10 @@ struct lossynet_link {
     /* Waits until what was sent has left, or cannot. */
     void (*settle)(struct lossynet_link *link);
 
+    /* Optional: a rank whose host has said that nobody takes datagrams at its address any more (a
+     * process that was killed), each time it says so; -1: none. Anybody on the path can say it. */
+    int (*refused)(struct lossynet_link *link);
+
     /* Optional: datagrams dropped since open because this rank's receive queue was full. */
     uint64_t (*overruns)(struct lossynet_link *link);
 

@@ -77,6 +77,16 @@ static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arr
     return link->multicast ? take(u, &u->group, arrivals, n) : n;
 }
 
+static int link_refused(struct lossynet_link *link) {
+    struct link_udp *u = (struct link_udp *)link;
+    struct udp_address by;
+    while (udp_refused(&u->socket, &by)) {
+        int peer = find_peer(u, &by);
+        if (peer >= 0 && peer != u->world.rank) return peer;
+    }
+    return -1;
+}
+
 static void link_wait(struct lossynet_link *link, double seconds) {
     struct link_udp *u = (struct link_udp *)link;
     struct pollfd poll[3] = {{.fd = u->event, .events = POLLIN},
@@ -84,7 +94,9 @@ static void link_wait(struct lossynet_link *link, double seconds) {
                              {.fd = u->group.fd, .events = POLLIN}};
     struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
     if (!udp_empty(&u->socket) || (link->multicast && !udp_empty(&u->group))) return;
-    if (ppoll(poll, link->multicast ? 3 : 2, &t, NULL) > 0 && poll[0].revents) {
+    if (ppoll(poll, link->multicast ? 3 : 2, &t, NULL) <= 0) return;
+    u->socket.errors |= (poll[1].revents & POLLERR) != 0;
+    if (poll[0].revents) {
         uint64_t count;
         if (read(u->event, &count, sizeof count) < 0 && errno != EAGAIN)
             lossynet_log("eventfd refuses a read: %s", strerror(errno));
@@ -264,6 +276,7 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
         .receive = link_receive,
         .wait = link_wait,
         .wake = link_wake,
+        .refused = link_refused,
         .overruns = link_overruns,
         .close = link_close,
     };

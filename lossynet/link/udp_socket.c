@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <linux/errqueue.h>
 #include <linux/ethtool.h>
 #include <linux/sock_diag.h>
 #include <linux/sockios.h>
@@ -203,6 +204,10 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
         return LOSSYNET_LINK;
     }
     allow_fragments(s, false);
+    if (family == AF_INET)
+        setsockopt(s->fd, IPPROTO_IP, IP_RECVERR, &one, sizeof one);
+    else
+        setsockopt(s->fd, IPPROTO_IPV6, IPV6_RECVERR, &one, sizeof one);
     s->segmentation = setsockopt(s->fd, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment) == 0;
     setsockopt(s->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one); /* datagrams may come in one piece */
     s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE, BUFFER_BYTES);
@@ -319,6 +324,8 @@ again:;
         int n = sendmmsg(s->fd, s->out + sent, (unsigned)(messages - sent), 0);
         if (n > 0) {
             sent += n;
+        } else if (errno == ECONNREFUSED && !s->errors) {
+            s->errors = true; /* of an earlier datagram, maybe to another address: try again */
         } else if (errno == EMSGSIZE && !is_segmented(&s->out[sent].msg_hdr) && !s->fragments) {
             lossynet_log("a path's MTU has become too small for a datagram of %zu bytes: from now "
                          "on it travels in fragments, and is lost with any of them; choose a "
@@ -359,6 +366,10 @@ static bool fetch(struct udp_socket *s) {
         s->in[i].msg_hdr.msg_controllen = sizeof *s->in_control;
     }
     int n = recvmmsg(s->fd, s->in, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) { /* an error hides what has come */
+        s->errors = true;
+        n = recvmmsg(s->fd, s->in, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
+    }
     s->messages = n > 0 ? n : 0;
     s->message = 0;
     s->offset = 0;
@@ -377,6 +388,30 @@ bool udp_receive(struct udp_socket *s, uint8_t **bytes, size_t *count, struct ud
     s->offset += *count;
     if (s->offset >= m->msg_len) s->message++, s->offset = 0;
     return true;
+}
+
+/* ip(7), IP_RECVERR: the message's address is the one that our datagram was sent to. */
+bool udp_refused(struct udp_socket *s, struct udp_address *by) {
+    while (s->errors) {
+        uint8_t control[512];
+        struct msghdr m = {.msg_name = by,
+                           .msg_namelen = sizeof *by,
+                           .msg_control = control,
+                           .msg_controllen = sizeof control};
+        if (recvmsg(s->fd, &m, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) {
+            s->errors = false;
+            break;
+        }
+        for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c; c = CMSG_NXTHDR(&m, c)) {
+            struct sock_extended_err error;
+            const bool v4 = c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_RECVERR;
+            const bool v6 = c->cmsg_level == IPPROTO_IPV6 && c->cmsg_type == IPV6_RECVERR;
+            if (!v4 && !v6) continue;
+            memcpy(&error, CMSG_DATA(c), sizeof error);
+            if (error.ee_errno == ECONNREFUSED) return true;
+        }
+    }
+    return false;
 }
 
 uint64_t udp_overruns(const struct udp_socket *s) {

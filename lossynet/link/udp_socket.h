@@ -47,6 +47,7 @@ struct udp_socket {
     int fd;
     size_t granted;    /* receive buffer, as the kernel counts it */
     bool segmentation; /* UDP_SEGMENT works */
+    bool errors;       /* the kernel has messages of other hosts for us */
     bool fragments;    /* the path's MTU has shrunk below our datagrams */
     int family, dscp;  /* traffic class of bulk datagrams */
     uint8_t *incoming; /* [LOSSYNET_BATCH][UDP_BUFFER_BYTES] */
@@ -73,6 +74,9 @@ bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *inte
  * firewall refuses counts as lost. */
 lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
                          const struct lossynet_datagram *batch, int count);
+
+/* Takes one message of a host (ICMP) that its port `by` is closed; false when there is none. */
+bool udp_refused(struct udp_socket *s, struct udp_address *by);
 
 /* Takes one datagram that has come; false when there is none. Valid until `udp_empty` says that
  * the next call will ask the kernel again. Does not wait. */

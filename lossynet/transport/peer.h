@@ -33,6 +33,8 @@ struct lossynet_liveness {
     bool repeated;    /* something was, since it last said more than that it is there */
     bool left;        /* it said LEAVE, or ABORT */
     double aborted;   /* when it said ABORT, after which it said nothing else; 0: it has not */
+    double refused;   /* when its host said that nobody is at its address; 0: never */
+    bool missed;      /* it was silent when a peer made the comm fail */
     bool knows;       /* that we leave */
     bool probe_sends; /* the probe asks for what lets us send */
     struct lossynet_timer probe;

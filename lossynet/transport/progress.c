@@ -15,6 +15,7 @@ static const double TICK_MAX = 0.01; /* ... and of many */
 static const double OWING = 2;       /* peer time-outs in which a message must come on */
 static const double LEAVING = 1.0;   /* longest wait for peers to take note that we leave */
 static const double ABORTED = 1.0;   /* silence of a rank that has said ABORT, and did mean it */
+static const double REFUSED = 0.2;   /* silence of a rank whose host refuses what is sent to it */
 static const double LEFT = 0.1;      /* silence of a rank that has left: what it sent has come */
 
 /* ---- a turn ---- */
@@ -32,6 +33,8 @@ static bool receive(struct lossynet_transport *t) {
         any |= n > 0;
         if (n == 0) break;
     }
+    for (int peer; t->link->refused && (peer = t->link->refused(t->link)) >= 0;)
+        t->peers[peer].live.refused = t->receiver.now;
     return any;
 }
 
@@ -53,6 +56,8 @@ static void watch_peer(struct lossynet_transport *t, int peer, double now) {
         lossynet_session_fail(t, peer, "has left the run");
     else if (live->aborted > 0 && silence > ABORTED)
         lossynet_session_fail(t, peer, "has failed");
+    else if (silence > REFUSED && lossynet_timer_is_refused(t, peer))
+        lossynet_session_fail(t, peer, "has ended: its host refuses datagrams for it");
     else if (silence > t->session.peer_timeout)
         lossynet_session_fail(t, peer,
                               "was not heard for %.1f s: expected an answer within %g s "

@@ -232,6 +232,8 @@ double lossynet_timer_longest(const struct lossynet_peer *peer);
 void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type);
 /* Seconds since a peer of which something is expected was heard. */
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer);
+/* Whether its host has refused a datagram for it since it was last heard. */
+bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer);
 
 static inline struct lossynet_timer lossynet_timer_at_once(void) {
     return (struct lossynet_timer){0, 0};

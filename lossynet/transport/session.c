@@ -9,6 +9,17 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+/* Whom nobody need wait for any more, as far as this rank knows: not those who say why they go. */
+static void note_missed(struct lossynet_transport *t) {
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct lossynet_liveness *live = &t->peers[r].live;
+        const double silence = lossynet_timer_silence(t, r);
+        if (r == t->world.rank || live->left || live->aborted > 0) continue;
+        live->missed = silence > t->session.peer_timeout / 2 ||
+                       (silence > 0 && lossynet_timer_is_refused(t, r));
+    }
+}
+
 void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *format, ...) {
     if (t->failed) return;
     char what[256];
@@ -19,6 +30,7 @@ void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *f
     lossynet_log("rank %d, step %" PRIu64 ", peer rank %d %s", t->world.rank,
                  lossynet_session_step(t), peer, what);
     t->failed = LOSSYNET_LINK;
+    note_missed(t);
 }
 
 /* ---- out ---- */

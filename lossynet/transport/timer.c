@@ -80,6 +80,11 @@ void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type) {
     if (live->aborted > 0 && lives) live->aborted = 0; /* somebody else has said ABORT */
 }
 
+bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer) {
+    const struct lossynet_liveness *live = &t->peers[peer].live;
+    return live->refused > live->heard;
+}
+
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer) {
     const struct lossynet_liveness *live = &t->peers[peer].live;
     double since = live->heard > live->expected ? live->heard : live->expected;

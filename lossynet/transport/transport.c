@@ -185,12 +185,7 @@ struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_t
 bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing) {
     if (t->link->reliable) return false;
     lossynet_progress_enter(t);
-    for (int r = 0; r < t->world.ranks; r++) {
-        const struct lossynet_liveness *live = &t->peers[r].live;
-        const bool left = live->left || live->aborted > 0;
-        missing[r] = r != t->world.rank && !left &&
-                     lossynet_timer_silence(t, r) > t->session.peer_timeout / 2;
-    }
+    for (int r = 0; r < t->world.ranks; r++) missing[r] = t->peers[r].live.missed;
     const bool failed = t->failed != LOSSYNET_OK;
     lossynet_progress_leave(t);
     if (failed) lossynet_progress_stop(t); /* nothing writes into the vectors any more */

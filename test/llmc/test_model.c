@@ -163,14 +163,15 @@ static void generated_logits_agree(void **state) {
         struct activations kept;
         assert_int_equal(activations_allocate(&kept, c, g.be, 1, g.T, false, recompute), 0);
         assert_int_equal(activations_add_cache(&kept, c, g.be), 0);
-        struct trainer t;
-        memset(&t, 0, sizeof t);
-        t.be = g.be;
-        t.layout = g.layout;
-        t.engine = &kept;
         g.be->convert(g.weights, g.params, g.layout.count);
-        struct writer w = {&t, g.weights};
-        const bool remembers = writing_model(&w).remembers;
+        struct generate_engine w = {.be = g.be,
+                                    .layout = &g.layout,
+                                    .weights = g.weights,
+                                    .engine = &kept,
+                                    .positions = g.T,
+                                    .forward = forward_tokens};
+        const struct generate_model model = generate_model_of(&w);
+        const bool remembers = model.remembers;
         assert_true(remembers == (g.be->attention_continue != NULL));
         float *logits = (float *)calloc((size_t)g.B * g.T * V, sizeof *logits);
         const struct safetensors_view *golden = find(&g, "logits");
@@ -180,7 +181,7 @@ static void generated_logits_agree(void **state) {
                 const int last = b * g.T + first + count - 1;
                 memset(logits + (size_t)last * V, 0, V * sizeof *logits);
                 const int from = remembers ? first : 0;
-                assert_int_equal(feed_model(&w, g.a.host_tokens + b * g.T + from, from,
+                assert_int_equal(model.feed(model.context, g.a.host_tokens + b * g.T + from, from,
                                             first + count - from, logits + last * V),
                                  0);
             }

@@ -12,6 +12,8 @@
  */
 #include "dev/bench/gpu/gpu_model.h"
 
+#include "llmc/util/host_vector.h"
+
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
