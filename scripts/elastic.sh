@@ -100,7 +100,7 @@ etcd_open() {
         for ((wait = 0; wait < 600; wait++)); do
             kill -0 "$etcd" 2>/dev/null || break
             if etcd_answers; then
-                meet=etcd://$here:$client/run
+                meet=etcd://$here:$client/elastic
                 return
             fi
             doze 0.1

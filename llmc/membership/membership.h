@@ -54,11 +54,12 @@ const struct view *membership_view(const struct membership *m);
 /* Leaves the present view, for good, and blocks until there is a newer one that has this process:
  * another member's, or one that this process proposes: without the members that were not heard
  * (missing[rank of the present view]; NULL: all were; all false: somebody was not, and this process
- * does not know who, so that it waits for another's proposal first), with those who wait to join and can be
- * reached. Members that stay keep their order, joiners follow (member.joined == view.epoch). Epochs
- * may be skipped. A process that was left out registers again and comes back as a joiner. Says once
- * where the store does not answer, and waits for it. Returns 0; 1: another member has said that the
- * run is complete; -1 after reporting, also where a signal asks the program to stop. */
+ * does not know who, so that it waits for another's proposal first), with those who wait to join
+ * and can be reached. Members that stay keep their order, joiners follow (member.joined ==
+ * view.epoch). Epochs may be skipped. A process that was left out registers again and comes back as
+ * a joiner. Says once where the store does not answer, and waits for it. Returns 0; 1: another
+ * member has said that the run is complete; -1 after reporting, also where a signal asks the
+ * program to stop. */
 int membership_next_view(struct membership *m, const bool *missing);
 
 /* Whether to call membership_next_view although nobody is missing: the store has a newer view, or,

@@ -17,6 +17,7 @@
 #include "llmc/log/error.h"
 #include "llmc/membership/etcd.h"
 #include "llmc/membership/membership.h"
+#include "llmc/membership/reach.h"
 #include "test/support/llmc_test.h"
 
 enum { PATIENCE = 60 }; /* seconds after which something will not come any more */
@@ -212,6 +213,36 @@ static void test_etcd_is_restarted(void **state) {
     assert_string_equal(after, "seven");
     comes(s->keep(s, lease) == STORE_DONE);
     s->close(s);
+}
+
+/* ---- who can be reached ---- */
+
+static void test_who_listens_is_reached(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"",   "127.0.0.1",  "host:1", "[127.0.0.1:1",
+                                        ":1", "127.0.0.1:x"};
+    enum { WRONG = sizeof wrong / sizeof *wrong, ALL = WRONG + 2 };
+    struct member m[ALL] = {0};
+    bool reached[ALL];
+    int port, closed;
+    const int s = listening(&port);
+    close(listening(&closed));
+    snprintf(m[0].address, sizeof m[0].address, "127.0.0.1:%d", port);
+    snprintf(m[1].address, sizeof m[1].address, "127.0.0.1:%d", closed);
+    for (int i = 0; i < WRONG; i++)
+        snprintf(m[2 + i].address, sizeof m[2 + i].address, "%s", wrong[i]);
+    reach_members(m, ALL, reached);
+    assert_true(reached[0]);
+    for (int i = 1; i < ALL; i++) assert_false(reached[i]);
+    /* More than are asked at once. */
+    struct member *many = (struct member *)calloc(200, sizeof *many);
+    bool all[200];
+    assert_non_null(many);
+    for (int i = 0; i < 200; i++) many[i] = m[i % 3 == 0 ? 0 : 1];
+    reach_members(many, 200, all);
+    for (int i = 0; i < 200; i++) assert_int_equal(all[i], i % 3 == 0);
+    free(many);
+    close(s);
 }
 
 /* ---- members ---- */
@@ -455,6 +486,7 @@ int main(void) {
         cmocka_unit_test(test_keys_come_in_the_order_of_their_making),
         cmocka_unit_test(test_a_lease_ends),
         cmocka_unit_test(test_etcd_is_restarted),
+        cmocka_unit_test(test_who_listens_is_reached),
         cmocka_unit_test(test_two_meet_and_a_third_joins),
         cmocka_unit_test(test_who_is_left_out_comes_back_as_new),
         cmocka_unit_test(test_a_rank_stands_still_without_the_store),

@@ -315,6 +315,7 @@ static void train(struct process *p) {
         missing[r] = now(w) > p->heard[r] + SILENCE;
         any |= missing[r];
     }
+    if (any && chance(0.1)) memset(missing, 0, sizeof missing); /* does not know who */
     if (any || (p->a.changed && chance(0.7)))
         assert_int_equal(agreement_leave(&p->a, now(w), any ? missing : NULL), 0);
 }
@@ -613,7 +614,7 @@ static void test_one_way_link_changes_few_views(void **state) {
     run_until(w, now(w) + 600);
     print_message("%lld views in ten minutes of a link that loses everything one way\n",
                   (long long)w->epoch);
-    assert_true(w->epoch > 20 && w->epoch < 60);
+    assert_true(w->epoch > 20 && w->epoch < 100);
     world_close(w);
 }
 

@@ -74,6 +74,8 @@ static void test_who_proposes_first(void **state) {
     const double alone = view_patience(&v, most), cut = view_patience(&v, half),
                  one = view_patience(&v, first);
     assert_true(one > 0 && one < cut && cut < alone && alone <= 2);
+    /* Who does not know who is missing waits for those who do. */
+    assert_true(view_patience(&v, (const bool[]){false, false, false, false}) > one + 1);
     v.self = 1;
     assert_true(view_patience(&v, first) == 0); /* rank 0 is missing: rank 1 is the first */
     view_clear(&v);

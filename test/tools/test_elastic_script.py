@@ -109,7 +109,7 @@ def test_who_dies_is_started_again(script):
         "process 0 ended with exit code 1; it is started again, for the 2. time of 3"]
     first, *later = map(options_of, script.lines("started"))
     assert first.startswith("--meet etcd://127.0.0.1:") and first.endswith(
-        "/run --meet-ranks 1 --model a b")
+        "/elastic --meet-ranks 1 --model a b")
     assert later == [first + " --meet-anew"] * 2
     assert script.left_nothing()
 
