@@ -818,7 +818,9 @@ static int run(const struct options *o, const struct lossynet_world *launched) {
     int status = views_open(o, GIT_REVISION, &t.views);
     const struct lossynet_world world = t.views && !status ? views_world(t.views) : *launched;
     if (!status) status = run_mode(&t, o, &world) && !views_are_complete(t.views) ? 1 : 0;
-    views_close(t.views, !status && t.at.step >= o->steps);
+    views_close(t.views, status                  ? VIEWS_RANK_FAILS
+                         : t.at.step >= o->steps ? VIEWS_RUN_COMPLETE
+                                                 : VIEWS_RUN_STOPS);
     return status == VIEWS_COMPLETE ? 0 : status;
 }
 

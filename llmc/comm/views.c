@@ -52,8 +52,10 @@ int views_check(const struct options *o, int ranks) {
     if (ranks > 1)
         return log_error("--meet: expected processes that are started one by one, as by "
                          "scripts/elastic.sh: under mpirun all ranks end when one dies");
-    if (o->eval || o->generate || o->dry_run)
-        return log_error("--meet: expected training, or --preflight");
+    if (o->eval || o->generate || o->dry_run || o->preflight)
+        return log_error("--meet: expected training%s",
+                         o->preflight ? "; --preflight checks the nodes that mpirun starts it on"
+                                      : "");
     if (o->algorithm != ALGORITHM_LOSSY)
         return log_error("--meet: expected --algorithm lossy, got %s: only there a lost rank is "
                          "nothing but lost packets",
@@ -166,6 +168,13 @@ static int join(struct views *v, const char *revision) {
     return status ? 1 : 0;
 }
 
+/* Nobody in it was in a view before. */
+static bool is_first(const struct view *v) {
+    for (int r = 0; r < v->members; r++)
+        if (v->member[r].joined < v->epoch) return false;
+    return true;
+}
+
 int views_open(const struct options *o, const char *revision, struct views **out) {
     *out = NULL;
     if (!o->meet) return 0;
@@ -180,7 +189,7 @@ int views_open(const struct options *o, const char *revision, struct views **out
     if (status) return status;
     v->first = membership_view(v->membership)->epoch;
     /* Nothing of this run can be there yet. */
-    if (v->first == 1 && !o->preflight) {
+    if (is_first(membership_view(v->membership))) {
         log_muted = membership_view(v->membership)->self > 0;
         status = earlier_run_check(o);
         log_muted = false;
@@ -190,9 +199,10 @@ int views_open(const struct options *o, const char *revision, struct views **out
     return meet(v) ? v->complete ? VIEWS_COMPLETE : 1 : 0;
 }
 
-void views_close(struct views *v, bool complete) {
+void views_close(struct views *v, enum views_end end) {
     if (!v) return;
-    if (complete) membership_complete(v->membership);
+    if (end == VIEWS_RUN_COMPLETE) membership_complete(v->membership);
+    if (end == VIEWS_RUN_STOPS && v->world.rank == 0) membership_dissolve(v->membership);
     close_world(v);
     membership_close(v->membership);
     if (v->listener >= 0) close(v->listener);

@@ -36,8 +36,10 @@ int views_check(const struct options *o, int ranks);
  * tells on the terminal. The caller closes *out in any case. */
 enum { VIEWS_COMPLETE = -1 };
 int views_open(const struct options *o, const char *revision, struct views **out);
-/* complete: the run is at its end, and nobody need join it any more. */
-void views_close(struct views *v, bool complete);
+/* How it ends for this process: with an error, after which others may go on; with all ranks, though
+ * the run is not complete; or with the run, which nobody need join any more. */
+enum views_end { VIEWS_RANK_FAILS, VIEWS_RUN_STOPS, VIEWS_RUN_COMPLETE };
+void views_close(struct views *v, enum views_end end);
 
 /* The ranks of the present view; N, with as many workers on each rank as at the start. */
 struct lossynet_world views_world(const struct views *v);

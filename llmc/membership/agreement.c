@@ -261,15 +261,19 @@ static enum agreement_result take(struct agreement *a, const struct view *next, 
 
 /* Writes the view after the room's and removes the registrations of those whom it leaves out, so
  * that nobody takes them in again under the same uid. */
-static enum agreement_result commit(struct agreement *a, const struct room *room,
-                                    const struct view *next, double now) {
+static enum store_status commit_view(const struct agreement *a, const struct room *room,
+                                     const struct view *next, const char *text,
+                                     bool without_options) {
     char key[STORE_WRITES_MOST][KEY_BYTES];
     struct store_write write[STORE_WRITES_MOST];
-    char *text = view_to_json(next);
-    if (!text) return AGREEMENT_FAILED;
     int writes = 1;
     key_of(a, "view", key[0]);
     write[0] = (struct store_write){key[0], text, 0};
+    if (without_options) {
+        key_of(a, "options", key[writes]);
+        write[writes] = (struct store_write){key[writes], NULL, 0};
+        writes++;
+    }
     for (int r = 0; r < room->view.members && writes < STORE_WRITES_MOST; r++) {
         const char *uid = room->view.member[r].uid;
         if (view_rank_of(next, uid) >= 0 || !registered(room, uid)) continue;
@@ -277,11 +281,38 @@ static enum agreement_result commit(struct agreement *a, const struct room *room
         write[writes] = (struct store_write){key[writes], NULL, 0};
         writes++;
     }
-    const enum store_status status =
-        a->set.store->commit(a->set.store, key[0], room->modified, write, writes);
+    return a->set.store->commit(a->set.store, key[0], room->modified, write, writes);
+}
+
+static enum agreement_result commit(struct agreement *a, const struct room *room,
+                                    const struct view *next, double now) {
+    char *text = view_to_json(next);
+    if (!text) return AGREEMENT_FAILED;
+    const enum store_status status = commit_view(a, room, next, text, false);
     free(text);
     if (status == STORE_DONE) return take(a, next, now);
     return status == STORE_AWAY ? AGREEMENT_AWAY : AGREEMENT_WAIT; /* another proposal won */
+}
+
+enum store_status agreement_dissolve(struct agreement *a) {
+    struct room room;
+    bool *all = (bool *)malloc((size_t)a->view.members + 1);
+    struct view none = {0, 0, NULL, -1};
+    if (!all || look(a, &room) != AGREEMENT_WAIT) {
+        free(all);
+        return STORE_AWAY;
+    }
+    memset(all, true, (size_t)a->view.members);
+    enum store_status status = STORE_CHANGED;
+    if (room.view.epoch == a->view.epoch && !view_next(&room.view, all, NULL, 0, &none)) {
+        char *text = view_to_json(&none);
+        status = text ? commit_view(a, &room, &none, text, true) : STORE_AWAY;
+        free(text);
+    }
+    view_clear(&none);
+    room_clear(&room);
+    free(all);
+    return status;
 }
 
 /* Proposes the view after the room's: without missing[], with who waits, if those are at least
@@ -384,7 +415,7 @@ static enum agreement_result step_outside(struct agreement *a, const struct room
         enroll(a, room);
         return AGREEMENT_WAIT;
     }
-    if (!room->view.epoch) {
+    if (!room->view.members) { /* none yet, or dissolved */
         /* Who came first proposes the first view. */
         const bool first = !strcmp(room->registered[0].uid, a->self.uid);
         const enum agreement_result seen = see_obstacle(a, room, AGREEMENT_FEW);

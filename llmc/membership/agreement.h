@@ -101,6 +101,9 @@ enum agreement_result agreement_step(struct agreement *a, double now);
  * changed. */
 void agreement_watch(struct agreement *a, double now);
 
+/* Ends the view, whose members all stop, by an empty one: the run may begin again, with other
+ * options. STORE_CHANGED: there is a newer view, which stays. */
+enum store_status agreement_dissolve(struct agreement *a);
 /* Says that the run is complete; removes the registration. */
 enum store_status agreement_complete(struct agreement *a);
 enum store_status agreement_withdraw(struct agreement *a);

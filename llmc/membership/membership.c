@@ -257,6 +257,18 @@ int membership_complete(struct membership *m) {
                      m->name, m->store->why);
 }
 
+int membership_dissolve(struct membership *m) {
+    enum store_status status = STORE_AWAY;
+    pthread_mutex_lock(&m->lock);
+    for (int attempt = 0; attempt < 3 && status == STORE_AWAY; attempt++)
+        status = agreement_dissolve(&m->agreement);
+    pthread_mutex_unlock(&m->lock);
+    if (status != STORE_AWAY) return 0;
+    return log_error("cannot say to the store of %s that this rank and the others stop (%s); start "
+                     "the run again with --meet-anew",
+                     m->name, m->store->why);
+}
+
 void membership_close(struct membership *m) {
     if (!m) return;
     if (m->watched) {

@@ -67,6 +67,10 @@ int membership_next_view(struct membership *m, const bool *missing);
  * then leave the comm after the same step. At most about a second old. Never blocks. */
 bool membership_has_changed(const struct membership *m);
 
+/* Ends the present view, whose members all stop together: the run is not complete, and may begin
+ * again, from a checkpoint and with other options. Returns 0, or -1. */
+int membership_dissolve(struct membership *m);
+
 /* Says that the run is complete, so that nobody joins or waits for it any more. Returns 0, or -1.
  */
 int membership_complete(struct membership *m);

@@ -152,7 +152,8 @@ bool view_from_json(const char *text, struct view *out) {
     json_t *json = load(text);
     const json_t *list = json_object_get(json, "members");
     const size_t members = json_array_size(list);
-    bool valid = members > 0 && members <= MOST_MEMBERS && !view_allocate((int)members, out);
+    bool valid =
+        json_is_array(list) && members <= MOST_MEMBERS && !view_allocate((int)members, out);
     if (valid) {
         out->epoch = json_integer_value(json_object_get(json, "epoch"));
         valid = out->epoch > 0 && take_members(list, out->epoch, out);

@@ -22,8 +22,8 @@ struct member {
 };
 
 struct view {
-    int64_t epoch; /* 0: no view */
-    int members;
+    int64_t epoch;         /* 0: no view */
+    int members;           /* 0: the view before was dissolved, and the run can begin again */
     struct member *member; /* in the order of ranks */
     int self;              /* rank of this process; -1: the view is without it */
 };

@@ -112,7 +112,6 @@ static void test_text_that_is_no_view(void **state) {
         "[]",
         "7",
         "{\"epoch\":1}",
-        "{\"epoch\":1,\"members\":[]}",
         "{\"epoch\":1,\"members\":[7]}",
         "{\"epoch\":1,\"members\":{}}",
         "{\"epoch\":0,\"members\":[{\"address\":\"1.2.3.4:5\",\"host\":\"h\",\"pid\":1,\"uid\":"

@@ -222,6 +222,20 @@ def test_a_checkpoint_of_some_ranks_is_resumed_by_others(data, tmp_path, etcd):
     assert contiguous(again.log()) and again.log()[-1]["step"] == 30
 
 
+def test_a_run_that_was_stopped_begins_again(data, tmp_path, etcd):
+    """Under the same name, with other options and another number of ranks."""
+    url = etcd.url("stopped")
+    first = Ranks(data, tmp_path / "out", url, 2, steps=FOREVER)
+    first.wait_steps(5)
+    first.end()
+    done = first.steps()
+    again = Ranks(data, tmp_path / "out", url, 3, steps=done + 10, lr=1e-3, resume="auto")
+    for i, p in enumerate(again.process):
+        assert p.wait(TIMEOUT) == 0, again.said_by(i)
+    assert contiguous(again.log()) and again.log()[-1]["step"] == done + 10
+    assert again.views()[-1]["view"] > first.views()[0]["view"]
+
+
 def test_wrong_use(data, tmp_path, etcd):
     url = etcd.url("wrong")
 
@@ -234,6 +248,7 @@ def test_wrong_use(data, tmp_path, etcd):
     assert "--data-split shared" in refused(2, data_split="contiguous")
     assert "multiple of the 3 ranks" in refused(2, meet_ranks=3, workers=4)
     assert "etcd://HOST:PORT/RUN" in refused(2, meet="http://127.0.0.1:1/run")
+    assert "--preflight checks the nodes" in refused(2, preflight=True)
     assert "expected --meet URL too" in refused(2, meet=None, meet_ranks=2)
     done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None), ranks=2)
     assert done.returncode == 2 and "started one by one" in done.stderr
