@@ -27,10 +27,10 @@ struct views {
     void *share_context;
     bool share_failed;
     int64_t epoch;         /* of the present view; 0: of none */
-    int64_t first;         /* of the first view of this process */
+    int64_t first;         /* of the first view that this process has entered; 0: of none */
     bool failed;           /* the last view: a rank was not heard */
     bool complete;         /* others have ended the run */
-    bool entered;          /* handover_give has returned in it */
+    bool entered;          /* training has begun in it: what this rank has then is the run's */
     int failures;          /* views in a row that were not entered */
     struct handover state; /* of the last view that was entered */
     struct handover_report report;
@@ -187,7 +187,6 @@ int views_open(const struct options *o, const char *revision, struct views **out
     if (!v->wants) return log_out_of_memory("the view", 0), 1;
     int status = join(v, revision);
     if (status) return status;
-    v->first = membership_view(v->membership)->epoch;
     /* Nothing of this run can be there yet. */
     if (is_first(membership_view(v->membership))) {
         log_muted = membership_view(v->membership)->self > 0;
@@ -226,7 +225,7 @@ bool views_are_complete(const struct views *v) {
 }
 
 bool views_are_new(const struct views *v) {
-    return !v || v->epoch == v->first;
+    return !v || !v->first || v->epoch == v->first;
 }
 
 /* ---- in a view -------------------------------------------------------------------------- */
@@ -236,14 +235,15 @@ int views_enter(struct views *v, struct data_parallel *d, struct resume_point *a
     *continues = false;
     if (!v) return 0;
     if (handover_give(&v->state, d, at, &v->report)) return -1;
-    v->entered = true;
-    v->failures = 0;
     *continues = v->report.survivors > 0;
     return 0;
 }
 
 void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step) {
     if (!v) return;
+    v->entered = true;
+    if (!v->first) v->first = v->epoch;
+    v->failures = 0;
     const struct handover_report *r = &v->report;
     const double seconds = log_seconds() - v->since;
     char line[1400], adopted[128] = "";

@@ -46,7 +46,8 @@ struct lossynet_world views_world(const struct views *v);
 int views_workers(const struct views *v);
 /* Whether other ranks have ended the run while this one waited for a view. */
 bool views_are_complete(const struct views *v);
-/* Whether this process is in its first view: what is told at the start of a run is told then. */
+/* Whether this process has trained in no view before this one: what is told and loaded at the start
+ * of a run is told and loaded then. */
 bool views_are_new(const struct views *v);
 
 /* After data_parallel_open. *at: in, where this rank stands; out, where the run goes on. *continues:
