@@ -136,7 +136,7 @@ NVCCFLAGS += -std=c++17 -O3 $(ARCHITECTURES) $(if $(WERROR),-Werror all-warnings
 EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-unknown-pragmas \
                    -Wno-unused-function -fno-strict-aliasing \
                    $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
-TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/*/test_*.c))
+TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/*/test_*.c test/*/*/test_*.c))
 
 GPU_PROGRAMS := gpu_check gpu_bench
 # What our exchange is measured with, and against; they use MPI.
@@ -453,7 +453,7 @@ format:
 # developers' tools. A file is looked at again when it, a header or the checks have changed.
 LINTED := $(LLMC) $(LOSSYNET) $(TOKENIZE) $(TOKENIZER).cpp train_llama2.cu \
           llmc/backend/cpu/backend_cpu.c llmc/backend/cuda/backend_none.c $(wildcard dev/examples/*.c) \
-          $(wildcard test/*/*.c dev/fuzz/*.c dev/simulation/*.c dev/coexistence/*.c \
+          $(wildcard test/*/*.c test/*/*/*.c dev/fuzz/*.c dev/simulation/*.c dev/coexistence/*.c \
                      dev/bench/*/*.c)
 LINT_HEADERS := $(shell git ls-files '*.h' 2>/dev/null)
 

@@ -76,7 +76,7 @@ def guest(tmp_path_factory):
     write_tokens(folder / "train.bin", markov_tokens(20_000, 512, 1), 512)
     job = JOB
     for name, value in {"DEVICES": VM / "devices.sh", "PROGRAM": PROGRAM, "EMULATED": EMULATED,
-                        "LINK_TEST": SANITIZED.parent / "test" / "lossynet" / "test_link_verbs",
+                        "LINK_TEST": SANITIZED.parent / "test" / "lossynet" / "link" / "test_link_verbs",
                         "STEPS": STEPS}.items():
         job = job.replace(name, str(value))
     exports = {**MPI, "OMPI_MCA_btl": "self,vader", "OMPI_MCA_pml": "ob1", "OMP_NUM_THREADS": "1"}
@@ -102,7 +102,7 @@ def steps(log):
 
 
 CASES = re.findall(r"(?:cmocka_unit_test|IN_THE_GUEST)\((\w+)\)",
-                   (ROOT / "test/lossynet/test_link_verbs.c").read_text())
+                   (ROOT / "test/lossynet/link/test_link_verbs.c").read_text())
 
 
 @pytest.mark.parametrize("case", CASES + ["exit_status"])

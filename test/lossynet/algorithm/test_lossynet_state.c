@@ -1,6 +1,6 @@
 /* test_lossynet_state.c — a comm's state saved and loaded: what follows is the same to the last
  * bit, and the state of another comm is refused and changes nothing. */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 enum { STEPS = 20, HALF = 9 };
 

@@ -6,7 +6,7 @@
  *
  * Threads open the four links, because that is collective. Afterwards one thread holds all four.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 #include <arpa/inet.h>
 #include <linux/if_ether.h>

@@ -1,7 +1,7 @@
 /* test_traffic_class.c — names of traffic classes, and what they put on datagrams: over UDP, as the
  * receiving socket sees it, and on the address handles of RDMA.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 #include "lossynet/link/udp_socket.h"
 

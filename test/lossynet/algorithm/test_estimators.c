@@ -10,7 +10,7 @@
  * errors, taken from the exact variance (for the mean) and the fourth moment (for the variance);
  * seeds are fixed.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 enum { PLACES = 16, PACKETS = 2048, STEPS = 50 };
 

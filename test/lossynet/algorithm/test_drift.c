@@ -4,7 +4,7 @@
  * change's variance and correlations are known, so the formulas of drift.c make a prediction
  * without a free parameter; bound: 2%. Seeds are fixed.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 /* ---- formulas ---- */
 

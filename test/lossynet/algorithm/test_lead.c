@@ -4,7 +4,7 @@
  * they never change), and owners broadcast ahead of them by what lossynet_lead says. Seeds are
  * fixed.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 enum { ELEMENTS = 4096, WARM = 200, STEPS = 2000 / FEWER_STEPS, MOST = 16 };
 

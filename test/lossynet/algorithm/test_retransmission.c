@@ -4,7 +4,7 @@
  * that it is what has been missing longest, that no packet goes without for ever, and that only
  * what was asked for comes.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 enum { WORKERS = 5, BUCKETS = 3, ELEMENTS = 700 + 33 + 1200, PACKETS_MOST = 64 };
 static const size_t elements[BUCKETS] = {700, 33, 1200};

@@ -3,7 +3,7 @@
  *
  * In a network namespace of its own, which needs root or user namespaces, and the program ip.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 #include "lossynet/link/udp_socket.h"
 

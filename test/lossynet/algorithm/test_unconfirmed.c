@@ -2,7 +2,7 @@
  * steps out or have no gradient: in recorded runs that are made up at random. Every gradient must
  * count once.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 #include <unistd.h>
 

@@ -2,7 +2,7 @@
  * keeps, for every packet and sender, what it holds in double; and what must be true of sums over
  * time.
  */
-#include "test_lossynet.h"
+#include "test/lossynet/test_lossynet.h"
 
 enum { WORKERS = 4, BUCKETS = 2, ELEMENTS = 500 + 130, PACKETS_MOST = 64 };
 static const size_t elements[BUCKETS] = {500, 130};
