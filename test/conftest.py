@@ -28,6 +28,8 @@ C_TIMEOUT = 600  # seconds, for one C program; a hang is a failure
 # Files whose tests share no fixture that takes long to make.
 SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program.py",
           "test_resume.py", "test_udp.py"}
+# Tests of two files that share one process of transformers.
+SAME_GROUP = {"test_perplexity.py": "test_huggingface.py"}
 # Hosts: tests that make hosts of network namespaces, one after the other; mostly they wait.
 HOSTS, HOSTS_FIXTURE = "hosts", "namespaces"
 # Groups of half a minute and more, the longest first: what begins last should be short.
@@ -62,7 +64,8 @@ def group_of(item):
         return HOSTS
     if isinstance(item, CCase):
         return str(item.run.program.relative_to(BUILD))
-    return item.path.name if item.path.name not in SPREAD else ""
+    name = item.path.name
+    return SAME_GROUP.get(name, name) if name not in SPREAD else ""
 
 
 def place(item):

@@ -1,13 +1,19 @@
-"""What the tests ask of transformers: a JSON list of tasks on stdin, a list of answers on stdout.
+"""What the tests ask of transformers: each line of stdin is a JSON list of tasks, and the line of
+stdout that follows is the list of their answers.
 
-Runs in the environment that huggingface.py makes, untouched by anything of this project.
+Runs in the environment that huggingface.py makes, and takes of this project only the perplexity of
+dev/goldens.
 """
 import json
+import pathlib
 import sys
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "dev" / "goldens"))
+import perplexity_reference  # pylint: disable=wrong-import-position
 
 
 def make(directory, seed, dtype="float32", max_shard_size="1GB", **config):
@@ -46,9 +52,18 @@ def loss(directory, tokens, seq):
     return total / (len(text) - 1)
 
 
+def perplexity(directory, tokens, cases):
+    """For each (context, stride)."""
+    model, text = load(directory), perplexity_reference.read_tokens(tokens)
+    return [perplexity_reference.perplexity(model, text, *case) for case in cases]
+
+
 def resave(directory, to, **settings):
     load(directory).save_pretrained(to, **settings)
 
 
 if __name__ == "__main__":
-    print(json.dumps([globals()[task.pop("do")](**task) for task in json.load(sys.stdin)]))
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    for line in sys.stdin:
+        print(json.dumps([globals()[task.pop("do")](**task) for task in json.loads(line)]),
+              file=answers, flush=True)

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from huggingface import VENV, ask, is_there
 from program import BUILD, MPI, ROOT, events, markov_tokens, run, succeed, write_tokens
 
 GOLDENS = ROOT / "test" / "goldens"
@@ -68,31 +69,20 @@ def test_stride_out_of_range(model, seq, stride, said):
     assert done.returncode == 2 and said in done.stderr
 
 
-def python_with_transformers():
-    look = ("import sys; from importlib.util import find_spec as find;"
-            "sys.exit(not (find('torch') and find('transformers')))")
-    for python in sorted(BUILD.glob("venv*/bin/python")):
-        if subprocess.run([str(python), "-c", look], check=False).returncode == 0:
-            return str(python)
-    pytest.skip(f"no virtual environment {BUILD}/venv*/ with transformers (dev/goldens/make_goldens.py "
-                "says how to make one): perplexity was compared with stored values only")
-    return None
-
-
 def test_perplexity_beside_transformers_live(tmp_path):
     """A model trained here, on tokens that it learnt from, with grouped-query attention."""
-    python = python_with_transformers()
+    if not is_there():
+        pytest.skip(f"no transformers in {VENV} (test_huggingface.py installs it): perplexity was "
+                    "compared with stored values only")
     write_tokens(tmp_path / "t.bin", markov_tokens(20_000, 512, 1), 512)
     write_tokens(tmp_path / "v.bin", markov_tokens(3_000, 512, 2), 512)
     succeed("--model", "260K", "--train", tmp_path / "t.bin", "--seq", 128, "--batch", 4, "--steps",
             60, "--lr", "5e-3", "--out", tmp_path / "out", "--workers", 2, "--loss-rate", 0.1)
     (model,) = (tmp_path / "out").glob("checkpoint-*")
-    done = subprocess.run([python, "dev/goldens/perplexity_reference.py", str(model),
-                           str(tmp_path / "v.bin"), "512:0", "512:512", "300:77"], cwd=ROOT,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True,
-                          text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    for expected in map(json.loads, done.stdout.splitlines()):
+    (answers,) = ask({"do": "perplexity", "directory": model, "tokens": tmp_path / "v.bin",
+                      "cases": [(512, 0), (512, 512), (300, 77)]})
+    assert len(answers) == 3
+    for expected in answers:
         context, stride = expected["context"], expected["stride"]
         event, _ = evaluate(model, tmp_path / "v.bin", context, stride, tmp_path)
         assert event["tokens"] == expected["tokens"]
