@@ -643,21 +643,20 @@ static void advance(struct trainer *t, int done) {
 
 /* With --deadline ranks may be at different steps, and learn at different times that one of them
  * stops, or is broken. Before all do anything together they meet, and agree on a step. */
-static int meet(struct trainer *t, bool *stop, bool *broken) {
+static int meet(struct trainer *t, struct data_parallel_news *news) {
     int done = t->at.step;
-    if (finish_step(t) || data_parallel_meet(&t->dp, &done, stop, broken)) return -1;
+    if (finish_step(t) || data_parallel_meet(&t->dp, &done, news)) return -1;
     advance(t, done);
     return 0;
 }
 
 enum { VIEW_ENDS = 1 }; /* ranks change */
-
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
     const bool skips = lossynet_skips_late(t->dp.comm);
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
-    bool stop = false;
+    struct data_parallel_news news = {.stop = false, .broken = false, .ranks_change = false};
     if (views_are_new(t->views)) run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));
@@ -666,17 +665,19 @@ static int train_loop(struct trainer *t) {
             t->before[i].step < t->at.step)
             metrics_log_step(t->log, &t->before[i]);
     views_report(t->views, &t->progress, t->log, t->at.step);
-    while (t->at.step < o->steps && !stop) {
+    while (t->at.step < o->steps && !news.stop) {
         if (training_step(t, t->at.step)) return -1;
-        bool broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
-        if (broken && !skips) return stop_not_finite(t, &t->record);
+        news.broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
+        if (news.broken && !skips) return stop_not_finite(t, &t->record);
         advance(t, t->record.step + 1);
-        async_writer_poll(t->saver, &stop);
-        struct due due = due_after(o, t->at.step, stop);
-        if (skips && (due.any || broken || lossynet_is_called(t->dp.comm))) {
-            if (meet(t, &stop, &broken)) return -1;
-            if (broken) return stop_not_finite(t, &t->record);
-            due = due_after(o, t->at.step, stop);
+        async_writer_poll(t->saver, &news.stop);
+        news.ranks_change = views_end_here(t->views);
+        struct due due = due_after(o, t->at.step, news.stop);
+        if (skips &&
+            (due.any || news.broken || news.ranks_change || lossynet_is_called(t->dp.comm))) {
+            if (meet(t, &news)) return -1;
+            if (news.broken) return stop_not_finite(t, &t->record);
+            due = due_after(o, t->at.step, news.stop);
         }
         if (due.any && finish_step(t)) return -1;
         if (due.evaluates) {
@@ -686,10 +687,10 @@ static int train_loop(struct trainer *t) {
         }
         if (due.samples && write_sample(t, t->at.step)) return -1;
         if (due.saves && async_writer_save(t->saver, &t->at)) return -1;
-        if (views_end_here(t->views) && t->at.step < o->steps && !stop)
+        if (news.ranks_change && t->at.step < o->steps && !news.stop)
             return finish_step(t) || async_writer_finish(t->saver) ? -1 : VIEW_ENDS;
     }
-    return finish(t, stop && t->at.step < o->steps, last_eval);
+    return finish(t, news.stop && t->at.step < o->steps, last_eval);
 }
 
 /* Everything that training or evaluation needs, in the order in which mistakes are cheapest to
@@ -736,12 +737,12 @@ static void begin(struct trainer *t, const struct options *o, const struct lossy
     threads_choose(o->threads, world->local_ranks);
 }
 
-/* Takes this rank from the view that has ended into the next one. */
-static int change_view(struct trainer *t) {
+/* Takes this rank from the view that has ended, as all agreed or with a failure, into the next. */
+static int change_view(struct trainer *t, bool ended) {
     struct trainer next;
     memset(&next, 0, sizeof next);
     if (t->updated > t->at.step) advance(t, t->updated);
-    if (views_leave(t->views, &t->dp)) return -1;
+    if (views_leave(t->views, &t->dp, ended)) return -1;
     const struct step_metrics *r = t->last.step == t->at.step - 1 ? &t->last : &t->record;
     if (t->dp.unfinished && r->step == t->at.step - 1) /* it will not be measured */
         metrics_add(&t->at.record, r);
@@ -749,19 +750,20 @@ static int change_view(struct trainer *t) {
     next.before[1] = t->record.tokens > 0 ? t->record : t->before[1];
     next.at = t->at;
     next.views = t->views;
-    const struct options *o = t->options;
+    next.options = t->options;
     progress_end(&t->progress);
     trainer_release(t);
     *t = next;
     if (views_next(t->views)) return -1;
     const struct lossynet_world world = views_world(t->views);
-    begin(t, o, &world, views_workers(t->views));
+    begin(t, t->options, &world, views_workers(t->views));
     return 0;
 }
 
 static int train(struct trainer *t) {
     int status = train_in_view(t);
-    while (status && t->options->meet && !change_view(t)) status = train_in_view(t);
+    while (status && t->options->meet && !change_view(t, status == VIEW_ENDS))
+        status = train_in_view(t);
     return status;
 }
 
@@ -818,9 +820,8 @@ static int run(const struct options *o, const struct lossynet_world *launched) {
     int status = views_open(o, GIT_REVISION, &t.views);
     const struct lossynet_world world = t.views && !status ? views_world(t.views) : *launched;
     if (!status) status = run_mode(&t, o, &world) && !views_are_complete(t.views) ? 1 : 0;
-    views_close(t.views, status                  ? VIEWS_RANK_FAILS
-                         : t.at.step >= o->steps ? VIEWS_RUN_COMPLETE
-                                                 : VIEWS_RUN_STOPS);
+    const enum views_end done = t.at.step >= o->steps ? VIEWS_RUN_COMPLETE : VIEWS_RUN_STOPS;
+    views_close(t.views, status ? VIEWS_RANK_FAILS : done);
     return status == VIEWS_COMPLETE ? 0 : status;
 }
 

@@ -343,18 +343,19 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
     return part.computes;
 }
 
-int data_parallel_meet(struct data_parallel *d, int *step, bool *stop, bool *broken) {
+int data_parallel_meet(struct data_parallel *d, int *step, struct data_parallel_news *news) {
     for (int w = 0; w < d->local; w++) {
         d->mine[3 * w] = *step;
-        d->mine[3 * w + 1] = *stop;
-        d->mine[3 * w + 2] = *broken;
+        d->mine[3 * w + 1] = news->stop;
+        d->mine[3 * w + 2] = news->broken + 2 * news->ranks_change;
     }
     if (lossynet_all_gather(d->comm, d->mine, d->gathered, 3 * sizeof *d->mine)) return -1;
     for (int w = 0; w < d->workers; w++) {
         const double *told = d->gathered + 3 * w;
         if (told[0] > *step) *step = (int)told[0];
-        *stop = *stop || told[1] != 0;
-        *broken = *broken || told[2] != 0;
+        news->stop = news->stop || told[1] != 0;
+        news->broken = news->broken || (int)told[2] % 2;
+        news->ranks_change = news->ranks_change || told[2] >= 2;
     }
     lossynet_met(d->comm);
     return 0;

@@ -119,10 +119,15 @@ int data_parallel_begin(struct data_parallel *d, int *step);
 /* Whether a local worker computes a gradient in this step; with --deadline not where its rank was
  * late. */
 bool data_parallel_computes(const struct data_parallel *d, const struct worker *w);
+/* What a rank has learnt that all must know before they do anything together. */
+struct data_parallel_news {
+    bool stop;         /* a signal asks to */
+    bool broken;       /* loss or norm is not finite */
+    bool ranks_change; /* --meet: the view ends */
+};
 /* With --deadline, between steps: makes all ranks meet. *step: in, so many steps this rank has
- * done; out, the most that any has, which all go on from. *stop and *broken: whether they are set
- * on any rank. */
-int data_parallel_meet(struct data_parallel *d, int *step, bool *stop, bool *broken);
+ * done; out, the most that any has, which all go on from. *news: out, what any of them knew. */
+int data_parallel_meet(struct data_parallel *d, int *step, struct data_parallel_news *news);
 /* Each local worker left its loss in `mine`, or a negative number where it computed none. The
  * exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);

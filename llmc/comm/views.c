@@ -282,11 +282,11 @@ bool views_end_here(const struct views *v) {
 
 /* ---- from one view to the next ---------------------------------------------------------- */
 
-int views_leave(struct views *v, const struct data_parallel *d) {
+int views_leave(struct views *v, const struct data_parallel *d, bool agreed) {
     if (!v) return -1;
     bool *missing = v->missing;
     v->failed = v->share_failed || (d->comm && lossynet_has_failed(d->comm, missing));
-    if (!v->failed && !views_end_here(v)) return -1;
+    if (!v->failed && !agreed) return -1;
     if (!v->entered && ++v->failures > FAILURES_MOST)
         return log_error(
             "%d views in a row have failed before anything was trained: expected ranks "

@@ -62,9 +62,9 @@ int views_tell(struct views *v, struct data_parallel *d);
 /* After that gather: whether the view ends after this step, as all ranks know. */
 bool views_end_here(const struct views *v);
 
-/* Training in this view has ended, with an error or because views_end_here: takes what this rank
+/* Training in this view has ended, as all ranks agreed or with an error: takes what this rank
  * has out of the comm. Returns 0, or -1 where it was not other ranks that made it end. */
-int views_leave(struct views *v, const struct data_parallel *d);
+int views_leave(struct views *v, const struct data_parallel *d, bool agreed);
 /* After data_parallel_close: waits for the next view and meets its ranks. Returns 0, or -1 after
  * reporting. */
 int views_next(struct views *v);

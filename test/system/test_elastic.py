@@ -109,8 +109,10 @@ def ranks(data, tmp_path, etcd):
 
 
 def contiguous(log):
-    """Every step is logged once, in order."""
+    """Every step is logged once, in order. With --deadline a rank may leave steps out."""
     steps = [e["step"] for e in log if e["event"] == "step"]
+    if log[0]["options"]["deadline"] != "off":
+        return all(a < b for a, b in zip(steps, steps[1:]))
     return steps == list(range(len(steps)))
 
 
@@ -141,10 +143,10 @@ def test_a_rank_dies_and_another_comes(ranks, changes):
     for v in run3.views():
         assert v["workers"] == workers * v["ranks"]
     # Nothing is wrong with the model: it is as good as it was, and a run can go on with it.
-    losses = [e["loss"] for e in log if e["event"] == "step"]
-    assert all(loss < 1.2 * losses[0] for loss in losses)
+    steps = [e for e in log if e["event"] == "step"]
+    assert all(e["loss"] < 1.2 * steps[0]["loss"] for e in steps)
     (checkpoint,) = run3.out.glob("checkpoint-*")
-    assert json.loads((checkpoint / "trainer.json").read_text())["step"] == len(losses)
+    assert checkpoint.name == f"checkpoint-{steps[-1]['step'] + 1:08}"
 
 
 def test_the_last_of_four_ends_with_a_model(ranks):

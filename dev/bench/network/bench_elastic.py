@@ -1,0 +1,228 @@
+#!/usr/bin/env python3
+"""What deaths cost: 4 ranks train, and every 20 seconds one of them is killed (SIGKILL) and started again.
+Counts the sequences that were trained, against the same without deaths, for
+
+    meet         train_llama2 --meet: the others go on, the new one joins (scripts/elastic.sh)
+    checkpoint   train_llama2 --meet, but all ranks are killed and start again from the last checkpoint,
+                 as under a launcher that ends all when one dies
+    torchft      PyTorch with torchft over Gloo: the others go on, the new one joins
+    torchrun     PyTorch DDP over Gloo under torchrun --max-restarts: all start again from a checkpoint
+
+    bench_elastic.py [--seconds 200] [--period 20] [--every 50] [--torch PYTHON] [WAY ...]
+
+Every way is compared with itself, undisturbed, right before. Steps that are made again after a
+checkpoint count once. PYTHON has torch and torchft (pip install torchft); without it these two are left
+out. Ranks have one thread each.
+"""
+import argparse
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "test" / "support"), str(ROOT / "dev" / "bench" / "cpu")]
+from etcd import Etcd, free_port  # pylint: disable=wrong-import-position
+from program import write_tokens  # pylint: disable=wrong-import-position
+
+PROGRAM = ROOT / os.environ.get("BUILD", "build") / "train_llama2"
+RANKS, WARM = 4, 5  # seconds before anything counts
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+class Way:
+    """Ranks that can be killed. trained(): {step: ranks that made it} so far."""
+
+    def __init__(self, folder, options):
+        self.folder, self.options, self.process = folder, options, {}
+        self.starts, self.steps, self.ranks, self.read = 0, {}, RANKS, {}
+
+    def lines(self, path):
+        """The whole lines that were added since the last call. A log that was replaced is read again."""
+        with open(path, encoding="utf-8") as file:
+            number = os.fstat(file.fileno()).st_ino
+            known, at = self.read.get(path, (number, 0))
+            file.seek(at if known == number else 0)
+            text = file.read()
+            whole = text.rfind("\n") + 1
+            self.read[path] = (number, file.tell() - len(text) + whole)
+            return text[:whole].splitlines()
+
+    def start(self, rank):
+        with open(self.folder / f"said.{rank}", "a", encoding="utf-8") as said:
+            self.process[rank] = subprocess.Popen(self.command(rank), env=ENVIRONMENT, stdout=said,
+                                                  stderr=said, cwd=ROOT, start_new_session=True)
+
+    def begin(self):
+        for rank in range(RANKS):
+            self.start(rank)
+
+    def kill(self, rank):
+        os.killpg(self.process[rank].pid, signal.SIGKILL)
+        self.process[rank].wait()
+
+    def die(self, rank):
+        self.kill(rank)
+        self.start(rank)
+
+    def end(self):
+        for rank in self.process:
+            if self.process[rank].poll() is None:
+                self.kill(rank)
+
+
+class Meet(Way):
+    def __init__(self, folder, options):
+        super().__init__(folder, options)
+        self.etcd = Etcd(folder)
+        write_tokens(folder / "train.bin", [random.randrange(512) for _ in range(200_000)], 512)
+
+    def command(self, rank):
+        return [PROGRAM, "--model=1M", f"--train={self.folder}/train.bin", "--batch=4", "--seq=256",
+                "--steps=1000000", "--lr=1e-3", f"--out={self.folder}/out", "--quiet",
+                f"--meet={self.etcd.url(f'run{self.starts}')}", f"--meet-ranks={RANKS}",
+                *self.more()]
+
+    def more(self):
+        return []
+
+    def trained(self):
+        for line in self.lines(self.folder / "out" / "log.jsonl"):
+            event = json.loads(line)
+            self.ranks = event["ranks"] if event["event"] == "view" else self.ranks
+            if event["event"] == "step":
+                self.steps.setdefault(event["step"], self.ranks)
+        return self.steps
+
+    def end(self):
+        super().end()
+        self.etcd.stop()
+
+
+class Checkpoint(Meet):
+    def more(self):
+        return [f"--save-every={self.options.every}", "--keep=1", "--resume=auto"]
+
+    def die(self, rank):
+        for other in range(RANKS):
+            self.kill(other)
+        self.starts += 1
+        self.begin()
+
+
+class Torchft(Way):
+    def __init__(self, folder, options):
+        super().__init__(folder, options)
+        port = free_port()
+        self.address = f"http://localhost:{port}"
+        self.lighthouse = subprocess.Popen(
+            [pathlib.Path(options.torch).parent / "torchft_lighthouse", "--min_replicas", "1",
+             "--bind", f"[::]:{port}", "--heartbeat_timeout_ms", "1000", "--join_timeout_ms", "1000",
+             "--quorum_tick_ms", "50"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def command(self, rank):
+        return [self.options.torch, pathlib.Path(__file__).with_name("elastic_pytorch.py"), "torchft",
+                f"rank{rank}", self.address, self.folder / f"steps.{rank}"]
+
+    def trained(self):
+        for path in self.folder.glob("steps.*"):
+            for line in self.lines(path):
+                step, _, ranks, _ = line.split()
+                self.steps[int(step)] = max(self.steps.get(int(step), 0), int(ranks))
+        return self.steps
+
+    def end(self):
+        super().end()
+        self.lighthouse.kill()
+        self.lighthouse.wait()
+
+
+class Torchrun(Torchft):
+    def __init__(self, folder, options):  # pylint: disable=super-init-not-called
+        Way.__init__(self, folder, options)
+
+    def begin(self):
+        self.start(0)
+
+    def command(self, rank):
+        return [self.options.torch, "-m", "torch.distributed.run", "--nnodes=1",
+                f"--nproc_per_node={RANKS}", "--max-restarts=1000", "--monitor-interval=0.1",
+                f"--rdzv-endpoint=localhost:{free_port()}",
+                pathlib.Path(__file__).with_name("elastic_pytorch.py"), "torchrun",
+                self.folder / "checkpoint", str(self.options.every), self.folder / "steps.0"]
+
+    def die(self, rank):
+        """A rank is a child of torchrun."""
+        children = subprocess.run(["pgrep", "-P", str(self.process[0].pid)], text=True,
+                                  stdout=subprocess.PIPE, check=False).stdout.split()
+        os.kill(int(random.choice(children)), signal.SIGKILL)
+
+    def end(self):
+        Way.end(self)
+        subprocess.run(["pkill", "-9", "-f", str(self.folder / "checkpoint")], check=False)
+
+
+WAYS = {"meet": Meet, "checkpoint": Checkpoint, "torchft": Torchft, "torchrun": Torchrun}
+
+
+def count(way):
+    try:
+        return sum(way.trained().values()), len(way.trained())
+    except FileNotFoundError:
+        return 0, 0
+
+
+def measure(kind, options, deaths):
+    """(sequences of a batch per second, longest time without a step)."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="elastic"))
+    way = WAYS[kind](folder, options)
+    try:
+        way.begin()
+        while count(way)[1] < 20:
+            time.sleep(0.2)
+        time.sleep(WARM)
+        begun, before = time.monotonic(), count(way)[0]
+        due, longest, seen, since = begun + options.period / 2, 0.0, before, begun
+        while time.monotonic() < begun + options.seconds:
+            if deaths and time.monotonic() > due:
+                way.die(random.randrange(RANKS))
+                due += options.period
+            now = count(way)[0]
+            if now > seen:
+                seen, since = now, time.monotonic()
+            longest = max(longest, time.monotonic() - since)
+            time.sleep(0.05 if kind in ("meet", "torchft") else 0.2)
+        return (count(way)[0] - before) / (time.monotonic() - begun), longest
+    finally:
+        way.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--period", type=float, default=20)
+    parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
+    parser.add_argument("--torch", help="a Python with torch and torchft")
+    parser.add_argument("ways", nargs="*", metavar="WAY", help=", ".join(WAYS))
+    options = parser.parse_args()
+    print("| way | undisturbed | a death every %g s | work done | longest pause |" % options.period)
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for kind in options.ways or WAYS:
+        if kind.startswith("torch") and not options.torch:
+            print(f"| {kind} | - (no --torch) | | | |")
+            continue
+        calm, _ = measure(kind, options, False)
+        rate, pause = measure(kind, options, True)
+        print(f"| {kind} | {calm:.1f}/s | {rate:.1f}/s | {100 * rate / calm:.0f}% | {pause:.1f} s |",
+              flush=True)
+
+
+if __name__ == "__main__":
+    main()
