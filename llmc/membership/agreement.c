@@ -224,7 +224,7 @@ static bool superseded(const struct agreement *a, const struct room *room, int i
 static struct member *waiting(const struct agreement *a, const struct room *room, int *count) {
     const size_t most = (size_t)room->members + 1;
     struct member *list = (struct member *)calloc(most, sizeof *list);
-    bool *reached = (bool *)calloc(most, sizeof *reached);
+    enum reached *reached = (enum reached *)calloc(most, sizeof *reached);
     *count = 0;
     if (!list || !reached) {
         log_out_of_memory("waiting members", (double)(most * sizeof *list));
@@ -237,7 +237,8 @@ static struct member *waiting(const struct agreement *a, const struct room *room
                 list[all++] = room->registered[i];
         if (all) a->set.reach(a->set.context, list, all, reached);
         for (int i = 0; i < all; i++)
-            if (reached[i] || !strcmp(list[i].uid, a->self.uid)) list[(*count)++] = list[i];
+            if (reached[i] == REACHED || !strcmp(list[i].uid, a->self.uid))
+                list[(*count)++] = list[i];
     }
     free(reached);
     return list;
@@ -260,7 +261,8 @@ static enum agreement_result take(struct agreement *a, const struct view *next, 
 }
 
 /* Writes the view after the room's and removes the registrations of those whom it leaves out, so
- * that nobody takes them in again under the same uid. */
+ * that nobody takes them in again under the same uid; also of who is not registered in the room:
+ * it may register again until this is written. */
 static enum store_status commit_view(const struct agreement *a, const struct room *room,
                                      const struct view *next, const char *text,
                                      bool without_options) {
@@ -276,7 +278,7 @@ static enum store_status commit_view(const struct agreement *a, const struct roo
     }
     for (int r = 0; r < room->view.members && writes < STORE_WRITES_MOST; r++) {
         const char *uid = room->view.member[r].uid;
-        if (view_rank_of(next, uid) >= 0 || !registered(room, uid)) continue;
+        if (view_rank_of(next, uid) >= 0) continue;
         member_key(a, uid, key[writes]);
         write[writes] = (struct store_write){key[writes], NULL, 0};
         writes++;
@@ -313,6 +315,20 @@ enum store_status agreement_dissolve(struct agreement *a) {
     room_clear(&room);
     free(all);
     return status;
+}
+
+/* Leaving: marks as missing whose process has ended, as its host says. Where several die at once, a
+ * rank may have noticed one of them only. Returns 0, or -1 after reporting. */
+static int miss_ended(struct agreement *a) {
+    const size_t members = (size_t)a->view.members;
+    if (!a->missing) return 0;
+    enum reached *reached = (enum reached *)calloc(members, sizeof *reached);
+    if (!reached) return log_out_of_memory("missing members", (double)members);
+    a->set.reach(a->set.context, a->view.member, a->view.members, reached);
+    for (int r = 0; r < a->view.members; r++)
+        a->missing[r] |= reached[r] == REACHED_REFUSED && r != a->view.self;
+    free(reached);
+    return 0;
 }
 
 /* Proposes the view after the room's: without missing[], with who waits, if those are at least
@@ -378,7 +394,7 @@ static enum agreement_result step_leaving(struct agreement *a, const struct room
         return AGREEMENT_WAIT;
     }
     if (now < a->began + view_patience(&a->view, a->missing)) return AGREEMENT_WAIT;
-    return propose(a, room, a->missing, 0, now);
+    return miss_ended(a) ? AGREEMENT_FAILED : propose(a, room, a->missing, 0, now);
 }
 
 /* ---- coming from outside ---- */

@@ -18,6 +18,7 @@
 
 #include <jansson.h>
 
+#include "llmc/membership/reach.h"
 #include "llmc/membership/store.h"
 #include "llmc/membership/view.h"
 
@@ -40,8 +41,8 @@ struct agreement_settings {
     bool anew;
     /* A new uid, other than all before, of this process and others. */
     void (*draw)(void *context, char uid[24]);
-    /* reached[i]: member i listens at its address. */
-    void (*reach)(void *context, const struct member *m, int members, bool *reached);
+    /* reached[i]: whether member i listens at its address. */
+    void (*reach)(void *context, const struct member *m, int members, enum reached *reached);
     void *context;
 };
 

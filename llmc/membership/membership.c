@@ -99,7 +99,7 @@ static void draw(void *context, char uid[24]) {
     for (size_t i = 0; i < sizeof bytes; i++) snprintf(uid + 2 * i, 3, "%02x", bytes[i]);
 }
 
-static void reach(void *context, const struct member *m, int members, bool *reached) {
+static void reach(void *context, const struct member *m, int members, enum reached *reached) {
     (void)context;
     reach_members(m, members, reached);
 }

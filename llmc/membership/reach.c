@@ -18,8 +18,12 @@ static int64_t milliseconds(void) {
     return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
 }
 
-/* Begins to connect. Returns a socket, or -1. */
-static int begin(const char *address) {
+static enum reached result_of(int error) {
+    return error == 0 ? REACHED : error == ECONNREFUSED ? REACHED_REFUSED : REACHED_NOT;
+}
+
+/* Begins to connect. Returns a socket; or -1 and *reached. */
+static int begin(const char *address, enum reached *reached) {
     char host[72];
     struct addrinfo *found,
         wanted = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM};
@@ -30,6 +34,7 @@ static int begin(const char *address) {
     if (getaddrinfo(host, port + 1, &wanted, &found)) return -1;
     int s = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     if (s >= 0 && connect(s, found->ai_addr, found->ai_addrlen) && errno != EINPROGRESS) {
+        *reached = result_of(errno);
         close(s);
         s = -1;
     }
@@ -37,18 +42,18 @@ static int begin(const char *address) {
     return s;
 }
 
-static bool connected(int s) {
+static enum reached connected(int s) {
     int error = -1;
     socklen_t bytes = sizeof error;
-    return !getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &bytes) && !error;
+    return getsockopt(s, SOL_SOCKET, SO_ERROR, &error, &bytes) ? REACHED_NOT : result_of(error);
 }
 
-static void reach_some(const struct member *m, int members, bool *reached) {
+static void reach_some(const struct member *m, int members, enum reached *reached) {
     struct pollfd wait[AT_ONCE];
     int open = 0;
     for (int i = 0; i < members; i++) {
-        reached[i] = false;
-        wait[i] = (struct pollfd){begin(m[i].address), POLLOUT, 0};
+        reached[i] = REACHED_NOT;
+        wait[i] = (struct pollfd){begin(m[i].address, &reached[i]), POLLOUT, 0};
         open += wait[i].fd >= 0;
     }
     const int64_t end = milliseconds() + LIMIT;
@@ -66,7 +71,7 @@ static void reach_some(const struct member *m, int members, bool *reached) {
         if (wait[i].fd >= 0) close(wait[i].fd);
 }
 
-void reach_members(const struct member *m, int members, bool *reached) {
+void reach_members(const struct member *m, int members, enum reached *reached) {
     for (int i = 0; i < members; i += AT_ONCE)
         reach_some(m + i, members - i < AT_ONCE ? members - i : AT_ONCE, reached + i);
 }

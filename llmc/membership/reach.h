@@ -8,9 +8,15 @@
 extern "C" {
 #endif
 
-/* reached[i]: a TCP connection to the address of member i came about within half a second. Each is
- * closed at once. */
-void reach_members(const struct member *m, int members, bool *reached);
+enum reached {
+    REACHED_NOT,     /* no answer, or an error */
+    REACHED_REFUSED, /* its host answers that nobody listens there: the process has ended */
+    REACHED
+};
+
+/* reached[i]: whether a TCP connection to the address of member i came about within half a second.
+ * Each is closed at once. */
+void reach_members(const struct member *m, int members, enum reached *reached);
 
 #ifdef __cplusplus
 }

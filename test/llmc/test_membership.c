@@ -223,7 +223,7 @@ static void test_who_listens_is_reached(void **state) {
                                         ":1", "127.0.0.1:x"};
     enum { WRONG = sizeof wrong / sizeof *wrong, ALL = WRONG + 2 };
     struct member m[ALL] = {0};
-    bool reached[ALL];
+    enum reached reached[ALL];
     int port, closed;
     const int s = listening(&port);
     close(listening(&closed));
@@ -232,15 +232,16 @@ static void test_who_listens_is_reached(void **state) {
     for (int i = 0; i < WRONG; i++)
         snprintf(m[2 + i].address, sizeof m[2 + i].address, "%s", wrong[i]);
     reach_members(m, ALL, reached);
-    assert_true(reached[0]);
-    for (int i = 1; i < ALL; i++) assert_false(reached[i]);
+    assert_int_equal(reached[0], REACHED);
+    assert_int_equal(reached[1], REACHED_REFUSED);
+    for (int i = 2; i < ALL; i++) assert_int_equal(reached[i], REACHED_NOT);
     /* More than are asked at once. */
     struct member *many = (struct member *)calloc(200, sizeof *many);
-    bool all[200];
+    enum reached all[200];
     assert_non_null(many);
     for (int i = 0; i < 200; i++) many[i] = m[i % 3 == 0 ? 0 : 1];
     reach_members(many, 200, all);
-    for (int i = 0; i < 200; i++) assert_int_equal(all[i], i % 3 == 0);
+    for (int i = 0; i < 200; i++) assert_int_equal(all[i], i % 3 ? REACHED_REFUSED : REACHED);
     free(many);
     close(s);
 }

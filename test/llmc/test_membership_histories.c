@@ -67,7 +67,7 @@ struct world {
 };
 
 /* That histories are not dull. */
-static struct { long views, lefts, anews, late, stalls, conflicts, alone; } count;
+static struct { long views, lefts, anews, late, stalls, conflicts, alone, stops; } count;
 
 static bool telling;
 
@@ -262,13 +262,15 @@ static void draw(void *context, char uid[24]) {
     snprintf(uid, 24, "%d.%d", p->slot, p->world->drawn++);
 }
 
-/* A connection takes both directions. A frozen process answers: its kernel does. */
-static void reach(void *context, const struct member *m, int members, bool *reached) {
+/* A connection takes both directions. A frozen process answers: its kernel does; and so does the
+ * kernel of a dead one. */
+static void reach(void *context, const struct member *m, int members, enum reached *reached) {
     struct process *p = (struct process *)context;
-    for (int i = 0; i < members; i++) {
-        const struct process *q = process_of(p->world, m[i].uid);
-        reached[i] = q && p->world->hears[p->slot][q->slot] && p->world->hears[q->slot][p->slot];
-    }
+    const struct world *w = p->world;
+    for (int i = 0; i < members; i++)
+        reached[i] = !w->hears[p->slot][m[i].pid] || !w->hears[m[i].pid][p->slot] ? REACHED_NOT
+                     : w->process[m[i].pid].alive                                 ? REACHED
+                                                                                  : REACHED_REFUSED;
 }
 
 /* ---- a process ---- */
@@ -406,7 +408,7 @@ static void user(struct world *w) {
     int processes = 0;
     for (int s = 0; s < w->slots; s++) processes += w->process[s].alive;
     for (int s = 0; s < w->slots && !processes; s++) begin(w, s), processes += w->process[s].alive;
-    if (!w->epoch || any_member_lives(w)) return;
+    if (!w->view[w->epoch].members || any_member_lives(w)) return;
     for (int s = 0; s < w->slots; s++) {
         struct process *p = &w->process[s];
         if (!p->alive || (p->a.set.anew && now(w) < p->a.found_at + 20)) continue;
@@ -419,10 +421,25 @@ static void user(struct world *w) {
     }
 }
 
+/* All members of a view that is alive stop together. */
+static void stop_all(struct world *w, struct process *p) {
+    if (p->busy || !is_alive(w, p)) return;
+    for (int r = 0; r < p->a.view.members; r++)
+        if (r != p->a.view.self) end(process_of(w, p->a.view.member[r].uid));
+    p->busy = true;
+    tell(w, "process %d ends the view", p->slot);
+    count.stops += agreement_dissolve(&p->a) == STORE_DONE;
+    p->busy = false;
+    if (p->doomed)
+        agreement_clear(&p->a);
+    else
+        end(p);
+}
+
 static void break_something(struct world *w) {
     const int a = (int)random_below((uint32_t)w->slots), b = (int)random_below((uint32_t)w->slots);
     struct process *p = &w->process[a];
-    switch (random_below(10)) {
+    switch (random_below(11)) {
     case 0:
     case 1:
         end(p);
@@ -450,6 +467,9 @@ static void break_something(struct world *w) {
         break;
     case 9:
         user(w);
+        break;
+    case 10:
+        stop_all(w, p);
         break;
     }
 }
@@ -516,7 +536,7 @@ static void run_until(struct world *w, double until) {
 static bool may_wait(const struct world *w) {
     int processes = 0;
     for (int s = 0; s < w->slots; s++) processes += w->process[s].alive;
-    return !w->epoch && processes < w->first_ranks;
+    return !w->view[w->epoch].members && processes < w->first_ranks;
 }
 
 static struct world *world_open(int number) {
@@ -562,9 +582,9 @@ static void test_histories(void **state) {
     for (int i = only ? atoi(only) : 0; i < (only ? atoi(only) + 1 : HISTORIES); i++) history(i);
     log_muted = false;
     print_message("%ld views, %ld times left out, %ld conflicts, %ld late writes, %ld waits, "
-                  "%ld takeovers, %ld lone survivors\n",
+                  "%ld takeovers, %ld lone survivors, %ld stops\n",
                   count.views, count.lefts, count.conflicts, count.late, count.stalls, count.anews,
-                  count.alone);
+                  count.alone, count.stops);
     if (only) return;
     assert_true(count.views > 3 * HISTORIES);
     assert_true(count.lefts > HISTORIES / 10);
