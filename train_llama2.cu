@@ -229,8 +229,7 @@ struct trainer {
     const struct backend *be;
     struct param_layout layout;
     struct data_parallel dp; /* the workers and the network */
-    int B, T;
-    int engines;
+    int B, T, engines;
     struct activations *engine; /* [engines] */
     enum recompute recompute;
     bool faster_in_bf16; /* backend/select.h */
@@ -240,6 +239,7 @@ struct trainer {
     const char *tokenizer;
     struct resume_point at;        /* where the run stands */
     int updated;                   /* owners here have made so many steps: one more, at most */
+    struct llama_config config;    /* read once: in a later view its checkpoint may be gone */
     struct views *views;           /* of a run whose ranks may change (--meet), or NULL */
     struct step_metrics before[2]; /* the last steps of the view before */
     bool continues;                /* such a run, which others have begun before this view */
@@ -697,11 +697,12 @@ static int train_loop(struct trainer *t) {
  * find, and the log's first line. */
 static int prepare(struct trainer *t, bool training) {
     const struct options *o = t->options;
-    struct llama_config c;
-    if (config_of_model(o->model, &c)) return -1;
+    struct llama_config c = t->config;
+    if (!c.layers && config_of_model(o->model, &c)) return -1;
     t->B = o->batch;
     t->T = validate_sequence_length(o, c.positions);
     if (run_data_open(o, training, t->dp.workers, t->T, &c, &t->train, &t->val)) return -1;
+    t->config = c;
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(training ? t->train : t->val);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
@@ -748,9 +749,8 @@ static int change_view(struct trainer *t, bool ended) {
         metrics_add(&t->at.record, r);
     next.before[0] = t->last.tokens > 0 ? t->last : t->before[0];
     next.before[1] = t->record.tokens > 0 ? t->record : t->before[1];
-    next.at = t->at;
-    next.views = t->views;
-    next.options = t->options;
+    next.at = t->at, next.views = t->views;
+    next.options = t->options, next.config = t->config;
     progress_end(&t->progress);
     trainer_release(t);
     *t = next;

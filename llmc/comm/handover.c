@@ -164,6 +164,12 @@ static int hear_claims(struct giving *g, const struct handover *h, struct resume
     for (int r = 0; r < ranks; r++)
         if (g->claim[r].epoch > newest) newest = g->claim[r].epoch;
     memset(report, 0, sizeof *report);
+    for (int r = 1; r < ranks && newest == 0; r++)
+        if (g->claim[r].at.step != g->claim[0].at.step)
+            return log_error(
+                "rank %d begins after %d steps, rank 0 after %d: expected all ranks to "
+                "resume from the same checkpoint; start them again",
+                r, g->claim[r].at.step, g->claim[0].at.step);
     if (newest == 0) return 0;
     for (int r = 0; r < ranks; r++) {
         const struct claim *c = &g->claim[r];
