@@ -660,10 +660,9 @@ static int train_loop(struct trainer *t) {
     if (views_are_new(t->views)) run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));
-    for (int i = 0; i < 2; i++) /* which the rank that wrote the log may have left out */
-        if (t->before[i].tokens > 0 && t->before[i].step > jsonl_last_step(t->log) &&
-            t->before[i].step < t->at.step)
-            metrics_log_step(t->log, &t->before[i]);
+    for (const struct step_metrics *r = t->before; r < t->before + 2; r++) /* a dead rank's log */
+        if (r->tokens > 0 && r->step > jsonl_last_step(t->log) && r->step < t->at.step)
+            metrics_log_step(t->log, r);
     views_report(t->views, &t->progress, t->log, t->at.step);
     while (t->at.step < o->steps && !news.stop) {
         if (training_step(t, t->at.step)) return -1;
@@ -706,7 +705,8 @@ static int prepare(struct trainer *t, bool training) {
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(training ? t->train : t->val);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
-        trainer_allocate(t, training) || views_enter(t->views, &t->dp, &t->at, &t->continues) ||
+        trainer_allocate(t, training) ||
+        views_enter(t->views, &t->dp, &t->at, t->before, &t->continues) ||
         jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log))
         return -1;
     hf_model_shows_progress = run_info_draws_progress(t->options, t->dp.world.rank);

@@ -119,7 +119,7 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
 struct claim { /* what a rank says of itself */
     int64_t epoch;
     int workers, first, local;
-    struct resume_point at;
+    struct handover_place place;
 };
 
 struct giving {               /* one call of handover_give */
@@ -151,12 +151,15 @@ static int gather_of_ranks(struct data_parallel *d, const void *mine, void *all,
 }
 
 /* Who was in the newest view, and where the run stands. */
-static int hear_claims(struct giving *g, const struct handover *h, struct resume_point *at,
+static int hear_claims(struct giving *g, const struct handover *h, struct handover_place *place,
                        struct handover_report *report) {
     static const struct handover nothing;
     const int ranks = g->d->world.ranks;
-    struct claim mine = {
-        .epoch = h->epoch, .workers = h->workers, .first = h->first, .local = h->local, .at = *at};
+    struct claim mine = {.epoch = h->epoch,
+                         .workers = h->workers,
+                         .first = h->first,
+                         .local = h->local,
+                         .place = *place};
     int64_t newest = 0;
     const struct claim *farthest = NULL;
     g->claim = (struct claim *)take_memory((size_t)ranks, sizeof *g->claim);
@@ -165,11 +168,11 @@ static int hear_claims(struct giving *g, const struct handover *h, struct resume
         if (g->claim[r].epoch > newest) newest = g->claim[r].epoch;
     memset(report, 0, sizeof *report);
     for (int r = 1; r < ranks && newest == 0; r++)
-        if (g->claim[r].at.step != g->claim[0].at.step)
+        if (g->claim[r].place.at.step != g->claim[0].place.at.step)
             return log_error(
                 "rank %d begins after %d steps, rank 0 after %d: expected all ranks to "
                 "resume from the same checkpoint; start them again",
-                r, g->claim[r].at.step, g->claim[0].at.step);
+                r, g->claim[r].place.at.step, g->claim[0].place.at.step);
     if (newest == 0) return 0;
     for (int r = 0; r < ranks; r++) {
         const struct claim *c = &g->claim[r];
@@ -179,9 +182,9 @@ static int hear_claims(struct giving *g, const struct handover *h, struct resume
         }
         report->survivors++;
         g->workers = c->workers;
-        if (!farthest || c->at.step > farthest->at.step) farthest = c;
+        if (!farthest || c->place.at.step > farthest->place.at.step) farthest = c;
     }
-    *at = farthest->at;
+    *place = farthest->place;
     g->h = h->epoch == newest ? h : &nothing;
     g->holder = (int *)take_memory((size_t)g->workers, sizeof *g->holder);
     if (!g->holder) return -1;
@@ -520,10 +523,10 @@ static int give(struct giving *g, struct handover_report *report) {
     return failed ? -1 : 0;
 }
 
-int handover_give(const struct handover *h, struct data_parallel *d, struct resume_point *at,
+int handover_give(const struct handover *h, struct data_parallel *d, struct handover_place *place,
                   struct handover_report *report) {
     struct giving g = {.h = h, .d = d};
-    int failed = hear_claims(&g, h, at, report);
+    int failed = hear_claims(&g, h, place, report);
     if (!failed && report->survivors) failed = give(&g, report);
     free(g.claim);
     free(g.holder);

@@ -47,6 +47,11 @@ struct handover {              /* all in the host's memory; zeros: this rank was
     float *m, *v;  /* of what it owned, in order of workers and buckets */
 };
 
+struct handover_place { /* where a rank stands, and the run */
+    struct resume_point at;
+    struct step_metrics last[2]; /* of the last steps, for whoever writes the log; tokens 0: none */
+};
+
 struct handover_report {
     int survivors, joined; /* ranks that were in the view before; that were not */
     size_t adopted;        /* packets whose owner was gone */
@@ -61,10 +66,10 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
 void handover_release(struct handover *h);
 
 /* Deals out what ranks bring, in a new comm that has made no step: parameters and moments of all
- * local workers are set. *at: in, where this rank stood; out, where the run goes on, which is the
+ * local workers are set. *place: in, where this rank stood; out, where the run goes on, which is the
  * farthest that any of them was. *report as above; survivors 0: no rank brought anything, and
  * nothing has happened. Collective. Returns 0, or -1 after reporting. */
-int handover_give(const struct handover *h, struct data_parallel *d, struct resume_point *at,
+int handover_give(const struct handover *h, struct data_parallel *d, struct handover_place *place,
                   struct handover_report *report);
 
 #ifdef __cplusplus

@@ -231,10 +231,13 @@ bool views_are_new(const struct views *v) {
 /* ---- in a view -------------------------------------------------------------------------- */
 
 int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at,
-                bool *continues) {
+                struct step_metrics last[2], bool *continues) {
     *continues = false;
     if (!v) return 0;
-    if (handover_give(&v->state, d, at, &v->report)) return -1;
+    struct handover_place place = {*at, {last[0], last[1]}};
+    if (handover_give(&v->state, d, &place, &v->report)) return -1;
+    *at = place.at;
+    memcpy(last, place.last, sizeof place.last);
     *continues = v->report.survivors > 0;
     return 0;
 }

@@ -50,10 +50,11 @@ bool views_are_complete(const struct views *v);
  * of a run is told and loaded then. */
 bool views_are_new(const struct views *v);
 
-/* After data_parallel_open. *at: in, where this rank stands; out, where the run goes on. *continues:
- * all vectors are set to the state of the run; else it begins here. Collective. Returns 0, or -1
- * after reporting. */
-int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at, bool *continues);
+/* After data_parallel_open. *at, and last (handover.h): in, where this rank stands; out, where the
+ * run goes on. *continues: all vectors are set to the state of the run; else it begins here.
+ * Collective. Returns 0, or -1 after reporting. */
+int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at,
+                struct step_metrics last[2], bool *continues);
 /* Writes the event "view" to the log, and a line to the terminal (rank 0's). */
 void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step);
 

@@ -32,7 +32,7 @@ struct life { /* one rank, in one view after the other */
     int steps; /* that it trains in the view */
     struct data_parallel d;
     struct param_layout layout;
-    struct resume_point at;
+    struct handover_place place;
     struct handover state;
     struct handover_report report;
     pthread_t thread;
@@ -43,7 +43,7 @@ struct life { /* one rank, in one view after the other */
 static int train(struct life *l) {
     struct data_parallel *d = &l->d;
     for (int i = 0; i < l->steps; i++) {
-        int step = l->at.step;
+        int step = l->place.at.step;
         double norm;
         struct step_metrics r;
         memset(&r, 0, sizeof r);
@@ -59,7 +59,7 @@ static int train(struct life *l) {
         if (data_parallel_broadcast(d, d->params) || data_parallel_finish_begin(d, &r) ||
             data_parallel_finish_end(d, &r))
             return -1;
-        l->at.step++;
+        l->place.at.step++;
     }
     return 0;
 }
@@ -80,7 +80,8 @@ static int live(struct life *l) {
     d->layout = &l->layout;
     d->world = world;
     d->workers = l->ranks * l->local;
-    if (data_parallel_open(d, true) || handover_give(&l->state, d, &l->at, &l->report)) return -1;
+    if (data_parallel_open(d, true) || handover_give(&l->state, d, &l->place, &l->report))
+        return -1;
     if (!l->report.survivors && data_parallel_initialise(d)) return -1;
     pipeline_start(&d->pipeline, d->params);
     int failed = train(l);
@@ -223,7 +224,7 @@ static void joining_changes_nothing(void **state) {
         assert_memory_equal(before.v, after.v, bytes);
         assert_replicas(who, 4, after.params);
         for (int r = 0; r < 4; r++) {
-            assert_int_equal(life[r].at.step, STEPS);
+            assert_int_equal(life[r].place.at.step, STEPS);
             assert_int_equal(life[r].report.survivors, 2);
             assert_int_equal(life[r].report.joined, 2);
             assert_int_equal(life[r].report.adopted, 0);
@@ -250,7 +251,7 @@ static void what_a_dead_rank_owned_is_adopted(void **state) {
     struct model before = model_of(first, 3);
     const size_t P = life[0].layout.count;
     leave_all(first, 3);
-    life[2].at.step = STEPS - 1; /* it had not finished the last step */
+    life[2].place.at.step = STEPS - 1; /* it had not finished the last step */
     /* The owner that is gone, by element. */
     uint8_t *orphan = calloc(P, 1);
     const struct handover_owner *dead = noted(&life[0], 1);
@@ -291,7 +292,7 @@ static void what_a_dead_rank_owned_is_adopted(void **state) {
         }
     }
     for (int r = 0; r < 3; r++) {
-        assert_int_equal(second[r]->at.step, STEPS);
+        assert_int_equal(second[r]->place.at.step, STEPS);
         assert_int_equal(second[r]->report.survivors, 2);
         assert_int_equal(second[r]->report.joined, 1);
         assert_int_equal(second[r]->report.adopted, p);
@@ -300,7 +301,7 @@ static void what_a_dead_rank_owned_is_adopted(void **state) {
     /* The next view has all that this one had, one rank being left of three. */
     leave_all(second, 3);
     enter(second, 1, 6, 3);
-    assert_int_equal(life[0].at.step, STEPS + 3);
+    assert_int_equal(life[0].place.at.step, STEPS + 3);
     assert_int_equal(life[0].report.survivors, 1);
     end_all(life, MOST);
     release(before);
@@ -355,7 +356,7 @@ static void an_older_view_does_not_count(void **state) {
     struct model after = model_of(who, 3);
     assert_memory_equal(before.params, after.params, life[0].layout.count * sizeof(float));
     assert_memory_equal(before.v, after.v, life[0].layout.count * sizeof(float));
-    assert_int_equal(life[2].at.step, 5);
+    assert_int_equal(life[2].place.at.step, 5);
     assert_int_equal(life[2].report.survivors, 2);
     assert_int_equal(life[2].report.joined, 1);
     end_all(life, 3);
