@@ -204,10 +204,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
     if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
-    t.options = &o;
-    t.dp.options = &o;
-    t.dp.world = *world;
-    t.dp.workers = o.workers ? o.workers : world->ranks;
+    begin(&t, &o, world, o.workers ? o.workers : world->ranks);
     threads_choose(o.threads, world->ranks);
     if (prepare(&t, true)) return -1;
     pipeline_start(&t.dp.pipeline, t.dp.params);
