@@ -237,13 +237,13 @@ struct trainer {
     struct worker_result *result;     /* [local] */
     struct step_metrics record, last; /* of the present step; of the one before */
     const char *tokenizer;
-    struct resume_point at;        /* where the run stands */
-    int updated;                   /* owners here have made so many steps: one more, at most */
-    struct llama_config config;    /* read once: in a later view its checkpoint may be gone */
-    struct views *views;           /* of a run whose ranks may change (--meet), or NULL */
-    struct step_metrics before[2]; /* the last steps of the view before */
-    bool continues;                /* such a run, which others have begun before this view */
-    struct resume_run run;         /* what of it is saved */
+    struct resume_point at;     /* where the run stands */
+    int updated;                /* owners here have made so many steps: one more, at most */
+    struct llama_config config; /* read once: in a later view its checkpoint may be gone */
+    struct views *views;        /* of a run whose ranks may change (--meet), or NULL */
+    struct step_metrics recent[HANDOVER_STEPS]; /* handover.h */
+    bool continues;        /* such a run, which others have begun before this view */
+    struct resume_run run; /* what of it is saved */
     struct async_writer *saver;
     struct jsonl *log;
     struct progress progress;
@@ -369,6 +369,7 @@ static int finish_step_end(struct trainer *t) {
     struct step_metrics *r = &t->last;
     if (!t->dp.unfinished) return 0;
     if (data_parallel_finish_end(&t->dp, r)) return -1;
+    t->recent[r->step % HANDOVER_STEPS] = *r;
     metrics_add(&t->at.record, r);
     metrics_show_step(&t->progress, r, t->dp.workers > 1);
     metrics_log_step(t->log, r);
@@ -454,6 +455,7 @@ static int step_lossy(struct trainer *t, int step) {
     if (!status) status = average_gradients(t);
     if (status) return status;
     data_parallel_update_shards(&t->dp, step_of(t), t->record.grad_norm);
+    t->recent[t->record.step % HANDOVER_STEPS] = t->record;
     t->updated = t->record.step + 1;
     return data_parallel_broadcast(&t->dp, t->dp.params);
 }
@@ -660,10 +662,7 @@ static int train_loop(struct trainer *t) {
     if (views_are_new(t->views)) run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));
-    for (const struct step_metrics *r = t->before; r < t->before + 2; r++) /* a dead rank's log */
-        if (r->tokens > 0 && r->step > jsonl_last_step(t->log) && r->step < t->at.step)
-            metrics_log_step(t->log, r);
-    views_report(t->views, &t->progress, t->log, t->at.step);
+    views_report(t->views, &t->progress, t->log, t->at.step, t->recent);
     while (t->at.step < o->steps && !news.stop) {
         if (training_step(t, t->at.step)) return -1;
         news.broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
@@ -706,7 +705,7 @@ static int prepare(struct trainer *t, bool training) {
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
         trainer_allocate(t, training) ||
-        views_enter(t->views, &t->dp, &t->at, t->before, &t->continues) ||
+        views_enter(t->views, &t->dp, &t->at, t->recent, &t->continues) ||
         jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log))
         return -1;
     hf_model_shows_progress = run_info_draws_progress(t->options, t->dp.world.rank);
@@ -747,8 +746,7 @@ static int change_view(struct trainer *t, bool ended) {
     const struct step_metrics *r = t->last.step == t->at.step - 1 ? &t->last : &t->record;
     if (t->dp.unfinished && r->step == t->at.step - 1) /* it will not be measured */
         metrics_add(&t->at.record, r);
-    next.before[0] = t->last.tokens > 0 ? t->last : t->before[0];
-    next.before[1] = t->record.tokens > 0 ? t->record : t->before[1];
+    memcpy(next.recent, t->recent, sizeof next.recent);
     next.at = t->at, next.views = t->views;
     next.options = t->options, next.config = t->config;
     progress_end(&t->progress);

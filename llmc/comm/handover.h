@@ -47,9 +47,13 @@ struct handover {              /* all in the host's memory; zeros: this rank was
     float *m, *v;  /* of what it owned, in order of workers and buckets */
 };
 
+enum { HANDOVER_STEPS = 3 }; /* by so many steps a log that another rank wrote may be behind */
+
 struct handover_place { /* where a rank stands, and the run */
     struct resume_point at;
-    struct step_metrics last[2]; /* of the last steps, for whoever writes the log; tokens 0: none */
+    /* Of the last steps, for whoever writes the log; of step s in place s % HANDOVER_STEPS. tokens
+     * is 0 where there is none. */
+    struct step_metrics last[HANDOVER_STEPS];
 };
 
 struct handover_report {

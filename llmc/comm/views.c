@@ -231,10 +231,12 @@ bool views_are_new(const struct views *v) {
 /* ---- in a view -------------------------------------------------------------------------- */
 
 int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at,
-                struct step_metrics last[2], bool *continues) {
+                struct step_metrics last[HANDOVER_STEPS], bool *continues) {
     *continues = false;
     if (!v) return 0;
-    struct handover_place place = {*at, {last[0], last[1]}};
+    struct handover_place place;
+    place.at = *at;
+    memcpy(place.last, last, sizeof place.last);
     if (handover_give(&v->state, d, &place, &v->report)) return -1;
     *at = place.at;
     memcpy(last, place.last, sizeof place.last);
@@ -242,8 +244,12 @@ int views_enter(struct views *v, struct data_parallel *d, struct resume_point *a
     return 0;
 }
 
-void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step) {
+void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step,
+                  const struct step_metrics last[HANDOVER_STEPS]) {
     if (!v) return;
+    for (int s = jsonl_last_step(log) + 1; s < step; s++)
+        if (last[s % HANDOVER_STEPS].tokens > 0 && last[s % HANDOVER_STEPS].step == s)
+            metrics_log_step(log, &last[s % HANDOVER_STEPS]);
     v->entered = true;
     if (!v->first) v->first = v->epoch;
     v->failures = 0;

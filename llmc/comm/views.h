@@ -19,6 +19,7 @@
 #include <stdbool.h>
 
 #include "llmc/comm/data_parallel.h"
+#include "llmc/comm/handover.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -54,9 +55,11 @@ bool views_are_new(const struct views *v);
  * run goes on. *continues: all vectors are set to the state of the run; else it begins here.
  * Collective. Returns 0, or -1 after reporting. */
 int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at,
-                struct step_metrics last[2], bool *continues);
-/* Writes the event "view" to the log, and a line to the terminal (rank 0's). */
-void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step);
+                struct step_metrics last[HANDOVER_STEPS], bool *continues);
+/* Writes the event "view" to the log, and a line to the terminal (rank 0's); before it those of the
+ * last steps that the log of another rank, which is gone, lacks. */
+void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step,
+                  const struct step_metrics last[HANDOVER_STEPS]);
 
 /* Call in each step before the gather that carries what is put aside. Returns 0, or -1. */
 int views_tell(struct views *v, struct data_parallel *d);

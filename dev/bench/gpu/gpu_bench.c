@@ -432,11 +432,7 @@ static int train_once(int argc, char **argv) {
     int drifts = 0;
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
-    t.options = &o;
-    t.dp.options = &o;
-    t.dp.world = alone;
-    t.dp.workers = o.workers ? o.workers : 1;
-    threads_choose(o.threads, 1);
+    begin(&t, &o, &alone, o.workers ? o.workers : 1);
     if (prepare(&t, true)) return -1;
     const double start = seconds();
     for (t.at.step = 0; t.at.step < o.steps; t.at.step++) {
