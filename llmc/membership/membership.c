@@ -245,25 +245,25 @@ int membership_open(const struct membership_settings *settings, struct membershi
     return status;
 }
 
-int membership_complete(struct membership *m) {
+/* Tells the store something last, which it may need some attempts to hear. */
+static enum store_status tell(struct membership *m, enum store_status (*say)(struct agreement *a)) {
     enum store_status status = STORE_AWAY;
     pthread_mutex_lock(&m->lock);
     for (int attempt = 0; attempt < 3 && status == STORE_AWAY; attempt++)
-        status = agreement_complete(&m->agreement);
+        status = say(&m->agreement);
     pthread_mutex_unlock(&m->lock);
-    if (status == STORE_DONE) return 0;
+    return status;
+}
+
+int membership_complete(struct membership *m) {
+    if (tell(m, agreement_complete) == STORE_DONE) return 0;
     return log_error("cannot say to the store of %s that the run is complete (%s); who comes later "
                      "waits for its members",
                      m->name, m->store->why);
 }
 
 int membership_dissolve(struct membership *m) {
-    enum store_status status = STORE_AWAY;
-    pthread_mutex_lock(&m->lock);
-    for (int attempt = 0; attempt < 3 && status == STORE_AWAY; attempt++)
-        status = agreement_dissolve(&m->agreement);
-    pthread_mutex_unlock(&m->lock);
-    if (status != STORE_AWAY) return 0;
+    if (tell(m, agreement_dissolve) != STORE_AWAY) return 0;
     return log_error("cannot say to the store of %s that this rank and the others stop (%s); start "
                      "the run again with --meet-anew",
                      m->name, m->store->why);

@@ -180,18 +180,6 @@ static struct lossynet_settings blocks_settings(lossynet_wire_dtype dtype, doubl
     return settings;
 }
 
-static int owner_of(const struct lossynet_comm *comm, size_t element) {
-    for (int b = 0; b < BUCKETS; b++) {
-        for (int w = 0; w < WORKERS; w++) {
-            size_t offset, count;
-            lossynet_shard(comm, w, b, &offset, &count);
-            if (element >= offset && element < offset + count) return w;
-        }
-    }
-    fail_msg("element %zu has no owner", element);
-    return -1;
-}
-
 /* Every shard of x as packets hold it, each unpacked alone: `sender` -1 for the owner. */
 static void travel(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                    const float *x, float *out) {

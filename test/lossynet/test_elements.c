@@ -114,18 +114,6 @@ static void fill(float **x, uint64_t seed) {
         for (size_t e = 0; e < ELEMENTS; e++) x[w][e] = (float)random_unit(seed, (uint64_t)w, e);
 }
 
-static int owner_of(const struct lossynet_comm *comm, size_t element) {
-    for (int b = 0; b < BUCKETS; b++) {
-        for (int w = 0; w < WORKERS; w++) {
-            size_t offset, count;
-            lossynet_shard(comm, w, b, &offset, &count);
-            if (element >= offset && element < offset + count) return w;
-        }
-    }
-    fail_msg("element %zu has no owner", element);
-    return -1;
-}
-
 static void test_packets_hold_twice_as_much(void **state) {
     (void)state;
     struct lossynet_comm *comm = open_bf16(0);

@@ -203,4 +203,17 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
     return status ? 0 : digest;
 }
 
+/* The worker that owns an element. */
+static inline int owner_of(const struct lossynet_comm *comm, size_t element) {
+    for (int b = 0; b < comm->partition.buckets; b++) {
+        for (int w = 0; w < comm->workers; w++) {
+            size_t offset, count;
+            lossynet_shard(comm, w, b, &offset, &count);
+            if (element >= offset && element < offset + count) return w;
+        }
+    }
+    fail_msg("element %zu has no owner", element);
+    return -1;
+}
+
 #endif
