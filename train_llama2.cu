@@ -328,10 +328,15 @@ static void gradient_done(void *context, int bucket) {
 
 /* Forward and backward of one worker on its replica and its share of the data. Unless it has a part
  * of its own, worker w takes sequences w*B ... w*B+B-1 of each N*B: the global batch is the same
- * however it is spread. Leaves what came of it in t->result. */
+ * however it is spread. Where workers take unlike numbers of micro-batches (--meet-keep), each
+ * counts as much as it takes: the mean over workers is that over the batch. Leaves what came of it
+ * in t->result. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *engine,
                             void *context) {
-    const int B = t->B, T = t->T, M = t->options->micro_batches;
+    const int B = t->B, T = t->T, N = t->dp.workers;
+    const int64_t all = options_micro_batches(t->options, N); /* micro-batches of the step */
+    const int M = (int)((all - w->id + N - 1) / N);
+    const double counts = (double)M * N / (double)all;
     struct bucket_context buckets = {.t = t, .w = w, .waited = 0, .status = LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     struct worker_result *result = &t->result[w - t->dp.worker];
@@ -343,12 +348,12 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
         const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
                                            .done = m == M - 1 ? gradient_done : NULL,
                                            .context = &buckets};
-        dataloader_batch(t->train, t->at.sequence, m, w->id, t->dp.workers, B, engine->host_tokens,
+        dataloader_batch(t->train, t->at.sequence, m, w->id, N, B, engine->host_tokens,
                          engine->host_targets);
         activations_send(engine, t->be, B * T);
         model_forward_backward(t->be, &t->layout, params, w->grads, engine, B, T,
-                               1.0f / ((float)B * T * M), m > 0, &hooks);
-        result->loss += mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
+                               (float)counts / ((float)B * T * M), m > 0, &hooks);
+        result->loss += counts * mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
     }
     result->waited = buckets.waited;
     result->status = buckets.status;
@@ -402,7 +407,7 @@ static int forward_backward(struct trainer *t, int step) {
         return FAILED;
     memset(r, 0, sizeof *r);
     r->step = step;
-    r->tokens = (double)t->dp.workers * t->B * t->T * o->micro_batches;
+    r->tokens = (double)options_micro_batches(o, t->dp.workers) * t->B * t->T;
     r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
     return 0;
 }
@@ -638,7 +643,8 @@ static int finish(struct trainer *t, bool stopped, const struct eval_metrics *ev
 
 /* So many steps are done. */
 static void advance(struct trainer *t, int done) {
-    const uint64_t sequences = (uint64_t)t->options->micro_batches * t->dp.workers * t->B;
+    const int64_t batches = options_micro_batches(t->options, t->dp.workers);
+    const uint64_t sequences = (uint64_t)batches * t->B;
     t->at.sequence += (uint64_t)(done - t->at.step) * sequences;
     t->at.step = done;
 }

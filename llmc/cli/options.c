@@ -15,6 +15,7 @@
 const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
+static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
 const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", NULL};
@@ -172,6 +173,11 @@ static const struct entry table[] = {
            "mpirun. Then ranks may die and join while the others train on (scripts/elastic.sh)"),
     INTEGER("meet-ranks", meet_ranks, "1", 1, 65534,
             "with --meet: training begins when so many ranks have come"),
+    ONE_OF(
+        "meet-keep", meet_keep, "worker-batch", keep_names, "worker-batch|global-batch",
+        "with --meet: what stays when ranks die or join: the sequences of a worker in a step, or "
+        "those of all workers together, as --meet-ranks ranks have them, which then take more or "
+        "fewer micro-batches"),
     SWITCH("meet-anew", meet_anew,
            "with --meet: go on although ranks of an earlier start, of which none is there any "
            "more, have not ended the run"),
@@ -367,6 +373,12 @@ int options_parse(int argc, char **argv, struct options *out) {
         return 2;
     }
     return 0;
+}
+
+int64_t options_micro_batches(const struct options *o, int workers) {
+    if (o->meet_keep == KEEP_WORKER_BATCH) return (int64_t)workers * o->micro_batches;
+    const int64_t at_start = (int64_t)(o->workers ? o->workers : o->meet_ranks) * o->micro_batches;
+    return at_start > workers ? at_start : workers;
 }
 
 json_t *options_json(const struct options *options) {

@@ -28,6 +28,7 @@ enum {
 }; /* of --wire-dtype */
 extern const char *const option_wire_dtype_names[];
 
+enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                          /* of --meet-keep */
 enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF }; /* of --progress */
 
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
@@ -68,7 +69,7 @@ struct options {
     const char *traffic_class;
     double pace_gbps, loss_budget, peer_timeout;
     const char *meet; /* NULL: the ranks that a launcher started */
-    int meet_ranks;
+    int meet_ranks, meet_keep;
     bool meet_anew;
     const char *deadline;
     const char *record_loss;
@@ -91,6 +92,10 @@ struct options {
 /* Fills `out` with defaults and what the command line says; strings point into argv.
  * 0 on success; 2 after reporting a usage error (the exit code for it). */
 int options_parse(int argc, char **argv, struct options *out);
+
+/* Micro-batches of a step, of all workers together. Worker w of N takes number w, N + w, ... of them.
+ * With --meet-keep global-batch they are as many as at the start, but at least one for each worker. */
+int64_t options_micro_batches(const struct options *o, int workers);
 
 enum { OPTIONS_MOST = 128 }; /* there are no more */
 json_t *

@@ -43,10 +43,12 @@ struct views {
 
 int views_check(const struct options *o, int ranks) {
     if (!o->meet) {
-        if (o->meet_anew || o->meet_ranks > 1)
+        if (o->meet_anew || o->meet_ranks > 1 || o->meet_keep)
             return log_error("--meet-%s: expected --meet URL too, the place where ranks find each "
                              "other",
-                             o->meet_anew ? "anew" : "ranks");
+                             o->meet_anew   ? "anew"
+                             : o->meet_keep ? "keep"
+                                            : "ranks");
         return 0;
     }
     if (ranks > 1)
@@ -264,16 +266,18 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
              (long long)v->epoch, v->world.ranks, *v->left ? "; gone: " : "", v->left,
              *v->joined ? "; new: " : "", v->joined, adopted, seconds);
     if (v->epoch > 1 && v->world.rank == 0) progress_message(progress, line);
-    const struct metrics_view event = {.epoch = v->epoch,
-                                       .step = step,
-                                       .ranks = v->world.ranks,
-                                       .workers = views_workers(v),
-                                       .left = v->left,
-                                       .joined = v->joined,
-                                       .adopted = (double)r->adopted,
-                                       .mean_age = r->mean_age,
-                                       .max_age = r->max_age,
-                                       .seconds = seconds};
+    const struct metrics_view event = {
+        .epoch = v->epoch,
+        .step = step,
+        .ranks = v->world.ranks,
+        .workers = views_workers(v),
+        .sequences = options_micro_batches(v->options, views_workers(v)) * v->options->batch,
+        .left = v->left,
+        .joined = v->joined,
+        .adopted = (double)r->adopted,
+        .mean_age = r->mean_age,
+        .max_age = r->max_age,
+        .seconds = seconds};
     metrics_log_view(log, &event);
 }
 

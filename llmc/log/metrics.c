@@ -91,13 +91,13 @@ int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int rank
 }
 
 int metrics_log_view(struct jsonl *log, const struct metrics_view *v) {
-    return jsonl_write(log,
-                       json_pack("{s:s, s:i, s:I, s:i, s:i, s:s, s:s, s:I, s:o, s:o, s:o}", "event",
-                                 "view", "step", v->step, "view", (json_int_t)v->epoch, "ranks",
-                                 v->ranks, "workers", v->workers, "left", v->left, "joined",
-                                 v->joined, "adopted_packets", (json_int_t)v->adopted,
-                                 "adopted_mean_age", jsonl_number(v->mean_age), "adopted_max_age",
-                                 jsonl_number(v->max_age), "seconds", jsonl_number(v->seconds)));
+    return jsonl_write(
+        log, json_pack("{s:s, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:I, s:o, s:o, s:o}", "event",
+                       "view", "step", v->step, "view", (json_int_t)v->epoch, "ranks", v->ranks,
+                       "workers", v->workers, "sequences", (json_int_t)v->sequences, "left",
+                       v->left, "joined", v->joined, "adopted_packets", (json_int_t)v->adopted,
+                       "adopted_mean_age", jsonl_number(v->mean_age), "adopted_max_age",
+                       jsonl_number(v->max_age), "seconds", jsonl_number(v->seconds)));
 }
 
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,

@@ -59,6 +59,7 @@ int metrics_log_links(struct jsonl *log, int step, const float *lost, int worker
 struct metrics_view {
     int64_t epoch; /* number of the view */
     int step, ranks, workers;
+    int64_t sequences; /* of a step */
     const char *left, *joined;
     double adopted, mean_age, max_age; /* packets whose owner was gone; their ages, steps */
     double seconds;                    /* from the end of the view before */

@@ -34,7 +34,7 @@ void run_info_announce(const struct run_info *run) {
            run->ranks > 1 ? "es" : "", run->backend,
            run->faster_in_bf16 ? "\n(several times as fast with --dtype bf16)" : "");
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
-           (double)run->workers * run->batch * run->seq * o->micro_batches);
+           (double)options_micro_batches(o, run->workers) * run->batch * run->seq);
     if (run->workers > 1)
         printf(", %zu packets of %zu bytes%s%s over %s", run->packets, run->packet_bytes,
                o->wire_dtype == OPTION_WIRE_FLOAT32 ? "" : " of ",

@@ -211,6 +211,38 @@ def test_nobody_dies_same_bits(data, tmp_path, etcd):
     assert len(both.views()) == 1
 
 
+def test_the_global_batch_stays(ranks, data, tmp_path, etcd):
+    """--meet-keep global-batch: who is left takes the micro-batches of who is gone."""
+    run3 = ranks(3, meet_keep="global-batch", workers=6)
+    run3.wait_steps(3)
+    run3.process[0].kill()
+    run3.wait(lambda: run3.named(0, run3.views())[0])
+    run3.wait_steps(3)
+    run3.end()
+    views = run3.views()
+    assert [v["workers"] for v in views] != [6] * len(views)
+    assert {v["sequences"] for v in views} == {views[0]["sequences"]}
+    assert contiguous(run3.log())
+
+
+def test_the_global_batch_is_the_mean_over_it(ranks, data, tmp_path):
+    """A third worker comes, and 2, 1 and 1 micro-batches train as the four of one worker do."""
+    common = {"loss_rate": 0, "lead": "off", "lr_final": 1}
+    run2 = ranks(2, micro_batches=2, meet_keep="global-batch", peer_timeout=60, **common)
+    run2.wait_steps(3)
+    run2.start()
+    run2.wait(lambda: run2.named(2, run2.views())[1])
+    joined = run2.views()[-1]
+    run2.wait(lambda: run2.steps() >= joined["step"] + 5)
+    run2.end()
+    assert joined["workers"] == 3 and joined["sequences"] == run2.views()[0]["sequences"] == 4
+    dealt = [e["loss"] for e in run2.log() if e["event"] == "step"]
+    train(data, tmp_path / "alone", workers=1, micro_batches=4, seq=32, val=None,
+          **{**common, "steps": joined["step"] + 5})
+    alone = [e["loss"] for e in events(tmp_path / "alone" / "log.jsonl", "step")]
+    assert dealt[:len(alone)] == pytest.approx(alone, rel=1e-3)
+
+
 def test_a_checkpoint_of_some_ranks_is_resumed_by_others(data, tmp_path, etcd):
     """And a run that has ended is not begun again."""
     first = Ranks(data, tmp_path / "out", etcd.url("before"), 3, steps=20, save_every=10)
@@ -251,7 +283,8 @@ def test_wrong_use(data, tmp_path, etcd):
     assert "multiple of the 3 ranks" in refused(2, meet_ranks=3, workers=4)
     assert "etcd://HOST:PORT/RUN" in refused(2, meet="http://127.0.0.1:1/run")
     assert "--preflight checks the nodes" in refused(2, preflight=True)
-    assert "expected --meet URL too" in refused(2, meet=None, meet_ranks=2)
+    assert "--meet-ranks: expected --meet URL too" in refused(2, meet=None, meet_ranks=2)
+    assert "--meet-keep: expected --meet URL too" in refused(2, meet=None, meet_keep="global-batch")
     done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None), ranks=2)
     assert done.returncode == 2 and "started one by one" in done.stderr
     assert "etcd running there" in refused(1, meet=f"etcd://127.0.0.1:{free_port()}/run")
