@@ -343,7 +343,29 @@ class Hosts:
     def mend(self, i):
         sh("ip", "-n", self.switch, "link", "set", f"p{i}", "up")
 
+    def part(self, one, other, both=True):
+        """Nothing goes from hosts `one` to hosts `other` over the network under test, nor, with
+        both, the other way. Adds to what is parted already."""
+        ways = [(a, other) for a in one] + [(b, one) for b in other if both]
+        chains = (f"""
+  chain from{a} {{
+    type filter hook ingress device "p{a}" priority -1; policy accept;
+    ether daddr {{ {", ".join(map(self.hardware, to))} }} drop
+  }}""" for a, to in ways)
+        self.execute(self.switch, "nft", "-f", "-",
+                     text=f"table netdev part {{{''.join(chains)}\n}}\n")
+
+    def unite(self):
+        """No hosts are parted any longer."""
+        subprocess.run(["ip", "netns", "exec", self.switch, "nft", "delete", "table", "netdev",
+                        "part"], check=False, capture_output=True)
+
     # ---- programs ----
+
+    def shell(self, i):
+        """Words before a program that runs on host i."""
+        return ["ip", "netns", "exec", self.names[i], "unshare", "--uts", "sh", "-c",
+                'hostname "$1"; shift; exec "$@"', "sh", self.names[i]]
 
     def execute(self, space, *command, text=None):
         return sh("ip", "netns", "exec", space, *command, text=text)

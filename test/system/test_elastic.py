@@ -34,10 +34,15 @@ class Ranks:
         for _ in range(ranks):
             self.start()
 
+    def words(self, i):  # pylint: disable=unused-argument
+        """Of the command of process i, before the program and after it."""
+        return [], []
+
     def start(self, *more):
+        before, after = self.words(len(self.process))
         with open(f"{self.said}.{len(self.process)}", "w", encoding="utf-8") as said:
             self.process.append(subprocess.Popen(
-                [*self.command, *more], cwd=ROOT, env=environment_of({"OMP_NUM_THREADS": "1"}),
+                [*before, *self.command, *after, *more], cwd=ROOT, env=environment_of({"OMP_NUM_THREADS": "1"}),
                 stdout=said, stderr=said))
         return self.process[-1]
 
