@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""Checks that lossynet's folders include and call downward only (lossynet/README.md draws them).
+"""Checks that lossynet's folders include and call downward only (lossynet/README.md draws them),
+and that no struct of their headers has more than 15 members.
 
     make check-layers
 
-Includes are what the compiler reads (gcc -MM), calls what its objects name (nm). Each line of output
-is one violation: FILE includes, or calls, what it must not know. Exit status 1 when there is one.
+Includes are what the compiler reads (gcc -MM), calls what its objects name (nm), structs what stands
+in the headers. Each line of output is one violation. Exit status 1 when there is one.
 """
 import argparse
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -24,6 +26,10 @@ USES = {
 }
 # Headers of lossynet/ that lower folders may include as well.
 PUBLIC = {"lossynet.h": ("algorithm",)}
+
+MEMBERS_MOST = 15
+# The settings that a caller chooses from are one list.
+LONG = ("lossynet_settings",)
 
 
 def folder_of(path):
@@ -72,6 +78,38 @@ def check_calls(root, build):
                 yield f"{source} calls {name} of {home[name]}: {user or 'lossynet'} must not know it"
 
 
+def split(text, separator):
+    """The pieces between separators that no bracket encloses."""
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == separator and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece for piece in pieces if piece.strip()]
+
+
+def structs(text):
+    """Name and number of members of each struct and union; one without a name is one member."""
+    text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
+    for match in re.finditer(r"\b(?:struct|union)\s+(\w+)\s*\{", text):
+        body, depth = match.end(), 1
+        end = body
+        while depth:
+            depth += (text[end] == "{") - (text[end] == "}")
+            end += 1
+        yield match[1], sum(len(split(line, ",")) for line in split(text[body:end - 1], ";"))
+
+
+def check_structs(root):
+    for header in sorted((root / "lossynet").rglob("*.h")):
+        for name, members in structs(header.read_text(encoding="utf-8")):
+            if members > MEMBERS_MOST and name not in LONG:
+                yield (f"{header.relative_to(root)}: struct {name} has {members} members: expected "
+                       f"at most {MEMBERS_MOST}; group those that belong together")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path("."))
@@ -81,7 +119,8 @@ def main():
                         help="the compiler and its options, behind --")
     options = parser.parse_args()
     compiler = options.compiler or ["gcc", "-I."]
-    found = [*check_includes(options.root, compiler), *check_calls(options.root, options.build)]
+    found = [*check_includes(options.root, compiler), *check_calls(options.root, options.build),
+             *check_structs(options.root)]
     print(*found, sep="\n", end="\n" if found else "")
     return 1 if found else 0
 

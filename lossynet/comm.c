@@ -21,28 +21,28 @@
 
 static void take_averaging(struct lossynet_comm *comm) {
     struct lossynet_averaging *averaging = &comm->averaging;
-    const size_t workers = (size_t)comm->workers, threads = (size_t)comm->threads;
+    const size_t workers = (size_t)comm->workers.count, threads = (size_t)comm->resources.threads;
     COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * workers);
     COMM_TAKE(comm, averaging->senders, threads * workers);
-    COMM_TAKE(comm, averaging->history, (size_t)comm->local);
-    COMM_TAKE(comm, averaging->inflation, (size_t)comm->local);
+    COMM_TAKE(comm, averaging->history, (size_t)comm->workers.local);
+    COMM_TAKE(comm, averaging->inflation, (size_t)comm->workers.local);
 }
 
 static void take_stats(struct lossynet_comm *comm) {
     struct lossynet_stats *stats = &comm->stats;
-    COMM_TAKE(comm, stats->counters[0], (size_t)comm->local);
-    COMM_TAKE(comm, stats->counters[1], (size_t)comm->local);
-    COMM_TAKE(comm, stats->totals, (size_t)comm->local);
-    COMM_TAKE(comm, stats->gathered, (size_t)comm->workers);
+    COMM_TAKE(comm, stats->counters[0], (size_t)comm->workers.local);
+    COMM_TAKE(comm, stats->counters[1], (size_t)comm->workers.local);
+    COMM_TAKE(comm, stats->totals, (size_t)comm->workers.local);
+    COMM_TAKE(comm, stats->gathered, (size_t)comm->workers.count);
     if (comm->world.ranks > 1) COMM_TAKE(comm, stats->gather_offset, (size_t)comm->world.ranks + 1);
 }
 
 static void place(struct lossynet_comm *comm, const struct lossynet_world *world, int workers) {
     comm->world = *world;
-    comm->pool.rank = world->rank;
-    comm->workers = workers;
-    comm->local = workers / world->ranks;
-    comm->first = world->rank * comm->local;
+    comm->resources.pool.rank = world->rank;
+    comm->workers.count = workers;
+    comm->workers.local = workers / world->ranks;
+    comm->workers.first = world->rank * comm->workers.local;
 }
 
 /* What a datagram's header has room for. */
@@ -65,14 +65,14 @@ static lossynet_status check_wire(const struct lossynet_partition *partition) {
 
 static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                                size_t packet_bytes, bool multicast) {
-    comm->threads = omp_get_max_threads();
+    comm->resources.threads = omp_get_max_threads();
     comm->averaging.estimator = settings->estimator;
-    comm->arrivals.deliver = settings->return_masks || settings->error_feedback;
+    comm->arrivals.acks.deliver = settings->return_masks || settings->error_feedback;
     memcpy(comm->retransmission.rounds, settings->retransmission_rounds,
            sizeof comm->retransmission.rounds);
     comm->retransmission.budget = settings->retransmission_budget;
     comm->lead.wanted = settings->lead;
-    if (settings->memory) comm->memory = *settings->memory;
+    if (settings->memory) comm->resources.memory = *settings->memory;
     comm->averaging.whole = settings->weighted_sum_whole;
     comm->averaging.weighted_sum =
         settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
@@ -90,8 +90,9 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
     size_t table = (size_t)settings->buckets * settings->workers;
-    comm->pool.bytes += sizeof *comm + 4 * table * sizeof(size_t) + comm->loss.trace_length +
-                        (size_t)comm->loss.at_count * sizeof *comm->loss.at;
+    comm->resources.pool.bytes += sizeof *comm + 4 * table * sizeof(size_t) +
+                                  comm->loss.trace_length +
+                                  (size_t)comm->loss.at_count * sizeof *comm->loss.at;
 
     take_averaging(comm);
     take_stats(comm);
@@ -107,8 +108,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     lossynet_retransmission_open(comm);
     lossynet_drift_open(comm, settings->drift_samples);
     lossynet_aside_open(comm);
-    if (comm->pool.out_of_memory) return LOSSYNET_NO_MEMORY;
-    if (!settings->record_loss || comm->pool.measuring) return LOSSYNET_OK;
+    if (comm->resources.pool.out_of_memory) return LOSSYNET_NO_MEMORY;
+    if (!settings->record_loss || comm->resources.pool.measuring) return LOSSYNET_OK;
     return lossynet_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
 }
 
@@ -116,8 +117,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
 static uint64_t fingerprint(const struct lossynet_comm *comm,
                             const struct lossynet_settings *settings) {
     const struct lossynet_partition *partition = &comm->partition;
-    uint64_t hash = lossynet_mix((uint64_t)comm->workers);
-    for (int i = 0; i <= partition->buckets * comm->workers; i++) {
+    uint64_t hash = lossynet_mix((uint64_t)comm->workers.count);
+    for (int i = 0; i <= partition->buckets * comm->workers.count; i++) {
         hash = lossynet_mix(hash ^ partition->shard_element[i]);
         hash = lossynet_mix(hash ^ partition->shard_packet[i]);
     }
@@ -195,8 +196,8 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         lossynet_transport_open(&transport, link_open, share, context, &comm->transport);
     if (status) return status;
     const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
-    comm->pool.bytes += facts.link_bytes;
-    if (settings->encrypt) comm->pool.bytes += lossynet_secure_memory(comm->world.ranks);
+    comm->resources.pool.bytes += facts.link_bytes;
+    if (settings->encrypt) comm->resources.pool.bytes += lossynet_secure_memory(comm->world.ranks);
     comm->exchange.reliable = facts.reliable;
     comm->steps.skips = settings->skip_late && !facts.reliable;
     status = prepare(comm, settings,
@@ -282,7 +283,8 @@ void lossynet_close(struct lossynet_comm *comm) {
 
 void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
                     size_t *count) {
-    const size_t *start = comm->partition.shard_element + (size_t)bucket * comm->workers + worker;
+    const size_t *start =
+        comm->partition.shard_element + (size_t)bucket * comm->workers.count + worker;
     *offset = start[0];
     *count = start[1] - start[0];
 }
@@ -329,12 +331,13 @@ bool lossynet_register_device(struct lossynet_comm *comm, int worker, const floa
         return false;
     }
     if (!register_memory(comm, there, comm->partition.elements, device)) return false;
-    comm->exchange.elsewhere[worker - comm->first] = (struct lossynet_elsewhere){vector, there};
+    comm->exchange.elsewhere[worker - comm->workers.first] =
+        (struct lossynet_elsewhere){vector, there};
     return true;
 }
 
 size_t lossynet_memory_bytes(const struct lossynet_comm *comm) {
-    return comm->pool.bytes;
+    return comm->resources.pool.bytes;
 }
 
 size_t lossynet_memory_needed(const struct lossynet_world *world,
@@ -343,7 +346,7 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     if (lossynet_settings_check(world, settings)) return 0;
     struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
     if (!comm) return 0;
-    comm->pool.measuring = true;
+    comm->resources.pool.measuring = true;
     size_t bytes = 0, packet_bytes = settings->packet_bytes;
     bool udp = settings->link == LOSSYNET_LINK_UDP && world->ranks > 1;
     size_t trailer = settings->encrypt && world->ranks > 1 ? LOSSYNET_SECURE_BYTES : 0;
@@ -352,7 +355,7 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     place(comm, world, settings->workers);
     comm->steps.skips = settings->skip_late && world->ranks > 1;
     if (prepare(comm, settings, packet_bytes, settings->multicast) == LOSSYNET_OK) {
-        bytes = comm->pool.bytes;
+        bytes = comm->resources.pool.bytes;
         if (world->ranks > 1) {
             bytes += lossynet_transport_memory(world->ranks, packet_bytes, settings->encrypt);
             bytes += (settings->link == LOSSYNET_LINK_UDP ? lossynet_link_udp_memory

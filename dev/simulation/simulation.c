@@ -432,7 +432,8 @@ static lossynet_status link_send(struct lossynet_link *base, int peer,
     if (count < 1 || count > LOSSYNET_BATCH) give_up("send: a batch that must not be");
     for (int i = 0; i < count; i++) {
         size_t bytes = WIRE_HEADER_BYTES + batch[i].length;
-        if (batch[i].length > base->payload_most) give_up("send: a payload that is too large");
+        if (batch[i].length > base->features.payload_most)
+            give_up("send: a payload that is too large");
         const bool all = peer == LOSSYNET_EVERYONE;
         for (int r = all ? 0 : peer; r < (all ? sim.settings.ranks : peer + 1); r++) {
             if (r == link->rank) continue;
@@ -461,7 +462,7 @@ static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arr
     for (int i = 0; i < link->flying; i++) waiting += link->flights[i].due <= sim.now;
     while (n < LOSSYNET_BATCH && link->flying > 0 && link->flights[0].due <= sim.now) {
         const struct flight f = take_first(link);
-        if (simulation_random() % (uint64_t)waiting-- >= (uint64_t)base->receive_queue) {
+        if (simulation_random() % (uint64_t)waiting-- >= (uint64_t)base->features.receive_queue) {
             free(f.bytes);
             link->overruns++;
             continue;
@@ -510,10 +511,10 @@ lossynet_status simulation_link_open(const struct lossynet_link_settings *settin
     link->waits = -1;
     link->link = (struct lossynet_link){
         .name = "simulated",
-        .multicast = sim.settings.multicast && settings->multicast,
-        .payload_most =
+        .features.multicast = sim.settings.multicast && settings->multicast,
+        .features.payload_most =
             settings->payload_bytes ? settings->payload_bytes : sim.settings.payload_most,
-        .receive_queue = sim.settings.receive_queue,
+        .features.receive_queue = sim.settings.receive_queue,
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,

@@ -41,6 +41,17 @@ struct lossynet_total { /* packets since open */
     uint64_t expected, arrived;
 };
 
+/* Acknowledgements, on their way to the senders in a message. */
+struct lossynet_acks {
+    /* One bit per packet: by rank, of the links on which this rank's workers own the packets, and
+     * of the others. */
+    size_t *own_offset, *other_offset; /* [R + 1], bytes */
+    uint8_t *own_bits, *other_bits;
+    uint8_t *delivered; /* [V][(K + 7) / 8], see lossynet_delivered */
+    bool deliver;       /* after every GRADIENT phase senders are told */
+    uint8_t *came;      /* [R]: whose acknowledgements have come; NULL: all wait for all */
+};
+
 /* One byte per packet of each directed link between two workers, of which one is local. The packets
  * of a link lie together, in order of (bucket, packet); they are those of the shard's owner, who is
  * the receiver in phase GRADIENT and the sender in phase PARAMETER. So there are two shapes: the
@@ -60,13 +71,7 @@ struct lossynet_arrivals {
     FILE *trace;       /* of what arrives; NULL: none */
     struct lossynet_total *total; /* [V][N], by (receiver, sender), both phases */
 
-    /* Acknowledgements on their way, one bit per packet: by rank, of the links on which this rank's
-     * workers own the packets, and of the others. */
-    size_t *own_offset, *other_offset; /* [R + 1], bytes */
-    uint8_t *own_bits, *other_bits;
-    uint8_t *delivered; /* [V][(K + 7) / 8], see lossynet_delivered */
-    bool deliver;       /* after every GRADIENT phase senders are told */
-    uint8_t *came;      /* [R]: whose acknowledgements have come; NULL: all wait for all */
+    struct lossynet_acks acks;
 };
 
 /* See to pool.out_of_memory only. gradient, parameter: senders are told in this phase. */
@@ -368,32 +373,40 @@ struct lossynet_steps {
     uint64_t next;  /* the step after the present one */
 };
 
+struct lossynet_workers {
+    int count; /* N */
+    int local; /* V */
+    int first; /* this rank hosts workers first ... first + local - 1 */
+};
+
+struct lossynet_resources {
+    int threads;
+    struct lossynet_pool pool;     /* what the comm takes of the host's memory */
+    struct lossynet_memory memory; /* of the vectors; all NULL: the host's */
+};
+
 struct lossynet_comm {
     struct lossynet_world world;
-    int workers; /* N */
-    int local;   /* V */
-    int first;   /* this rank hosts workers first ... first + local - 1 */
-    int threads;
+    struct lossynet_workers workers;
+    struct lossynet_resources resources;
     struct lossynet_partition partition;
     struct lossynet_loss loss;
-    struct lossynet_pool pool;     /* what all of it takes */
-    struct lossynet_memory memory; /* all NULL: the host's */
     struct lossynet_steps steps;
     struct lossynet_arrivals arrivals;
     struct lossynet_averaging averaging;
-    struct lossynet_stats stats;
+    struct lossynet_feedback feedback;
+    struct lossynet_retransmission retransmission;
     struct lossynet_transport *transport; /* NULL: the rank is alone */
     struct lossynet_exchange exchange;
-    struct lossynet_retransmission retransmission;
-    struct lossynet_feedback feedback;
+    struct lossynet_stats stats;
     struct lossynet_drift_state drift;
     struct lossynet_lead lead;
 };
 
-#define COMM_TAKE(comm, pointer, count) POOL_TAKE(&(comm)->pool, pointer, count)
+#define COMM_TAKE(comm, pointer, count) POOL_TAKE(&(comm)->resources.pool, pointer, count)
 
 static inline bool lossynet_is_local(const struct lossynet_comm *comm, int worker) {
-    return worker >= comm->first && worker < comm->first + comm->local;
+    return worker >= comm->workers.first && worker < comm->workers.first + comm->workers.local;
 }
 
 /* Where the packets between local worker v and another one lie: those that v owns, or not; *n of
@@ -401,7 +414,7 @@ static inline bool lossynet_is_local(const struct lossynet_comm *comm, int worke
  */
 static inline size_t lossynet_link_start(const struct lossynet_comm *comm, bool own, int v,
                                          int other, size_t *n) {
-    *n = lossynet_partition_owner_packets(&comm->partition, own ? comm->first + v : other);
+    *n = lossynet_partition_owner_packets(&comm->partition, own ? comm->workers.first + v : other);
     return own ? comm->arrivals.own_start[v] + (size_t)other * *n
                : (size_t)v * comm->partition.packets + comm->partition.owner_start[other];
 }
@@ -426,9 +439,10 @@ static inline uint8_t *lossynet_arrived(const struct lossynet_comm *comm, lossyn
 /* Bytes of arrays by (receiver, sender), and by (sender, receiver). */
 static inline size_t lossynet_links(const struct lossynet_comm *comm, bool own) {
     size_t packets = 0;
-    for (int v = 0; v < comm->local; v++)
-        packets += lossynet_partition_owner_packets(&comm->partition, comm->first + v);
-    return own ? packets * (size_t)comm->workers : (size_t)comm->local * comm->partition.packets;
+    for (int v = 0; v < comm->workers.local; v++)
+        packets += lossynet_partition_owner_packets(&comm->partition, comm->workers.first + v);
+    return own ? packets * (size_t)comm->workers.count
+               : (size_t)comm->workers.local * comm->partition.packets;
 }
 
 /* The masses of their residuals, NULL where nothing is carried. */
@@ -436,7 +450,8 @@ static inline float *lossynet_feedback_mass(const struct lossynet_comm *comm, in
     return comm->feedback.mass ? comm->feedback.mass + comm->arrivals.own_start[v] : NULL;
 }
 
-/* Where rounding notes what it takes away from local worker v's gradient; NULL where nothing does. */
+/* Where rounding notes what it takes away from local worker v's gradient; NULL where nothing
+ * does. */
 static inline float *lossynet_feedback_error(const struct lossynet_comm *comm, int v) {
     return comm->feedback.residual && lossynet_has_blocks(&comm->partition)
                ? comm->feedback.residual + (size_t)v * comm->partition.elements
@@ -444,9 +459,9 @@ static inline float *lossynet_feedback_error(const struct lossynet_comm *comm, i
 }
 
 static inline float *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender) {
-    size_t remote = (size_t)(sender < comm->first ? sender : sender - comm->local);
+    size_t remote = (size_t)(sender < comm->workers.first ? sender : sender - comm->workers.local);
     return comm->exchange.inbox + comm->exchange.inbox_start[v] +
-           remote * lossynet_partition_owned(&comm->partition, comm->first + v);
+           remote * lossynet_partition_owned(&comm->partition, comm->workers.first + v);
 }
 
 /* Elements `offset` ... of a vector, of shard (bucket, local owner v), as the PARAMETER phase sends
@@ -455,7 +470,7 @@ static inline const float *lossynet_parameters(const struct lossynet_comm *comm,
                                                const float *const *ahead, const float *vector,
                                                int v, int bucket, size_t offset) {
     const struct lossynet_partition *partition = &comm->partition;
-    const int owner = comm->first + v;
+    const int owner = comm->workers.first + v;
     if (!ahead) return vector + offset;
     return ahead[v] + partition->owner_element[(size_t)owner * (partition->buckets + 1) + bucket] +
            (offset - partition->shard_element[(size_t)bucket * partition->workers + owner]);

@@ -21,8 +21,8 @@ static void retransmitted(const struct lossynet_comm *comm, lossynet_phase phase
     if (loss.model != LOSS_OUTAGE)
         loss.seed = lossynet_mix(loss.seed + (uint64_t)comm->steps.round);
     lossynet_loss_mask(&loss, phase, comm->steps.step, sender, receiver, n, NULL, mask);
-    const uint8_t *acked =
-        comm->arrivals.acked[phase] + lossynet_tx(comm, phase, sender - comm->first, receiver, &n);
+    const uint8_t *acked = comm->arrivals.acked[phase] +
+                           lossynet_tx(comm, phase, sender - comm->workers.first, receiver, &n);
     for (size_t k = 0; k < n; k++) mask[k] &= !acked[k];
 }
 
@@ -39,7 +39,9 @@ void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, i
     uint64_t *chain = NULL; /* of links from local workers: it saves looking back */
     if (comm->arrivals.chain && lossynet_is_local(comm, sender))
         chain = comm->arrivals.chain +
-                ((size_t)phase * comm->local + sender - comm->first) * comm->workers + receiver;
+                ((size_t)phase * comm->workers.local + sender - comm->workers.first) *
+                    comm->workers.count +
+                receiver;
     lossynet_loss_mask(&comm->loss, phase, comm->steps.step, sender, receiver, n, chain, mask);
 }
 
@@ -51,11 +53,11 @@ uint8_t *lossynet_scratch(const struct lossynet_comm *comm) {
 /* ---- what has arrived ---- */
 
 void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase) {
-    for (int v = 0; v < comm->local; v++) {
-        for (int sender = 0; sender < comm->workers; sender++) {
+    for (int v = 0; v < comm->workers.local; v++) {
+        for (int sender = 0; sender < comm->workers.count; sender++) {
             size_t n;
             uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
-            memset(arrived, sender == comm->first + v, n);
+            memset(arrived, sender == comm->workers.first + v, n);
         }
     }
 }
@@ -63,13 +65,14 @@ void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase) {
 void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                              uint64_t *expected, uint64_t *arrived) {
     *expected = *arrived = 0;
-    for (int sender = 0; sender < comm->workers; sender++) {
+    for (int sender = 0; sender < comm->workers.count; sender++) {
         size_t n;
         const uint8_t *link = lossynet_arrived(comm, phase, v, sender, &n);
-        if (sender == comm->first + v) continue;
+        if (sender == comm->workers.first + v) continue;
         uint64_t there = 0;
         for (size_t k = 0; k < n; k++) there += link[k];
-        struct lossynet_total *total = &comm->arrivals.total[(size_t)v * comm->workers + sender];
+        struct lossynet_total *total =
+            &comm->arrivals.total[(size_t)v * comm->workers.count + sender];
         total->expected += n;
         total->arrived += there;
         *expected += n;
@@ -81,12 +84,13 @@ lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_pha
                                         uint64_t step) {
     FILE *trace = comm->arrivals.trace;
     if (!trace) return LOSSYNET_OK;
-    for (int v = 0; v < comm->local; v++) {
-        for (int sender = 0; sender < comm->workers; sender++) {
+    for (int v = 0; v < comm->workers.local; v++) {
+        for (int sender = 0; sender < comm->workers.count; sender++) {
             size_t n;
             const uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
-            if (sender == comm->first + v) continue;
-            lossynet_loss_trace_link(trace, step, phase, sender, comm->first + v, arrived, n);
+            if (sender == comm->workers.first + v) continue;
+            lossynet_loss_trace_link(trace, step, phase, sender, comm->workers.first + v, arrived,
+                                     n);
         }
     }
     return lossynet_loss_trace_flush(trace, comm->world.rank);
@@ -101,8 +105,9 @@ enum {
 /* Into bits, of what local workers have of the workers in `rank`. */
 static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, uint8_t *to) {
     const bool tagged = comm->feedback.unconfirmed.on;
-    for (int sender = rank * comm->local; sender < (rank + 1) * comm->local; sender++) {
-        for (int v = 0; v < comm->local; v++) {
+    for (int sender = rank * comm->workers.local; sender < (rank + 1) * comm->workers.local;
+         sender++) {
+        for (int v = 0; v < comm->workers.local; v++) {
             size_t n, start = lossynet_rx(comm, phase, v, sender, &n);
             const uint8_t *arrived = comm->arrivals.arrived[phase] + start;
             const uint8_t *asks = comm->steps.round > 0 ? comm->retransmission.asks + start : NULL;
@@ -125,8 +130,9 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
 static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, bool came,
                       const uint8_t *from) {
     const bool tagged = comm->feedback.unconfirmed.on;
-    for (int v = 0; v < comm->local; v++) {
-        for (int receiver = rank * comm->local; receiver < (rank + 1) * comm->local; receiver++) {
+    for (int v = 0; v < comm->workers.local; v++) {
+        for (int receiver = rank * comm->workers.local; receiver < (rank + 1) * comm->workers.local;
+             receiver++) {
             size_t n;
             uint8_t *acked =
                 comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
@@ -134,7 +140,7 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
                 const bool told =
                     comm->loss.replay
                         ? lossynet_loss_replay_told(comm->loss.replay, comm->steps.step,
-                                                    comm->first + v, receiver)
+                                                    comm->workers.first + v, receiver)
                         : came;
                 lossynet_unconfirmed_told(comm, v, receiver, told,
                                           (uint32_t)wire_get(from, TAG_BYTES));
@@ -153,9 +159,9 @@ static size_t delivered_bytes(const struct lossynet_comm *comm) {
 /* GRADIENT: the same as bits in order of packets, for lossynet_delivered. */
 static void fill_delivered(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
-    uint8_t *to = comm->arrivals.delivered + (size_t)v * delivered_bytes(comm);
+    uint8_t *to = comm->arrivals.acks.delivered + (size_t)v * delivered_bytes(comm);
     memset(to, 0, delivered_bytes(comm));
-    for (int owner = 0; owner < comm->workers; owner++) {
+    for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;
         const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
                                lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
@@ -167,30 +173,31 @@ static void fill_delivered(const struct lossynet_comm *comm, int v) {
 }
 
 lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase) {
-    struct lossynet_arrivals *a = &comm->arrivals;
+    struct lossynet_acks *acks = &comm->arrivals.acks;
     const bool own = phase == LOSSYNET_GRADIENT; /* what leaves is of packets that we own */
-    uint8_t *out = own ? a->own_bits : a->other_bits, *in = own ? a->other_bits : a->own_bits;
-    const size_t *out_offset = own ? a->own_offset : a->other_offset;
-    const size_t *in_offset = own ? a->other_offset : a->own_offset;
+    uint8_t *out = own ? acks->own_bits : acks->other_bits,
+            *in = own ? acks->other_bits : acks->own_bits;
+    const size_t *out_offset = own ? acks->own_offset : acks->other_offset;
+    const size_t *in_offset = own ? acks->other_offset : acks->own_offset;
     const int rank = comm->world.rank;
     for (int r = 0; r < comm->world.ranks; r++) write_bits(comm, phase, r, out + out_offset[r]);
     memcpy(in + in_offset[rank], out + out_offset[rank], out_offset[rank + 1] - out_offset[rank]);
     if (comm->transport) {
         lossynet_status status =
-            a->came ? lossynet_transport_swap_pulse(comm->transport, out, out_offset, in, in_offset,
-                                                    a->came)
-                    : lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
+            acks->came ? lossynet_transport_swap_pulse(comm->transport, out, out_offset, in,
+                                                       in_offset, acks->came)
+                       : lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
         if (status) return status;
     }
     for (int r = 0; r < comm->world.ranks; r++)
-        read_bits(comm, phase, r, !a->came || a->came[r], in + in_offset[r]);
-    for (int v = 0; own && v < comm->local; v++) fill_delivered(comm, v);
+        read_bits(comm, phase, r, !acks->came || acks->came[r], in + in_offset[r]);
+    for (int v = 0; own && v < comm->workers.local; v++) fill_delivered(comm, v);
     return LOSSYNET_OK;
 }
 
 const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) {
-    const uint8_t *bits = comm->arrivals.delivered;
-    return bits ? bits + (size_t)(worker - comm->first) * delivered_bytes(comm) : NULL;
+    const uint8_t *bits = comm->arrivals.acks.delivered;
+    return bits ? bits + (size_t)(worker - comm->workers.first) * delivered_bytes(comm) : NULL;
 }
 
 /* ---- open and close ---- */
@@ -198,50 +205,53 @@ const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) 
 /* Bytes of the bits of all links from `rank` to this rank, in order of its workers. */
 static size_t rank_bytes(const struct lossynet_comm *comm, int rank) {
     size_t bytes = 0;
-    for (int w = rank * comm->local; w < (rank + 1) * comm->local; w++)
+    for (int w = rank * comm->workers.local; w < (rank + 1) * comm->workers.local; w++)
         bytes += (lossynet_partition_owner_packets(&comm->partition, w) + 7) / 8 +
                  (comm->feedback.unconfirmed.on ? TAG_BYTES : 0);
-    return bytes * (size_t)comm->local;
+    return bytes * (size_t)comm->workers.local;
 }
 
 static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, bool parameter) {
     struct lossynet_arrivals *a = &comm->arrivals;
+    struct lossynet_acks *acks = &a->acks;
     const size_t ranks = (size_t)comm->world.ranks;
     size_t own = 0, other = 0;
-    COMM_TAKE(comm, a->own_offset, ranks + 1);
-    COMM_TAKE(comm, a->other_offset, ranks + 1);
+    COMM_TAKE(comm, acks->own_offset, ranks + 1);
+    COMM_TAKE(comm, acks->other_offset, ranks + 1);
     for (int r = 0; r < comm->world.ranks; r++) {
         own += rank_bytes(comm, comm->world.rank);
         other += rank_bytes(comm, r);
-        if (!a->other_offset) continue;
-        a->own_offset[r + 1] = own;
-        a->other_offset[r + 1] = other;
+        if (!acks->other_offset) continue;
+        acks->own_offset[r + 1] = own;
+        acks->other_offset[r + 1] = other;
     }
-    if (comm->feedback.unconfirmed.on && comm->steps.skips) COMM_TAKE(comm, a->came, ranks);
-    COMM_TAKE(comm, a->own_bits, own);
-    COMM_TAKE(comm, a->other_bits, other);
+    if (comm->feedback.unconfirmed.on && comm->steps.skips) COMM_TAKE(comm, acks->came, ranks);
+    COMM_TAKE(comm, acks->own_bits, own);
+    COMM_TAKE(comm, acks->other_bits, other);
     if (gradient) {
         COMM_TAKE(comm, a->acked[LOSSYNET_GRADIENT], lossynet_links(comm, false));
-        COMM_TAKE(comm, a->delivered, (size_t)comm->local * delivered_bytes(comm));
+        COMM_TAKE(comm, acks->delivered, (size_t)comm->workers.local * delivered_bytes(comm));
     }
     if (parameter) COMM_TAKE(comm, a->acked[LOSSYNET_PARAMETER], lossynet_links(comm, true));
 }
 
 void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter) {
-    COMM_TAKE(comm, comm->arrivals.total, (size_t)comm->local * (size_t)comm->workers);
+    COMM_TAKE(comm, comm->arrivals.total,
+              (size_t)comm->workers.local * (size_t)comm->workers.count);
     struct lossynet_arrivals *a = &comm->arrivals;
-    const size_t local = (size_t)comm->local, workers = (size_t)comm->workers;
+    const size_t local = (size_t)comm->workers.local, workers = (size_t)comm->workers.count;
     COMM_TAKE(comm, a->arrived[LOSSYNET_GRADIENT], lossynet_links(comm, true));
     COMM_TAKE(comm, a->arrived[LOSSYNET_PARAMETER], lossynet_links(comm, false));
     COMM_TAKE(comm, a->own_start, local);
     COMM_TAKE(comm, a->age, local * comm->partition.packets);
-    COMM_TAKE(comm, a->scratch, (size_t)comm->threads * comm->partition.largest_owner_packets);
+    COMM_TAKE(comm, a->scratch,
+              (size_t)comm->resources.threads * comm->partition.largest_owner_packets);
     if (comm->loss.model == LOSS_BURST || comm->loss.model == LOSS_OUTAGE)
         COMM_TAKE(comm, a->chain, 2 * local * workers);
-    for (int v = 1; a->own_start && v < comm->local; v++)
-        a->own_start[v] =
-            a->own_start[v - 1] +
-            lossynet_partition_owner_packets(&comm->partition, comm->first + v - 1) * workers;
+    for (int v = 1; a->own_start && v < comm->workers.local; v++)
+        a->own_start[v] = a->own_start[v - 1] + lossynet_partition_owner_packets(
+                                                    &comm->partition, comm->workers.first + v - 1) *
+                                                    workers;
     if (gradient || parameter) open_acknowledgements(comm, gradient, parameter);
 }
 
@@ -249,12 +259,12 @@ void lossynet_arrivals_close(struct lossynet_comm *comm) {
     free(comm->arrivals.total);
     struct lossynet_arrivals *a = &comm->arrivals;
     if (a->trace) fclose(a->trace);
-    free(a->came);
-    free(a->delivered);
-    free(a->other_bits);
-    free(a->own_bits);
-    free(a->other_offset);
-    free(a->own_offset);
+    free(a->acks.came);
+    free(a->acks.delivered);
+    free(a->acks.other_bits);
+    free(a->acks.own_bits);
+    free(a->acks.other_offset);
+    free(a->acks.own_offset);
     free(a->scratch);
     free(a->chain);
     free(a->own_start);

@@ -126,32 +126,32 @@ static void choose(struct lossynet_comm *comm) {
         drift->element[i] =
             element < comm->partition.elements ? element : comm->partition.elements - 1;
         while (comm->partition.shard_element[shard + 1] <= drift->element[i]) shard++;
-        drift->owner[i] = (int)(shard % (size_t)comm->workers);
+        drift->owner[i] = (int)(shard % (size_t)comm->workers.count);
     }
 }
 
 void lossynet_drift_open(struct lossynet_comm *comm, int samples) {
     struct lossynet_drift_state *drift = &comm->drift;
-    if (comm->workers == 1) samples = 0;
+    if (comm->workers.count == 1) samples = 0;
     if ((size_t)samples > comm->partition.elements) samples = (int)comm->partition.elements;
     drift->samples = samples;
-    COMM_TAKE(comm, drift->ages, (size_t)comm->local);
-    COMM_TAKE(comm, drift->all_ages, (size_t)comm->workers);
+    COMM_TAKE(comm, drift->ages, (size_t)comm->workers.local);
+    COMM_TAKE(comm, drift->all_ages, (size_t)comm->workers.count);
     if (samples == 0) return;
     size_t n = (size_t)samples;
     COMM_TAKE(comm, drift->element, n);
     COMM_TAKE(comm, drift->owner, n);
-    COMM_TAKE(comm, drift->mine, n * (size_t)comm->local);
-    COMM_TAKE(comm, drift->values, n * (size_t)comm->workers);
+    COMM_TAKE(comm, drift->mine, n * (size_t)comm->workers.local);
+    COMM_TAKE(comm, drift->values, n * (size_t)comm->workers.count);
     COMM_TAKE(comm, drift->fresh, n);
     COMM_TAKE(comm, drift->model, n);
     COMM_TAKE(comm, drift->model_change, n);
     COMM_TAKE(comm, drift->change, n * LOSSYNET_RING);
     if (lossynet_has_blocks(&comm->partition)) {
-        COMM_TAKE(comm, drift->scale, n * (size_t)comm->local);
-        COMM_TAKE(comm, drift->scales, n * (size_t)comm->workers);
+        COMM_TAKE(comm, drift->scale, n * (size_t)comm->workers.local);
+        COMM_TAKE(comm, drift->scales, n * (size_t)comm->workers.count);
     }
-    if (!comm->pool.measuring && !comm->pool.out_of_memory) choose(comm);
+    if (!comm->resources.pool.measuring && !comm->resources.pool.out_of_memory) choose(comm);
 }
 
 void lossynet_drift_close(struct lossynet_comm *comm) {
@@ -191,9 +191,9 @@ static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, s
 static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *vectors) {
     struct lossynet_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
-    for (int v = 0; v < comm->local; v++)
+    for (int v = 0; v < comm->workers.local; v++)
         for (size_t i = 0; i < n; i++)
-            if (drift->owner[i] == comm->first + v)
+            if (drift->owner[i] == comm->workers.first + v)
                 drift->scale[(size_t)v * n + i] = scale_of(comm, vectors[v], i);
     return lossynet_all_gather_aside(comm, drift->scale, drift->scales, n);
 }
@@ -201,11 +201,11 @@ static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *v
 static lossynet_status gather_values(struct lossynet_comm *comm, float *const *vectors) {
     struct lossynet_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
         float *mine = drift->mine + (size_t)v * n;
-        if (comm->memory.gather) {
-            comm->memory.gather(mine, vectors[v], drift->element, n);
+        if (comm->resources.memory.gather) {
+            comm->resources.memory.gather(mine, vectors[v], drift->element, n);
             continue;
         }
         for (size_t i = 0; i < n; i++) mine[i] = vectors[v][drift->element[i]];
@@ -233,7 +233,7 @@ static void keep_model(const struct lossynet_comm *comm) {
         }
     } else if (lossynet_rounds(&comm->partition)) {
         const struct lossynet_rounding r = {.dtype = dtype};
-        lossynet_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers);
+        lossynet_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers.count);
     }
 }
 
@@ -241,7 +241,7 @@ static void keep_model(const struct lossynet_comm *comm) {
 static void measure_distances(const struct lossynet_comm *comm, double *pair, double *owner) {
     const struct lossynet_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
-    int workers = comm->workers;
+    int workers = comm->workers.count;
     *pair = *owner = 0;
     for (size_t i = 0; i < n; i++) {
         /* Relative to the fresh value, to keep the digits: sum over pairs of (x_i - x_j)^2
@@ -289,9 +289,9 @@ static double measure_lag(const struct lossynet_comm *comm) {
     for (size_t i = 0; i < n; i++) {
         const double model = drift->model[i], change = drift->model_change[i];
         double behind = 0;
-        for (int w = 0; w < comm->workers; w++)
+        for (int w = 0; w < comm->workers.count; w++)
             if (w != drift->owner[i]) behind += model - (double)drift->values[(size_t)w * n + i];
-        along += behind / comm->workers * change;
+        along += behind / comm->workers.count * change;
         squares += change * change;
     }
     return squares > 0 ? along / squares : 0;
@@ -300,8 +300,8 @@ static double measure_lag(const struct lossynet_comm *comm) {
 static lossynet_status gather_ages(struct lossynet_comm *comm) {
     struct lossynet_ages *mine = comm->drift.ages;
     size_t packets = comm->partition.packets;
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
         const uint32_t *age = comm->arrivals.age + (size_t)v * packets;
         struct lossynet_ages a = {.expected = comm->stats.totals[v].expected,
                                   .arrived = comm->stats.totals[v].arrived};
@@ -311,7 +311,8 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
             if (age[p] > a.largest) a.largest = age[p];
             a.aged[age[p] < LOSSYNET_RING ? age[p] : LOSSYNET_RING]++;
         }
-        a.packets = packets - lossynet_partition_owner_packets(&comm->partition, comm->first + v);
+        a.packets =
+            packets - lossynet_partition_owner_packets(&comm->partition, comm->workers.first + v);
         a.aged[0] -= (uint32_t)(packets - a.packets); /* its own are never stale */
         mine[v] = a;
     }
@@ -322,7 +323,7 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
 static void sum_ages(const struct lossynet_comm *comm, struct lossynet_ages *total) {
     const struct lossynet_ages *all = comm->drift.all_ages;
     *total = (struct lossynet_ages){0};
-    for (int w = 0; w < comm->workers; w++) {
+    for (int w = 0; w < comm->workers.count; w++) {
         total->sum += all[w].sum;
         total->packets += all[w].packets;
         total->expected += all[w].expected;
@@ -343,7 +344,7 @@ static void share_ages(const struct lossynet_ages *ages, double share[LOSSYNET_A
 
 /* Without a sample ages are still needed for the lead. */
 static bool is_measured(const struct lossynet_comm *comm) {
-    return comm->workers > 1 && (comm->drift.samples > 0 || comm->lead.wanted);
+    return comm->workers.count > 1 && (comm->drift.samples > 0 || comm->lead.wanted);
 }
 
 lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
@@ -385,7 +386,8 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) 
     double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
     double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
     const double lead = drift->lead, sigma2 = out->sigma2;
-    out->expected_pair = pair_drift(comm->workers, p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
+    out->expected_pair =
+        pair_drift(comm->workers.count, p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
     out->expected_owner = owner_drift(p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
     out->paper_pair = lossynet_drift_paper(p, sigma2);
 }

@@ -24,7 +24,7 @@
 #include <stdlib.h>
 
 void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_residuals *apart) {
-    size_t local = (size_t)comm->local;
+    size_t local = (size_t)comm->workers.local;
     if (apart)
         comm->feedback.apart = *apart;
     else
@@ -52,11 +52,11 @@ void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int
     if (!comm->feedback.residual) return;
     const struct lossynet_partition *partition = &comm->partition;
     const size_t *start = partition->shard_element;
-    const size_t from = start[(size_t)comm->feedback.added[v] * comm->workers];
-    const size_t to = start[(size_t)(bucket + 1) * comm->workers];
+    const size_t from = start[(size_t)comm->feedback.added[v] * comm->workers.count];
+    const size_t to = start[(size_t)(bucket + 1) * comm->workers.count];
     const float *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const float share = comm->feedback.share;
-    if (comm->feedback.unconfirmed.on && !lossynet_has_gradient(comm, comm->first + v))
+    if (comm->feedback.unconfirmed.on && !lossynet_has_gradient(comm, comm->workers.first + v))
         memcpy(vector + from, residual + from, (to - from) * sizeof *vector);
     else
         for (size_t e = from; e < to; e++) vector[e] += share * residual[e];
@@ -65,8 +65,8 @@ void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int
 
 void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
     if (!comm->feedback.residual) return;
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++)
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++)
         lossynet_feedback_add(comm, v, vectors[v], comm->partition.buckets - 1);
 }
 
@@ -76,7 +76,7 @@ void lossynet_feedback_save(const struct lossynet_comm *comm, int v, void *out) 
     if (comm->feedback.residual)
         memcpy(out, comm->feedback.residual + (size_t)v * n, n * sizeof(float));
     else
-        apart->save(apart->context, comm->first + v, out);
+        apart->save(apart->context, comm->workers.first + v, out);
 }
 
 void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
@@ -85,7 +85,7 @@ void lossynet_feedback_load(struct lossynet_comm *comm, int v, const void *in) {
     if (comm->feedback.residual)
         memcpy(comm->feedback.residual + (size_t)v * n, in, n * sizeof(float));
     else
-        apart->load(apart->context, comm->first + v, in);
+        apart->load(apart->context, comm->workers.first + v, in);
     if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_load(comm, v);
 }
 
@@ -102,14 +102,14 @@ void lossynet_feedback_settle(bool has_error, bool arrived, float *residual, con
 static void keep_apart(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const struct lossynet_residuals *apart = &comm->feedback.apart;
-    for (int owner = 0; owner < comm->workers; owner++) {
+    for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n, offset, count;
         const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
                                lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
         for (int b = 0; b < partition->buckets; b++) {
             lossynet_shard_span(partition, owner, b, &offset, &count);
             if (count)
-                apart->keep(apart->context, comm->first + v, offset, count,
+                apart->keep(apart->context, comm->workers.first + v, offset, count,
                             partition->packet_elements, acked);
             acked += lossynet_shard_packets(partition, b, owner);
         }
@@ -125,7 +125,7 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
     }
     float *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const bool has_error = lossynet_feedback_error(comm, v) != NULL;
-    for (int owner = 0; owner < comm->workers; owner++) {
+    for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;
         const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
                                lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
@@ -162,7 +162,7 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
     struct lossynet_lateness sum = {0};
     for (size_t k = 0; k < n; k++) {
         double gradients = 0, late = 0;
-        for (size_t s = 0, i = k; s < (size_t)comm->workers; s++, i += n) {
+        for (size_t s = 0, i = k; s < (size_t)comm->workers.count; s++, i += n) {
             if (!arrived[i]) continue;
             gradients += 1 + share * (double)mass[i];
             if (mass[i] > 0) late += late_by((double)mass[i], share);
@@ -177,8 +177,8 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     const float share = comm->feedback.share;
     if (comm->feedback.residual) /* what was sent, wherever the owner lives */
         lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
         comm->feedback.late[v] = measure_lateness(comm, v);
@@ -186,7 +186,7 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
         size_t n;
         float *mass = lossynet_feedback_mass(comm, v);
         const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &n);
-        for (size_t i = 0; i < n * (size_t)comm->workers; i++)
+        for (size_t i = 0; i < n * (size_t)comm->workers.count; i++)
             mass[i] = arrived[i] ? 0 : 1 + share * mass[i];
     }
     if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_keep(comm, vectors);

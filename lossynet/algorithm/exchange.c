@@ -13,14 +13,14 @@
 /* ---- injected loss ---- */
 
 static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
-#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
-        for (int receiver = 0; receiver < comm->workers; receiver++) {
+#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
+        for (int receiver = 0; receiver < comm->workers.count; receiver++) {
             if (lossynet_is_local(comm, receiver)) continue;
             size_t n;
             uint8_t *mask =
                 comm->arrivals.survives[phase] + lossynet_tx(comm, phase, v, receiver, &n);
-            lossynet_injected(comm, phase, comm->first + v, receiver, n, lossless, mask);
+            lossynet_injected(comm, phase, comm->workers.first + v, receiver, n, lossless, mask);
             if (phase == LOSSYNET_GRADIENT) lossynet_withhold(comm, v, receiver, n, mask);
         }
     }
@@ -28,13 +28,13 @@ static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase
 
 /* By multicast everything is sent: which parameters local workers may take. */
 static void fill_incoming(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
-#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
-        for (int sender = 0; sender < comm->workers; sender++) {
+#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
+        for (int sender = 0; sender < comm->workers.count; sender++) {
             if (lossynet_is_local(comm, sender)) continue;
             size_t n;
             uint8_t *mask = comm->arrivals.takes + lossynet_rx(comm, phase, v, sender, &n);
-            lossynet_injected(comm, phase, sender, comm->first + v, n, lossless, mask);
+            lossynet_injected(comm, phase, sender, comm->workers.first + v, n, lossless, mask);
         }
     }
 }
@@ -54,7 +54,7 @@ void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase,
 void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                             bool lossless) {
     struct lossynet_source *source = &comm->exchange.source[phase];
-    const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->local;
+    const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->workers.local;
     if (!is_group(comm, phase)) fill_outgoing(comm, phase, lossless);
     source->vectors = vectors;
     source->ahead = phase == LOSSYNET_PARAMETER ? comm->lead.ahead : NULL;
@@ -70,7 +70,7 @@ void lossynet_exchange_ready(struct lossynet_comm *comm, lossynet_phase phase, i
 }
 
 void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phase) {
-    for (int v = 0; v < comm->local; v++)
+    for (int v = 0; v < comm->workers.local; v++)
         __atomic_store_n(&comm->exchange.source[phase].ready[v], comm->partition.buckets,
                          __ATOMIC_RELEASE);
     lossynet_transport_wake(comm->transport);
@@ -85,7 +85,7 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
     const struct lossynet_source *source = &comm->exchange.source[phase];
     const int row = rank == LOSSYNET_EVERYONE ? comm->world.rank : rank;
     if (turn) *turn = &source->turn[row];
-    return source->cursor + (size_t)row * comm->local;
+    return source->cursor + (size_t)row * comm->workers.local;
 }
 
 /* The elements of a sender's packet as they travel: where they are, or rounded in the memory of span
@@ -110,11 +110,12 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
     const bool device = phase == LOSSYNET_GRADIENT && elsewhere->vector == source->vectors[v];
     const float *vector = device ? elsewhere->there : source->vectors[v];
     const int ready = __atomic_load_n(&source->ready[v], __ATOMIC_ACQUIRE);
-    const int receivers = group ? 1 : comm->local, sender = comm->first + v;
+    const int receivers = group ? 1 : comm->workers.local, sender = comm->workers.first + v;
     for (; at->bucket < ready; at->bucket++, at->receiver = 0) {
         const int bucket = lossynet_transport_bucket(phase, partition->buckets, at->bucket);
         for (; at->receiver < receivers; at->receiver++, at->packet = 0) {
-            const int receiver = group ? LOSSYNET_EVERYONE : rank * comm->local + at->receiver;
+            const int receiver =
+                group ? LOSSYNET_EVERYONE : rank * comm->workers.local + at->receiver;
             const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
             size_t packets = lossynet_shard_packets(partition, bucket, owner), all;
             const size_t first = group ? 0
@@ -152,20 +153,20 @@ static int next(void *context, lossynet_phase phase, int rank, struct lossynet_s
     const struct lossynet_comm *comm = context;
     int n = 0, finished = 0, *turn;
     struct lossynet_cursor *cursor = cursors(comm, phase, rank, &turn);
-    for (int i = 0; i < comm->local; i++) {
-        const int v = (*turn + i) % comm->local;
+    for (int i = 0; i < comm->workers.local; i++) {
+        const int v = (*turn + i) % comm->workers.local;
         if (n < most) n = next_of_worker(comm, phase, rank, v, &cursor[v], spans, n, most);
         finished += cursor[v].bucket >= comm->partition.buckets;
     }
-    *turn = (*turn + 1) % comm->local;
-    *complete = finished == comm->local;
+    *turn = (*turn + 1) % comm->workers.local;
+    *complete = finished == comm->workers.local;
     return n;
 }
 
 static bool ready(void *context, lossynet_phase phase, int rank) {
     const struct lossynet_comm *comm = context;
     const struct lossynet_cursor *cursor = cursors(comm, phase, rank, NULL);
-    for (int v = 0; v < comm->local; v++)
+    for (int v = 0; v < comm->workers.local; v++)
         if (cursor[v].bucket <
             __atomic_load_n(&comm->exchange.source[phase].ready[v], __ATOMIC_ACQUIRE))
             return true;
@@ -180,9 +181,9 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     size_t packets = 0;
     if (phase == LOSSYNET_PARAMETER)
         return (uint32_t)(lossynet_shard_packets(partition, bucket, sender) *
-                          (is_group(comm, phase) ? 1 : (size_t)comm->local));
-    for (int v = 0; v < comm->local; v++)
-        packets += lossynet_shard_packets(partition, bucket, comm->first + v);
+                          (is_group(comm, phase) ? 1 : (size_t)comm->workers.local));
+    for (int v = 0; v < comm->workers.local; v++)
+        packets += lossynet_shard_packets(partition, bucket, comm->workers.first + v);
     return (uint32_t)packets;
 }
 
@@ -236,7 +237,7 @@ static bool take_multicast(const struct lossynet_comm *comm, lossynet_phase phas
                            const struct lossynet_packet *packet, size_t k, const uint8_t *payload,
                            size_t count) {
     int wanted = 0, taken = 0;
-    for (int v = 0; v < comm->local; v++) {
+    for (int v = 0; v < comm->workers.local; v++) {
         size_t n;
         if (!comm->arrivals.takes[lossynet_rx(comm, phase, v, packet->sender, &n) + k]) continue;
         wanted++;
@@ -260,7 +261,7 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
     const bool fresh =
         packet->receiver == LOSSYNET_EVERYONE
             ? take_multicast(comm, phase, packet, k, payload, count)
-            : take(comm, phase, packet, packet->receiver - comm->first, k, payload, count);
+            : take(comm, phase, packet, packet->receiver - comm->workers.first, k, payload, count);
     return fresh ? LOSSYNET_TAKEN : LOSSYNET_CAME_BEFORE;
 }
 
@@ -268,21 +269,21 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
 
 static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes)) {
     struct lossynet_exchange *exchange = &comm->exchange;
-    const size_t remote = (size_t)(comm->workers - comm->local);
+    const size_t remote = (size_t)(comm->workers.count - comm->workers.local);
     size_t elements = 0;
-    COMM_TAKE(comm, exchange->inbox_start, (size_t)comm->local);
-    for (int v = 0; v < comm->local; v++) {
+    COMM_TAKE(comm, exchange->inbox_start, (size_t)comm->workers.local);
+    for (int v = 0; v < comm->workers.local; v++) {
         if (exchange->inbox_start) exchange->inbox_start[v] = elements;
-        elements += lossynet_partition_owned(&comm->partition, comm->first + v) * remote;
+        elements += lossynet_partition_owned(&comm->partition, comm->workers.first + v) * remote;
     }
     exchange->inbox =
-        lossynet_pool_take_from(&comm->pool, elements, sizeof *exchange->inbox, allocate);
+        lossynet_pool_take_from(&comm->resources.pool, elements, sizeof *exchange->inbox, allocate);
 }
 
 void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
                             void *(*allocate)(size_t bytes), void (*release)(void *memory)) {
     const struct lossynet_partition *partition = &comm->partition;
-    const size_t local = (size_t)comm->local, ranks = (size_t)comm->world.ranks;
+    const size_t local = (size_t)comm->workers.local, ranks = (size_t)comm->world.ranks;
     for (int phase = 0; phase < 2; phase++) {
         struct lossynet_source *source = &comm->exchange.source[phase];
         COMM_TAKE(comm, source->ready, local);
@@ -300,8 +301,8 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
     if (lossynet_rounds(partition))
         COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
     const struct lossynet_transport_shape shape = {
-        .workers = comm->workers,
-        .local = comm->local,
+        .workers = comm->workers.count,
+        .local = comm->workers.local,
         .buckets = partition->buckets,
         .packet_bytes = comm->exchange.packet_bytes,
         .elements = lossynet_has_blocks(partition) ? WIRE_BLOCKS
@@ -314,7 +315,7 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
                                                    .expected = expected,
                                                    .bytes = bytes,
                                                    .deliver = deliver};
-    lossynet_transport_shape(comm->transport, &comm->pool, &shape, &calls);
+    lossynet_transport_shape(comm->transport, &comm->resources.pool, &shape, &calls);
 }
 
 void lossynet_exchange_close(struct lossynet_comm *comm) {

@@ -106,7 +106,7 @@ static double measured_inflation(const struct lossynet_comm *comm, int v, bool l
 static float weight_of_mass(const struct lossynet_comm *comm, const uint8_t *arrived,
                             const float *mass, size_t stride) {
     double sum = 0;
-    for (size_t s = 0; s < (size_t)comm->workers; s++)
+    for (size_t s = 0; s < (size_t)comm->workers.count; s++)
         if (arrived[s * stride]) sum += 1 + (double)comm->feedback.share * mass[s * stride];
     return (float)(1 / sum);
 }
@@ -116,13 +116,13 @@ static float weight_of_mass(const struct lossynet_comm *comm, const uint8_t *arr
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
                          const float *mass, size_t stride, size_t count, double inflate,
                          float *weight) {
-    size_t workers = (size_t)comm->workers;
+    size_t workers = (size_t)comm->workers.count;
     for (size_t k = 0; k < count; k++, weight += workers) {
         int present = 0;
         for (size_t s = 0; s < workers; s++) present += arrived[s * stride + k];
         const bool own = arrived[(size_t)owner * stride + k];
         struct weights w =
-            estimate(comm->averaging.estimator, comm->workers, present - own, own, inflate);
+            estimate(comm->averaging.estimator, comm->workers.count, present - own, own, inflate);
         if (mass && comm->averaging.estimator == LOSSYNET_MEAN)
             w.own = w.other = weight_of_mass(comm, arrived + k, mass + k, stride);
         for (size_t s = 0; s < workers; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
@@ -136,7 +136,7 @@ static void fill_weights(const struct lossynet_comm *comm, int owner, const uint
 static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors, int v, int bucket,
                          int part, int parts, float *weight, const float **sender) {
     const struct lossynet_partition *partition = &comm->partition;
-    int owner = comm->first + v;
+    int owner = comm->workers.first + v;
     size_t row = (size_t)owner * (partition->buckets + 1) + bucket;
     size_t all = partition->owner_packet[row + 1] - partition->owner_packet[row];
     size_t from = all * (size_t)part / (size_t)parts, to = all * (size_t)(part + 1) / (size_t)parts;
@@ -144,9 +144,9 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
 
     size_t offset, count, skip = from * partition->packet_elements;
     lossynet_shard_span(partition, owner, bucket, &offset, &count);
-    for (int s = 0; s < comm->workers; s++)
+    for (int s = 0; s < comm->workers.count; s++)
         sender[s] = skip + (lossynet_is_local(comm, s)
-                                ? vectors[s - comm->first] + offset
+                                ? vectors[s - comm->workers.first] + offset
                                 : lossynet_inbox(comm, v, s) + partition->owner_element[row]);
     const float *mass = lossynet_feedback_mass(comm, v);
     if (mass) mass += partition->owner_packet[row] + from;
@@ -155,7 +155,7 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     fill_weights(comm, owner, arrived + partition->owner_packet[row] + from, mass, stride,
                  to - from, comm->averaging.inflation[v], weight);
     if (to < all) count = to * partition->packet_elements;
-    comm->averaging.weighted_sum(vectors[v] + offset + skip, sender, weight, comm->workers,
+    comm->averaging.weighted_sum(vectors[v] + offset + skip, sender, weight, comm->workers.count,
                                  count - skip, partition->packet_elements);
 }
 
@@ -166,10 +166,10 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
  * when the phase opened. */
 static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
     const bool first = comm->steps.round == 0;
-#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
-        for (int i = 0; i < comm->local; i++) {
-            int owner = comm->first + v, s = comm->first + i;
+#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
+        for (int i = 0; i < comm->workers.local; i++) {
+            int owner = comm->workers.first + v, s = comm->workers.first + i;
             size_t n;
             uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, s, &n);
             uint8_t *mask = first ? arrived : lossynet_scratch(comm);
@@ -196,20 +196,21 @@ static uint64_t count(struct lossynet_comm *comm, int v) {
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
     counters->bytes[LOSSYNET_GRADIENT] +=
         comm->partition.bytes[LOSSYNET_GRADIENT] -
-        comm->partition.owner_bytes[LOSSYNET_GRADIENT][comm->first + v];
+        comm->partition.owner_bytes[LOSSYNET_GRADIENT][comm->workers.first + v];
     return arrived;
 }
 
 static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
-    size_t n = lossynet_partition_owner_packets(&comm->partition, comm->first + v);
+    size_t n = lossynet_partition_owner_packets(&comm->partition, comm->workers.first + v);
     struct lossynet_history *history = &comm->averaging.history[v];
-    history->expected = FORGET * history->expected + (double)(n * (size_t)(comm->workers - 1));
+    history->expected =
+        FORGET * history->expected + (double)(n * (size_t)(comm->workers.count - 1));
     history->arrived = FORGET * history->arrived + (double)arrived;
 }
 
 lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
                                       bool lossless) {
-    if (comm->workers == 1 || comm->steps.reducing) return LOSSYNET_OK;
+    if (comm->workers.count == 1 || comm->steps.reducing) return LOSSYNET_OK;
     if (comm->transport) lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
     comm->steps.reducing = true;
     comm->averaging.done = 0;
@@ -218,15 +219,15 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
 
 void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
     if (!comm->transport || !comm->steps.reducing) return;
-    const int v = worker - comm->first;
+    const int v = worker - comm->workers.first;
     lossynet_feedback_add(comm, v, comm->exchange.source[LOSSYNET_GRADIENT].vectors[v], bucket);
     lossynet_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
 }
 
 /* Counts what arrived, when the phase is over. */
 static void account(struct lossynet_comm *comm, bool lossless) {
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
         uint64_t arrived = count(comm, v);
         comm->averaging.inflation[v] = measured_inflation(comm, v, lossless);
         if (!lossless) remember(comm, v, arrived);
@@ -237,15 +238,15 @@ static void account(struct lossynet_comm *comm, bool lossless) {
 static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, int first, int last,
                             int parts) {
     const struct lossynet_partition *partition = &comm->partition;
-#pragma omp parallel num_threads(comm->threads)
+#pragma omp parallel num_threads(comm->resources.threads)
     {
         size_t thread = (size_t)omp_get_thread_num();
-        size_t workers = (size_t)comm->workers;
+        size_t workers = (size_t)comm->workers.count;
         float *weight =
             comm->averaging.weights + thread * partition->largest_shard_packets * workers;
         const float **sender = comm->averaging.senders + thread * workers;
 #pragma omp for collapse(3) schedule(dynamic)
-        for (int v = 0; v < comm->local; v++)
+        for (int v = 0; v < comm->workers.local; v++)
             for (int b = first; b <= last; b++)
                 for (int part = 0; part < parts; part++)
                     reduce_shard(comm, vectors, v, b, part, parts, weight, sender);
@@ -253,7 +254,9 @@ static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, i
 }
 
 static void estimate_bucket(struct lossynet_comm *comm, float *const *vectors, int bucket) {
-    int parts = comm->averaging.whole ? 1 : (comm->threads + comm->local - 1) / comm->local;
+    int parts = comm->averaging.whole
+                    ? 1
+                    : (comm->resources.threads + comm->workers.local - 1) / comm->workers.local;
     estimate_shards(comm, vectors, bucket, bucket, parts);
     comm->averaging.done = bucket + 1;
 }
@@ -280,7 +283,7 @@ bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, 
     if (!comm->steps.reducing || !averages_early(comm, lossless) || comm->steps.skips) return false;
     /* Workers of this rank read each other's vectors, of which they would have to wait for the rest
      * to be rounded. */
-    if (lossynet_rounds(&comm->partition) && comm->local > 1) return false;
+    if (lossynet_rounds(&comm->partition) && comm->workers.local > 1) return false;
     if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
     if (!lossynet_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
     if (bucket == 0) fill_masks(comm, lossless);
@@ -308,7 +311,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
 }
 
 lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-    if (comm->workers == 1) return LOSSYNET_OK;
+    if (comm->workers.count == 1) return LOSSYNET_OK;
     lossynet_status status = lossynet_reduce_begin(comm, vectors, lossless);
     if (status) return status;
     comm->steps.reducing = false;
@@ -332,7 +335,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     if (!early) estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
     status =
         lossless ? LOSSYNET_OK : lossynet_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);
-    if (!status && comm->arrivals.deliver)
+    if (!status && comm->arrivals.acks.deliver)
         status = lossynet_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
     if (!status && comm->feedback.mass) lossynet_feedback_keep(comm, vectors);
     if (status || !comm->transport) return status;

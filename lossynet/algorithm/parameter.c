@@ -22,17 +22,19 @@
 static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors, int owner, int to,
                          const uint8_t *mask) {
     const struct lossynet_partition *partition = &comm->partition;
-    const int v = owner - comm->first;
-    float *target = vectors[to - comm->first];
+    const int v = owner - comm->workers.first;
+    float *target = vectors[to - comm->workers.first];
     size_t n;
-    uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_PARAMETER, to - comm->first, owner, &n);
+    uint8_t *arrived =
+        lossynet_arrived(comm, LOSSYNET_PARAMETER, to - comm->workers.first, owner, &n);
     for (size_t k = 0; k < n; k++) arrived[k] |= mask[k];
     for (int b = 0; b < partition->buckets; b++) {
         size_t start, count, packets = lossynet_shard_packets(partition, b, owner);
         lossynet_shard_span(partition, owner, b, &start, &count);
         const float *source = lossynet_parameters(comm, comm->lead.ahead, vectors[v], v, b, start);
-        if (comm->memory.masked_copy) {
-            (lossynet_rounds(partition) ? comm->memory.masked_round : comm->memory.masked_copy)(
+        if (comm->resources.memory.masked_copy) {
+            (lossynet_rounds(partition) ? comm->resources.memory.masked_round
+                                        : comm->resources.memory.masked_copy)(
                 target + start, source, mask, count, partition->packet_elements);
             mask += packets;
             continue;
@@ -60,11 +62,11 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
 static void grow_older(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
-    for (int owner = 0; owner < comm->workers; owner++) {
+    for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n;
         const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_PARAMETER, v, owner, &n);
         for (int b = 0; b < partition->buckets; b++) {
-            const size_t *shard = partition->shard_packet + (size_t)b * comm->workers + owner;
+            const size_t *shard = partition->shard_packet + (size_t)b * comm->workers.count + owner;
             for (size_t p = shard[0]; p < shard[1]; p++)
                 age[p] = *arrived++ ? 0 : age[p] + (age[p] != UINT32_MAX);
         }
@@ -79,7 +81,8 @@ static void count(struct lossynet_comm *comm, int v) {
     counters->expected[LOSSYNET_PARAMETER] += expected;
     counters->arrived[LOSSYNET_PARAMETER] += arrived;
     counters->bytes[LOSSYNET_PARAMETER] +=
-        partition->owner_bytes[LOSSYNET_PARAMETER][comm->first + v] * (uint64_t)(comm->workers - 1);
+        partition->owner_bytes[LOSSYNET_PARAMETER][comm->workers.first + v] *
+        (uint64_t)(comm->workers.count - 1);
     comm->stats.totals[v].expected += expected;
     comm->stats.totals[v].arrived += arrived;
 }
@@ -87,11 +90,11 @@ static void count(struct lossynet_comm *comm, int v) {
 /* Within the rank. Owners outermost: all receivers read one owner's shards while these are in the
  * cache. */
 static void copy_local(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
-    for (int s = 0; s < comm->local; s++) {
-        for (int v = 0; v < comm->local; v++) {
+#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+    for (int s = 0; s < comm->workers.local; s++) {
+        for (int v = 0; v < comm->workers.local; v++) {
             if (s == v) continue;
-            int owner = comm->first + s, to = comm->first + v;
+            int owner = comm->workers.first + s, to = comm->workers.first + v;
             size_t n = lossynet_partition_owner_packets(&comm->partition, owner);
             uint8_t *mask = lossynet_scratch(comm);
             lossynet_injected(comm, LOSSYNET_PARAMETER, owner, to, n, lossless, mask);
@@ -126,7 +129,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
 lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
                                          bool lossless) {
     lossynet_status status = lossynet_broadcast_end(comm);
-    if (status || comm->workers == 1) return status;
+    if (status || comm->workers.count == 1) return status;
     comm->steps.broadcast_step = comm->steps.step;
     comm->steps.broadcast_turn = comm->steps.turn;
     lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
@@ -154,8 +157,8 @@ lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
     lossynet_status status = LOSSYNET_OK;
     if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
     if (status) return status;
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
         grow_older(comm, v);
         count(comm, v);
     }
@@ -190,7 +193,8 @@ bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *c
     /* Packets are numbered in order of their elements and without gaps, so that a run of fresh
      * packets is a run of elements. */
     const struct lossynet_partition *partition = &comm->partition;
-    const uint32_t *age = comm->arrivals.age + (size_t)(worker - comm->first) * partition->packets;
+    const uint32_t *age =
+        comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
     size_t first = *cursor;
     while (first < partition->packets && age[first]) first++;
     size_t last = first;
@@ -211,10 +215,11 @@ size_t lossynet_packet_elements(const struct lossynet_comm *comm) {
 size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
                               uint32_t *ages) {
     const struct lossynet_partition *partition = &comm->partition;
-    const uint32_t *age = comm->arrivals.age + (size_t)(worker - comm->first) * partition->packets;
+    const uint32_t *age =
+        comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
     size_t n = 0;
     for (int b = 0; b < partition->buckets; b++) {
-        const size_t *start = partition->shard_packet + (size_t)b * comm->workers + owner;
+        const size_t *start = partition->shard_packet + (size_t)b * comm->workers.count + owner;
         for (size_t k = start[0]; k < start[1]; k++, n++)
             if (ages) ages[n] = age[k];
     }
@@ -224,22 +229,23 @@ size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int 
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh) {
     const struct lossynet_partition *partition = &comm->partition;
-#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
+#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int b = 0; b < partition->buckets; b++) {
-        for (int v = 0; v < comm->local; v++) {
+        for (int v = 0; v < comm->workers.local; v++) {
             size_t offset, count;
-            lossynet_shard_span(partition, comm->first + v, b, &offset, &count);
-            if (comm->memory.copy)
-                comm->memory.copy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
+            lossynet_shard_span(partition, comm->workers.first + v, b, &offset, &count);
+            if (comm->resources.memory.copy)
+                comm->resources.memory.copy(fresh + offset, vectors[v] + offset,
+                                            count * sizeof *fresh);
             else
                 memcpy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
         }
     }
     /* In a bucket the shards of a rank's workers follow one another. */
     for (int b = 0; comm->transport && b < partition->buckets; b++) {
-        const size_t *start = partition->shard_element + (size_t)b * comm->workers;
+        const size_t *start = partition->shard_element + (size_t)b * comm->workers.count;
         for (int r = 0; r <= comm->world.ranks; r++)
-            comm->stats.gather_offset[r] = start[(size_t)r * comm->local] * sizeof *fresh;
+            comm->stats.gather_offset[r] = start[(size_t)r * comm->workers.local] * sizeof *fresh;
         lossynet_status status =
             lossynet_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
         if (status) return status;

@@ -33,7 +33,7 @@ void lossynet_retransmission_open(struct lossynet_comm *comm) {
     }
     if (!packets) return;
     COMM_TAKE(comm, comm->retransmission.asks, packets);
-    COMM_TAKE(comm, comm->retransmission.asked, (size_t)comm->local);
+    COMM_TAKE(comm, comm->retransmission.asked, (size_t)comm->workers.local);
 }
 
 void lossynet_retransmission_close(struct lossynet_comm *comm) {
@@ -55,10 +55,10 @@ struct wanted {             /* the packets of a phase that are for local worker 
 static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const bool gradient = phase == LOSSYNET_GRADIENT;
-    size_t own = lossynet_partition_owner_packets(partition, comm->first + v), n;
+    size_t own = lossynet_partition_owner_packets(partition, comm->workers.first + v), n;
     size_t start = lossynet_rx(comm, phase, v, 0, &n);
     return (struct wanted){
-        .count = gradient ? own * (size_t)comm->workers : partition->packets,
+        .count = gradient ? own * (size_t)comm->workers.count : partition->packets,
         .own = own,
         .arrived = comm->arrivals.arrived[phase] + start,
         .asks = comm->retransmission.asks + start,
@@ -113,7 +113,7 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     uint64_t lot =
         lossynet_mix(comm->loss.seed ^ (uint64_t)phase << 32 ^ (uint64_t)comm->steps.round);
     lot = lossynet_mix(lot ^ comm->steps.step);
-    lot = lossynet_mix(lot ^ (uint64_t)(comm->first + v));
+    lot = lossynet_mix(lot ^ (uint64_t)(comm->workers.first + v));
     for (int r = 0; r < w.runs; r++) {
         run_of(comm, &w, r, &index, &at, &count);
         for (size_t k = 0; k < count; k++) {
@@ -135,9 +135,9 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];
-    for (int receiver = 0; receiver < comm->workers; receiver++) {
-        if (receiver == comm->first + v) continue;
-        int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->first + v;
+    for (int receiver = 0; receiver < comm->workers.count; receiver++) {
+        if (receiver == comm->workers.first + v) continue;
+        int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->workers.first + v;
         size_t n;
         const uint8_t *acked =
             comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
@@ -156,11 +156,11 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
 }
 
 lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase) {
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) ask(comm, phase, v);
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) ask(comm, phase, v);
     lossynet_status status = lossynet_arrivals_acknowledge(comm, phase);
     if (status) return status;
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) count_resent(comm, phase, v);
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) count_resent(comm, phase, v);
     return LOSSYNET_OK;
 }

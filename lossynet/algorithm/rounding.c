@@ -25,21 +25,22 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
                          float *vector, int owner) {
     const struct lossynet_partition *partition = &comm->partition;
     struct lossynet_part part;
-    lossynet_replayed(comm, comm->first + v, &part); /* else its residual waits as it is */
+    lossynet_replayed(comm, comm->workers.first + v, &part); /* else its residual waits as it is */
     float *residual =
         phase == LOSSYNET_GRADIENT && part.takes_part ? lossynet_feedback_error(comm, v) : NULL;
     uint8_t *all = lossynet_scratch(comm);
-    if (comm->memory.masked_round) memset(all, 1, partition->largest_owner_packets);
+    if (comm->resources.memory.masked_round) memset(all, 1, partition->largest_owner_packets);
     for (int b = 0; b < partition->buckets; b++) {
         size_t offset, count;
         lossynet_shard_span(partition, owner, b, &offset, &count);
         float *shard = vector + offset;
-        if (comm->memory.masked_round) {
-            comm->memory.masked_round(shard, shard, all, count, partition->packet_elements);
+        if (comm->resources.memory.masked_round) {
+            comm->resources.memory.masked_round(shard, shard, all, count,
+                                                partition->packet_elements);
             continue;
         }
         const struct lossynet_rounding r =
-            lossynet_rounding_of(comm, phase, comm->first + v, offset);
+            lossynet_rounding_of(comm, phase, comm->workers.first + v, offset);
         if (residual) memcpy(residual + offset, shard, count * sizeof *shard);
         lossynet_elements_copy(&r, shard, shard, count);
         for (size_t e = 0; residual && e < count; e++) residual[offset + e] -= shard[e];
@@ -49,10 +50,10 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
 void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
                            float *const *vectors, bool remote) {
     if (!lossynet_rounds(&comm->partition)) return;
-#pragma omp parallel for collapse(2) num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++)
-        for (int owner = 0; owner < comm->workers; owner++)
-            if (owner != comm->first + v && lossynet_is_local(comm, owner) != remote)
+#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++)
+        for (int owner = 0; owner < comm->workers.count; owner++)
+            if (owner != comm->workers.first + v && lossynet_is_local(comm, owner) != remote)
                 round_shards(comm, phase, v, vectors[v], owner);
 }
 

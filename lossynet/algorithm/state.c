@@ -38,11 +38,11 @@ struct common_state {
 static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
     const struct lossynet_partition *partition = &comm->partition;
     uint64_t hash = lossynet_mix(STATE_VERSION);
-    for (int i = 0; i <= partition->buckets * comm->workers; i++) {
+    for (int i = 0; i <= partition->buckets * comm->workers.count; i++) {
         hash = lossynet_mix(hash ^ partition->shard_element[i]);
         hash = lossynet_mix(hash ^ partition->shard_packet[i]);
     }
-    hash = lossynet_mix(hash ^ (uint64_t)comm->workers);
+    hash = lossynet_mix(hash ^ (uint64_t)comm->workers.count);
     hash = lossynet_mix(hash ^ partition->packet_elements);
     hash = lossynet_mix(hash ^ (uint64_t)(int64_t)worker);
     if (worker != LOSSYNET_ALL_WORKERS) return hash;
@@ -56,12 +56,12 @@ static size_t drift_floats(const struct lossynet_comm *comm) {
 }
 
 static size_t chain_words(const struct lossynet_comm *comm) { /* of a worker, both phases */
-    return 2 * (size_t)comm->workers;
+    return 2 * (size_t)comm->workers.count;
 }
 
 static size_t mass_bytes(const struct lossynet_comm *comm, int worker) {
-    return lossynet_partition_owner_packets(&comm->partition, worker) * (size_t)comm->workers *
-           sizeof(float);
+    return lossynet_partition_owner_packets(&comm->partition, worker) *
+           (size_t)comm->workers.count * sizeof(float);
 }
 
 static size_t residual_bytes(const struct lossynet_comm *comm) {
@@ -98,20 +98,21 @@ static void save_common(const struct lossynet_comm *comm, char *out) {
 
 static uint64_t *chain_of(const struct lossynet_comm *comm, int phase, int v) {
     uint64_t *chain = comm->arrivals.chain;
-    return chain ? chain + ((size_t)phase * comm->local + v) * (size_t)comm->workers : NULL;
+    return chain ? chain + ((size_t)phase * comm->workers.local + v) * (size_t)comm->workers.count
+                 : NULL;
 }
 
 static void save_worker(const struct lossynet_comm *comm, int v, char *out) {
-    struct worker_state state = {fingerprint(comm, comm->first + v), comm->averaging.history[v],
-                                 comm->stats.totals[v]};
+    struct worker_state state = {fingerprint(comm, comm->workers.first + v),
+                                 comm->averaging.history[v], comm->stats.totals[v]};
     memcpy(out, &state, sizeof state);
     out += sizeof state;
-    for (int phase = 0; phase < 2; phase++, out += (size_t)comm->workers * sizeof(uint64_t)) {
+    for (int phase = 0; phase < 2; phase++, out += (size_t)comm->workers.count * sizeof(uint64_t)) {
         const uint64_t *chain = chain_of(comm, phase, v);
         if (chain)
-            memcpy(out, chain, (size_t)comm->workers * sizeof *chain);
+            memcpy(out, chain, (size_t)comm->workers.count * sizeof *chain);
         else
-            memset(out, 0, (size_t)comm->workers * sizeof *chain);
+            memset(out, 0, (size_t)comm->workers.count * sizeof *chain);
     }
     memcpy(out, comm->arrivals.age + (size_t)v * comm->partition.packets,
            comm->partition.packets * sizeof *comm->arrivals.age);
@@ -119,14 +120,14 @@ static void save_worker(const struct lossynet_comm *comm, int v, char *out) {
     out += comm->partition.packets * sizeof *comm->arrivals.age;
     lossynet_feedback_save(comm, v, out);
     memcpy(out + residual_bytes(comm), lossynet_feedback_mass(comm, v),
-           mass_bytes(comm, comm->first + v));
+           mass_bytes(comm, comm->workers.first + v));
 }
 
 void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out) {
     if (worker == LOSSYNET_ALL_WORKERS)
         save_common(comm, (char *)out);
     else
-        save_worker(comm, worker - comm->first, (char *)out);
+        save_worker(comm, worker - comm->workers.first, (char *)out);
 }
 
 static bool load_common(struct lossynet_comm *comm, const char *bytes, bool early) {
@@ -150,7 +151,7 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, bool earl
 static bool own_packets_are_fresh(const struct lossynet_comm *comm, int worker, const char *ages) {
     const struct lossynet_partition *partition = &comm->partition;
     for (int b = 0; b < partition->buckets; b++) {
-        const size_t *packet = partition->shard_packet + (size_t)b * comm->workers + worker;
+        const size_t *packet = partition->shard_packet + (size_t)b * comm->workers.count + worker;
         for (size_t p = packet[0]; p < packet[1]; p++) {
             uint32_t age;
             memcpy(&age, ages + p * sizeof age, sizeof age);
@@ -165,13 +166,14 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
     const char *chains = bytes + sizeof state,
                *ages = chains + chain_words(comm) * sizeof(uint64_t);
     memcpy(&state, bytes, sizeof state);
-    if (state.fingerprint != fingerprint(comm, comm->first + v)) return false;
-    if (!own_packets_are_fresh(comm, comm->first + v, ages)) return false;
+    if (state.fingerprint != fingerprint(comm, comm->workers.first + v)) return false;
+    if (!own_packets_are_fresh(comm, comm->workers.first + v, ages)) return false;
     comm->averaging.history[v] = state.history;
     comm->stats.totals[v] = state.total;
-    for (int phase = 0; phase < 2; phase++, chains += (size_t)comm->workers * sizeof(uint64_t)) {
+    for (int phase = 0; phase < 2;
+         phase++, chains += (size_t)comm->workers.count * sizeof(uint64_t)) {
         uint64_t *chain = chain_of(comm, phase, v);
-        if (chain) memcpy(chain, chains, (size_t)comm->workers * sizeof *chain);
+        if (chain) memcpy(chain, chains, (size_t)comm->workers.count * sizeof *chain);
     }
     memcpy(comm->arrivals.age + (size_t)v * comm->partition.packets, ages,
            comm->partition.packets * sizeof *comm->arrivals.age);
@@ -179,7 +181,7 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
     ages += comm->partition.packets * sizeof *comm->arrivals.age;
     lossynet_feedback_load(comm, v, ages);
     memcpy(lossynet_feedback_mass(comm, v), ages + residual_bytes(comm),
-           mass_bytes(comm, comm->first + v));
+           mass_bytes(comm, comm->workers.first + v));
     return true;
 }
 
@@ -190,5 +192,5 @@ bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *byt
                load_common(comm, (const char *)bytes, early);
     }
     if (count != lossynet_state_bytes(comm, worker)) return false;
-    return load_worker(comm, worker - comm->first, (const char *)bytes);
+    return load_worker(comm, worker - comm->workers.first, (const char *)bytes);
 }

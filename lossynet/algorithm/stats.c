@@ -19,8 +19,8 @@ void lossynet_aside_open(struct lossynet_comm *comm) {
         (size_t)comm->drift.samples * (sizeof(float) + lossynet_has_blocks(&comm->partition)) +
         LOSSYNET_ASIDE_BYTES;
     if (comm->world.ranks == 1) return;
-    COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->local);
-    COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers);
+    COMM_TAKE(comm, aside->mine, aside->room * (size_t)comm->workers.local);
+    COMM_TAKE(comm, aside->together, aside->room * (size_t)comm->workers.count);
     COMM_TAKE(comm, aside->came, (size_t)comm->world.ranks);
 }
 
@@ -74,7 +74,7 @@ static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
 static bool fits(const struct lossynet_comm *comm, size_t part) {
     const struct lossynet_aside *aside = &comm->stats.aside;
     return aside->count < LOSSYNET_ASIDE_MOST &&
-           aside->bytes + part <= aside->room * (size_t)comm->local;
+           aside->bytes + part <= aside->room * (size_t)comm->workers.local;
 }
 
 static lossynet_status gather_aside(struct lossynet_comm *comm) {
@@ -84,7 +84,7 @@ static lossynet_status gather_aside(struct lossynet_comm *comm) {
 lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
                                           size_t bytes) {
     struct lossynet_aside *aside = &comm->stats.aside;
-    const size_t part = bytes * (size_t)comm->local;
+    const size_t part = bytes * (size_t)comm->workers.local;
     if (!comm->transport || !fits(comm, part)) return lossynet_all_gather(comm, mine, all, bytes);
     memcpy(aside->mine + aside->bytes, mine, part);
     aside->item[aside->count++] = (struct lossynet_aside_item){all, part};
@@ -94,7 +94,7 @@ lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void
 
 lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,
                                     size_t bytes) {
-    const size_t part = bytes * (size_t)comm->local;
+    const size_t part = bytes * (size_t)comm->workers.local;
     if (comm->stats.aside.count && fits(comm, part)) {
         lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);
         return status ? status : gather_aside(comm);
@@ -115,7 +115,7 @@ lossynet_status lossynet_swap(struct lossynet_comm *comm, const void *out, const
 
 lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
                                size_t bytes) {
-    const size_t part = bytes * (size_t)comm->local;
+    const size_t part = bytes * (size_t)comm->workers.local;
     if (!comm->steps.skips) return lossynet_all_gather(comm, mine, all, bytes);
     if (!fits(comm, part)) {
         lossynet_log("a pulse of %zu bytes for each worker: expected at most %d beside the report",
@@ -140,14 +140,14 @@ static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step)
     }
     mine->network[LOSSYNET_PACE] = now[LOSSYNET_PACE];
     /* A late rank's count for nothing; they are of an earlier step. */
-    memset(comm->stats.gathered, 0, (size_t)comm->workers * sizeof *mine);
+    memset(comm->stats.gathered, 0, (size_t)comm->workers.count * sizeof *mine);
     return lossynet_all_gather_aside(comm, mine, comm->stats.gathered, sizeof *mine);
 }
 
 static void counters_end(const struct lossynet_comm *comm, struct lossynet_counters *out) {
     const struct lossynet_counters *all = comm->stats.gathered;
     *out = (struct lossynet_counters){0};
-    for (int w = 0; w < comm->workers; w++) {
+    for (int w = 0; w < comm->workers.count; w++) {
         for (int phase = 0; phase < 2; phase++) {
             out->expected[phase] += all[w].expected[phase];
             out->arrived[phase] += all[w].arrived[phase];
@@ -168,8 +168,8 @@ lossynet_status lossynet_step_counters(struct lossynet_comm *comm, uint64_t step
 }
 
 lossynet_status lossynet_lost_between(struct lossynet_comm *comm, float *lost) {
-    const size_t workers = (size_t)comm->workers, local = (size_t)comm->local;
-    float *mine = lost + (size_t)comm->first * workers;
+    const size_t workers = (size_t)comm->workers.count, local = (size_t)comm->workers.local;
+    float *mine = lost + (size_t)comm->workers.first * workers;
     lossynet_status status = gather_aside(comm);
     for (size_t i = 0; i < local * workers; i++) {
         const struct lossynet_total *total = &comm->arrivals.total[i];

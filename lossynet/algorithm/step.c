@@ -31,7 +31,7 @@ bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
 
 void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n,
                        uint8_t *mask) {
-    const int sender = comm->first + v;
+    const int sender = comm->workers.first + v;
     if (comm->feedback.unconfirmed.on && owner != sender)
         lossynet_unconfirmed_mask(comm, v, owner, n, mask);
     else if (!lossynet_has_gradient(comm, sender))
@@ -41,10 +41,10 @@ void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_
 /* Parameters of others that local workers did not receive in steps that were left out. */
 static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
     const struct lossynet_partition *partition = &comm->partition;
-    for (int v = 0; v < comm->local; v++) {
+    for (int v = 0; v < comm->workers.local; v++) {
         uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
-        for (int i = 0; i < partition->buckets * comm->workers; i++) {
-            if (i % comm->workers == comm->first + v) continue;
+        for (int i = 0; i < partition->buckets * comm->workers.count; i++) {
+            if (i % comm->workers.count == comm->workers.first + v) continue;
             for (size_t p = partition->shard_packet[i]; p < partition->shard_packet[i + 1]; p++)
                 age[p] = age[p] < UINT32_MAX - steps ? age[p] + (uint32_t)steps : UINT32_MAX;
         }
@@ -68,7 +68,7 @@ lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     comm->steps.turn = !comm->steps.turn;
     if (comm->transport) lossynet_transport_set_step(comm->transport, step);
     struct lossynet_counters *counters = comm->stats.counters[comm->steps.turn];
-    memset(counters, 0, (size_t)comm->local * sizeof *counters);
+    memset(counters, 0, (size_t)comm->workers.local * sizeof *counters);
     return LOSSYNET_OK;
 }
 
@@ -116,12 +116,14 @@ void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {
     const struct lossynet_part part = {
         .takes_part = true, .computes = !comm->steps.idle, .norm = norm, .lead = lead};
     if (!comm->arrivals.trace || !comm->steps.skips) return;
-    for (int v = 0; v < comm->local; v++) {
-        const size_t links = (size_t)v * comm->workers;
-        lossynet_loss_trace_part(comm->arrivals.trace, comm->steps.step, comm->first + v, &part);
+    for (int v = 0; v < comm->workers.local; v++) {
+        const size_t links = (size_t)v * comm->workers.count;
+        lossynet_loss_trace_part(comm->arrivals.trace, comm->steps.step, comm->workers.first + v,
+                                 &part);
         if (comm->feedback.unconfirmed.on)
-            lossynet_loss_trace_told(comm->arrivals.trace, comm->steps.step, comm->first + v,
-                                     comm->feedback.unconfirmed.told + links, comm->workers);
+            lossynet_loss_trace_told(comm->arrivals.trace, comm->steps.step,
+                                     comm->workers.first + v,
+                                     comm->feedback.unconfirmed.told + links, comm->workers.count);
     }
 }
 

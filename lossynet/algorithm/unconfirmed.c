@@ -36,7 +36,7 @@ static const struct lossynet_unconfirmed *of(const struct lossynet_comm *comm) {
 
 void lossynet_unconfirmed_open(struct lossynet_comm *comm) {
     struct lossynet_unconfirmed *u = &comm->feedback.unconfirmed;
-    const size_t links = (size_t)comm->local * (size_t)comm->workers;
+    const size_t links = (size_t)comm->workers.local * (size_t)comm->workers.count;
     const size_t packets = lossynet_links(comm, false);
     u->on = true;
     COMM_TAKE(comm, u->sent, links);
@@ -45,7 +45,7 @@ void lossynet_unconfirmed_open(struct lossynet_comm *comm) {
     COMM_TAKE(comm, u->own_tag, links);
     COMM_TAKE(comm, u->held, packets);
     COMM_TAKE(comm, u->held_apart, packets);
-    COMM_TAKE(comm, u->apart, (size_t)comm->local * comm->partition.elements);
+    COMM_TAKE(comm, u->apart, (size_t)comm->workers.local * comm->partition.elements);
 }
 
 void lossynet_unconfirmed_close(struct lossynet_comm *comm) {
@@ -64,14 +64,14 @@ static uint32_t now(const struct lossynet_comm *comm) { /* never 0 */
 }
 
 static size_t link_of(const struct lossynet_comm *comm, int v, int other) {
-    return (size_t)v * comm->workers + other;
+    return (size_t)v * comm->workers.count + other;
 }
 
 /* ---- sending ---- */
 
 /* Gradients in what local worker v sends: its own, if it has one, and those in its residual. */
 static unsigned gradients(const struct lossynet_comm *comm, int v, size_t packet) {
-    const unsigned own = lossynet_has_gradient(comm, comm->first + v);
+    const unsigned own = lossynet_has_gradient(comm, comm->workers.first + v);
     return own + of(comm)->held[packet];
 }
 
@@ -195,13 +195,13 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
 }
 
 void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors) {
-#pragma omp parallel for num_threads(comm->threads) schedule(static)
-    for (int v = 0; v < comm->local; v++) {
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
         struct lossynet_part part;
-        lossynet_replayed(comm, comm->first + v, &part);
+        lossynet_replayed(comm, comm->workers.first + v, &part);
         if (!part.takes_part) continue;
-        for (int owner = 0; owner < comm->workers; owner++)
-            if (owner != comm->first + v) keep_link(comm, v, owner, vectors[v]);
+        for (int owner = 0; owner < comm->workers.count; owner++)
+            if (owner != comm->workers.first + v) keep_link(comm, v, owner, vectors[v]);
     }
 }
 
@@ -210,7 +210,7 @@ void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors
 void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const bool has_error = lossynet_feedback_error(comm, v) != NULL;
-    for (int owner = 0; owner < comm->workers; owner++) {
+    for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n, at = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n), offset, count;
         for (int b = 0; b < partition->buckets; b++) {
             const size_t packets = lossynet_shard_packets(partition, b, owner);

@@ -2,9 +2,9 @@
  *
  * A link carries datagrams (wire.h) and knows nothing of what they mean. It may lose, reorder or
  * duplicate them. Phases, windows, repetition of what must arrive, time-outs and which datagram is
- * believed are decided once, for all links, by the engine:
+ * believed are decided once, for all links, by the transport:
  *
- *     progress.c   stream_*.c   control.c       who turns the crank; DATA; what must arrive
+ *     progress.c   send.c, recv.c   control.c   the loop; DATA; what must arrive
  *          |  send        ^  receive
  *          v              |
  *     mpi.c (reliable carrier)   udp.c   verbs.c (UD queue pairs)
@@ -36,15 +36,19 @@ struct lossynet_arrival { /* received: header and payload in one piece */
     int peer; /* the rank it came from by the link's own addresses; -1: a stranger */
 };
 
-struct lossynet_link {
-    const char *name;
+struct lossynet_link_features {
     bool reliable;       /* loses and repeats nothing, keeps order between two ranks (MPI) */
     bool multicast;      /* send to LOSSYNET_EVERYONE works, for all ranks */
     bool checks_payload; /* hardware drops what comes with another payload than was sent */
     size_t payload_most; /* bytes of payload that fit a datagram between any two ranks, the same on
                             all ranks, a multiple of 4 */
     int receive_queue;   /* datagrams of full size that this rank can hold before it looks at them;
-                            the engine lets peers have half as many on their way */
+                            the transport lets peers have half as many on their way */
+};
+
+struct lossynet_link {
+    const char *name;
+    struct lossynet_link_features features;
     size_t memory_bytes; /* that it holds */
 
     /* Hands over 1 ... LOSSYNET_BATCH datagrams for one rank. Headers and payloads may be reused

@@ -187,9 +187,9 @@ lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *sett
     mpi->slots = (int)slots(ranks, most);
     mpi->link = (struct lossynet_link){
         .name = "mpi",
-        .reliable = true,
-        .payload_most = most,
-        .receive_queue = 2 * (ranks - 1) * window(ranks, most),
+        .features.reliable = true,
+        .features.payload_most = most,
+        .features.receive_queue = 2 * (ranks - 1) * window(ranks, most),
         .memory_bytes = lossynet_link_mpi_memory(ranks, most),
         .send = link_send,
         .receive = link_receive,

@@ -74,7 +74,7 @@ static int take(struct link_udp *u, struct udp_socket *s, struct lossynet_arriva
 static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
     struct link_udp *u = (struct link_udp *)link;
     int n = take(u, &u->socket, arrivals, 0);
-    return link->multicast ? take(u, &u->group, arrivals, n) : n;
+    return link->features.multicast ? take(u, &u->group, arrivals, n) : n;
 }
 
 static int link_refused(struct lossynet_link *link) {
@@ -93,8 +93,8 @@ static void link_wait(struct lossynet_link *link, double seconds) {
                              {.fd = u->socket.fd, .events = POLLIN},
                              {.fd = u->group.fd, .events = POLLIN}};
     struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
-    if (!udp_empty(&u->socket) || (link->multicast && !udp_empty(&u->group))) return;
-    if (ppoll(poll, link->multicast ? 3 : 2, &t, NULL) <= 0) return;
+    if (!udp_empty(&u->socket) || (link->features.multicast && !udp_empty(&u->group))) return;
+    if (ppoll(poll, link->features.multicast ? 3 : 2, &t, NULL) <= 0) return;
     u->socket.errors |= (poll[1].revents & POLLERR) != 0;
     if (poll[0].revents) {
         uint64_t count;
@@ -112,7 +112,7 @@ static void link_wake(struct lossynet_link *link) {
 
 static uint64_t link_overruns(struct lossynet_link *link) {
     struct link_udp *u = (struct link_udp *)link;
-    return udp_overruns(&u->socket) + (link->multicast ? udp_overruns(&u->group) : 0);
+    return udp_overruns(&u->socket) + (link->features.multicast ? udp_overruns(&u->group) : 0);
 }
 
 static void link_close(struct lossynet_link *link) {
@@ -194,13 +194,13 @@ static lossynet_status try_multicast(struct link_udp *u,
     all[u->world.rank] = works;
     lossynet_status status = settings->share(settings->share_context, &u->world, all, 1);
     for (int r = 0; r < ranks; r++) works &= all[r];
-    u->link.multicast = works; /* link_wait looks at the group */
+    u->link.features.multicast = works; /* link_wait looks at the group */
     if (!status && works) {
         all[u->world.rank] = hear_everyone(u, settings->run);
         status = settings->share(settings->share_context, &u->world, all, 1);
         for (int r = 0; r < ranks; r++) works &= all[r];
     }
-    u->link.multicast = works;
+    u->link.features.multicast = works;
     if (!works && u->world.rank == 0)
         lossynet_log("multicast: the network does not carry multicast between all ranks; "
                      "parameters are sent to each rank");
@@ -241,9 +241,10 @@ static lossynet_status introduce(struct link_udp *u, const struct lossynet_link_
                      settings->payload_bytes, room, mtu);
         return LOSSYNET_INVALID;
     }
-    u->link.payload_most = room < LOSSYNET_PAYLOAD_DEFAULT ? room : LOSSYNET_PAYLOAD_DEFAULT;
-    if (settings->payload_bytes > u->link.payload_most)
-        u->link.payload_most = settings->payload_bytes;
+    u->link.features.payload_most =
+        room < LOSSYNET_PAYLOAD_DEFAULT ? room : LOSSYNET_PAYLOAD_DEFAULT;
+    if (settings->payload_bytes > u->link.features.payload_most)
+        u->link.features.payload_most = settings->payload_bytes;
     for (int r = 0; r < u->world.ranks; r++)
         peer_table_add(&u->table, address_hash(&u->address[r]), r);
     return LOSSYNET_OK;
@@ -291,8 +292,8 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
         return status;
     }
     /* The kernel counts about this much for a datagram. */
-    size_t packet = 2 * (u->link.payload_most + WIRE_HEADER_BYTES) + 1024;
-    u->link.receive_queue = (int)(u->socket.granted / packet);
+    size_t packet = 2 * (u->link.features.payload_most + WIRE_HEADER_BYTES) + 1024;
+    u->link.features.receive_queue = (int)(u->socket.granted / packet);
     prctl(PR_SET_TIMERSLACK, 1000); /* ns: sleeps that end in time */
     *out = &u->link;
     return LOSSYNET_OK;

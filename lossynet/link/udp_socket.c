@@ -147,24 +147,24 @@ size_t udp_socket_memory(void) {
 }
 
 static bool take_memory(struct udp_socket *s) {
-    s->incoming = lossynet_memory_take(LOSSYNET_BATCH, UDP_BUFFER_BYTES);
-    s->in = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in);
-    s->out = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->out);
-    s->in_part = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in_part);
-    s->out_part = lossynet_memory_take(2 * LOSSYNET_BATCH, sizeof *s->out_part);
-    s->from = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->from);
-    s->control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->control);
-    s->in_control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in_control);
-    if (!s->incoming || !s->in || !s->out || !s->in_part || !s->out_part || !s->from ||
-        !s->control || !s->in_control)
+    s->in.bytes = lossynet_memory_take(LOSSYNET_BATCH, UDP_BUFFER_BYTES);
+    s->in.headers = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.headers);
+    s->out.headers = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->out.headers);
+    s->in.parts = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.parts);
+    s->out.parts = lossynet_memory_take(2 * LOSSYNET_BATCH, sizeof *s->out.parts);
+    s->in.from = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.from);
+    s->out.control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->out.control);
+    s->in.control = lossynet_memory_take(LOSSYNET_BATCH, sizeof *s->in.control);
+    if (!s->in.bytes || !s->in.headers || !s->out.headers || !s->in.parts || !s->out.parts ||
+        !s->in.from || !s->out.control || !s->in.control)
         return false;
     for (int i = 0; i < LOSSYNET_BATCH; i++) {
-        s->in_part[i] =
-            (struct iovec){s->incoming + (size_t)i * UDP_BUFFER_BYTES, UDP_BUFFER_BYTES};
-        s->in[i].msg_hdr.msg_iov = &s->in_part[i];
-        s->in[i].msg_hdr.msg_iovlen = 1;
-        s->in[i].msg_hdr.msg_name = &s->from[i];
-        s->in[i].msg_hdr.msg_control = s->in_control[i];
+        s->in.parts[i] =
+            (struct iovec){s->in.bytes + (size_t)i * UDP_BUFFER_BYTES, UDP_BUFFER_BYTES};
+        s->in.headers[i].msg_hdr.msg_iov = &s->in.parts[i];
+        s->in.headers[i].msg_hdr.msg_iovlen = 1;
+        s->in.headers[i].msg_hdr.msg_name = &s->in.from[i];
+        s->in.headers[i].msg_hdr.msg_control = s->in.control[i];
     }
     return true;
 }
@@ -244,14 +244,14 @@ bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *inte
 
 void udp_socket_close(struct udp_socket *s) {
     if (s->fd >= 0) close(s->fd);
-    free(s->in_control);
-    free(s->control);
-    free(s->from);
-    free(s->out_part);
-    free(s->in_part);
-    free(s->out);
-    free(s->in);
-    free(s->incoming);
+    free(s->in.control);
+    free(s->out.control);
+    free(s->in.from);
+    free(s->out.parts);
+    free(s->in.parts);
+    free(s->out.headers);
+    free(s->in.headers);
+    free(s->in.bytes);
     *s = (struct udp_socket){.fd = -1};
 }
 
@@ -316,23 +316,25 @@ lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
 again:;
     int messages = 0;
     for (int i = 0; i < count; messages++) {
-        struct msghdr *m = &s->out[messages].msg_hdr;
+        struct msghdr *m = &s->out.headers[messages].msg_hdr;
         *m = (struct msghdr){.msg_name = (void *)&to->any, .msg_namelen = udp_address_bytes(to)};
-        i += fill_message(s, m, s->out_part + 2 * i, s->control[messages], batch + i, count - i);
+        i += fill_message(s, m, s->out.parts + 2 * i, s->out.control[messages], batch + i,
+                          count - i);
     }
     for (int sent = 0; sent < messages;) {
-        int n = sendmmsg(s->fd, s->out + sent, (unsigned)(messages - sent), 0);
+        int n = sendmmsg(s->fd, s->out.headers + sent, (unsigned)(messages - sent), 0);
         if (n > 0) {
             sent += n;
         } else if (errno == ECONNREFUSED && !s->errors) {
             s->errors = true; /* of an earlier datagram, maybe to another address: try again */
-        } else if (errno == EMSGSIZE && !is_segmented(&s->out[sent].msg_hdr) && !s->fragments) {
+        } else if (errno == EMSGSIZE && !is_segmented(&s->out.headers[sent].msg_hdr) &&
+                   !s->fragments) {
             lossynet_log("a path's MTU has become too small for a datagram of %zu bytes: from now "
                          "on it travels in fragments, and is lost with any of them; choose a "
                          "smaller packet size (packet_bytes) when you can",
-                         message_bytes(&s->out[sent].msg_hdr));
+                         message_bytes(&s->out.headers[sent].msg_hdr));
             allow_fragments(s, true); /* and try again */
-        } else if (is_segmented(&s->out[sent].msg_hdr) && s->segmentation &&
+        } else if (is_segmented(&s->out.headers[sent].msg_hdr) && s->segmentation &&
                    (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP || errno == EMSGSIZE)) {
             s->segmentation = false; /* the interface cannot; what left already comes twice */
             goto again;
@@ -346,7 +348,7 @@ again:;
 /* ---- receiving ---- */
 
 bool udp_empty(const struct udp_socket *s) {
-    return s->message >= s->messages;
+    return s->in.message >= s->in.messages;
 }
 
 /* Size of the datagrams that the kernel put into one message. */
@@ -362,31 +364,31 @@ static size_t segment_of(struct msghdr *m, size_t bytes) {
 
 static bool fetch(struct udp_socket *s) {
     for (int i = 0; i < LOSSYNET_BATCH; i++) {
-        s->in[i].msg_hdr.msg_namelen = sizeof *s->from;
-        s->in[i].msg_hdr.msg_controllen = sizeof *s->in_control;
+        s->in.headers[i].msg_hdr.msg_namelen = sizeof *s->in.from;
+        s->in.headers[i].msg_hdr.msg_controllen = sizeof *s->in.control;
     }
-    int n = recvmmsg(s->fd, s->in, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
+    int n = recvmmsg(s->fd, s->in.headers, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
     if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) { /* an error hides what has come */
         s->errors = true;
-        n = recvmmsg(s->fd, s->in, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
+        n = recvmmsg(s->fd, s->in.headers, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
     }
-    s->messages = n > 0 ? n : 0;
-    s->message = 0;
-    s->offset = 0;
+    s->in.messages = n > 0 ? n : 0;
+    s->in.message = 0;
+    s->in.offset = 0;
     return n > 0;
 }
 
 bool udp_receive(struct udp_socket *s, uint8_t **bytes, size_t *count, struct udp_address **from) {
     if (udp_empty(s) && !fetch(s)) return false;
-    struct mmsghdr *m = &s->in[s->message];
-    if (s->offset == 0) s->segment = segment_of(&m->msg_hdr, m->msg_len);
-    size_t left = m->msg_len - s->offset;
-    *bytes = s->in_part[s->message].iov_base;
-    *bytes += s->offset;
-    *count = left < s->segment ? left : s->segment;
-    *from = &s->from[s->message];
-    s->offset += *count;
-    if (s->offset >= m->msg_len) s->message++, s->offset = 0;
+    struct mmsghdr *m = &s->in.headers[s->in.message];
+    if (s->in.offset == 0) s->in.segment = segment_of(&m->msg_hdr, m->msg_len);
+    size_t left = m->msg_len - s->in.offset;
+    *bytes = s->in.parts[s->in.message].iov_base;
+    *bytes += s->in.offset;
+    *count = left < s->in.segment ? left : s->in.segment;
+    *from = &s->in.from[s->in.message];
+    s->in.offset += *count;
+    if (s->in.offset >= m->msg_len) s->in.message++, s->in.offset = 0;
     return true;
 }
 

@@ -43,6 +43,22 @@ lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface
 
 enum { UDP_BUFFER_BYTES = 65536 }; /* of an incoming message, which may hold many datagrams */
 
+struct udp_incoming {         /* messages that have come, of one or more datagrams each */
+    uint8_t *bytes;           /* [LOSSYNET_BATCH][UDP_BUFFER_BYTES] */
+    struct mmsghdr *headers;  /* [LOSSYNET_BATCH] */
+    struct iovec *parts;      /* [LOSSYNET_BATCH] */
+    struct udp_address *from; /* [LOSSYNET_BATCH] */
+    uint8_t (*control)[64];   /* [LOSSYNET_BATCH] */
+    int messages, message;    /* that are there; the one being handed out, */
+    size_t offset, segment;   /* from here on, in datagrams of this size */
+};
+
+struct udp_outgoing {
+    struct mmsghdr *headers; /* [LOSSYNET_BATCH] */
+    struct iovec *parts;     /* [2 * LOSSYNET_BATCH] */
+    uint8_t (*control)[64];  /* [LOSSYNET_BATCH] */
+};
+
 struct udp_socket {
     int fd;
     size_t granted;    /* receive buffer, as the kernel counts it */
@@ -50,13 +66,8 @@ struct udp_socket {
     bool errors;       /* the kernel has messages of other hosts for us */
     bool fragments;    /* the path's MTU has shrunk below our datagrams */
     int family, dscp;  /* traffic class of bulk datagrams */
-    uint8_t *incoming; /* [LOSSYNET_BATCH][UDP_BUFFER_BYTES] */
-    struct mmsghdr *in, *out;
-    struct iovec *in_part, *out_part;          /* [LOSSYNET_BATCH], [2 * LOSSYNET_BATCH] */
-    struct udp_address *from;                  /* [LOSSYNET_BATCH] */
-    uint8_t (*in_control)[64], (*control)[64]; /* [LOSSYNET_BATCH] */
-    int messages, message;                     /* that are there; the one being handed out, */
-    size_t offset, segment;                    /* from here on, in datagrams of this size */
+    struct udp_incoming in;
+    struct udp_outgoing out;
 };
 
 /* Binds to `address` and sets its port. On failure everything is released and a line logged. */

@@ -122,8 +122,8 @@ static bool test_round(struct link_verbs *v, bool *heard) {
         }
         int n = verbs_queue_receive(&v->queue);
         for (int i = 0; i < n; i++) {
-            int rank = find_sender(v, &v->queue.in[i]);
-            if (rank >= 0 && is_probe(v, &v->queue.in[i])) heard[rank] = true;
+            int rank = find_sender(v, &v->queue.rx.in[i]);
+            if (rank >= 0 && is_probe(v, &v->queue.rx.in[i])) heard[rank] = true;
         }
         missing = 0;
         for (int r = 0; r < ranks; r++) missing += !heard[r] && r != v->settings.world.rank;
@@ -169,8 +169,8 @@ static lossynet_status try_multicast(struct link_verbs *v, struct obstacle *all,
         status = agree(v, all, why, &bad);
         if (bad < 0) break;
     }
-    v->link.multicast = !status && bad < 0;
-    if (v->link.multicast) return LOSSYNET_OK;
+    v->link.features.multicast = !status && bad < 0;
+    if (v->link.features.multicast) return LOSSYNET_OK;
     verbs_queue_flush(&v->queue);
     leave(v);
     if (!status && v->settings.world.rank == 0)
@@ -186,10 +186,10 @@ static lossynet_status link_send(struct lossynet_link *link, int peer,
                                  const struct lossynet_datagram *batch, int count) {
     struct link_verbs *v = (struct link_verbs *)link;
     for (int i = 0; i < count; i++) {
-        if (batch[i].length <= link->payload_most) continue;
+        if (batch[i].length <= link->features.payload_most) continue;
         lossynet_log("rank %d, peer rank %d: a payload of %zu bytes: expected at most %zu, which "
                      "the path's MTU leaves",
-                     v->settings.world.rank, peer, batch[i].length, link->payload_most);
+                     v->settings.world.rank, peer, batch[i].length, link->features.payload_most);
         return LOSSYNET_INVALID;
     }
     bool all = peer == LOSSYNET_EVERYONE;
@@ -202,7 +202,7 @@ static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arr
     do {
         n = verbs_queue_receive(&v->queue);
         for (int i = 0; i < n; i++) {
-            const struct verbs_incoming *in = &v->queue.in[i];
+            const struct verbs_incoming *in = &v->queue.rx.in[i];
             int peer = find_sender(v, in);
             if (peer == v->settings.world.rank) continue; /* our own, by multicast */
             arrivals[count++] = (struct lossynet_arrival){in->bytes, in->count, peer};
@@ -292,10 +292,10 @@ static lossynet_status read_cards(struct link_verbs *v, const struct card *cards
         v->peers[r].lid = cards[r].lid;
         v->peers[r].address.qpn = cards[r].qpn;
     }
-    v->link.payload_most = (mtu - WIRE_HEADER_BYTES) / 4 * 4;
-    if (v->settings.payload_bytes <= v->link.payload_most) return LOSSYNET_OK;
+    v->link.features.payload_most = (mtu - WIRE_HEADER_BYTES) / 4 * 4;
+    if (v->settings.payload_bytes <= v->link.features.payload_most) return LOSSYNET_OK;
     lossynet_log("packets of %zu bytes: expected at most %zu, which the RDMA MTU of %zu leaves",
-                 v->settings.payload_bytes, v->link.payload_most, mtu);
+                 v->settings.payload_bytes, v->link.features.payload_most, mtu);
     return LOSSYNET_INVALID;
 }
 
@@ -375,7 +375,7 @@ lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *se
     if (!peer_table_open(&v->table, settings->world.ranks) || !v->peers) goto close_link;
     v->link = (struct lossynet_link){
         .name = "verbs",
-        .checks_payload = true, /* by the invariant CRC (IBA 7.8.1) */
+        .features.checks_payload = true, /* by the invariant CRC (IBA 7.8.1) */
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,
@@ -387,7 +387,7 @@ lossynet_status lossynet_link_verbs_open(const struct lossynet_link_settings *se
     };
     status = connect_ranks(v, open_queue(v), all, heard);
     if (status) goto close_link;
-    v->link.receive_queue = v->queue.receives;
+    v->link.features.receive_queue = v->queue.rx.size;
     v->link.memory_bytes = sizeof *v + ranks * sizeof *v->peers +
                            peer_table_memory(settings->world.ranks) + v->queue.memory_bytes;
     *out = &v->link;

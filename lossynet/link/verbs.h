@@ -81,37 +81,43 @@ struct verbs_incoming { /* a datagram that came */
 
 enum { VERBS_REGIONS = 64 };
 
-struct verbs_queue {
-    struct verbs_port port; /* open */
-    int rank;               /* for messages */
-    struct ibv_pd *pd;
-    struct ibv_comp_channel *channel;
-    struct ibv_cq *send_cq, *receive_cq;
-    struct ibv_qp *qp;
-    uint32_t qkey;
-    bool failed; /* said, and over */
-    size_t memory_bytes;
-
-    uint64_t posted, completed; /* sends; number i has staging slot i modulo sends */
+struct verbs_tx {
+    struct ibv_cq *cq;
+    uint64_t posted, completed; /* sends; number i has staging slot i modulo size */
     bool stuck;                 /* they do not complete: the port does not send */
-    unsigned sends;             /* size of the send queue */
-    size_t staging_slot;
-    uint8_t *staging; /* [sends][staging_slot]: header, and payload if it is copied */
-    struct ibv_mr *staging_mr;
+    unsigned size;              /* of the send queue */
+    size_t slot;                /* bytes */
+    uint8_t *staging;           /* [size][slot]: header, and payload if it is copied */
+    struct ibv_mr *mr;          /* of staging */
     struct verbs_region regions[VERBS_REGIONS];
     int region_count;
+};
 
-    int receives; /* size of the receive queue */
-    size_t slot;
-    uint8_t *slots; /* [receives][slot]: GRH, header, payload */
-    struct ibv_mr *slots_mr;
+struct verbs_rx {
+    struct ibv_cq *cq;
+    int size;                        /* of the receive queue */
+    size_t slot;                     /* bytes */
+    uint8_t *slots;                  /* [size][slot]: GRH, header, payload */
+    struct ibv_mr *mr;               /* of slots */
     int *spare, spares;              /* slots to post */
     int lent[LOSSYNET_BATCH], lents; /* slots that the caller looks at */
     struct ibv_wc wc[LOSSYNET_BATCH];
     int polled; /* in wc, by wait */
     struct verbs_incoming in[LOSSYNET_BATCH];
+};
 
-    bool armed; /* the channel will tell of the next completion */
+struct verbs_queue {
+    struct verbs_port port; /* open */
+    int rank;               /* for messages */
+    struct ibv_pd *pd;
+    struct ibv_comp_channel *channel;
+    struct ibv_qp *qp;
+    uint32_t qkey;
+    bool failed; /* said, and over */
+    size_t memory_bytes;
+    struct verbs_tx tx;
+    struct verbs_rx rx;
+    bool armed; /* the channel will tell of the next completion of a receive */
     int wake;
     uint64_t said; /* bit t: an event of type t was logged */
 };

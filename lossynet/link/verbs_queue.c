@@ -55,16 +55,16 @@ lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, cons
 /* ---- receiving ---- */
 
 static void refill(struct verbs_queue *q) {
-    while (q->spares > 0 && !q->failed) {
+    while (q->rx.spares > 0 && !q->failed) {
         struct ibv_recv_wr wr[LOSSYNET_BATCH], *bad;
         struct ibv_sge part[LOSSYNET_BATCH];
-        int n = q->spares < LOSSYNET_BATCH ? q->spares : LOSSYNET_BATCH;
+        int n = q->rx.spares < LOSSYNET_BATCH ? q->rx.spares : LOSSYNET_BATCH;
         for (int i = 0; i < n; i++) {
-            int slot = q->spare[--q->spares];
-            uint8_t *at = q->slots + (size_t)slot * q->slot + HEADER_AT - GRH_BYTES;
+            int slot = q->rx.spare[--q->rx.spares];
+            uint8_t *at = q->rx.slots + (size_t)slot * q->rx.slot + HEADER_AT - GRH_BYTES;
             part[i] = (struct ibv_sge){.addr = (uintptr_t)at,
-                                       .length = (uint32_t)(q->slot - HEADER_AT + GRH_BYTES),
-                                       .lkey = q->slots_mr->lkey};
+                                       .length = (uint32_t)(q->rx.slot - HEADER_AT + GRH_BYTES),
+                                       .lkey = q->rx.mr->lkey};
             wr[i] = (struct ibv_recv_wr){.wr_id = (uint64_t)slot,
                                          .next = i + 1 < n ? &wr[i + 1] : NULL,
                                          .sg_list = &part[i],
@@ -76,13 +76,13 @@ static void refill(struct verbs_queue *q) {
 }
 
 static int poll_receives(struct verbs_queue *q) {
-    int n = ibv_poll_cq(q->receive_cq, LOSSYNET_BATCH, q->wc);
+    int n = ibv_poll_cq(q->rx.cq, LOSSYNET_BATCH, q->rx.wc);
     if (n < 0) verbs_queue_broken(q, "ibv_poll_cq", "the completion queue has failed");
     return n > 0 ? n : 0;
 }
 
 static struct verbs_incoming look(const struct verbs_queue *q, const struct ibv_wc *wc) {
-    uint8_t *bytes = q->slots + wc->wr_id * q->slot + HEADER_AT;
+    uint8_t *bytes = q->rx.slots + wc->wr_id * q->rx.slot + HEADER_AT;
     const uint8_t *grh = bytes - GRH_BYTES;
     struct verbs_incoming in = {.bytes = bytes,
                                 .count = wc->byte_len > GRH_BYTES ? wc->byte_len - GRH_BYTES : 0,
@@ -99,17 +99,17 @@ static struct verbs_incoming look(const struct verbs_queue *q, const struct ibv_
 }
 
 int verbs_queue_receive(struct verbs_queue *q) {
-    while (q->lents > 0) q->spare[q->spares++] = q->lent[--q->lents];
-    if (q->spares >= REFILL) refill(q);
-    int n = q->polled ? q->polled : poll_receives(q), count = 0;
-    q->polled = 0;
+    while (q->rx.lents > 0) q->rx.spare[q->rx.spares++] = q->rx.lent[--q->rx.lents];
+    if (q->rx.spares >= REFILL) refill(q);
+    int n = q->rx.polled ? q->rx.polled : poll_receives(q), count = 0;
+    q->rx.polled = 0;
     if (n == 0) refill(q);
     for (int i = 0; i < n; i++) {
-        q->lent[q->lents++] = (int)q->wc[i].wr_id;
-        if (q->wc[i].status == IBV_WC_SUCCESS)
-            q->in[count++] = look(q, &q->wc[i]);
+        q->rx.lent[q->rx.lents++] = (int)q->rx.wc[i].wr_id;
+        if (q->rx.wc[i].status == IBV_WC_SUCCESS)
+            q->rx.in[count++] = look(q, &q->rx.wc[i]);
         else
-            verbs_queue_broken(q, "a receive failed", ibv_wc_status_str(q->wc[i].status));
+            verbs_queue_broken(q, "a receive failed", ibv_wc_status_str(q->rx.wc[i].status));
     }
     return count;
 }
@@ -146,15 +146,15 @@ static void take_events(struct verbs_queue *q) {
 }
 
 void verbs_queue_wait(struct verbs_queue *q, double seconds) {
-    if (q->polled || q->failed || seconds <= 0) return;
+    if (q->rx.polled || q->failed || seconds <= 0) return;
     refill(q);
     if (!q->armed) {
-        int code = ibv_req_notify_cq(q->receive_cq, 0);
+        int code = ibv_req_notify_cq(q->rx.cq, 0);
         if (code) verbs_queue_broken(q, "ibv_req_notify_cq", strerror(code));
         q->armed = true;
     }
-    q->polled = poll_receives(q); /* what came before it was armed tells nobody */
-    if (q->polled || q->failed) return;
+    q->rx.polled = poll_receives(q); /* what came before it was armed tells nobody */
+    if (q->rx.polled || q->failed) return;
     struct pollfd poll_for[3] = {{.fd = q->channel->fd, .events = POLLIN},
                                  {.fd = q->wake, .events = POLLIN},
                                  {.fd = q->port.context->async_fd, .events = POLLIN}};
@@ -203,8 +203,8 @@ void verbs_address_close(struct verbs_address *a) {
 static const struct verbs_region *find_region(const struct verbs_queue *q, const void *payload,
                                               size_t bytes) {
     const uint8_t *at = (const uint8_t *)payload;
-    for (int i = 0; i < q->region_count; i++) {
-        const struct verbs_region *r = &q->regions[i];
+    for (int i = 0; i < q->tx.region_count; i++) {
+        const struct verbs_region *r = &q->tx.regions[i];
         if (at >= r->start && bytes <= r->bytes && (size_t)(at - r->start) <= r->bytes - bytes)
             return r;
     }
@@ -214,28 +214,28 @@ static const struct verbs_region *find_region(const struct verbs_queue *q, const
 /* Takes the completions that are there. */
 static int poll_sends(struct verbs_queue *q) {
     struct ibv_wc wc[16];
-    int n = ibv_poll_cq(q->send_cq, 16, wc);
+    int n = ibv_poll_cq(q->tx.cq, 16, wc);
     for (int i = 0; i < n; i++) {
-        q->completed = wc[i].wr_id + 1; /* with all before it that have no completion */
+        q->tx.completed = wc[i].wr_id + 1; /* with all before it that have no completion */
         if (wc[i].status) verbs_queue_broken(q, "a send failed", ibv_wc_status_str(wc[i].status));
     }
     if (n < 0) verbs_queue_broken(q, "ibv_poll_cq", "the completion queue has failed");
-    if (n > 0) q->stuck = false;
+    if (n > 0) q->tx.stuck = false;
     return n;
 }
 
 /* Waits until all sends before number `until` have completed; false where they do not. */
 static bool await_sends(struct verbs_queue *q, uint64_t until) {
     double since = 0;
-    for (int idle = 0; q->completed < until && !q->failed;) {
+    for (int idle = 0; q->tx.completed < until && !q->failed;) {
         if (poll_sends(q)) {
             idle = 0;
             continue;
         }
-        if (q->stuck) return false;
+        if (q->tx.stuck) return false;
         if (++idle < SPINS) continue;
         if (idle == SPINS) since = lossynet_now();
-        q->stuck = lossynet_now() - since > STUCK;
+        q->tx.stuck = lossynet_now() - since > STUCK;
         sched_yield();
     }
     return !q->failed;
@@ -245,10 +245,10 @@ static bool await_sends(struct verbs_queue *q, uint64_t until) {
 static void fill_request(struct verbs_queue *q, const struct verbs_address *to, uint64_t number,
                          const struct lossynet_datagram *d, struct ibv_send_wr *wr,
                          struct ibv_sge *part) {
-    uint8_t *staging = q->staging + number % q->sends * q->staging_slot;
+    uint8_t *staging = q->tx.staging + number % q->tx.size * q->tx.slot;
     const struct verbs_region *region = d->length ? find_region(q, d->payload, d->length) : NULL;
     memcpy(staging, d->header, WIRE_HEADER_BYTES);
-    part[0] = (struct ibv_sge){(uintptr_t)staging, WIRE_HEADER_BYTES, q->staging_mr->lkey};
+    part[0] = (struct ibv_sge){(uintptr_t)staging, WIRE_HEADER_BYTES, q->tx.mr->lkey};
     if (region) {
         part[1] = (struct ibv_sge){(uintptr_t)d->payload, (uint32_t)d->length, region->mr->lkey};
     } else if (d->length) {
@@ -266,24 +266,24 @@ lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_addre
                                  const struct lossynet_datagram *batch, int count) {
     struct ibv_send_wr wr[LOSSYNET_BATCH], *bad;
     struct ibv_sge part[2 * LOSSYNET_BATCH];
-    uint64_t last = q->posted + (uint64_t)count;
+    uint64_t last = q->tx.posted + (uint64_t)count;
     if (q->failed) return LOSSYNET_LINK;
-    if (last > q->sends && !await_sends(q, last - q->sends))
+    if (last > q->tx.size && !await_sends(q, last - q->tx.size))
         return q->failed ? LOSSYNET_LINK : LOSSYNET_OK; /* lost */
     for (int i = 0; i < count; i++) {
-        fill_request(q, to, q->posted + (uint64_t)i, &batch[i], &wr[i], &part[2 * i]);
+        fill_request(q, to, q->tx.posted + (uint64_t)i, &batch[i], &wr[i], &part[2 * i]);
         wr[i].next = i + 1 < count ? &wr[i + 1] : NULL;
         if (i + 1 == count || (i + 1) % SIGNAL == 0) wr[i].send_flags = IBV_SEND_SIGNALED;
     }
     int code = ibv_post_send(q->qp, wr, &bad);
     if (code) return verbs_queue_broken(q, "ibv_post_send", strerror(code));
-    q->posted = last;
+    q->tx.posted = last;
     return LOSSYNET_OK;
 }
 
 /* What is stuck may leave with a payload that has changed: its checksum will not fit. */
 void verbs_queue_flush(struct verbs_queue *q) {
-    if (q->qp) await_sends(q, q->posted);
+    if (q->qp) await_sends(q, q->tx.posted);
 }
 
 static struct ibv_mr *make_region(struct verbs_queue *q, const void *memory, size_t bytes,
@@ -296,10 +296,11 @@ static struct ibv_mr *make_region(struct verbs_queue *q, const void *memory, siz
 
 bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes,
                           const struct lossynet_device_memory *device) {
-    if (q->region_count == VERBS_REGIONS || bytes == 0) return false;
+    if (q->tx.region_count == VERBS_REGIONS || bytes == 0) return false;
     struct ibv_mr *mr = make_region(q, memory, bytes, device);
     if (mr)
-        q->regions[q->region_count++] = (struct verbs_region){(const uint8_t *)memory, bytes, mr};
+        q->tx.regions[q->tx.region_count++] =
+            (struct verbs_region){(const uint8_t *)memory, bytes, mr};
     else if (device)
         lossynet_log("rank %d, RDMA port %s: cannot register %zu MB of a GPU's memory (%s), so "
                      "gradients go through the host's: this needs dma-buf or nvidia-peermem",
@@ -336,16 +337,17 @@ size_t verbs_queue_memory(size_t mtu) {
 }
 
 static lossynet_status take_memory(struct verbs_queue *q) {
-    size_t sending = q->sends * q->staging_slot, receiving = (size_t)q->receives * q->slot;
-    q->memory_bytes = memory(q->port.mtu, q->sends, q->receives);
-    q->staging = lossynet_memory_take(q->sends, q->staging_slot);
-    q->slots = lossynet_memory_take((size_t)q->receives, q->slot);
-    q->spare = lossynet_memory_take((size_t)q->receives, sizeof *q->spare);
-    if (!q->staging || !q->slots || !q->spare) return LOSSYNET_NO_MEMORY;
-    for (; q->spares < q->receives; q->spares++) q->spare[q->spares] = q->receives - 1 - q->spares;
-    q->staging_mr = ibv_reg_mr(q->pd, q->staging, sending, 0);
-    q->slots_mr = ibv_reg_mr(q->pd, q->slots, receiving, IBV_ACCESS_LOCAL_WRITE);
-    if (q->staging_mr && q->slots_mr) return LOSSYNET_OK;
+    size_t sending = q->tx.size * q->tx.slot, receiving = (size_t)q->rx.size * q->rx.slot;
+    q->memory_bytes = memory(q->port.mtu, q->tx.size, q->rx.size);
+    q->tx.staging = lossynet_memory_take(q->tx.size, q->tx.slot);
+    q->rx.slots = lossynet_memory_take((size_t)q->rx.size, q->rx.slot);
+    q->rx.spare = lossynet_memory_take((size_t)q->rx.size, sizeof *q->rx.spare);
+    if (!q->tx.staging || !q->rx.slots || !q->rx.spare) return LOSSYNET_NO_MEMORY;
+    for (; q->rx.spares < q->rx.size; q->rx.spares++)
+        q->rx.spare[q->rx.spares] = q->rx.size - 1 - q->rx.spares;
+    q->tx.mr = ibv_reg_mr(q->pd, q->tx.staging, sending, 0);
+    q->rx.mr = ibv_reg_mr(q->pd, q->rx.slots, receiving, IBV_ACCESS_LOCAL_WRITE);
+    if (q->tx.mr && q->rx.mr) return LOSSYNET_OK;
     lossynet_log("rank %d, RDMA port %s: cannot register %zu MB of buffers: %s: raise the limit of "
                  "locked memory (ulimit -l)",
                  q->rank, q->port.name, (sending + receiving) >> 20, strerror(errno));
@@ -377,10 +379,10 @@ lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
     int most = limits->max_qp_wr < limits->max_cqe ? limits->max_qp_wr : limits->max_cqe;
     q->qkey = qkey;
     q->wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    q->sends = most < SENDS ? (unsigned)most : SENDS;
-    q->receives = receives(q->port.mtu, most);
-    q->slot = slot_bytes(q->port.mtu);
-    q->staging_slot = staging_bytes(q->port.mtu);
+    q->tx.size = most < SENDS ? (unsigned)most : SENDS;
+    q->rx.size = receives(q->port.mtu, most);
+    q->rx.slot = slot_bytes(q->port.mtu);
+    q->tx.slot = staging_bytes(q->port.mtu);
     if (most < SENDS_LEAST || limits->max_sge < 2) {
         lossynet_log("RDMA port %s: queues of %d with %d parts: expected at least %d with 2",
                      q->port.name, most, limits->max_sge, SENDS_LEAST);
@@ -389,19 +391,19 @@ lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
     q->pd = ibv_alloc_pd(q->port.context);
     q->channel = ibv_create_comp_channel(q->port.context);
     if (q->channel) {
-        q->send_cq = ibv_create_cq(q->port.context, (int)q->sends, NULL, NULL, 0);
-        q->receive_cq = ibv_create_cq(q->port.context, q->receives, NULL, q->channel, 0);
+        q->tx.cq = ibv_create_cq(q->port.context, (int)q->tx.size, NULL, NULL, 0);
+        q->rx.cq = ibv_create_cq(q->port.context, q->rx.size, NULL, q->channel, 0);
     }
-    if (!q->pd || !q->channel || !q->send_cq || !q->receive_cq || q->wake < 0 ||
+    if (!q->pd || !q->channel || !q->tx.cq || !q->rx.cq || q->wake < 0 ||
         !unblock(q->channel->fd) || !unblock(q->port.context->async_fd))
         return verbs_queue_broken(q, "no completion queues", strerror(errno));
     lossynet_status status = take_memory(q);
     if (status) return status;
-    struct ibv_qp_init_attr create = {.send_cq = q->send_cq,
-                                      .recv_cq = q->receive_cq,
+    struct ibv_qp_init_attr create = {.send_cq = q->tx.cq,
+                                      .recv_cq = q->rx.cq,
                                       .qp_type = IBV_QPT_UD,
-                                      .cap = {.max_send_wr = q->sends,
-                                              .max_recv_wr = (uint32_t)q->receives,
+                                      .cap = {.max_send_wr = q->tx.size,
+                                              .max_recv_wr = (uint32_t)q->rx.size,
                                               .max_send_sge = 2,
                                               .max_recv_sge = 1}};
     q->qp = ibv_create_qp(q->pd, &create);
@@ -411,17 +413,17 @@ lossynet_status verbs_queue_open(struct verbs_queue *q, uint32_t qkey) {
 
 void verbs_queue_close(struct verbs_queue *q) {
     if (q->qp) ibv_destroy_qp(q->qp);
-    for (int i = 0; i < q->region_count; i++) ibv_dereg_mr(q->regions[i].mr);
-    if (q->slots_mr) ibv_dereg_mr(q->slots_mr);
-    if (q->staging_mr) ibv_dereg_mr(q->staging_mr);
-    if (q->receive_cq) ibv_destroy_cq(q->receive_cq);
-    if (q->send_cq) ibv_destroy_cq(q->send_cq);
+    for (int i = 0; i < q->tx.region_count; i++) ibv_dereg_mr(q->tx.regions[i].mr);
+    if (q->rx.mr) ibv_dereg_mr(q->rx.mr);
+    if (q->tx.mr) ibv_dereg_mr(q->tx.mr);
+    if (q->rx.cq) ibv_destroy_cq(q->rx.cq);
+    if (q->tx.cq) ibv_destroy_cq(q->tx.cq);
     if (q->channel) ibv_destroy_comp_channel(q->channel);
     if (q->pd) ibv_dealloc_pd(q->pd);
     if (q->wake > 0) close(q->wake);
-    free(q->spare);
-    free(q->slots);
-    free(q->staging);
+    free(q->rx.spare);
+    free(q->rx.slots);
+    free(q->tx.staging);
 }
 
 #endif

@@ -100,7 +100,7 @@ void lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
     for (int kind = 0; kind < 2; kind++) {
         struct lossynet_tx *tx = &p->tx[kind];
         if (!tx->done_waits || !lossynet_timer_is_due(t, p, &tx->done, now)) continue;
-        if (t->link->reliable) tx->done.since = HUGE_VAL;
+        if (t->link->features.reliable) tx->done.since = HUGE_VAL;
         lossynet_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
                               lossynet_is_group(t, kind) ? t->sender.group.sent : tx->sent);
     }
@@ -225,7 +225,7 @@ static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
  * when a second rank says it, or when the peer is silent from then on (progress.c). */
 static void take_abort(struct lossynet_transport *t, int peer) {
     struct lossynet_liveness *live = &t->peers[peer].live;
-    bool believed = t->link->reliable || t->session.secure;
+    bool believed = t->link->features.reliable || t->session.secure;
     int first = peer; /* the one that failed; others say ABORT because of it */
     if (live->aborted == 0) live->aborted = t->receiver.now;
     for (int r = 0; r < t->world.ranks; r++) {

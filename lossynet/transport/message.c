@@ -19,12 +19,12 @@ static const double OVERTAKEN = 3e-4; /* s, before a fragment that others overto
 static const double OVERTAKEN_SHARE = 1.25; /* or so many round trips */
 
 static size_t fragment(const struct lossynet_transport *t, size_t bytes, uint32_t n, size_t *at) {
-    *at = (size_t)n * t->fragment_bytes;
-    return bytes - *at < t->fragment_bytes ? bytes - *at : t->fragment_bytes;
+    *at = (size_t)n * t->session.fragment_bytes;
+    return bytes - *at < t->session.fragment_bytes ? bytes - *at : t->session.fragment_bytes;
 }
 
 static uint32_t fragments(const struct lossynet_transport *t, size_t bytes) {
-    const size_t one = t->fragment_bytes;
+    const size_t one = t->session.fragment_bytes;
     return bytes ? (uint32_t)((bytes + one - 1) / one) : 1;
 }
 
@@ -55,7 +55,7 @@ static void push(struct lossynet_transport *t, int peer, int which, double now) 
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_message *m = &p->message[which];
     if (!t->rounds[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) return;
-    const bool again = !t->link->reliable && lossynet_timer_is_over(t, &m->repeat, now);
+    const bool again = !t->link->features.reliable && lossynet_timer_is_over(t, &m->repeat, now);
     const bool listens = (int32_t)(m->in_round - t->rounds[which].begun) >= 0;
     const double timeout = fmin(m->repeat.pause, lossynet_timer_timeout(p));
     const double late = listens ? timeout : fmax(timeout, DEAF);
@@ -70,8 +70,8 @@ static void push(struct lossynet_transport *t, int peer, int which, double now) 
     for (uint32_t i = 0; i < most && n < LOSSYNET_BATCH; i++) {
         if (m->acked >> i & 1) continue;
         double *sent_at = &m->sent_at[(m->acked_before + i) % LOSSYNET_FRAGMENTS];
-        bool was_overtaken =
-            !t->link->reliable && i < 63 && m->acked >> (i + 1) && now - *sent_at > overtaken;
+        bool was_overtaken = !t->link->features.reliable && i < 63 && m->acked >> (i + 1) &&
+                             now - *sent_at > overtaken;
         bool is_late = *sent_at > 0 && again && now - *sent_at >= late;
         if (*sent_at > 0 && !was_overtaken && !is_late) continue;
         *sent_at = now;

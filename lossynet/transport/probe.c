@@ -124,7 +124,7 @@ static int receive(struct probe *p, lossynet_status *status) {
     const double now = lossynet_now(), since = now - p->said;
     for (int i = 0; i < n; i++) take(p, &arrivals[i], now);
     if ((int)p->unsaid >= p->window / ANSWERS || (p->unsaid && since > ANSWER) ||
-        (p->next && since > REPEAT && !p->link->reliable)) {
+        (p->next && since > REPEAT && !p->link->features.reliable)) {
         *status = put(p, p->from, 1, 0, 1);
         p->unsaid = 0;
         p->said = now;
@@ -139,7 +139,7 @@ static lossynet_status meet(struct probe *p) {
 }
 
 static bool may_send(struct probe *p, double now) {
-    if (!p->link->reliable && now > p->moved + STALL) {
+    if (!p->link->features.reliable && now > p->moved + STALL) {
         p->answered = p->sent;
         p->open = p->batch;
         p->moved = now;
@@ -269,10 +269,11 @@ lossynet_status lossynet_transport_probe(const struct lossynet_transport_setting
     status = link_open(&link, &p.link);
     if (status) return status;
     *link_name = p.link->name;
-    p.payload_bytes = settings->packet_bytes ? settings->packet_bytes : p.link->payload_most;
+    p.payload_bytes =
+        settings->packet_bytes ? settings->packet_bytes : p.link->features.payload_most;
     p.rate = settings->pace_gbps * 1e9 / 8;
-    p.window = p.link->receive_queue / 2;
-    if (p.link->reliable) p.window /= world->ranks - 1; /* answers need room too */
+    p.window = p.link->features.receive_queue / 2;
+    if (p.link->features.reliable) p.window /= world->ranks - 1; /* answers need room too */
     if (p.window > WINDOW_MOST) p.window = WINDOW_MOST;
     if (p.window < 2) p.window = 2;
     p.batch = p.window / 2 < LOSSYNET_BATCH ? p.window / 2 : LOSSYNET_BATCH;

@@ -91,7 +91,7 @@ static bool watch(struct lossynet_transport *t, double now) {
         }
         expecting = true;
         if (p->live.expected == 0) p->live.expected = now, p->live.probe_sends = !p->flow.blocked;
-        if (!t->link->reliable && !t->threads.closing) watch_peer(t, r, now);
+        if (!t->link->features.reliable && !t->threads.closing) watch_peer(t, r, now);
     }
     return expecting;
 }
@@ -158,7 +158,7 @@ static void *run(void *argument) {
 
 lossynet_status lossynet_progress_start(struct lossynet_transport *t) {
     struct lossynet_threads *threads = &t->threads;
-    if (t->link->reliable) return LOSSYNET_OK;
+    if (t->link->features.reliable) return LOSSYNET_OK;
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's */

@@ -106,10 +106,12 @@ struct lossynet_session { /* what all datagrams of a run have in common */
     struct lossynet_secure *secure; /* NULL: not encrypted */
     uint8_t *sealed;                /* [LOSSYNET_BATCH][payload_most], with secure */
     size_t payload_most;            /* with the trailer */
+    size_t fragment_bytes;          /* of a message, in one datagram */
     bool two_classes;               /* DATA has a class of its own */
     bool multicast;
     double peer_timeout;
-    int window; /* DATA that a peer may have on its way to us */
+    int window;    /* DATA that a peer may have on its way to us */
+    uint64_t step; /* the caller's, for lines of the log; atomic */
 };
 
 struct lossynet_sender {
@@ -177,14 +179,12 @@ struct lossynet_transport {
     struct lossynet_peer *peers; /* [R] */
     struct lossynet_phase_state phase[2];
     struct lossynet_rounds rounds[LOSSYNET_ROUND_KINDS];
-    size_t fragment_bytes; /* of a message */
     struct lossynet_deadline deadline;
     struct lossynet_sender sender;
     struct lossynet_receiver receiver;
     struct lossynet_pacing pacing;
     struct lossynet_threads threads;
     lossynet_status failed;
-    uint64_t step; /* the caller's, for messages; atomic */
 };
 
 static inline bool lossynet_is_group(const struct lossynet_transport *t, int kind) {
@@ -203,7 +203,7 @@ bool lossynet_session_verify(struct lossynet_transport *t, int peer, struct wire
 void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static inline uint64_t lossynet_session_step(const struct lossynet_transport *t) {
-    return __atomic_load_n(&t->step, __ATOMIC_RELAXED);
+    return __atomic_load_n(&t->session.step, __ATOMIC_RELAXED);
 }
 
 /* ---- timer.c: repeating what was not answered ---- */

@@ -28,7 +28,7 @@ static bool is_local(const struct lossynet_transport *t, int worker) {
 
 static bool fit(const struct lossynet_transport *t, uint8_t elements) {
     return elements == t->shape.elements ||
-           (elements == WIRE_DEVICE_FLOAT32 && t->link->checks_payload &&
+           (elements == WIRE_DEVICE_FLOAT32 && t->link->features.checks_payload &&
             t->shape.elements == WIRE_FLOAT32);
 }
 
@@ -164,7 +164,7 @@ static void check_complete(struct lossynet_transport *t, int kind, int peer) {
     struct lossynet_receiver *receiver = &t->receiver;
     struct lossynet_rx *rx = &p->rx[kind];
     if (rx->state == RX_OVER || phase->opened == phase->closed) return;
-    if (t->link->reliable) {
+    if (t->link->features.reliable) {
         check_reliable(t, peer, rx);
         return;
     }
@@ -196,7 +196,7 @@ static double patience(const struct lossynet_transport *t,
 }
 
 void lossynet_recv_check(struct lossynet_transport *t) {
-    if (t->link->reliable) return;
+    if (t->link->features.reliable) return;
     for (int kind = 0; kind < 2; kind++) {
         const struct lossynet_phase_state *phase = &t->phase[kind];
         for (int r = 0; r < t->world.ranks; r++) {
@@ -238,7 +238,8 @@ static bool bucket_is_over(const struct lossynet_transport *t, int kind, int buc
         if (t->peers[peer].rx[kind].state == RX_OVER || lossynet_deadline_excuses(t, peer, kind))
             continue;
         double passed = b->passed[i];
-        if (t->link->reliable || passed == 0 || receiver->empty - passed <= receiver->grace)
+        if (t->link->features.reliable || passed == 0 ||
+            receiver->empty - passed <= receiver->grace)
             return false;
     }
     return true;

@@ -161,7 +161,7 @@ bool lossynet_send_all_left(struct lossynet_transport *t, int phase) {
         const struct lossynet_tx *tx = &t->peers[r].tx[phase];
         if (r == t->world.rank) continue;
         if (!tx->complete && t->phase[phase].begun > 0) return false;
-        if (t->link->reliable && tx->done_waits) return false; /* MPI: all has arrived */
+        if (t->link->features.reliable && tx->done_waits) return false; /* MPI: all has arrived */
     }
     return true;
 }

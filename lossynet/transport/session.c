@@ -44,7 +44,7 @@ static void seal(struct lossynet_transport *t, struct lossynet_datagram *d, int 
         lossynet_secure_seal(session->secure, d->header, d->payload, d->length, out);
         d->payload = out;
         d->length = sealed;
-    } else if (!t->link->reliable) {
+    } else if (!t->link->features.reliable) {
         uint32_t crc = lossynet_crc32c(0, d->header, WIRE_HEADER_BYTES);
         if (!d->device) crc = lossynet_crc32c(crc, d->payload, d->length);
         wire_put(d->header + WIRE_CHECKSUM_AT, crc, 4);
@@ -62,10 +62,10 @@ void lossynet_session_send(struct lossynet_transport *t, int peer, struct lossyn
 
 static bool is_intact(const struct lossynet_transport *t, const struct wire_header *h,
                       uint8_t *datagram, size_t bytes) {
-    if (t->link->reliable) return true;
+    if (t->link->features.reliable) return true;
     wire_put(datagram + WIRE_CHECKSUM_AT, 0, 4);
-    bool header_alone =
-        t->link->checks_payload && h->type == WIRE_DATA && h->elements == WIRE_DEVICE_FLOAT32;
+    bool header_alone = t->link->features.checks_payload && h->type == WIRE_DATA &&
+                        h->elements == WIRE_DEVICE_FLOAT32;
     uint32_t crc = lossynet_crc32c(0, datagram, header_alone ? WIRE_HEADER_BYTES : bytes);
     wire_put(datagram + WIRE_CHECKSUM_AT, h->checksum, 4);
     return crc == h->checksum;

@@ -64,13 +64,13 @@ static lossynet_status introduce(struct lossynet_transport *t,
     session->two_classes = settings->dscp > 0;
     status = link_open(&link, &t->link);
     if (status) return status;
-    session->payload_most = t->link->payload_most;
-    session->multicast = settings->multicast && t->link->multicast;
+    session->payload_most = t->link->features.payload_most;
+    session->multicast = settings->multicast && t->link->features.multicast;
     size_t room = session->payload_most - trailer;
-    t->fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
+    t->session.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
 
     /* All peers together may fill half of the queue; the rest is for what is not counted. */
-    int window = t->link->receive_queue / 2 / (ranks - 1);
+    int window = t->link->features.receive_queue / 2 / (ranks - 1);
     session->window = window < WINDOW_MIN ? WINDOW_MIN : window > WINDOW_MAX ? WINDOW_MAX : window;
     status = share_hello(t, share, context, all, (struct hello){.window = session->window});
     for (int r = 0; r < ranks && !status; r++) t->peers[r].flow.window = (int)all[r].window;
@@ -104,7 +104,7 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         t->deadline.late_comes = settings->late_comes;
         t->deadline.pulses = settings->pulses > 0 ? (uint32_t)settings->pulses : 1;
         status = introduce(t, settings, link_open, share, share_context, all);
-        if (!status && t->link->reliable) t->deadline.on = false;
+        if (!status && t->link->features.reliable) t->deadline.on = false;
     }
     free(all);
     if (status)
@@ -177,13 +177,13 @@ struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_t
         .link_bytes = t->link->memory_bytes,
         .multicast = t->session.multicast,
         .threaded = t->threads.threaded,
-        .reliable = t->link->reliable,
-        .reads_devices = t->link->checks_payload,
+        .reliable = t->link->features.reliable,
+        .reads_devices = t->link->features.checks_payload,
     };
 }
 
 bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing) {
-    if (t->link->reliable) return false;
+    if (t->link->features.reliable) return false;
     lossynet_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) missing[r] = t->peers[r].live.missed;
     const bool failed = t->failed != LOSSYNET_OK;
@@ -206,7 +206,7 @@ void lossynet_transport_counters(struct lossynet_transport *t, uint64_t *events)
 }
 
 void lossynet_transport_set_step(struct lossynet_transport *t, uint64_t step) {
-    __atomic_store_n(&t->step, step, __ATOMIC_RELAXED); /* lossynet_session_step */
+    __atomic_store_n(&t->session.step, step, __ATOMIC_RELAXED); /* lossynet_session_step */
 }
 
 bool lossynet_transport_register(struct lossynet_transport *t, const void *memory, size_t bytes,

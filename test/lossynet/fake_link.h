@@ -58,8 +58,8 @@ static lossynet_status fake_open(const struct lossynet_link_settings *settings,
     (void)settings;
     fake.link = (struct lossynet_link){
         .name = "test",
-        .payload_most = 4096,
-        .receive_queue = 1000,
+        .features.payload_most = 4096,
+        .features.receive_queue = 1000,
         .send = fake_send,
         .receive = fake_receive,
         .wait = fake_wait,

@@ -206,7 +206,7 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
 /* The worker that owns an element. */
 static inline int owner_of(const struct lossynet_comm *comm, size_t element) {
     for (int b = 0; b < comm->partition.buckets; b++) {
-        for (int w = 0; w < comm->workers; w++) {
+        for (int w = 0; w < comm->workers.count; w++) {
             size_t offset, count;
             lossynet_shard(comm, w, b, &offset, &count);
             if (element >= offset && element < offset + count) return w;

@@ -161,10 +161,10 @@ static lossynet_status mail_open(const struct lossynet_link_settings *settings,
     mail->rank = settings->world.rank;
     mail->link = (struct lossynet_link){
         .name = "mail",
-        .reliable = true,
-        .checks_payload = true,
-        .payload_most = 4096,
-        .receive_queue = 64 * settings->world.ranks,
+        .features.reliable = true,
+        .features.checks_payload = true,
+        .features.payload_most = 4096,
+        .features.receive_queue = 64 * settings->world.ranks,
         .send = mail_send,
         .receive = mail_receive,
         .wait = mail_wait,
@@ -180,7 +180,7 @@ static lossynet_status mail_open(const struct lossynet_link_settings *settings,
 static lossynet_status post_office_open(const struct lossynet_link_settings *settings,
                                         struct lossynet_link **out) {
     lossynet_status status = mail_open(settings, out);
-    (*out)->reliable = false;
+    (*out)->features.reliable = false;
     return status;
 }
 

@@ -293,7 +293,7 @@ static void test_receive_from_a_device(void **state) {
     float **x = take_vectors(2, 290);
     const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     uint8_t bytes[WIRE_HEADER_BYTES + sizeof ones];
-    fake.link.checks_payload = true;
+    fake.link.features.checks_payload = true;
     lossynet_step_begin(comm, 5);
     assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
     struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, 0);

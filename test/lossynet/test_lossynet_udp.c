@@ -287,7 +287,7 @@ static void test_pace(void **state) {
 static lossynet_status open_multicast(const struct lossynet_link_settings *settings,
                                       struct lossynet_link **out) {
     lossynet_status status = lossynet_link_udp_open(settings, out);
-    if (!status && !(*out)->multicast) atomic_store(&post.cut, true);
+    if (!status && !(*out)->features.multicast) atomic_store(&post.cut, true);
     return status;
 }
 

@@ -1,4 +1,4 @@
-"""dev/check_layers.py finds an include, and a call, that runs upward."""
+"""dev/check_layers.py finds an include and a call that run upward, and a struct that is too long."""
 import shutil
 import subprocess
 import sys
@@ -54,3 +54,21 @@ def test_planted_call(copy):
     assert done.returncode == 1
     assert done.stdout == ("lossynet/transport/planted.c calls lossynet_broadcast_end of "
                            "lossynet/algorithm/parameter.c: transport must not know it\n")
+
+
+def test_planted_struct(copy):
+    header = copy / "lossynet/loss/loss.h"
+    text = header.read_text(encoding="utf-8")
+    four = "    int a, *b; /* c; d */\n    void (*e)(int f, int g);\n    struct { int h, i; } j;\n"
+
+    def plant(more):
+        names = ", ".join(f"k{i}[2]" for i in range(more))
+        header.write_text(f"{text}struct planted {{\n{four}    int {names};\n}};\n",
+                          encoding="utf-8")
+        return check(copy, copy / "build")
+
+    assert plant(11).stdout == ""
+    done = plant(12)
+    assert done.returncode == 1
+    assert done.stdout == ("lossynet/loss/loss.h: struct planted has 16 members: expected at most "
+                           "15; group those that belong together\n")

@@ -197,15 +197,15 @@ static void test_all_sizes(void **state) {
     (void)state;
     struct lossynet_link *link = ranks[0].link;
     assert_string_equal(link->name, "verbs");
-    assert_false(link->reliable);
-    assert_int_equal(link->payload_most, 4096 - WIRE_HEADER_BYTES);
-    assert_true(link->receive_queue >= 4096);
-    assert_true(link->memory_bytes > (size_t)link->receive_queue * 4096);
+    assert_false(link->features.reliable);
+    assert_int_equal(link->features.payload_most, 4096 - WIRE_HEADER_BYTES);
+    assert_true(link->features.receive_queue >= 4096);
+    assert_true(link->memory_bytes > (size_t)link->features.receive_queue * 4096);
     assert_true(link->memory_bytes <= lossynet_link_verbs_memory(RANKS, 0));
     static uint8_t payload[2 * 4096], registered[2 * 4096];
     for (int r = 0; r < RANKS; r++)
         assert_true(ranks[r].link->register_memory(ranks[r].link, registered, 2 * 4096, NULL));
-    for (size_t length = 0; length <= link->payload_most; length += length < 16 ? 1 : 331)
+    for (size_t length = 0; length <= link->features.payload_most; length += length < 16 ? 1 : 331)
         for (int pair = 0; pair < RANKS * RANKS; pair++) {
             int from = pair / RANKS, to = pair % RANKS;
             if (from == to || (length > 4 && pair % 5 != 1)) continue;
@@ -213,9 +213,10 @@ static void test_all_sizes(void **state) {
             assert_delivers(from, to, registered + length % 7, length);
         }
     for (int r = 1; r < RANKS; r++) {
-        assert_delivers(0, r, payload, link->payload_most);
-        assert_delivers(r, 0, registered, link->payload_most);
-        assert_delivers(0, r, registered + 2 * 4096 - link->payload_most, link->payload_most);
+        assert_delivers(0, r, payload, link->features.payload_most);
+        assert_delivers(r, 0, registered, link->features.payload_most);
+        assert_delivers(0, r, registered + 2 * 4096 - link->features.payload_most,
+                        link->features.payload_most);
     }
     for (int r = 0; r < RANKS; r++) assert_int_equal(drain(r), 0);
 }
@@ -262,13 +263,13 @@ static void test_larger_than_the_path(void **state) {
     static uint8_t payload[8192];
     struct lossynet_link *link = ranks[0].link;
     struct lossynet_datagram batch[2] = {make(payload, 64, 1), make(payload, 64, 2)};
-    batch[1].length = link->payload_most + 4;
+    batch[1].length = link->features.payload_most + 4;
     capture_begin();
     lossynet_status status = link->send(link, 1, batch, 2);
     assert_message(capture_end(), "a payload of 4072 bytes: expected at most 4068");
     assert_int_equal(status, LOSSYNET_INVALID);
     assert_int_equal(drain(1), 0); /* nothing of the batch was sent */
-    assert_delivers(0, 1, payload, link->payload_most);
+    assert_delivers(0, 1, payload, link->features.payload_most);
 }
 
 /* The class of the next datagram that an interface sees: its IP header's DSCP. */
@@ -347,7 +348,7 @@ static void test_overrun(void **state) {
     static uint8_t payload[LOSSYNET_BATCH];
     struct lossynet_datagram batch[LOSSYNET_BATCH];
     struct lossynet_link *link = ranks[1].link;
-    int queue = ranks[0].link->receive_queue, sent = 0;
+    int queue = ranks[0].link->features.receive_queue, sent = 0;
     for (int i = 0; i < LOSSYNET_BATCH; i++) batch[i] = make(payload, 8, (uint32_t)i);
     assert_int_equal(drain(0), 0); /* and all its buffers are posted */
     for (; sent < queue + MORE; sent += LOSSYNET_BATCH)
@@ -440,7 +441,7 @@ static void test_multicast(void **state) {
     static uint8_t payload[LOSSYNET_BATCH][2000];
     struct lossynet_datagram batch[LOSSYNET_BATCH];
     struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-    for (int r = 0; r < RANKS; r++) assert_true(ranks[r].link->multicast);
+    for (int r = 0; r < RANKS; r++) assert_true(ranks[r].link->features.multicast);
     for (int from = 0; from < RANKS; from++) {
         struct lossynet_link *link = ranks[from].link;
         for (int i = 0; i < LOSSYNET_BATCH; i++) batch[i] = make(payload[i], 2000, (uint32_t)i);
@@ -501,7 +502,7 @@ static void test_multicast_that_does_not_work(void **state) {
     assert_message(said, "multicast does not work over RDMA (rank 3: does not hear every rank)");
     for (int r = 0; r < RANKS; r++) {
         assert_int_equal(ranks[r].status, LOSSYNET_OK);
-        assert_false(ranks[r].link->multicast);
+        assert_false(ranks[r].link->features.multicast);
     }
     assert_delivers(0, 3, payload, 64);
     close_all();
