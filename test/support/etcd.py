@@ -1,10 +1,13 @@
 """An etcd of a test's own, on loopback or on a host of namespaces (dev/testbed)."""
+import base64
+import json
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
 
 import pytest
 
@@ -48,6 +51,23 @@ class Etcd:
     def answers(self):
         return subprocess.run([*self.shell, sys.executable, "-c", ASK, f"http://{self.address}:{self.port}"],
                               check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+    def ask(self, path, body):
+        """The answer of its JSON gateway; on loopback."""
+        request = urllib.request.Request(f"http://{self.address}:{self.port}{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+    def leases(self, run):
+        """Of the processes that are registered."""
+        first, end = (base64.b64encode(f"{run}/member{c}".encode()).decode() for c in "/0")
+        found = self.ask("/v3/kv/range", {"key": first, "range_end": end})
+        return {entry["lease"] for entry in found.get("kvs", [])}
+
+    def lapse(self, run):
+        """Ends them, as after a long silence."""
+        for lease in self.leases(run):
+            self.ask("/v3/lease/revoke", {"ID": lease})
 
     def pause(self):
         self.process.send_signal(signal.SIGSTOP)

@@ -181,12 +181,18 @@ def test_a_rank_that_was_stopped_comes_back(ranks):
     assert contiguous(run3.log())
 
 
-def test_a_store_that_is_away(ranks, etcd):
-    """Training does not notice. Only where somebody dies meanwhile, the others stand still until
-    the store is back, and say so."""
+def test_a_store_that_is_away(ranks, etcd, tmp_path):
+    """Training does not notice, also where registrations have lapsed: they are made again. Only where
+    somebody dies meanwhile, the others stand still until the store is back, and say so."""
     run3 = ranks(3)
     run3.wait_steps(5)
     views = len(run3.views())
+    before = etcd.leases(tmp_path.name)
+    assert len(before) == 3
+    etcd.lapse(tmp_path.name)
+    run3.wait(lambda: len(etcd.leases(tmp_path.name) - before) == 3)
+    run3.wait_steps(5)
+    assert len(run3.views()) == views
     etcd.pause()
     try:
         time.sleep(6)  # longer than a registration holds
