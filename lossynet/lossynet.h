@@ -61,12 +61,19 @@ lossynet_status lossynet_rendezvous_open(const char *address, int rank, int rank
 /* The same for ranks that meet again and again, in other numbers: one meeting. */
 struct lossynet_meeting {
     const char *address; /* of rank 0, "HOST:PORT" */
-    int listener;   /* rank 0's socket, that listens there; -1: it is opened for this meeting */
+    /* Rank 0's socket, that listens there. On other ranks, any number from 0 on: rank 0 listens since
+     * before the meeting, so that it has ended where its host refuses the connection. -1: rank 0
+     * opens one for this meeting. */
+    int listener;
     uint64_t epoch; /* of the meeting. Who comes for an earlier one is sent away, who comes for
                             a later one is told to come again. */
     int rank, ranks;
     double seconds;
     bool *missing; /* [ranks] or NULL; out, where ranks did not meet: those that this one missed */
+    /* NULL, or on rank 0, asked again and again while it waits: sets ended[r] of the ranks that will
+     * not come, so that it does not wait any longer. */
+    void (*find_ended)(void *context, bool *ended);
+    void *context; /* of find_ended */
 };
 
 /* Listens at `address`, with port 0 at any free port. *listener: a socket that the caller closes;

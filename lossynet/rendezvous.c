@@ -28,6 +28,7 @@
 static const uint64_t MAGIC = 0x6c6f737379310002; /* "lossy1", version 2 */
 static const uint64_t EARLY = 0x6c6f7373794e4f54; /* in a seat: this meeting has not begun yet */
 static const double GREETING_SECONDS = 2; /* a stranger that says nothing is not waited for */
+static const double ENDED_SECONDS = 0.2;  /* between questions who has ended */
 
 struct greeting {
     uint64_t magic;
@@ -205,8 +206,24 @@ static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
     return LOSSYNET_OK;
 }
 
-static lossynet_status gather(struct rendezvous *r, int listener, double seconds) {
-    const double end = lossynet_now() + seconds;
+/* Looks for ranks that have ended before they came. Returns the last, or 0; they are in m->missing
+ * then. */
+static int find_ended(const struct rendezvous *r, const struct lossynet_meeting *m) {
+    int found = 0;
+    memset(m->missing, 0, (size_t)r->ranks * sizeof *m->missing);
+    m->find_ended(m->context, m->missing);
+    for (int rank = 0; rank < r->ranks; rank++) {
+        m->missing[rank] &= rank > 0 && r->peer[rank] < 0;
+        if (m->missing[rank]) found = rank;
+    }
+    return found;
+}
+
+/* Takes the connections of all others; where some do not come, they are in m->missing. */
+static lossynet_status gather(struct rendezvous *r, int listener,
+                              const struct lossynet_meeting *m) {
+    const double end = lossynet_now() + m->seconds;
+    double ask = m->find_ended && m->missing ? lossynet_now() + ENDED_SECONDS : end;
     lossynet_status status = LOSSYNET_OK;
     for (int missing = r->ranks - 1; missing > 0 && status == LOSSYNET_OK;) {
         struct pollfd waiting = {.fd = listener, .events = POLLIN};
@@ -214,12 +231,23 @@ static lossynet_status gather(struct rendezvous *r, int listener, double seconds
         if (left <= 0) {
             lossynet_log("rendezvous: %d of %d ranks have not come in %g s: expected them to be "
                          "started with the same address",
-                         missing, r->ranks, seconds);
+                         missing, r->ranks, m->seconds);
+            for (int rank = 1; m->missing && rank < r->ranks; rank++)
+                m->missing[rank] = r->peer[rank] < 0;
             return LOSSYNET_LINK;
         }
-        if (poll(&waiting, 1, (int)(left * 1000) + 1) <= 0) continue;
+        if (lossynet_now() >= ask) {
+            const int ended = find_ended(r, m);
+            if (ended) {
+                lossynet_log("rendezvous: rank %d has ended and does not come", ended);
+                return LOSSYNET_LINK;
+            }
+            ask = lossynet_now() + ENDED_SECONDS;
+        }
+        const double wait = fmax(fmin(end, ask) - lossynet_now(), 0);
+        if (poll(&waiting, 1, (int)(wait * 1000) + 1) <= 0) continue;
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd >= 0) status = admit(r, fd, seconds);
+        if (fd >= 0) status = admit(r, fd, m->seconds);
         missing = 0;
         for (int rank = 1; rank < r->ranks; rank++) missing += r->peer[rank] < 0;
     }
@@ -266,9 +294,8 @@ static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_
                                     struct seat *seat) {
     int listener = m->listener >= 0 ? m->listener : listen_at(m->address);
     if (listener < 0) return LOSSYNET_LINK;
-    lossynet_status status = gather(r, listener, m->seconds);
+    lossynet_status status = gather(r, listener, m);
     if (listener != m->listener) close(listener);
-    for (int rank = 1; m->missing && rank < r->ranks; rank++) m->missing[rank] = r->peer[rank] < 0;
     if (status) return status;
     struct host *host = lossynet_memory_take((size_t)r->ranks, sizeof *host);
     if (!host) {
@@ -289,8 +316,8 @@ static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_
 
 /* ---- the others ---- */
 
-/* Tries again until rank 0 listens. */
-static int connect_to(const struct addrinfo *found, double seconds) {
+/* Tries again until rank 0 listens; not where it is refused, if rank 0 listened before. */
+static int connect_to(const struct addrinfo *found, bool listened, double seconds) {
     const struct timespec pause = {0, 50000000};
     const double end = lossynet_now() + seconds;
     for (const struct addrinfo *to = found;; to = to->ai_next ? to->ai_next : found) {
@@ -303,6 +330,7 @@ static int connect_to(const struct addrinfo *found, double seconds) {
         close(fd);
         errno = failure;
         if (lossynet_now() >= end) return -1;
+        if (listened && failure == ECONNREFUSED && !found->ai_next) return -1;
         nanosleep(&pause, NULL);
     }
 }
@@ -312,11 +340,15 @@ static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting
                              const struct addrinfo *found, double seconds, struct seat *seat) {
     const struct greeting hello = {
         .magic = MAGIC, .rank = m->rank, .ranks = r->ranks, .epoch = r->epoch};
-    int fd = r->peer[0] = connect_to(found, seconds);
+    int fd = r->peer[0] = connect_to(found, m->listener >= 0, seconds);
     if (fd < 0) {
-        lossynet_log("rendezvous '%s': rank %d reaches nobody in %g s: %s: expected rank 0 to "
-                     "listen there",
-                     m->address, m->rank, m->seconds, strerror(errno));
+        if (m->listener >= 0 && errno == ECONNREFUSED)
+            lossynet_log("rendezvous '%s': rank 0 has ended: its host refuses rank %d's connection",
+                         m->address, m->rank);
+        else
+            lossynet_log("rendezvous '%s': rank %d reaches nobody in %g s: %s: expected rank 0 to "
+                         "listen there",
+                         m->address, m->rank, m->seconds, strerror(errno));
         if (m->missing) m->missing[0] = true;
         return LOSSYNET_LINK;
     }

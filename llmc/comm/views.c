@@ -103,6 +103,10 @@ static void name_member(char *list, size_t room, const struct member *m) {
         snprintf(list + used, room - used, "%s%s:%d", used ? ", " : "", m->host, m->pid);
 }
 
+static void find_ended(void *context, bool *ended) {
+    membership_find_ended((const struct membership *)context, ended);
+}
+
 /* Meets the ranks of the membership's present view, or of a later one where some do not come. */
 static int meet(struct views *v) {
     for (;;) {
@@ -117,7 +121,9 @@ static int meet(struct views *v) {
                                                  .ranks = ranks,
                                                  .seconds = view->self == 0 ? ROOT_SECONDS
                                                                             : OTHERS_SECONDS,
-                                                 .missing = missing};
+                                                 .missing = missing,
+                                                 .find_ended = find_ended,
+                                                 .context = v->membership};
         v->epoch = view->epoch;
         v->entered = v->share_failed = false;
         log_rank = ranks > 1 ? view->self : -1;

@@ -317,18 +317,20 @@ enum store_status agreement_dissolve(struct agreement *a) {
     return status;
 }
 
-/* Leaving: marks as missing whose process has ended, as its host says. Where several die at once, a
- * rank may have noticed one of them only. Returns 0, or -1 after reporting. */
-static int miss_ended(struct agreement *a) {
+void agreement_find_ended(const struct agreement *a, bool *ended) {
     const size_t members = (size_t)a->view.members;
-    if (!a->missing) return 0;
     enum reached *reached = (enum reached *)calloc(members, sizeof *reached);
-    if (!reached) return log_out_of_memory("missing members", (double)members);
+    if (!reached) return; /* then nobody is found; the caller waits for longer */
     a->set.reach(a->set.context, a->view.member, a->view.members, reached);
     for (int r = 0; r < a->view.members; r++)
-        a->missing[r] |= reached[r] == REACHED_REFUSED && r != a->view.self;
+        if (reached[r] == REACHED_REFUSED && r != a->view.self) ended[r] = true;
     free(reached);
-    return 0;
+}
+
+static bool knows_who(const struct agreement *a) {
+    for (int r = 0; a->missing && r < a->view.members; r++)
+        if (a->missing[r]) return true;
+    return !a->missing;
 }
 
 /* Proposes the view after the room's: without missing[], with who waits, if those are at least
@@ -362,6 +364,7 @@ int agreement_leave(struct agreement *a, double now, const bool *missing) {
         for (int r = 0; r < a->view.members; r++) a->missing[r] = missing[r] && r != a->view.self;
     }
     a->state = AGREEMENT_LEAVING;
+    a->asked = false;
     a->began = now;
     return 0;
 }
@@ -393,8 +396,12 @@ static enum agreement_result step_leaving(struct agreement *a, const struct room
         left_out(a, now);
         return AGREEMENT_WAIT;
     }
+    if (!a->asked && !knows_who(a)) agreement_find_ended(a, a->missing);
+    a->asked = true;
     if (now < a->began + view_patience(&a->view, a->missing)) return AGREEMENT_WAIT;
-    return miss_ended(a) ? AGREEMENT_FAILED : propose(a, room, a->missing, 0, now);
+    /* Where several die at once, a rank may have noticed one of them only. */
+    if (a->missing) agreement_find_ended(a, a->missing);
+    return propose(a, room, a->missing, 0, now);
 }
 
 /* ---- coming from outside ---- */

@@ -71,6 +71,7 @@ struct agreement {
     struct view view;            /* inside and leaving; as it was, outside */
     bool *missing;               /* leaving */
     double began;                /* leaving since */
+    bool asked;                  /* leaving, and not knowing who is missing: who has ended */
     int64_t lease;               /* 0: not registered, as far as known */
     double taken, pause, resume; /* when it was taken in; seconds; outside: not registered before */
     double look;                 /* when the store is asked next while inside */
@@ -94,6 +95,10 @@ enum agreement_result agreement_compare(struct agreement *a, const char *version
 /* Inside: leaves the view, for good, without missing[rank] (NULL: nobody is missing). Returns 0, or
  * -1 after reporting. */
 int agreement_leave(struct agreement *a, double now, const bool *missing);
+
+/* Inside and leaving: sets ended[rank] of the view's members whose process has ended, as its host says;
+ * never this one's. */
+void agreement_find_ended(const struct agreement *a, bool *ended);
 
 /* Outside and leaving: one attempt to come into a view, some requests to the store. */
 enum agreement_result agreement_step(struct agreement *a, double now);

@@ -191,6 +191,10 @@ bool membership_has_changed(const struct membership *m) {
     return atomic_load(&m->changed);
 }
 
+void membership_find_ended(const struct membership *m, bool *ended) {
+    agreement_find_ended(&m->agreement, ended);
+}
+
 /* ---- beginning and end ---- */
 
 static void describe_self(const struct membership *m, int port, struct member *self) {

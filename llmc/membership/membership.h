@@ -67,6 +67,10 @@ int membership_next_view(struct membership *m, const bool *missing);
  * then leave the comm after the same step. At most about a second old. Never blocks. */
 bool membership_has_changed(const struct membership *m);
 
+/* Sets ended[rank] of the ranks of the present view whose process has ended, as its host says; it says
+ * so where nobody listens at the member's address. Takes up to half a second. */
+void membership_find_ended(const struct membership *m, bool *ended);
+
 /* Ends the present view, whose members all stop together: the run is not complete, and may begin
  * again, from a checkpoint and with other options. Returns 0, or -1. */
 int membership_dissolve(struct membership *m);

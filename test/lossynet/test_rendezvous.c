@@ -309,6 +309,39 @@ static void who_does_not_come_is_named(void **state) {
     assert_true(other.missing[0]);
 }
 
+/* Only who has ended by the time at which rank 0 asks for the second time. */
+static void rank_1_ends(void *context, bool *ended) {
+    int *asked = context;
+    ended[0] = true; /* it is there itself */
+    ended[1] = ++*asked > 1;
+}
+
+/* Nobody waits for who has ended, for as long as this test is allowed to take. */
+static void who_has_ended_is_not_waited_for(void **state) {
+    (void)state;
+    const double LONG = 1e5;
+    int listener, port, asked = 0;
+    struct comer root, other;
+    assert_int_equal(lossynet_rendezvous_listen("127.0.0.1:0", &listener, &port), LOSSYNET_OK);
+    snprintf(address, sizeof address, "127.0.0.1:%d", port);
+    send_comer(&other, listener, 1, 2, 4, LONG);
+    root = (struct comer){
+        .meeting = {address, listener, 1, 0, 4, LONG, root.missing, rank_1_ends, &asked}};
+    come(&root);
+    pthread_join(other.thread, NULL);
+    assert_int_equal(root.met, LOSSYNET_LINK);
+    assert_int_equal(asked, 2);
+    assert_true(!root.missing[0] && root.missing[1] && !root.missing[2] && !root.missing[3]);
+    assert_said("rank 1 has ended");
+    close(listener); /* rank 0 has ended */
+    other =
+        (struct comer){.meeting = {address, listener, 2, 1, 2, LONG, other.missing, NULL, NULL}};
+    come(&other);
+    assert_int_equal(other.met, LOSSYNET_LINK);
+    assert_true(other.missing[0]);
+    assert_said("rank 0 has ended");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(ranks_meet_and_share, begin),
@@ -321,6 +354,7 @@ int main(void) {
         cmocka_unit_test_setup(a_stranger_is_not_counted, begin),
         cmocka_unit_test_setup(meetings_do_not_mix, begin),
         cmocka_unit_test_setup(who_does_not_come_is_named, begin),
+        cmocka_unit_test_setup(who_has_ended_is_not_waited_for, begin),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
