@@ -139,8 +139,8 @@ struct lossynet_memory {
  * computed on a GPU, say. Whoever keeps it adds it, times the share, to a vector before the vector
  * is ready. Called with local workers, from several threads at once.
  *   keep  of n elements from `offset` of a worker's vector: the residual is 0 where
- *         arrived[j / packet] is not 0, and elsewhere the element as it was sent, so with wire_dtype bf16
- *         rounded
+ *         arrived[j / packet] is not 0, and elsewhere the element as it was sent, so with
+ *         wire_dtype bf16 rounded
  *   save  the residual of all P elements, into memory of the host's that need not be aligned
  *   load  the same back */
 struct lossynet_residuals {
@@ -175,8 +175,8 @@ struct lossynet_settings {
     bool lead; /* lossynet_lead will be asked: ages are gathered without drift_samples, too */
     bool return_masks; /* owners tell senders what arrived, see lossynet_delivered */
     /* What was lost of a gradient is added to its sender's next one (error_feedback.c); with
-     * wire_dtype int8 and int4 also what rounding has taken away. For estimators mean and zero; the vectors given to lossynet_reduce then change where they are not
-     * owned, too. */
+     * wire_dtype int8 and int4 also what rounding has taken away. For estimators mean and zero; the
+     * vectors given to lossynet_reduce then change where they are not owned, too. */
     bool error_feedback;
     const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */
     /* By phase: so many times what was lost is sent again, and may be lost again (retransmit.c). */
@@ -355,9 +355,9 @@ double lossynet_lead(const struct lossynet_comm *comm);
 bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
                          size_t *offset, size_t *count);
 
-/* How many steps ago what a local worker holds of `owner`'s shards was broadcast: of each packet, in
- * order of buckets and elements; 0 where they are its own. A shard's packet k has elements k*E ...
- * of the shard, E = lossynet_packet_elements. NULL: only their number is wanted, which is
+/* How many steps ago what a local worker holds of `owner`'s shards was broadcast: of each packet,
+ * in order of buckets and elements; 0 where they are its own. A shard's packet k has elements k*E
+ * ... of the shard, E = lossynet_packet_elements. NULL: only their number is wanted, which is
  * returned. */
 size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
                               uint32_t *ages);

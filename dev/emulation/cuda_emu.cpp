@@ -5,11 +5,11 @@
  * others as the barriers let it. Forward, reverse and random orders differ in the priorities of
  * warps, and in the order of blocks and of a warp's lanes.
  *
- * Sanitizers. A fiber switch is announced to the address and the thread sanitizer. This file must not
- * be compiled with -fsanitize=thread, which would count functions entered on one stack and left on
- * another; -DCUDA_EMU_TSAN says that the rest of the program is. Switching makes no order between
- * fibers as the thread sanitizer sees it: __syncthreads and __syncwarp do, and the end of a launch.
- * Shuffles, ldmatrix and mma order no memory, as the PTX ISA has it.
+ * Sanitizers. A fiber switch is announced to the address and the thread sanitizer. This file must
+ * not be compiled with -fsanitize=thread, which would count functions entered on one stack and left
+ * on another; -DCUDA_EMU_TSAN says that the rest of the program is. Switching makes no order
+ * between fibers as the thread sanitizer sees it: __syncthreads and __syncwarp do, and the end of a
+ * launch. Shuffles, ldmatrix and mma order no memory, as the PTX ISA has it.
  */
 #include "dev/emulation/cuda_emu.h"
 #include "dev/emulation/ptx_emu.h"
@@ -108,8 +108,8 @@ static uint32_t random_below(uint32_t n) { /* xorshift64* */
 
 static void fiber(void);
 
-/* Where a thread's stack begins, downward. Not at the same place of every stack: then all would share
- * a few lines of the processor's caches. */
+/* Where a thread's stack begins, downward. Not at the same place of every stack: then all would
+ * share a few lines of the processor's caches. */
 static char *stack_top(const struct thread *t) {
     const size_t number = (size_t)((char *)t->stack - stacks) / STACK;
     return (char *)t->stack + STACK - number % 32 * 704;
@@ -209,7 +209,7 @@ static void wait(int state, const char *where) {
     go(t);
 }
 
-/* ---- barriers and warp collectives ------------------------------------------------------------- */
+/* ---- barriers and warp collectives ----------------------------------------------------------- */
 
 static void release_block(void) {
     const char *where = NULL;
@@ -240,7 +240,8 @@ void fence(void) {
     TSAN(__tsan_acquire(&tsan_fence));
 }
 
-/* The collective that this lane joins: one with its mask that it has not arrived at, or a new one. */
+/* The collective that this lane joins: one with its mask that it has not arrived at, or a new
+ * one. */
 static struct group *join(uint32_t mask, enum operation operation, const char *where) {
     struct thread *me = current;
     int present = count - me->warp * LANES;
@@ -294,7 +295,7 @@ void finish_ballot(struct group *g) {
     for (int lane = 0; lane < LANES; lane++) g->out[lane][0] = votes;
 }
 
-/* ---- PTX --------------------------------------------------------------------------------------- */
+/* ---- PTX ------------------------------------------------------------------------------------- */
 
 /* Hands each lane the addresses of the rows it reads. */
 template <bool transposed> static void hand_out_rows(struct group *g) {
@@ -316,8 +317,8 @@ static float bfloat16_half(uint32_t word, int half) {
     return __bfloat162float(__nv_bfloat16{(uint16_t)(word >> 16 * half)});
 }
 
-/* "Matrix fragments for mma.m16n8k16 with floating point type": lane = 4 group + thread; a's registers
- * hold rows group and group + 8 of columns 2 thread.., then of columns 8 + 2 thread... */
+/* "Matrix fragments for mma.m16n8k16 with floating point type": lane = 4 group + thread; a's
+ * registers hold rows group and group + 8 of columns 2 thread.., then of columns 8 + 2 thread... */
 void finish_mma(struct group *g) {
     float a[16][16], b[16][8]; /* b[k][n] */
     for (int lane = 0; lane < LANES; lane++)
@@ -366,7 +367,7 @@ bool copy_next(int pending, struct copy *next) {
     return false;
 }
 
-/* ---- launches ---------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 void *dynamic_shared(void) {
     return shared;
@@ -440,8 +441,8 @@ static void forget_to_tsan(void) {
     if (static_bytes) __tsan_java_alloc(first, last - first);
 }
 
-/* Creating a fiber is slow there, so they are used again, but not by the same thread of the next block:
- * what a fiber does itself is in order, and blocks are not. Each has a stack of its own. */
+/* Creating a fiber is slow there, so they are used again, but not by the same thread of the next
+ * block: what a fiber does itself is in order, and blocks are not. Each has a stack of its own. */
 static void take_fiber(struct thread *t, int i, uint32_t block) {
     const int number = (int)((i + block * 17) % (2 * count));
     if (!tsan_fibers[number]) tsan_fibers[number] = __tsan_create_fiber(0);

@@ -1,5 +1,5 @@
-/* device_emulated.cpp — llmc/backend/cuda/device.h without a GPU: for test programs, in place of device.cu
- * and product.cu.
+/* device_emulated.cpp — llmc/backend/cuda/device.h without a GPU: for test programs, in place of
+ * device.cu and product.cu.
  *
  * "Device memory" is host memory that cannot be touched outside an operation: pages are opened when
  * a device_scope begins and closed when it ends, so that a program that reads a GPU's array from

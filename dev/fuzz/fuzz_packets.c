@@ -1,6 +1,7 @@
 /* fuzz_packets.c — four ranks train over a network that an input describes, byte by byte.
  *
- *     clang ... -fsanitize=fuzzer,address,undefined   coverage-guided search (test/lossynet/test_fuzz.py)
+ *     clang ... -fsanitize=fuzzer,address,undefined   coverage-guided search
+ *                                                     (test/lossynet/test_fuzz.py)
  *     any compiler, -DREPLAY                          runs the files named on the command line
  *
  * The whole of lossynet above the links runs, all ranks in one thread (dev/simulation). An input
@@ -9,16 +10,16 @@
  * when the input ends, everything arrives.
  *
  * Two kinds of networks:
- *   fair   loses, delays, repeats, reorders, cuts and damages datagrams, adds those of strangers and
- *          noise, replays old ones, stops ranks; never longer than a peer may be silent. All ranks
- *          must come to an end with LOSSYNET_OK, and every value, mask, counter and age be right:
- *          see judge_gradients and judge_parameters.
+ *   fair   loses, delays, repeats, reorders, cuts and damages datagrams, adds those of strangers
+ *          and noise, replays old ones, stops ranks; never longer than a peer may be silent. All
+ *          ranks must come to an end with LOSSYNET_OK, and every value, mask, counter and age be
+ *          right: see judge_gradients and judge_parameters.
  *   mad    moreover changes fields and payloads and makes the checksum fit, as a rank gone mad
- *          would, and stops ranks for long. Then the network is cut, or stays and carries everything:
- *          what was believed of a wrong counter must not keep ranks waiting for ever. All ranks must
- *          come to some end in bounded time; none touches memory that it should not, and a phase
- *          writes only where a datagram of that phase may land. In some, ranks do not wait for late
- *          ones (skip_late): then counts far ahead are believed for a while.
+ *          would, and stops ranks for long. Then the network is cut, or stays and carries
+ *          everything: what was believed of a wrong counter must not keep ranks waiting for ever.
+ *          All ranks must come to some end in bounded time; none touches memory that it should not,
+ *          and a phase writes only where a datagram of that phase may land. In some, ranks do not
+ *          wait for late ones (skip_late): then counts far ahead are believed for a while.
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"

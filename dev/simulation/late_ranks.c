@@ -12,15 +12,15 @@
  *     tail      compute times are lognormal with a median of 0.1 s and P99/P50 = 3
  *     stop      one rank stops for 0.5 s every 5 s
  *     slow      one rank computes three times as long
- *     random    lognormal compute times with P99/P50 = 10, stops of all lengths at any moment, 10% of the
- *               datagrams lost, and a meeting every 20 steps
+ *     random    lognormal compute times with P99/P50 = 10, stops of all lengths at any moment, 10%
+ *               of the datagrams lost, and a meeting every 20 steps
  *
  * One line says, of the steps after those in which a deadline is learnt:
  *
  *     mean        a step, over the median compute time
  *     p50 p99     the steps of ranks that were not stopped, the same
- *     lost        share of the computed gradients' packets that their owners did not get; with `carry` below 0
- *                 where more came from the steps before than went to those behind
+ *     lost        share of the computed gradients' packets that their owners did not get; with
+ *                 `carry` below 0 where more came from the steps before than went to those behind
  *     idle        share of steps that a rank took part in without a gradient
  *     left_out    share of steps that a rank took no part in
  *     pace        steps per second, over the same of undisturbed ranks

@@ -1,8 +1,8 @@
 /* round_trips.c — what a step costs over a network whose round trip and loss one chooses: time, and
  * datagrams other than DATA.
  *
- *     build/round_trips SECONDS SHARE [QUEUE]     the round trip, the share of datagrams that is lost,
- *                                                 and how many a rank can hold
+ *     build/round_trips SECONDS SHARE [QUEUE]     the round trip, the share of datagrams that is
+ *                                                 lost, and how many a rank can hold
  *
  * Four ranks average, broadcast, and exchange a few numbers in each step, and compute nothing. The
  * result is a function of the input: test/lossynet/test_simulation.py compares it with bounds.

@@ -15,8 +15,8 @@
  *   All matrices are row-major and dense. Weights have Hugging Face's layout: (out, in).
  *   `tensor` is an array in the backend's working type (float32 or bfloat16); `float` arrays are
  *   float32 on every backend. Sums are accumulated in float32 or wider.
- *   `weight` is an array of parameters in use. Where `weight_bytes` is that of the working type, they
- *   were rounded by `convert` or `adamw`; where it is that of float32, they are the float32
+ *   `weight` is an array of parameters in use. Where `weight_bytes` is that of the working type,
+ *   they were rounded by `convert` or `adamw`; where it is that of float32, they are the float32
  *   parameters themselves, and operations round those that they multiply as they read them.
  *   Gradients of weights are float32 and take `accumulate`: false overwrites, true adds
  *   (micro-batches, tied embeddings), so that no sum over tokens is ever rounded to the working

@@ -7,8 +7,8 @@
  * network reads copies in host memory (`staged`: several ranks, each with a device), worker.h
  * copies between the two while the device computes:
  *
- *     backward has finished a bucket     what was lost before is added; it is copied to the host; then
- *                                        lossynet is told
+ *     backward has finished a bucket     what was lost before is added; it is copied to the host;
+ *                                        then lossynet is told
  *     a bucket is there at all workers   pipeline_bucket_sent; the owners may average it
  *     all gradients are finished         pipeline_gradients_sent waits for the last copy
  *     the owners have averaged           pipeline_receive copies their shards to the device

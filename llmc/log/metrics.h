@@ -55,7 +55,8 @@ int metrics_log_eval(struct jsonl *log, const struct eval_metrics *eval);
  * did not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
 
-/* The ranks have changed (--meet). left, joined: of people's interest, "host:pid, ..."; "": none. */
+/* The ranks have changed (--meet). left, joined: of people's interest, "host:pid, ..."; "":
+ * none. */
 struct metrics_view {
     int64_t epoch; /* number of the view */
     int step, ranks, workers;

@@ -30,12 +30,12 @@
  * With a lead (lead.c) owners send theta + l D, D being their last change. What a worker of age A
  * holds is then ahead of what it held without by l D_(t-A), so that
  *
- * Owner to worker. |sum of the last A changes - l D_(t-A)|^2: l^2 is added, and the covariance of the
- * two is sum_(k=1..A) rho_k, with mean sum_k rho_k P(A >= k):
+ * Owner to worker. |sum of the last A changes - l D_(t-A)|^2: l^2 is added, and the covariance of
+ * the two is sum_(k=1..A) rho_k, with mean sum_k rho_k P(A >= k):
  *     E|theta_i - theta|^2 = sigma^2 [E A C(s) + l^2 - 2 l sum_k rho_k p s^(k-1)]
- * Worker to worker. Let m = |A - B|. Beside the m changes they differ by l (D_(t-A) - D_(t-B)), whose
- * variance is 2 l^2 (1 - rho_m), and whose covariance with the changes, twice, is 2 l (1 - rho_m),
- * since all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
+ * Worker to worker. Let m = |A - B|. Beside the m changes they differ by l (D_(t-A) - D_(t-B)),
+ * whose variance is 2 l^2 (1 - rho_m), and whose covariance with the changes, twice, is
+ * 2 l (1 - rho_m), since all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
  *     E|theta_i - theta_j|^2 = sigma^2 [E|A-B| C(s) + 2 l (l+1) sum_k P(m = k) (1 - rho_k)]
  * For uncorrelated steps owner to worker is (p/(1-p) + l^2) sigma^2.
  *

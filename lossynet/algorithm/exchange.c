@@ -88,8 +88,8 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
     return source->cursor + (size_t)row * comm->workers.local;
 }
 
-/* The elements of a sender's packet as they travel: where they are, or rounded in the memory of span
- * n. offset: of the first in the vector. */
+/* The elements of a sender's packet as they travel: where they are, or rounded in the memory of
+ * span n. offset: of the first in the vector. */
 static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                            int n, const float *elements, size_t offset, size_t count) {
     if (!lossynet_rounds(&comm->partition)) return elements;

@@ -17,7 +17,7 @@
  * Other losses. No l cancels every term. Along the last change, the projection E(r - x_t) D_t /
  * D_t^2 needs only the correlations rho_k of changes k steps apart, and vanishes for
  *
- *     l = sum_j P(A > j) rho_j / sum_k P(A = k) rho_k                                            (1)
+ *     l = sum_j P(A > j) rho_j / sum_k P(A = k) rho_k                                           (1)
  *
  * which is p/(1-p) again where losses are independent. The shares of the ages and the correlations
  * are measured, so (1) holds for bursts, outages, traces and links that lose unequally (there on

@@ -3,9 +3,9 @@
  *
  * Parameters are rounded to nearest, so that replicas that hold a packet of the same step agree.
  * In blocks with a scale gradients are rounded at random, without bias: each worker with random
- * numbers of its own, so that an average over workers has smaller errors than one worker's gradient.
- * With error feedback what rounding has taken away from a gradient is the residual, until the
- * packet's fate is known (error_feedback.c).
+ * numbers of its own, so that an average over workers has smaller errors than one worker's
+ * gradient. With error feedback what rounding has taken away from a gradient is the residual, until
+ * the packet's fate is known (error_feedback.c).
  */
 #include "lossynet/algorithm/algorithm.h"
 

@@ -5,10 +5,11 @@
  * and is sent again counts twice. An owner that is late tells late, so per link (a local worker,
  * another as the owner) a sender is in one of two states:
  *
- *     confirmed    it knows the fate of all that it has sent. What did not arrive is in the residual.
- *     unconfirmed  the acknowledgement of one step, `sent`, has not come. What left then lies apart, in
- *                  `apart`, and nothing leaves on the link until it is told: what the worker computes goes
- *                  into the residual.
+ *     confirmed    it knows the fate of all that it has sent. What did not arrive is in the
+ *                  residual.
+ *     unconfirmed  the acknowledgement of one step, `sent`, has not come. What left then lies
+ *                  apart, in `apart`, and nothing leaves on the link until it is told: what the
+ *                  worker computes goes into the residual.
  *
  * The owner's side: an acknowledgement names its step, and an owner repeats it in every step until
  * something newer has arrived on the link. As nothing newer leaves before the sender was told, no

@@ -26,8 +26,8 @@
  *   version   7
  *   type, k, e         one byte: its low four bits, two, and the high two
  *   e         DATA: the elements, 0, 1 or 3 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the
- *             upper half of a float32; 2 float32 as in 0, sent from a device's memory; 3 blocks with
- *             a scale (partition/elements.c). DONE of kind GRADIENT: 1 from a rank that has no
+ *             upper half of a float32; 2 float32 as in 0, sent from a device's memory; 3 blocks
+ *             with a scale (partition/elements.c). DONE of kind GRADIENT: 1 from a rank that has no
  *             gradient in this step. Others: 0
  *   type      DATA     one packet of a shard: elements, without a gap
  *             DONE     the sender has sent all of this phase to the receiver, `packet` DATA in all;
@@ -35,33 +35,35 @@
  *             STATE    payload: the sender's state. Opens windows and phases. packet: that of the
  *                      last PROBE, which it answers; 0 when it may have overtaken DATA, in a
  *                      network with traffic classes.
- *             PROBE    the same; asks for a STATE. packet: a question's number, or 0. sequence: DATA
- *                      sent so far, or, when it may overtake them, as many as were acknowledged.
+ *             PROBE    the same; asks for a STATE. packet: a question's number, or 0. sequence:
+ *                      DATA sent so far, or, when it may overtake them, as many as were
+ *                      acknowledged.
  *             MESSAGE  fragment `packet` of a small message that must arrive; bytes
- *             ACK      of a DONE (kind GRADIENT, PARAMETER); or of MESSAGE (the other kinds): all fragments before
- *                      `packet`, and bit i of the payload's last 8 bytes stands for packet + i.
- *                      Payload: the sender's state, and for MESSAGE 8 bytes more.
+ *             ACK      of a DONE (kind GRADIENT, PARAMETER); or of MESSAGE (the other kinds): all
+ *                      fragments before `packet`, and bit i of the payload's last 8 bytes stands
+ *                      for packet + i. Payload: the sender's state, and for MESSAGE 8 bytes more.
  *             LEAVE    the sender is done with this run; ABORT: it has failed (believed of one
  *             rank only when encrypted, or when it is silent from then on). Answered by LEFT.
  *             TEST     of a link's own, while it opens: no checksum, ignored later.
  *   k         kind: what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds
  *             for which all ranks wait (2), and those that go on without a late rank (3). All ranks
  *             go through each kind in the same order, from 0 on; a late rank leaves some out.
- *   index     the number of the phase, or of the round. DATA: its low 24 bits; the upper 8 say how many
- *             gradients were added up in the packet, where these are lost and sent again later
+ *   index     the number of the phase, or of the round. DATA: its low 24 bits; the upper 8 say how
+ *             many gradients were added up in the packet, where these are lost and sent again later
  *             without their owner's knowledge (algorithm/unconfirmed.c), else 0
  *   run       low half of a random number, the same on all ranks of a run: keeps runs that share a
  *             network apart
  *   sender, receiver   DATA: workers; receiver EVERYONE (multicast): all workers of other ranks.
  *             Others: ranks.
- *   bucket, packet     one number. DATA: bucket * 2^20 + packet, the packet counted within the shard
+ *   bucket, packet     one number. DATA: bucket * 2^20 + packet, the packet counted within the
+ *                      shard
  *             of (bucket, owner); the owner is the receiver in phase GRADIENT and the sender in
  *             phase PARAMETER. Others: packet has all 32 bits, and there is no bucket.
  *   sequence  DATA: counts the datagrams from rank to rank, since the start; those to EVERYONE
  *             have a count of their own. Wraps around. MESSAGE: the sender's clock, microseconds;
  *             ACK: of the MESSAGE that it answers, or 0.
- *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload; with e = 2, of the
- *             header alone: only over links whose hardware checks payloads from end to end.
+ *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload; with e = 2, of
+ *             the header alone: only over links whose hardware checks payloads from end to end.
  *
  * State of a rank towards another, eleven numbers of 4 bytes:
  *    0  open[GRADIENT], open[PARAMETER]: DATA of phases before this index + 1 is welcome, unless

@@ -9,24 +9,26 @@
  * int8, int4: a packet is cut in blocks of 32 elements, the last one shorter. An element is an
  * integer from -127 to 127, or -7 to 7, times its block's unit, a power of 2: the smallest with
  * which the block's largest element fits. (int8 is MXINT8 of the Open Compute Project's
- * "Microscaling Formats (MX) Specification" 1.0, without -128.) A payload of n elements, so 33 or 17
- * bytes for 32 of them:
+ * "Microscaling Formats (MX) Specification" 1.0, without -128.) A payload of n elements, so 33 or
+ * 17 bytes for 32 of them:
  *
- *     scale[ceil(n / 32)]   one byte for each block: unit = 2^(scale - 133), of int4 2^(scale - 129);
- *                           255: a block in which something is not finite, and is NaN as a whole
- *     q[n]                  two's complement, of int4 two in a byte, the first in its low four bits;
- *                           element = q * unit, exactly
+ *     scale[ceil(n / 32)]   one byte for each block: unit = 2^(scale - 133), of int4 2^(scale -
+ *                           129); 255: a block in which something is not finite, and is NaN as a
+ *                           whole
+ *     q[n]                  two's complement, of int4 two in a byte, the first in its low four
+ *                           bits; element = q * unit, exactly
  *
- * int4 is of gradients only: parameters are int8 then. A packet has as many elements in both phases.
+ * int4 is of gradients only: parameters are int8 then. A packet has as many elements in both
+ * phases.
  *
- *   - Rounding a rounded block changes nothing: its elements are multiples of its unit, and the unit
- *     that the block would now be given is that unit or a smaller power of 2. So it does not matter
- *     where and how often a packet is rounded. A scale of float32 would halve the mean square error
- *     at most, and not have this property.
+ *   - Rounding a rounded block changes nothing: its elements are multiples of its unit, and the
+ *     unit that the block would now be given is that unit or a smaller power of 2. So it does not
+ *     matter where and how often a packet is rounded. A scale of float32 would halve the mean
+ *     square error at most, and not have this property.
  *   - A packet is decoded alone, and blocks end with it.
- *   - The unit is at most 2/127, or 2/7, of the block's largest element. Rounded to nearest, an element is off
- *     by half a unit at most. Rounded at random it is off by less than a unit, and right on average:
- *     x = (k + f) unit becomes k + 1 with probability f.
+ *   - The unit is at most 2/127, or 2/7, of the block's largest element. Rounded to nearest, an
+ *     element is off by half a unit at most. Rounded at random it is off by less than a unit, and
+ *     right on average: x = (k + f) unit becomes k + 1 with probability f.
  *
  * The random numbers are a function of (seed, step, sender) and of the element's place in the
  * vector. So rounding is the same wherever it happens: at the sender of a datagram (send.c), in a

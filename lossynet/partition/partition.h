@@ -1,8 +1,8 @@
 /* partition.h — how vectors are cut: buckets, shards and packets, and what a packet's elements are.
  *
- * Knows which worker owns which elements, which packet carries them, and what they are on their way.
- * Must not know which packets arrive, who is where, or how anything is sent. Every function depends
- * on its arguments alone. Uses base only.
+ * Knows which worker owns which elements, which packet carries them, and what they are on their
+ * way. Must not know which packets arrive, who is where, or how anything is sent. Every function
+ * depends on its arguments alone. Uses base only.
  */
 #ifndef LOSSYNET_PARTITION_H
 #define LOSSYNET_PARTITION_H
@@ -93,8 +93,8 @@ static inline bool lossynet_has_blocks(const struct lossynet_partition *partitio
 
 enum { LOSSYNET_BLOCK = 32 }; /* elements of a block */
 
-/* How elements are rounded that follow one another in a vector. They begin where a packet does, or a
- * block. */
+/* How elements are rounded that follow one another in a vector. They begin where a packet does, or
+ * a block. */
 struct lossynet_rounding {
     lossynet_wire_dtype dtype;
     /* In blocks: rounded at random, with random numbers of (key, place in the vector); else to

@@ -4,8 +4,8 @@
  * when more is lost, and raises it, up to pace_gbps, when less is. Peers tell in their state how
  * much has come (wire.h), so a rank knows what became of what it sent, within the phase.
  *
- *     A link that others leave the rate c lets min(r, c) of the rate r through. Then r (1 - lost) = c,
- *     and the rate at which the share P is lost is
+ *     A link that others leave the rate c lets min(r, c) of the rate r through. Then
+ *     r (1 - lost) = c, and the rate at which the share P is lost is
  *
  *         r' = c / (1 - P) = r (1 - lost) / (1 - P)
  *

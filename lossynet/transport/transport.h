@@ -8,7 +8,8 @@
  *
  * A phase goes through these calls, for each kind on its own:
  *
- *     receive_begin   peers may send; for GRADIENT right after the phase before, so that nobody waits
+ *     receive_begin   peers may send; for GRADIENT right after the phase before, so that nobody
+ *                     waits
  *     send_begin      what `next` gives may leave; `wake` when there is more
  *     wait_bucket     all packets that will come of a bucket are there
  *     end             all packets that will come are there, and ours have left
@@ -189,7 +190,8 @@ struct lossynet_transport_facts {
 
 struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_transport *t);
 
-/* Whether a peer has made a call fail: lossynet.h, lossynet_has_failed. Not over a reliable link. */
+/* Whether a peer has made a call fail: lossynet.h, lossynet_has_failed. Not over a reliable
+ * link. */
 bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing);
 
 /* What the network did since open, [LOSSYNET_EVENTS]; pace: now. */

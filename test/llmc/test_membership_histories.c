@@ -6,10 +6,10 @@
  * and takes writes late. Then everything is healed, and perhaps all processes but one are killed.
  * What must hold:
  *
- *   always       no epoch is written twice; a process takes what was written; members keep their order;
- *                no uid that was left out comes back; at most one view is alive. A view is alive if all
- *                its members are inside it: the side of a cut that could train. Whether its members hear
- *                each other is not even asked.
+ *   always       no epoch is written twice; a process takes what was written; members keep their
+ *                order; no uid that was left out comes back; at most one view is alive. A view is
+ *                alive if all its members are inside it: the side of a cut that could train.
+ *                Whether its members hear each other is not even asked.
  *   in the end   all processes that are left are in one view
  *
  * While a process waits for the store, for a moment or for many seconds, all others go on: whatever

@@ -288,7 +288,8 @@ static void adamw_steps_agree(void **state) {
         for (int step = 0; step < 20; step++) {
             float expected;
             memcpy(&expected, (const char *)golden->data + 4 * step, sizeof expected);
-            /* In bf16 20 steps magnify the last bit: ways to compute that are right differ by 0.002. */
+            /* In bf16 20 steps magnify the last bit: ways to compute that are right differ by
+             * 0.002. */
             assert_within(fabs((double)losses[step] - expected) / expected, bound(1e-4, 0.012),
                           "adamw loss");
         }

@@ -249,8 +249,8 @@ static void test_broadcast(void **state) {
     }
 }
 
-/* Each estimator averages the others' gradients as packets hold them, each worker's rounded with its
- * own random numbers, and the owner's own as it is; another step has others. */
+/* Each estimator averages the others' gradients as packets hold them, each worker's rounded with
+ * its own random numbers, and the owner's own as it is; another step has others. */
 static void check_reduce(lossynet_wire_dtype dtype, lossynet_estimator estimator) {
     struct lossynet_settings settings = blocks_settings(dtype, 0);
     settings.estimator = estimator;

@@ -259,8 +259,8 @@ static void send_comer(struct comer *c, int listener, uint64_t epoch, int rank, 
     assert_int_equal(pthread_create(&c->thread, NULL, come, c), 0);
 }
 
-/* Rank 0 listens all the time. Who comes for a later meeting waits for it; who comes for one that is
- * over is sent away, and so has no part in the one that takes place. */
+/* Rank 0 listens all the time. Who comes for a later meeting waits for it; who comes for one that
+ * is over is sent away, and so has no part in the one that takes place. */
 static void meetings_do_not_mix(void **state) {
     (void)state;
     int listener, port;

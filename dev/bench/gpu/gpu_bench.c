@@ -1,13 +1,16 @@
 /* gpu_bench.c — what takes how long on a GPU: called by gpu_check.py, which makes a report of it.
  *
  *   gpu_bench peak SIZE BYTES               a product of SIZE cubed in bf16; a copy of BYTES
- *   gpu_bench host SIZE BYTES               copies of BYTES to and from pinned memory, alone and beside products
+ *   gpu_bench host SIZE BYTES               copies of BYTES to and from pinned memory, alone and
+ *                                           beside products
  *   gpu_bench algorithms COUNT N C F H K D V
- *                                           a model's products by each of cuBLASLt's first COUNT choices
+ *                                           a model's products by each of cuBLASLt's first COUNT
+ *                                           choices
  *   gpu_bench step PRESET LAYERS B T STEPS  training steps; LAYERS 0: as many as the memory holds
  *   gpu_bench attention B T H K D           forward and backward
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
- *   gpu_bench train OPTIONS ...             train_llama2's options: one run, its perplexity and drift
+ *   gpu_bench train OPTIONS ...             train_llama2's options: one run, its perplexity and
+ *                                           drift
  *
  * Prints a JSON object per line. Times are of calls one behind the other, waited for at the end,
  * after two that do not count; at least GPU_BENCH_SECONDS (default 0.2; 0: one call) of them. Bytes
@@ -82,7 +85,7 @@ static int peak(int size, size_t bytes) {
     return 0;
 }
 
-/* ---- what cuBLASLt's heuristic may leave out --------------------------------------------------- */
+/* ---- what cuBLASLt's heuristic may leave out ------------------------------------------------- */
 
 struct product_of {
     const char *name;

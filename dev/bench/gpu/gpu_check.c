@@ -1,11 +1,13 @@
 /* gpu_check.c — whether a GPU computes what it should: called by gpu_check.py, which says why.
  *
- *   gpu_check parity PRESET B T     loss and gradients on the GPU beside the CPU's, in float32 and bf16
- *   gpu_check bits N C F H K D V    products and attention of a model's real shapes, three times each: the
- *                                   same bits?
+ *   gpu_check parity PRESET B T     loss and gradients on the GPU beside the CPU's, in float32 and
+ *                                   bf16
+ *   gpu_check bits N C F H K D V    products and attention of a model's real shapes, three times
+ *                                   each: the same bits?
  *   gpu_check ranks R ADDRESS OPTIONS ...
- *                                   train_llama2's options: a run in one process, then in R that meet at
- *                                   ADDRESS and exchange over UDP: the same losses and the same model?
+ *                                   train_llama2's options: a run in one process, then in R that
+ *                                   meet at ADDRESS and exchange over UDP: the same losses and the
+ *                                   same model?
  *
  * Prints a JSON object per line. Exits with 1 when something is wrong, and with 77 when a run
  * cannot be judged.

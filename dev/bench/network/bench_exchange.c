@@ -4,10 +4,10 @@
  *
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks, one
  * worker per rank, link udp, paced to GBPS (0: not at all); bf16, int8, int4:
- * rounded on the way, so that less is sent; encrypt: every datagram is sealed. Prints {"ms": T} for each of at most ROUNDS
- * rounds after one that warms up, stops after SECONDS, and ends with a line of counters over
- * all rounds and ranks: packets expected and arrived, what the network did to others, CPU seconds
- * and payload bytes of the timed rounds.
+ * rounded on the way, so that less is sent; encrypt: every datagram is sealed. Prints {"ms": T} for
+ * each of at most ROUNDS rounds after one that warms up, stops after SECONDS, and ends with a line
+ * of counters over all rounds and ranks: packets expected and arrived, what the network did to
+ * others, CPU seconds and payload bytes of the timed rounds.
  */
 #include "dev/bench/network/bench_time.h"
 #include "lossynet/lossynet.h"

@@ -14,7 +14,8 @@
  *     ...                   bucket 0 is there ..>  lossynet_bucket_ready
  *                           bucket 1 is there ..>  lossynet_bucket_ready
  *                           bucket 0 is there ==> d2h_wait_mark()
- *     (average stream: of pinned memory)     ===>  weighted_sum_pinned(), if all of bucket 0 has come
+ *     (average stream: of pinned memory)     ===>  weighted_sum_pinned(), if all of bucket 0
+ *                                                  has come
  *                           ...              ===>  d2h_wait()
  *                                                  lossynet_reduce, the other buckets as they come:
  *     (average stream)                       ===>  weighted_sum_pinned()
