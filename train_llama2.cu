@@ -811,7 +811,10 @@ static int run_mode(struct trainer *t, const struct options *o,
                     const struct lossynet_world *world) {
     const int workers = o->workers ? o->workers : world->ranks;
     if (o->dry_run) return dry_run(o, world);
-    if (o->preflight) return preflight(o, world);
+    if (o->preflight) {
+        const int failed = preflight(o, world);
+        return views_preflight(o, GIT_REVISION, world->rank == 0) || failed ? -1 : 0;
+    }
     begin(t, o, world, o->generate ? 1 : t->views ? views_workers(t->views) : workers);
     int failed = o->eval ? eval_mode(t) : o->generate ? generate_mode(t) : train(t);
     trainer_release(t);

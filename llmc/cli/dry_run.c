@@ -39,9 +39,10 @@ static int print_host(const struct options *o, const struct lossynet_world *worl
                       const struct llama_config *c, const struct lossynet_settings *network,
                       struct memory_plan_settings s) {
     struct memory_check found;
-    if (s.workers % world->ranks) return 0;
-    s.network_bytes = (double)lossynet_memory_needed(world, network);
-    memory_plan_place(&s, world->ranks, world->rank);
+    const struct lossynet_world run = comm_planned_world(o, world);
+    if (s.workers % run.ranks) return 0;
+    s.network_bytes = (double)lossynet_memory_needed(&run, network);
+    memory_plan_place(&s, run.ranks, run.rank);
     if (memory_check_measure(o, world, c, &s, &found)) return -1;
     if (world->rank > 0) return 0;
     printf("\nMemory as started here: %d rank%s with %d worker%s%s\n", world->ranks,
@@ -57,7 +58,7 @@ static int print_host(const struct options *o, const struct lossynet_world *worl
 int dry_run(const struct options *o, const struct lossynet_world *world) {
     struct llama_config c;
     struct param_layout layout;
-    const int workers = o->workers ? o->workers : world->ranks;
+    const int workers = o->workers ? o->workers : comm_planned_world(o, world).ranks;
     const struct lossynet_world cluster = {.ranks = workers, .local_ranks = 1};
     if (config_of_model(o->model, &c) ||
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c))

@@ -35,6 +35,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.gathers = workers > 1 && (s.saves || o->val || o->sample_every);
     s.copies_model = true;
     s.carries = o->carry > 0 && o->algorithm == ALGORITHM_LOSSY;
+    s.changes = o->meet != NULL;
     s.threads = o->threads ? o->threads : omp_get_max_threads();
     return s;
 }
@@ -85,6 +86,13 @@ static double copy_bytes(const struct memory_plan_settings *s, const struct memo
            e->ahead_bytes;
 }
 
+/* What a rank keeps of the view before and what it gets (handover.c): parameters and the moments that it
+ * owns, twice; and the messages with what it owns, which it sends and receives. */
+static double change_bytes(const struct memory_plan_settings *s, double P) {
+    const double owned = P * (s->local ? s->local : 1) / s->workers;
+    return s->changes && !s->evaluating ? 2 * (4 * P + 8 * owned) + 2 * 12 * owned : 0;
+}
+
 bool memory_plan_choose_recompute(const struct llama_config *c, struct memory_plan_settings *s,
                                   double available, double *total) {
     for (int r = RECOMPUTE_NONE; r < RECOMPUTE_AUTO; r++) {
@@ -124,14 +132,17 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     if (s->remembers)
         e.activation_bytes += (half ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
                               (config->heads + 2.0 * config->kv_heads) * config->head_size;
+    e.change_bytes = change_bytes(s, P);
     e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.ahead_bytes +
-                    e.weight_bytes + e.lost_bytes + e.working_bytes + e.program_bytes + fresh +
-                    e.activation_bytes;
-    const double host = e.network_bytes + e.copy_bytes; /* these lie where the vectors are */
-    if (!s->device) e.total_bytes += host;
+                    e.weight_bytes + e.lost_bytes + e.program_bytes + fresh;
+    /* Ranks hand over while nothing is computed or saved. The network's memory and the copies lie where
+     * vectors are. */
+    const double computing = e.working_bytes + e.activation_bytes;
+    e.total_bytes +=
+        s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
     /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
     if (s->device)
-        e.host_bytes = host + e.fresh_bytes +
+        e.host_bytes = e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes +
                        (s->staged ? e.parameter_bytes + e.gradient_bytes + e.ahead_bytes : 0);
     /* GRADIENT: a worker sends every shard except its own. PARAMETER: it sends its own shard to
      * N-1 workers. As many packets, of as many elements. */
@@ -188,6 +199,8 @@ void memory_plan_print_memory(const struct llama_config *config,
     line("activations", e.activation_bytes, s->dtype == DTYPE_BF16 ? "bf16" : "");
     line("working memory", e.working_bytes,
          s->device ? "logits, libraries, driver" : "logits, attention, copies for products");
+    if (e.change_bytes > 0 && !s->device)
+        line("or ranks change", e.change_bytes, "what they hand over, in place of the last three");
     if (!s->device) line("program", e.program_bytes, "with its libraries");
     line("total", e.total_bytes, "");
     if (s->device) {
@@ -201,6 +214,8 @@ void memory_plan_print_memory(const struct llama_config *config,
                        : "gradients of its shards, from others");
         line("evaluation, saving", e.fresh_bytes, "for the moment: the model put together");
         line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
+        if (e.change_bytes > 0)
+            line("or ranks change", e.change_bytes, "what they hand over, in place of that copy");
         line("host's total", e.host_bytes, "");
     }
 }

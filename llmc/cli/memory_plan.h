@@ -37,6 +37,7 @@ struct memory_plan_settings {
     bool remembers;    /* keys and values of all layers, to generate text */
     bool evaluating;   /* no gradients, no optimizer */
     bool staged;       /* several ranks: with a device, the network reads host memory */
+    bool changes;      /* ranks may die and join: what they hand over then (handover.h) */
     bool leads;        /* owners keep what they broadcast ahead of the model (--lead) */
 };
 
@@ -50,8 +51,9 @@ struct memory_plan {
     double working_bytes;                   /* working memory of operations and libraries */
     double program_bytes;                   /* on a CPU: the process itself and its libraries */
     double network_bytes;
-    double fresh_bytes; /* 4P if N > 1: the model, put together for evaluation and saving */
-    double copy_bytes;  /* the copy that a checkpoint is written from */
+    double fresh_bytes;  /* 4P if N > 1: the model, put together for evaluation and saving */
+    double copy_bytes;   /* the copy that a checkpoint is written from */
+    double change_bytes; /* what ranks hand over, while nothing is computed or saved */
     double activation_bytes;
     double total_bytes;
     double host_bytes;     /* with a device: host memory, mainly pinned vectors */

@@ -51,7 +51,8 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
                     struct preflight_needs *out) {
     struct llama_config c;
     struct param_layout layout;
-    const int workers = o->workers ? o->workers : world->ranks;
+    const struct lossynet_world planned = comm_planned_world(o, world);
+    const int workers = o->workers ? o->workers : planned.ranks;
     if (config_of_model(o->model, &c) ||
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c) ||
         param_layout_build(&c, &layout))
@@ -60,10 +61,10 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     struct memory_plan_settings s =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     s.leads = comm_leads(o, workers);
-    s.network_bytes = (double)lossynet_memory_needed(world, &network);
+    s.network_bytes = (double)lossynet_memory_needed(&planned, &network);
     param_layout_release(&layout);
     s.recompute = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : (enum recompute)o->recompute;
-    memory_plan_place(&s, world->ranks, world->rank);
+    memory_plan_place(&s, planned.ranks, planned.rank);
     if (o->dtype == OPTION_DTYPE_BF16) s.dtype = DTYPE_BF16;
     const struct memory_plan cpu = memory_plan_of_run(&c, &s);
     s.device = true;

@@ -105,7 +105,8 @@ static bool may_differ(const char *name) {
 }
 
 json_t *validate_common_options(const struct options *o) {
-    static const char *const of_a_start[] = {"meet", "meet-anew", "resume", "overwrite"};
+    static const char *const of_a_start[] = {"meet", "meet-anew", "resume", "overwrite",
+                                             "preflight"};
     json_t *all = options_json(o), *every = options_json(o), *value;
     const char *name;
     json_object_foreach(every, name, value) {

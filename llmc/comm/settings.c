@@ -113,6 +113,12 @@ int comm_check_device(const struct options *o, bool on_device) {
                      option_wire_dtype_names[o->wire_dtype]);
 }
 
+struct lossynet_world comm_planned_world(const struct options *o,
+                                         const struct lossynet_world *launched) {
+    const struct lossynet_world first = {.ranks = o->meet_ranks, .local_ranks = 1};
+    return o->meet ? first : *launched;
+}
+
 int comm_check(const struct options *o, int workers) {
     const struct lossynet_loss_settings loss = loss_settings(o, workers);
     struct lossynet_loss_settings evenly = loss;

@@ -20,6 +20,11 @@ int comm_check(const struct options *options, int workers);
 /* The same for where vectors lie: on a GPU, or in the host's memory. */
 int comm_check_device(const struct options *options, bool on_device);
 
+/* The ranks that a run is planned for: those that a launcher started; or with --meet those of the
+ * first view, each on a host of its own. */
+struct lossynet_world comm_planned_world(const struct options *options,
+                                         const struct lossynet_world *launched);
+
 /* lossynet's settings from checked options. The caller adds `memory` and `weighted_sum`. */
 struct lossynet_settings comm_settings(const struct options *options,
                                        const struct param_layout *layout, int workers);

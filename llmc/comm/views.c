@@ -51,13 +51,11 @@ int views_check(const struct options *o, int ranks) {
                                             : "ranks");
         return 0;
     }
-    if (ranks > 1)
+    if (ranks > 1 && !o->preflight && !o->dry_run)
         return log_error("--meet: expected processes that are started one by one, as by "
                          "scripts/elastic.sh: under mpirun all ranks end when one dies");
-    if (o->eval || o->generate || o->dry_run || o->preflight)
-        return log_error("--meet: expected training%s",
-                         o->preflight ? "; --preflight checks the nodes that mpirun starts it on"
-                                      : "");
+    if (o->eval || o->generate)
+        return log_error("--meet: expected training, --dry-run or --preflight");
     if (o->algorithm != ALGORITHM_LOSSY)
         return log_error("--meet: expected --algorithm lossy, got %s: only there a lost rank is "
                          "nothing but lost packets",
@@ -156,18 +154,32 @@ static void name_absent(char *list, size_t room, const struct view *was, const s
 
 /* ---- open and close --------------------------------------------------------------------- */
 
+static struct membership_settings membership_of(const struct options *o, const char *revision,
+                                                const json_t *same) {
+    const struct membership_settings settings = {.url = o->meet,
+                                                 .first_ranks = o->meet_ranks,
+                                                 .port = 0,
+                                                 .version = revision,
+                                                 .options = same,
+                                                 .anew = o->meet_anew};
+    return settings;
+}
+
+int views_preflight(const struct options *o, const char *revision, bool tell) {
+    if (!o->meet) return 0;
+    json_t *same = validate_common_options(o);
+    const struct membership_settings settings = membership_of(o, revision, same);
+    const int status = membership_inspect(&settings, tell);
+    json_decref(same);
+    return status;
+}
+
 static int join(struct views *v, const char *revision) {
     const struct options *o = v->options;
-    struct membership_settings settings;
-    memset(&settings, 0, sizeof settings);
-    if (lossynet_rendezvous_listen(":0", &v->listener, &settings.port)) return 1;
     json_t *same = validate_common_options(o);
-    settings.url = o->meet;
-    settings.first_ranks = o->meet_ranks;
-    settings.version = revision;
-    settings.options = same;
-    settings.anew = o->meet_anew;
-    const int status = membership_open(&settings, &v->membership);
+    struct membership_settings settings = membership_of(o, revision, same);
+    const int deaf = lossynet_rendezvous_listen(":0", &v->listener, &settings.port);
+    const int status = deaf ? -1 : membership_open(&settings, &v->membership);
     json_decref(same);
     if (status == 1) {
         if (!o->quiet) printf("the run at %s is complete\n", o->meet);
@@ -185,7 +197,7 @@ static bool is_first(const struct view *v) {
 
 int views_open(const struct options *o, const char *revision, struct views **out) {
     *out = NULL;
-    if (!o->meet) return 0;
+    if (!o->meet || o->dry_run || o->preflight) return 0;
     struct views *v = *out = (struct views *)calloc(1, sizeof *v);
     if (!v) return log_out_of_memory("the view", 0), 1;
     v->options = o;
@@ -260,6 +272,7 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
         if (last[s % HANDOVER_STEPS].tokens > 0 && last[s % HANDOVER_STEPS].step == s)
             metrics_log_step(log, &last[s % HANDOVER_STEPS]);
     v->entered = true;
+    handover_release(&v->state); /* what this rank has is in its comm now */
     if (!v->first) v->first = v->epoch;
     v->failures = 0;
     const struct handover_report *r = &v->report;

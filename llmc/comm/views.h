@@ -31,8 +31,13 @@ struct views; /* opaque */
  * reporting. */
 int views_check(const struct options *o, int ranks);
 
+/* --preflight: whether a process with these options could take part now, in one line; tell: also where
+ * it could. Nothing without --meet. Returns 0, or -1 after reporting. */
+int views_preflight(const struct options *o, const char *revision, bool tell);
+
 /* Joins the run that --meet names, with --meet-ranks others if it has not begun, and meets the ranks
- * of the first view that has this process in it. *out stays NULL without --meet. Returns 0; the
+ * of the first view that has this process in it. *out stays NULL without --meet, and where nothing is
+ * trained. Returns 0; the
  * program's exit code after reporting; or VIEWS_COMPLETE where the run has ended already, which it
  * tells on the terminal. The caller closes *out in any case. */
 enum { VIEWS_COMPLETE = -1 };

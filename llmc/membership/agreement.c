@@ -206,6 +206,34 @@ enum agreement_result agreement_compare(struct agreement *a, const char *version
     return result;
 }
 
+static bool is_orphaned(const struct room *room) {
+    for (int r = 0; r < room->view.members; r++)
+        if (registered(room, room->view.member[r].uid)) return false;
+    return true;
+}
+
+enum agreement_result agreement_inspect(const struct agreement *a, const char *version,
+                                        const json_t *options, char text[AGREEMENT_TEXT]) {
+    struct room room;
+    enum agreement_result result = look(a, &room);
+    if (result != AGREEMENT_WAIT) return result;
+    const struct view *v = &room.view;
+    if (room.complete)
+        snprintf(text, AGREEMENT_TEXT, "it is complete");
+    else if (!v->members)
+        snprintf(text, AGREEMENT_TEXT, "it has not begun, %d of %d ranks wait", room.members,
+                 a->set.first_ranks);
+    else
+        snprintf(text, AGREEMENT_TEXT, "it can be joined, view %lld has %d ranks%s",
+                 (long long)v->epoch, v->members,
+                 is_orphaned(&room) ? ", of which none is registered (--meet-anew)" : "");
+    result = room.complete  ? AGREEMENT_COMPLETE
+             : room.options ? compare(a, room.options, version, options)
+                            : AGREEMENT_VIEW;
+    room_clear(&room);
+    return result;
+}
+
 /* ---- proposals ---- */
 
 /* Whether registration i is of a process that is not behind its address any more, or has registered
@@ -412,12 +440,6 @@ static enum agreement_result see_obstacle(struct agreement *a, const struct room
     a->registered = room->members;
     view_clear(&a->obstacle_view);
     return view_copy(&room->view, &a->obstacle_view) ? AGREEMENT_FAILED : AGREEMENT_WAIT;
-}
-
-static bool is_orphaned(const struct room *room) {
-    for (int r = 0; r < room->view.members; r++)
-        if (registered(room, room->view.member[r].uid)) return false;
-    return true;
 }
 
 /* The user's word, `anew`, is about the view that was there when this process came: its

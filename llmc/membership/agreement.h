@@ -92,6 +92,12 @@ void agreement_clear(struct agreement *a); /* leaves the store alone */
 enum agreement_result agreement_compare(struct agreement *a, const char *version,
                                         const json_t *options);
 
+/* Writes nothing, and says in text what a process would find that came now. AGREEMENT_VIEW: it could
+ * come; AGREEMENT_AWAY, _COMPLETE, _FAILED as above. */
+enum { AGREEMENT_TEXT = 200 };
+enum agreement_result agreement_inspect(const struct agreement *a, const char *version,
+                                        const json_t *options, char text[AGREEMENT_TEXT]);
+
 /* Inside: leaves the view, for good, without missing[rank] (NULL: nobody is missing). Returns 0, or
  * -1 after reporting. */
 int agreement_leave(struct agreement *a, double now, const bool *missing);

@@ -207,19 +207,26 @@ static void describe_self(const struct membership *m, int port, struct member *s
         snprintf(self->host, sizeof self->host, "host");
 }
 
+static int away(const struct membership *m) {
+    return log_error("the store of %s does not answer (%s); is etcd running there?", m->name,
+                     m->store->why);
+}
+
+static void prepare_agreement(struct membership *m, const struct membership_settings *s) {
+    const struct agreement_settings set = {.store = m->store,
+                                           .run = m->url.run,
+                                           .first_ranks = s->first_ranks,
+                                           .anew = s->anew,
+                                           .draw = draw,
+                                           .reach = reach};
+    agreement_init(&m->agreement, &set);
+}
+
 /* Compares the options, and begins to register. Returns 0, 1: complete, or -1 after reporting. */
 static int begin(struct membership *m, const struct membership_settings *s) {
-    struct agreement_settings set = {.store = m->store,
-                                     .run = m->url.run,
-                                     .first_ranks = s->first_ranks,
-                                     .anew = s->anew,
-                                     .draw = draw,
-                                     .reach = reach};
-    agreement_init(&m->agreement, &set);
+    prepare_agreement(m, s);
     const enum agreement_result same = agreement_compare(&m->agreement, s->version, s->options);
-    if (same == AGREEMENT_AWAY)
-        return log_error("the store of %s does not answer (%s); is etcd running there?", m->name,
-                         m->store->why);
+    if (same == AGREEMENT_AWAY) return away(m);
     if (same != AGREEMENT_VIEW) return same == AGREEMENT_COMPLETE ? 1 : -1;
     describe_self(m, s->port, &m->agreement.self);
     if (pthread_create(&m->thread, NULL, watch, m))
@@ -228,18 +235,45 @@ static int begin(struct membership *m, const struct membership_settings *s) {
     return 0;
 }
 
-int membership_open(const struct membership_settings *settings, struct membership **out) {
-    *out = NULL;
-    struct membership *m = (struct membership *)calloc(1, sizeof *m);
+/* *out: to be closed in any case where it is not NULL. */
+static int open_store(const struct membership_settings *settings, struct membership **out) {
+    struct membership *m = *out = (struct membership *)calloc(1, sizeof *m);
     if (!m) return log_out_of_memory("the membership", (double)sizeof *m);
     pthread_mutex_init(&m->lock, NULL);
     pthread_mutex_init(&m->end_lock, NULL);
     pthread_cond_init(&m->end, NULL);
     m->first_ranks = settings->first_ranks;
     m->name = strdup(settings->url);
-    int status = m->name ? membership_url_parse(settings->url, &m->url)
-                         : log_out_of_memory("the name of the store", 0);
-    if (!status) status = etcd_open(m->url.host, m->url.port, &m->store);
+    const int status = m->name ? membership_url_parse(settings->url, &m->url)
+                               : log_out_of_memory("the name of the store", 0);
+    return status ? status : etcd_open(m->url.host, m->url.port, &m->store);
+}
+
+int membership_inspect(const struct membership_settings *settings, bool tell) {
+    struct membership *m;
+    char text[AGREEMENT_TEXT] = "";
+    int status = open_store(settings, &m);
+    if (!status) {
+        prepare_agreement(m, settings);
+        const double began = seconds();
+        const enum agreement_result found =
+            agreement_inspect(&m->agreement, settings->version, settings->options, text);
+        if (found == AGREEMENT_AWAY) status = away(m);
+        if (found == AGREEMENT_FAILED) status = -1;
+        if (found == AGREEMENT_COMPLETE)
+            status = log_error("run %s is complete: expected a new name in --meet", m->url.run);
+        if (found == AGREEMENT_VIEW && tell)
+            printf("store: etcd at %s:%d answers in %.1f ms; run %s: %s\n", m->url.host,
+                   m->url.port, 1e3 * (seconds() - began), m->url.run, text);
+    }
+    membership_close(m);
+    return status ? -1 : 0;
+}
+
+int membership_open(const struct membership_settings *settings, struct membership **out) {
+    struct membership *m;
+    *out = NULL;
+    int status = open_store(settings, &m);
     if (!status) status = begin(m, settings);
     if (!status) status = wait_for_view(m, "waits for it");
     if (status)

@@ -48,6 +48,11 @@ int membership_url_parse(const char *url, struct membership_url *out);
  * others than the run's. Then nothing was registered. */
 int membership_open(const struct membership_settings *settings, struct membership **out);
 
+/* Says on the terminal, in one line, whether a process with these settings could take part now; its
+ * port is not needed. Nothing is registered. Returns 0; or -1 after reporting: as above, or the run is
+ * complete. tell: also where all is well. */
+int membership_inspect(const struct membership_settings *settings, bool tell);
+
 /* The present view. Valid until membership_next_view and membership_close. */
 const struct view *membership_view(const struct membership *m);
 

@@ -1,6 +1,7 @@
 """--meet: ranks that die, come back and join, while the others train on."""
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -293,7 +294,7 @@ def test_wrong_use(data, tmp_path, etcd):
     assert "--data-split shared" in refused(2, data_split="contiguous")
     assert "multiple of the 3 ranks" in refused(2, meet_ranks=3, workers=4)
     assert "etcd://HOST:PORT/RUN" in refused(2, meet="http://127.0.0.1:1/run")
-    assert "--preflight checks the nodes" in refused(2, preflight=True)
+    assert "training, --dry-run or --preflight" in refused(2, eval=True)
     assert "--meet-ranks: expected --meet URL too" in refused(2, meet=None, meet_ranks=2)
     assert "--meet-keep: expected --meet URL too" in refused(2, meet=None, meet_keep="global-batch")
     done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None), ranks=2)
@@ -308,6 +309,39 @@ def test_wrong_use(data, tmp_path, etcd):
     line = refused(2, meet=etcd.url("other"), steps=2)
     assert "holds an earlier run" in line and "--overwrite" in line
     assert events(tmp_path / "out" / "log.jsonl", "end")[0]["status"] == "complete"
+
+
+def test_preflight_asks_the_store(data, tmp_path, etcd, ranks):
+    """It registers nothing, and says whether a rank could come."""
+    def preflight(url, status, **changes):
+        done = run(*settings(data, tmp_path / "out", **{
+            "meet": url, "meet_ranks": 2, "workers": None, "seq": 32, "val": None, "steps": FOREVER,
+            "peer_timeout": 2, "loss_rate": 0.1, "preflight": True, **changes}))
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout.splitlines()[-1] if status == 0 else done.stderr.strip()
+
+    url = etcd.url(tmp_path.name)
+    for _ in range(2):
+        assert preflight(url, 0).endswith(f"run {tmp_path.name}: it has not begun, 0 of 2 ranks wait")
+    run2 = ranks(2)
+    run2.wait_steps(2)
+    assert "it can be joined, view 1 has 2 ranks" in preflight(url, 0)
+    assert "option lr is 0.0001 here and 0.003 in run" in preflight(url, 1, lr=1e-4)
+    run2.end()
+    assert "is etcd running there?" in preflight(f"etcd://127.0.0.1:{free_port()}/run", 1)
+
+
+def test_dry_run_counts_a_change_of_ranks(data, tmp_path, etcd):
+    """What 4 ranks hand over: parameters and moments twice, and the messages with what a rank owns."""
+    def dry_run(**changes):
+        done = succeed(*settings(data, tmp_path / "out", dry_run=True, workers=None, **changes))
+        return dict(re.findall(r"^  (\S.*?) {2,}([\d.]+) GB", done.stdout, re.MULTILINE))
+
+    alone, together = dry_run(model="15M"), dry_run(model="15M", meet=etcd.url("dry"), meet_ranks=4)
+    assert "or ranks change" not in alone
+    parameters = float(together["parameters"])
+    assert float(together["or ranks change"]) == pytest.approx((2 + 10 / 4) * parameters, abs=2e-3)
+    assert float(together["optimizer state"]) == pytest.approx(2 * parameters / 4, abs=2e-3)
 
 
 def test_other_options_than_the_run(data, tmp_path, ranks):
