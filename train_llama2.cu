@@ -658,6 +658,15 @@ static int meet(struct trainer *t, struct data_parallel_news *news) {
     return 0;
 }
 
+/* What all do after so many steps; also a checkpoint that was being written when ranks changed. */
+static struct due due_now(const struct trainer *t, bool stop) {
+    struct due due = due_after(t->options, t->at.step, stop);
+    const bool behind = async_writer_is_behind(t->saver);
+    due.saves |= behind;
+    due.any |= behind;
+    return due;
+}
+
 enum { VIEW_ENDS = 1 }; /* ranks change */
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
@@ -676,12 +685,12 @@ static int train_loop(struct trainer *t) {
         advance(t, t->record.step + 1);
         async_writer_poll(t->saver, &news.stop);
         news.ranks_change = views_end_here(t->views);
-        struct due due = due_after(o, t->at.step, news.stop);
+        struct due due = due_now(t, news.stop);
         if (skips &&
             (due.any || news.broken || news.ranks_change || lossynet_is_called(t->dp.comm))) {
             if (meet(t, &news)) return -1;
             if (news.broken) return stop_not_finite(t, &t->record);
-            due = due_after(o, t->at.step, news.stop);
+            due = due_now(t, news.stop);
         }
         if (due.any && finish_step(t)) return -1;
         if (due.evaluates) {
@@ -727,7 +736,8 @@ static int train_in_view(struct trainer *t) {
     json_t *saved = NULL;
     int failed = from ? resume_open(from, &saved, &t->at) : 0;
     failed = failed || prepare(t, true) ||
-             data_parallel_open_saver(&t->dp, t->tokenizer, t->at.step, &t->run, &t->saver) ||
+             data_parallel_open_saver(&t->dp, t->tokenizer, t->at.step, t->continues, &t->run,
+                                      &t->saver) ||
              (from && !t->continues && resume_load(&t->run, from, saved, t->log));
     if (!failed) pipeline_start(&t->dp.pipeline, t->dp.params);
     json_decref(saved);

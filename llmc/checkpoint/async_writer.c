@@ -30,6 +30,7 @@ enum state { IDLE, READY, WRITING, WRITTEN, FAILED, COMMITTING };
 
 struct note { /* what a rank sends to the others */
     int32_t state, stop;
+    int32_t behind;    /* rank 0: at the start, async_writer_is_behind */
     uint32_t finished; /* rank 0: number of saves that have ended, with or without success */
     char checksum[CHECKSUM_TEXT_BYTES + 3];
     uint64_t bytes; /* of its file */
@@ -41,6 +42,7 @@ struct async_writer {
     struct note *mine,
         *all; /* [local], [workers]: only the entry of a rank's first worker is used */
     uint32_t started, succeeded;
+    bool behind;
     char directory[FILE_PATH_BYTES];
     struct snapshot snapshot;
     float *model; /* [P], rank 0: the copy */
@@ -323,6 +325,7 @@ void async_writer_poll(struct async_writer *s, bool *stop) {
 int async_writer_save(struct async_writer *s, const struct resume_point *at) {
     const float *model;
     bool go;
+    s->behind = false;
     if (begin(s, at->step, &go)) return -1;
     if (!go) return 0;
     if (s->settings.model(s->settings.model_context, &model)) return -1;
@@ -359,15 +362,34 @@ static void remove_earlier(const struct options *o) {
     free(list);
 }
 
-/* Finds the run's earlier checkpoints, if the run resumes from one of them. A run that is
+/* Finds the run's earlier checkpoints, if it continues or resumes from one of them. A run that is
  * resumed into another directory does not touch the checkpoints that are there. */
 static void recall(struct async_writer *s, int step) {
-    bool found = false;
+    bool found = s->settings.continues;
     s->kept_count = resume_list(s->run->facts.options->out, step, &s->kept);
     for (size_t i = 0; i < s->kept_count; i++)
-        found |= is_same(s->kept[i], s->run->facts.options->resume);
+        found = found || is_same(s->kept[i], s->run->facts.options->resume);
     for (size_t i = 0; !found && i < s->kept_count; i++) free(s->kept[i]);
     if (!found) s->kept_count = 0;
+}
+
+/* Rank 0: whether the last checkpoint that was due is not there. */
+static bool lacks_due(const struct async_writer *s, int step) {
+    const int every = s->run->facts.options->save_every;
+    const char *last = s->kept_count ? strrchr(s->kept[s->kept_count - 1], '-') : NULL;
+    return every && (last ? atoi(last + 1) : 0) < step / every * every;
+}
+
+/* Rank 0 tells the others what it has found. */
+static int agree_behind(struct async_writer *s, int step) {
+    s->note.behind = s->run->facts.rank == 0 && lacks_due(s, step);
+    if (exchange_notes(s)) return -1;
+    s->behind = note_of(s, 0)->behind;
+    return 0;
+}
+
+bool async_writer_is_behind(const struct async_writer *s) {
+    return s && s->behind;
 }
 
 int async_writer_open(const struct async_writer_settings *settings, int step,
@@ -386,8 +408,14 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
         return log_out_of_memory("the writer of checkpoints", 0);
     }
     if (run->facts.rank == 0) remove_partial(run->facts.options->out);
-    if (run->facts.rank == 0 && run->facts.options->overwrite) remove_earlier(run->facts.options);
-    if (run->facts.rank == 0 && run->facts.options->resume) recall(s, step);
+    const bool continues = settings->continues;
+    if (run->facts.rank == 0 && run->facts.options->overwrite && !continues)
+        remove_earlier(run->facts.options);
+    if (run->facts.rank == 0 && (run->facts.options->resume || continues)) recall(s, step);
+    if (continues && agree_behind(s, step)) {
+        async_writer_close(s);
+        return -1;
+    }
     stop_signal_note(true);
     *out = s;
     return 0;

@@ -41,7 +41,9 @@ typedef int (*async_writer_model)(void *context, const float **model);
 
 struct async_writer_settings {
     const struct resume_run *run; /* the caller keeps all of this until the writer is closed */
-    const char *tokenizer;        /* a file to copy; NULL: the model's tokenizer, if it has one */
+    /* The run goes on from other ranks (--meet): all checkpoints before `step` are its own. */
+    bool continues;
+    const char *tokenizer; /* a file to copy; NULL: the model's tokenizer, if it has one */
     async_writer_gather gather;
     async_writer_gather gather_aside; /* the same, carried by the caller's next gather */
     void *gather_context;
@@ -50,10 +52,14 @@ struct async_writer_settings {
 };
 
 /* step: number of steps that are done when the run starts. Earlier checkpoints of a resumed run
- * count towards options->keep. From now on signals are noted. A NULL writer writes nothing.
+ * count towards options->keep. Collective where it continues. From now on signals are noted. A NULL writer writes nothing.
  * Returns 0, or -1 after reporting. */
 int async_writer_open(const struct async_writer_settings *settings, int step,
                       struct async_writer **out);
+
+/* Whether to save after the next step, although none is due: a checkpoint that was due earlier is not
+ * there, since ranks changed while it was written. All ranks know it alike, until they save. */
+bool async_writer_is_behind(const struct async_writer *s);
 
 /* Releases everything. Waits for a write of this rank that has begun, which then leaves no
  * checkpoint. */

@@ -299,8 +299,9 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
 }
 
 int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
-                             struct resume_run *run, struct async_writer **out) {
+                             bool continues, struct resume_run *run, struct async_writer **out) {
     const struct async_writer_settings settings = {.run = run,
+                                                   .continues = continues,
                                                    .tokenizer = tokenizer,
                                                    .gather = gather,
                                                    .gather_aside = gather_aside,

@@ -82,7 +82,7 @@ int data_parallel_initialise(struct data_parallel *d);
  * is NULL. The caller frees run->worker, and keeps *run as long as *out. Returns 0, or -1 after
  * reporting. */
 int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
-                             struct resume_run *run, struct async_writer **out);
+                             bool continues, struct resume_run *run, struct async_writer **out);
 
 /* Nothing is lost by this algorithm (reliable). */
 bool data_parallel_is_lossless(const struct data_parallel *d);

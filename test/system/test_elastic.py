@@ -31,7 +31,7 @@ class Ranks:
         common = {"workers": None, "seq": 32, "val": None, "peer_timeout": 2, "loss_rate": 0.1,
                   **changes}
         self.command = [PROGRAM, *settings(data, out, meet=url, meet_ranks=ranks, **common)]
-        self.out, self.process, self.said = out, [], out.parent / "said"
+        self.data, self.out, self.process, self.said = data, out, [], out.parent / "said"
         for _ in range(ranks):
             self.start()
 
@@ -253,6 +253,24 @@ def test_the_global_batch_is_the_mean_over_it(ranks, data, tmp_path):
           **{**common, "steps": joined["step"] + 5})
     alone = [e["loss"] for e in events(tmp_path / "alone" / "log.jsonl", "step")]
     assert dealt[:len(alone)] == pytest.approx(alone, rel=1e-3)
+
+
+def test_a_checkpoint_that_ranks_were_writing_is_made_up_for(ranks, monkeypatch):
+    """In the next view, right away. Earlier checkpoints stay, although --overwrite was given."""
+    monkeypatch.setenv("TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS", "600")
+    run3 = ranks(3, save_every=100, keep=0, overwrite=True)
+    run3.wait((run3.out / "checkpoint-00000200.partial").exists)
+    run3.process[0].kill()
+    run3.wait(lambda: run3.named(0, run3.views())[0])
+    began = run3.views()[-1]["step"]
+    run3.wait((run3.out / f"checkpoint-{began + 1:08}").exists)
+    assert (run3.out / "checkpoint-00000100").exists()
+    run3.end()
+    again = run3.out / f"checkpoint-{began + 1:08}"
+    read = json.loads((again / "trainer.json").read_text())
+    assert read["step"] == began + 1
+    succeed("--eval", f"--model={again}", f"--val={run3.data}/val.bin", "--seq=32")
+    assert contiguous(run3.log())
 
 
 def test_a_checkpoint_of_some_ranks_is_resumed_by_others(data, tmp_path, etcd):
