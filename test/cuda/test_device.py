@@ -20,7 +20,7 @@ def data(tmp_path_factory):
 def train(data, out, *more, program=EMULATED, environment=None):
     """Two steps of three workers; the log's steps, its evaluation, and what the terminal showed."""
     done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
-                   "--workers=3", "--batch=1", "--seq=32", "--steps=2", "--lr=3e-3", "--seed=5",
+                   "--workers=3", "--batch=1", "--seq=16", "--steps=2", "--lr=3e-3", "--seed=5",
                    "--packet-bytes=512", "--eval-sequences=3", f"--out={out}", *more,
                    program=program, environment=environment)
     return (events(out / "log.jsonl", "step"), events(out / "log.jsonl", "eval")[0], done.stdout)
@@ -36,7 +36,7 @@ def same(one, other, tolerance, *fields):
     ("lossy", "float32", 0), ("rps", "float32", 0), ("naive", "float32", 0), ("lossy", "bf16", 0),
     ("lossy", "float32", 0.7), ("lossy", "bf16", 1)])
 def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
-    options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2",
+    options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2", "--seq=32",
                f"--wire-dtype={wire}", f"--carry={carry}", "--steps=3"]
     steps, evaluation, shown = train(data, tmp_path / "device", "--device=cuda",
                                      "--dtype=float32", *options)
@@ -63,12 +63,12 @@ def test_bf16_trains_nearly_as_the_cpu(data, tmp_path):
     # What was saved are the master weights: the CPU reads them, and finds the same loss.
     (model,) = (tmp_path / "device").glob("checkpoint-*")
     evaluated = tmp_path / "eval.jsonl"
-    succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=32",
+    succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=16",
             "--eval-sequences=3", "--device=cpu", f"--log={evaluated}")
     same(events(evaluated, "eval")[0], evaluation, 1e-3, "val_loss")
     # And the device reads what the CPU saved.
     (model,) = (tmp_path / "cpu").glob("checkpoint-*")
-    succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=32",
+    succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=16",
             "--eval-sequences=3", "--device=cuda", f"--log={evaluated}", "--overwrite", program=EMULATED)
     same(events(evaluated, "eval")[0], expected_evaluation, 1e-3, "val_loss")
 
@@ -116,7 +116,7 @@ def test_too_little_memory_falls_back_to_the_cpu(data, tmp_path):
 @pytest.mark.parametrize("program, environment", [
     (EMULATED, {"EMULATED_DEVICE": "none"}), (PROGRAM, {})], ids=["emulated", "as_built"])
 def test_no_gpu(data, tmp_path, program, environment):
-    command = ["--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=32", "--batch=1"]
+    command = ["--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=16", "--batch=1"]
     done = run(*command, "--device=cuda", program=program, environment=environment)
     without = "no CUDA backend" in done.stderr # built without
     assert done.returncode == (2 if without else 1)
@@ -134,7 +134,7 @@ def of_rank(rank, setting):
 
 
 def start_ranks(data, *more, ranks=2, shell=(), environment=None):
-    process = start("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=32", "--batch=1", *more,
+    process = start("--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=16", "--batch=1", *more,
                     program=EMULATED, ranks=ranks, shell=shell, environment=environment)
     out, err = process.communicate(timeout=300)
     return process.returncode, out, err
@@ -195,7 +195,7 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, 
                f"--wire-dtype={wire}", f"--carry={carry}"]
     one = train(data, tmp_path / "one", *options)
     done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
-                   "--workers=3", "--batch=1", "--seq=32", "--steps=2", "--lr=3e-3", "--seed=5",
+                   "--workers=3", "--batch=1", "--seq=16", "--steps=2", "--lr=3e-3", "--seed=5",
                    "--packet-bytes=512", "--eval-sequences=3", f"--out={tmp_path}/three", *options,
                    f"--link={link}", program=EMULATED, ranks=3)
     assert "3 workers in 3 processes, emulated" in done.stdout
@@ -238,7 +238,7 @@ def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
     several ranks, to where the network reads them."""
     def steps(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
-                "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=1",
+                "--batch=1", "--seq=16", f"--steps={count}", "--lr=3e-3", "--lr-final=1",
                 "--warmup=0", "--packet-bytes=512", f"--algorithm={algorithm}",
                 "--loss-rate=0.3", f"--wire-dtype={wire}", f"--carry={carry}", f"--out={out}", *more, program=EMULATED,
                 ranks=ranks)
@@ -255,7 +255,7 @@ def test_weights_that_adamw_writes_are_those_that_are_converted(data, tmp_path):
     """Who is alone has AdamW write the bfloat16 weights; after --resume they are converted once."""
     def losses(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--device=cuda",
-                "--batch=1", "--seq=32", f"--steps={count}", "--lr=3e-3", "--lr-final=1", "--warmup=0",
+                "--batch=1", "--seq=16", f"--steps={count}", "--lr=3e-3", "--lr-final=1", "--warmup=0",
                 "--eval-every=2", "--eval-sequences=2", f"--out={out}", *more, program=EMULATED)
         return {event["step"]: (event["loss"], event["grad_norm"])
                 for event in events(out / "log.jsonl", "step")}

@@ -45,7 +45,7 @@ def test_a_live_run_and_its_replay(data, tmp_path, changes):
     """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient
     in the next; one process that makes the same again ends with the same bits."""
     out, record = tmp_path / "live", tmp_path / "record"
-    common = {"steps": 300, "workers": 4, "packet_bytes": 512, **changes}
+    common = {"steps": 300, "workers": 4, "seq": 16, "packet_bytes": 512, **changes}
     running, pids = start(data, out, 4, deadline=0.05, record_loss=record, **common)
     for rank in (2, 0):
         other = tmp_path / "record.1"

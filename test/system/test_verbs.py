@@ -51,8 +51,11 @@ timeout 200 mpirun -np 1 $one rxe0 : -np 1 $one rxe1:1 : -np 1 $one rxe2 : -np 1
 echo "exit status $?" >>verbs.txt
 # An emulated GPU's memory, which the host may not read, by its address.
 program=EMULATED
-train direct --link=verbs $ALL --loss-rate=0.1 --device=cuda --gpu-direct --steps=2
+ranks=2
+train direct --link=verbs --interface=rxe0,rxe1 --loss-rate=0.1 --device=cuda --gpu-direct \\
+    --workers=2 --steps=2
 program=PROGRAM
+ranks=4
 devices_lose 4 10
 counters sent_pkts >sent.txt
 train lossy --link=verbs $ALL
@@ -142,7 +145,7 @@ def test_from_the_memory_of_a_gpu(guest, tmp_path):
     """--gpu-direct: the adapter reads gradients where only operations of the device may."""
     log = trained(guest, "direct")
     assert log[0]["sends"] == "in place, gradients by the GPU"
-    succeed("--model=260K", f"--train={guest}/train.bin", "--workers=4", "--batch=1", "--seq=8",
+    succeed("--model=260K", f"--train={guest}/train.bin", "--workers=2", "--batch=1", "--seq=8",
             "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4068",
             "--loss-rate=0.1", "--device=cuda", f"--out={tmp_path}/mpi", program=EMULATED, ranks=2)
     assert_same(read_log(tmp_path / "mpi" / "log.jsonl"), log, [tmp_path / "mpi", guest / "direct"])
