@@ -94,19 +94,26 @@ void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int
     if (type == WIRE_STATE) p->control.state_due = p->control.answer_due = false;
 }
 
-void lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
+double lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_control *control = &p->control;
+    double due = HUGE_VAL;
     for (int kind = 0; kind < 2; kind++) {
         struct lossynet_tx *tx = &p->tx[kind];
-        if (!tx->done_waits || !lossynet_timer_is_due(t, p, &tx->done, now)) continue;
-        if (t->link->features.reliable) tx->done.since = HUGE_VAL;
-        lossynet_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
-                              lossynet_is_group(t, kind) ? t->sender.group.sent : tx->sent);
+        if (!tx->done_waits) continue;
+        if (lossynet_timer_is_due(t, p, &tx->done, now)) {
+            if (t->link->features.reliable) tx->done.since = HUGE_VAL;
+            lossynet_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
+                                  lossynet_is_group(t, kind) ? t->sender.group.sent : tx->sent);
+        }
+        due = fmin(due, lossynet_timer_due(t, &tx->done, now));
     }
-    if (t->threads.closing && !p->live.knows &&
-        lossynet_timer_is_due(t, p, &p->message[LOSSYNET_MEETING].repeat, now))
-        lossynet_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
+    if (t->threads.closing && !p->live.knows) {
+        struct lossynet_timer *repeat = &p->message[LOSSYNET_MEETING].repeat;
+        if (lossynet_timer_is_due(t, p, repeat, now))
+            lossynet_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
+        due = fmin(due, lossynet_timer_due(t, repeat, now));
+    }
     bool told = false; /* our state */
     for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
         if (control->ack_due[which])
@@ -118,14 +125,13 @@ void lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
     if (control->state_due && !told) lossynet_control_send(t, peer, WIRE_STATE, 0, 0, 0);
     if (control->left_due) lossynet_control_send(t, peer, WIRE_LEFT, 0, 0, 0);
     control->left_due = false;
+    return due;
 }
 
 bool lossynet_control_busy(const struct lossynet_transport *t) {
-    bool busy =
-        t->rounds[LOSSYNET_MEETING].open || t->rounds[LOSSYNET_PULSE].open || t->threads.closing;
-    for (int r = 0; !busy && r < t->world.ranks; r++)
-        busy = t->peers[r].tx[0].done_waits || t->peers[r].tx[1].done_waits;
-    return busy;
+    const int *unconfirmed = &t->agenda.count[LOSSYNET_UNCONFIRMED];
+    return t->rounds[LOSSYNET_MEETING].open || t->rounds[LOSSYNET_PULSE].open ||
+           t->threads.closing || unconfirmed[0] > 0 || unconfirmed[1] > 0;
 }
 
 /* ---- receiving ---- */
@@ -201,6 +207,7 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
     bool credited = take_credit(flow, credit, flow->sent, &flow->credit);
     credited |= take_credit(flow, group, t->sender.group_sent, &flow->group_credit);
     if (credited) flow->credited = now;
+    if (news || credited) flow->blocked = false; /* as far as is known */
     if (news || credited) lossynet_timer_news(t, p);
     if (!later(credit, flow->sent) && !later(group, t->sender.group_sent))
         lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));

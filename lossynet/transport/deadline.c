@@ -87,10 +87,7 @@ double lossynet_deadline_best(const struct lossynet_deadline *d) {
 
 double lossynet_deadline_wait(const struct lossynet_transport *t) {
     const struct lossynet_deadline *d = &t->deadline;
-    double slowest = 0; /* of the round trips */
-    for (int r = 0; r < t->world.ranks; r++)
-        if (!lossynet_deadline_ignores(t, r)) slowest = fmax(slowest, t->peers[r].round_trip.mean);
-    const double least = ROUND_TRIPS * slowest + t->receiver.grace;
+    const double least = ROUND_TRIPS * t->agenda.slowest + t->receiver.grace;
     return fmax(d->fixed > 0 ? d->fixed : fmax(d->wait, LEAST), least);
 }
 
@@ -121,9 +118,17 @@ static void tell_raised(struct lossynet_transport *t) {
                      d->fixed, wait);
 }
 
+static double slowest_round_trip(const struct lossynet_transport *t) {
+    double slowest = 0;
+    for (int r = 0; r < t->world.ranks; r++)
+        if (!lossynet_deadline_ignores(t, r)) slowest = fmax(slowest, t->peers[r].round_trip.mean);
+    return slowest;
+}
+
 void lossynet_deadline_learn(struct lossynet_transport *t) {
     struct lossynet_deadline *d = &t->deadline;
     const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
+    t->agenda.slowest = slowest_round_trip(t);
     if (!d->on || phase->half == 0) return;
     tell_raised(t);
     const uint32_t step = d->steps++, slot = step % LOSSYNET_DEADLINE_STEPS;
@@ -153,7 +158,7 @@ static bool tells(const struct lossynet_transport *t, int peer) {
     return true;
 }
 
-static void tell(struct lossynet_transport *t, int peer) {
+void lossynet_deadline_tell(const struct lossynet_transport *t, int peer) {
     struct lossynet_waiting *l = &t->peers[peer].lateness;
     const double late = t->receiver.empty - l->since;
     if (late < TELL_AFTER || late < TELL_AGAIN * l->told) return;
@@ -171,6 +176,8 @@ void lossynet_deadline_late(struct lossynet_transport *t, int peer) {
     t->deadline.late++;
     l->since = t->receiver.empty;
     l->told = 0;
+    lossynet_agenda_count(t, peer);
+    lossynet_agenda_soon(t, peer);
 }
 
 void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
@@ -214,6 +221,8 @@ static void give_up(struct lossynet_transport *t, int kind, int peer) {
     }
     if (!p->tx[kind].complete && phase->begun > 0) lossynet_send_complete(&p->tx[kind]);
     lossynet_deadline_late(t, peer);
+    lossynet_agenda_count(t, peer);
+    lossynet_agenda_soon(t, peer);
 }
 
 /* Sending to a peer stands still: its window or its phase is shut. */
@@ -226,21 +235,21 @@ static bool is_stuck(const struct lossynet_transport *t, int peer, int kind, dou
 
 void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
     struct lossynet_phase_state *phase = &t->phase[kind];
-    const int ranks = t->world.ranks;
-    int done = 0, counted = 0, in_time = 0;
+    const int ranks = t->world.ranks, *count = t->agenda.count;
     if (!t->deadline.on || phase->opened == phase->closed) return;
-    for (int r = 0; r < ranks; r++) {
-        const bool self = r == t->world.rank;
-        const bool over = self ? phase->reached : t->peers[r].rx[kind].state == RX_OVER;
-        const bool counts = kind != LOSSYNET_GRADIENT || !idles(t, r);
-        counted += counts;
-        done += counts && over;
-        in_time += !self && !over && !lossynet_deadline_excuses(t, r, kind);
-    }
+    const bool gradient = kind == LOSSYNET_GRADIENT, idle = gradient && t->deadline.idle;
+    const int done = count[LOSSYNET_IS_DONE + kind] + (phase->reached && !idle);
+    const int counted = ranks - idle - (gradient ? count[LOSSYNET_IDLES] : 0);
     if (phase->half == 0 && 2 * done >= counted) phase->half = t->receiver.empty;
     if (!phase->awaited) return;
+    const int late = lossynet_deadline_is_minority(t) ? 0 : count[LOSSYNET_LATE_FOR + kind];
+    const int in_time = count[LOSSYNET_IN_TIME + kind] + late;
     const double wait = lossynet_deadline_wait(t);
     const bool ends = phase->half > 0 && t->receiver.empty - phase->half > wait;
+    const bool holds_up = count[LOSSYNET_RECEIVES + kind] > 0 && (ends || in_time == 0);
+    const bool stuck =
+        count[LOSSYNET_STUCK + kind] > 0 || (ends && count[LOSSYNET_SENDS + kind] > 0);
+    if (!holds_up && !stuck) return;
     for (int r = 0; r < ranks; r++) {
         struct lossynet_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
@@ -249,7 +258,6 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
         if ((waits && (ends || (ignored && in_time == 0))) ||
             (is_stuck(t, r, kind, wait) && (ends || ignored || lossynet_deadline_is_away(t, r))))
             give_up(t, kind, r);
-        if (p->lateness.late) tell(t, r);
     }
 }
 
@@ -322,5 +330,6 @@ void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps) {
             t->peers[r].tx[kind].complete = true;
             t->peers[r].tx[kind].done_waits = false;
         }
+    lossynet_agenda_all(t);
     lossynet_progress_leave(t);
 }

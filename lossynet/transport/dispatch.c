@@ -6,6 +6,8 @@ void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram
     const uint8_t *payload = datagram + WIRE_HEADER_BYTES;
     if (!lossynet_session_verify(t, peer, &h, datagram, bytes)) return;
     lossynet_timer_heard(t, peer, h.type);
+    lossynet_agenda_soon(t, peer);
+    t->agenda.sends[peer] = true;
     if (h.type == WIRE_DATA) {
         lossynet_recv_data(t, peer, &h, payload);
         return;

@@ -50,17 +50,20 @@ static uint32_t stamp_of(double now) {
 
 /* ---- sending ---- */
 
-/* Sends the fragments that are new within the window, or not acknowledged in time. */
-static void push(struct lossynet_transport *t, int peer, int which, double now) {
+/* Sends the fragments that are new within the window, or not acknowledged in time; returns when to
+ * look again. */
+static double push(struct lossynet_transport *t, int peer, int which, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_message *m = &p->message[which];
-    if (!t->rounds[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) return;
+    if (!t->rounds[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which))
+        return HUGE_VAL;
     const bool again = !t->link->features.reliable && lossynet_timer_is_over(t, &m->repeat, now);
     const bool listens = (int32_t)(m->in_round - t->rounds[which].begun) >= 0;
     const double timeout = fmin(m->repeat.pause, lossynet_timer_timeout(p));
     const double late = listens ? timeout : fmax(timeout, DEAF);
     const double overtaken = fmax(OVERTAKEN, OVERTAKEN_SHARE * p->round_trip.mean);
     bool repeated = false;
+    double oldest = HUGE_VAL, due = HUGE_VAL; /* of those that were sent; when one is overtaken */
     uint32_t most = m->fragments - m->acked_before;
     uint32_t window =
         p->flow.window < LOSSYNET_FRAGMENTS ? (uint32_t)p->flow.window : LOSSYNET_FRAGMENTS;
@@ -70,11 +73,14 @@ static void push(struct lossynet_transport *t, int peer, int which, double now) 
     for (uint32_t i = 0; i < most && n < LOSSYNET_BATCH; i++) {
         if (m->acked >> i & 1) continue;
         double *sent_at = &m->sent_at[(m->acked_before + i) % LOSSYNET_FRAGMENTS];
-        bool was_overtaken = !t->link->features.reliable && i < 63 && m->acked >> (i + 1) &&
-                             now - *sent_at > overtaken;
+        const bool others_came = !t->link->features.reliable && i < 63 && m->acked >> (i + 1);
+        const bool was_overtaken = others_came && now - *sent_at > overtaken;
         bool is_late = *sent_at > 0 && again && now - *sent_at >= late;
-        if (*sent_at > 0 && !was_overtaken && !is_late) continue;
-        *sent_at = now;
+        const bool waits = *sent_at > 0 && !was_overtaken && !is_late;
+        if (!waits) *sent_at = now;
+        oldest = fmin(oldest, *sent_at);
+        if (others_came) due = fmin(due, *sent_at + overtaken);
+        if (waits) continue;
         repeated |= is_late;
         size_t at, bytes = fragment(t, m->out_bytes, m->acked_before + i, &at);
         t->sender.batch[n] = lossynet_control_datagram(t, peer, WIRE_MESSAGE, WIRE_MESSAGES + which,
@@ -84,10 +90,15 @@ static void push(struct lossynet_transport *t, int peer, int which, double now) 
     }
     if (repeated) lossynet_timer_again(t, p, &m->repeat, now);
     if (n > 0) lossynet_session_send(t, peer, t->sender.batch, n);
+    if (t->link->features.reliable) return HUGE_VAL;
+    return fmin(due, fmax(oldest + fmin(late, timeout), lossynet_timer_due(t, &m->repeat, now)));
 }
 
-void lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) push(t, peer, which, now);
+double lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
+    double due = HUGE_VAL;
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++)
+        due = fmin(due, push(t, peer, which, now));
+    return due;
 }
 
 /* ---- receiving ---- */
@@ -139,8 +150,10 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
     const int which = h->kind - WIRE_MESSAGES;
     struct lossynet_message *m = &p->message[which];
     double taken = 1e-6 * (uint32_t)(stamp_of(t->receiver.now) - h->sequence);
-    if (h->sequence && taken > 0 && taken < t->session.peer_timeout)
+    if (h->sequence && taken > 0 && taken < t->session.peer_timeout) {
         lossynet_timer_measured(&p->round_trip, taken);
+        t->agenda.slowest = fmax(t->agenda.slowest, p->round_trip.mean);
+    }
     if (!t->rounds[which].open || h->index != t->rounds[which].begun - 1 ||
         h->length != WIRE_STATE_BYTES + 8 || h->packet > m->fragments ||
         h->packet < m->acked_before)
@@ -156,7 +169,7 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
 
 /* ---- rounds ---- */
 
-static bool is_exchanged(const struct lossynet_transport *t, int peer, int which) {
+bool lossynet_message_is_exchanged(const struct lossynet_transport *t, int peer, int which) {
     const struct lossynet_peer *p = &t->peers[peer];
     const struct lossynet_message *m = &p->message[which];
     if (has_passed(t, p, which)) return true;
@@ -165,7 +178,7 @@ static bool is_exchanged(const struct lossynet_transport *t, int peer, int which
 
 bool lossynet_message_awaits(const struct lossynet_transport *t, int peer) {
     for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++)
-        if (t->rounds[which].open && !is_exchanged(t, peer, which)) return true;
+        if (t->rounds[which].open && !lossynet_message_is_exchanged(t, peer, which)) return true;
     return false;
 }
 
@@ -185,30 +198,22 @@ double lossynet_message_owed(const struct lossynet_transport *t, int peer) {
 
 bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
     struct lossynet_rounds *round = &t->rounds[which];
-    const int ranks = t->world.ranks;
-    bool received = true, all = true;
-    int there = 1, in_time = 0; /* ranks whose part has come; on time, but not done yet */
-    for (int r = 0; r < ranks; r++) {
-        if (r == t->world.rank) continue;
-        const struct lossynet_message *m = &t->peers[r].message[which];
-        const bool done = is_exchanged(t, r, which);
-        received &= m->got_before == m->expects;
-        there += m->got_before == m->expects;
-        const bool away =
-            lossynet_deadline_is_away(t, r) && (int32_t)(m->in_round - round->begun) < 0;
-        in_time += !done && !away && !lossynet_deadline_ignores(t, r);
-        all &= done;
-    }
-    if (received && round->complete != round->begun) {
+    const int ranks = t->world.ranks, *count = t->agenda.count + which;
+    const int lacking = count[LOSSYNET_LACKS];
+    const bool all = count[LOSSYNET_EXCHANGES] == 0;
+    if (lacking == 0 && round->complete != round->begun) {
         round->complete = round->begun; /* from now on every state says so */
         for (int r = 0; r < ranks; r++) t->peers[r].control.ack_due[which] = true;
+        lossynet_agenda_all(t);
     }
     if (all || !t->deadline.on || which != LOSSYNET_PULSE) return all;
-    if (round->half == 0 && 2 * there >= ranks) round->half = t->receiver.empty;
-    if (in_time == 0) return true;
+    if (round->half == 0 && 2 * (ranks - lacking) >= ranks) round->half = t->receiver.empty;
+    const int late = lossynet_deadline_is_minority(t) ? 0 : count[LOSSYNET_EXCHANGES_LATE];
+    if (count[LOSSYNET_EXCHANGES_IN_TIME] + late == 0) return true;
     if (!lossynet_deadline_is_over(t, round->half)) return false;
     for (int r = 0; r < ranks; r++)
-        if (r != t->world.rank && !is_exchanged(t, r, which)) lossynet_deadline_late(t, r);
+        if (r != t->world.rank && !lossynet_message_is_exchanged(t, r, which))
+            lossynet_deadline_late(t, r);
     return true;
 }
 
@@ -233,4 +238,5 @@ void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8
         m->moved = lossynet_now();
         m->repeat = lossynet_timer_from(&t->peers[r], m->moved);
     }
+    lossynet_agenda_all(t);
 }

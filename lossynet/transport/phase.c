@@ -18,6 +18,7 @@ static void expect(struct lossynet_transport *t, lossynet_phase phase) {
             buckets->missing[i] = remote ? t->calls.expected(t->calls.context, phase, b, w) : 0;
             buckets->passed[i] = 0;
         }
+        buckets->checked[b] = 0;
         __atomic_store_n(&buckets->over[b], 0, __ATOMIC_RELEASE);
     }
     for (int w = 0; w < workers; w++) buckets->reached[w] = 0;
@@ -41,6 +42,7 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
     t->phase[phase].reached = false;
     t->phase[phase].half = 0;
     lossynet_progress_push(t, now);
+    lossynet_agenda_all(t);
     lossynet_progress_leave(t);
 }
 
@@ -54,10 +56,13 @@ void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase 
                                                      .refused = has_closed};
     }
     if (lossynet_is_group(t, phase)) t->sender.group = (struct lossynet_tx){0};
+    __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
+    lossynet_agenda_all(t);
     lossynet_progress_leave(t);
 }
 
 void lossynet_transport_wake(struct lossynet_transport *t) {
+    __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
     if (t->threads.threaded) t->link->wake(t->link);
 }
 
@@ -68,8 +73,10 @@ static lossynet_status await(struct lossynet_transport *t, lossynet_phase phase,
     struct lossynet_phase_state *state = &t->phase[phase];
     double start = lossynet_now();
     state->awaited = state->reached = true;
+    lossynet_agenda_all(t); /* something is expected of them, ... */
     lossynet_status status = lossynet_progress_until(t, over, argument);
     state->awaited = false;
+    lossynet_agenda_all(t); /* ... and is not any more */
     double seconds = lossynet_now() - start;
     state->seconds += state->seconds > 0 ? 0.25 * (seconds - state->seconds) : seconds;
     return status;
@@ -152,6 +159,7 @@ static lossynet_status exchange(struct lossynet_transport *t, int which, const u
     lossynet_status status = lossynet_progress_until(t, lossynet_message_exchanged, which);
     if (!status) lossynet_progress_push(t, lossynet_now()); /* our last acknowledgements */
     t->rounds[which].open = false;
+    lossynet_agenda_all(t);
     for (int r = 0; came && r < t->world.ranks; r++) {
         const struct lossynet_message *m = &t->peers[r].message[which];
         came[r] = r == t->world.rank || m->got_before == m->expects;

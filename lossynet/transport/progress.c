@@ -12,11 +12,14 @@ enum { TURNS = 8 };
 static const double IDLE = 1.0;      /* longest sleep; a datagram or a caller ends it */
 static const double TICK = 1e-4;     /* longest sleep while something is expected, of few, ... */
 static const double TICK_MAX = 0.01; /* ... and of many */
-static const double OWING = 2;       /* peer time-outs in which a message must come on */
-static const double LEAVING = 1.0;   /* longest wait for peers to take note that we leave */
-static const double ABORTED = 1.0;   /* silence of a rank that has said ABORT, and did mean it */
-static const double REFUSED = 0.2;   /* silence of a rank whose host refuses what is sent to it */
-static const double LEFT = 0.1;      /* silence of a rank that has left: what it sent has come */
+static const double LOOK = 0.02; /* a peer of which something is expected is looked at so often */
+static const double LOOK_LEAST =
+    2e-5;                          /* nobody is looked at again sooner, unless something comes */
+static const double OWING = 2;     /* peer time-outs in which a message must come on */
+static const double LEAVING = 1.0; /* longest wait for peers to take note that we leave */
+static const double ABORTED = 1.0; /* silence of a rank that has said ABORT, and did mean it */
+static const double REFUSED = 0.2; /* silence of a rank whose host refuses what is sent to it */
+static const double LEFT = 0.1;    /* silence of a rank that has left: what it sent has come */
 
 /* ---- a turn ---- */
 
@@ -33,8 +36,10 @@ static bool receive(struct lossynet_transport *t) {
         any |= n > 0;
         if (n == 0) break;
     }
-    for (int peer; t->link->refused && (peer = t->link->refused(t->link)) >= 0;)
+    for (int peer; t->link->refused && (peer = t->link->refused(t->link)) >= 0;) {
         t->peers[peer].live.refused = t->receiver.now;
+        lossynet_agenda_soon(t, peer);
+    }
     return any;
 }
 
@@ -46,8 +51,15 @@ void lossynet_progress_push(struct lossynet_transport *t, double now) {
     }
 }
 
-/* Asks a peer of which something is expected, and finds that it is dead. */
-static void watch_peer(struct lossynet_transport *t, int peer, double now) {
+bool lossynet_progress_expects(const struct lossynet_transport *t, int peer) {
+    const struct lossynet_peer *p = &t->peers[peer];
+    return p->flow.blocked || p->lateness.late || lossynet_recv_awaits(t, peer) ||
+           lossynet_message_awaits(t, peer);
+}
+
+/* Asks a peer of which something is expected, and finds that it is dead. Returns when to ask
+ * again. */
+static double ask(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_liveness *live = &p->live;
     const bool blocked = p->flow.blocked;
@@ -72,40 +84,49 @@ static void watch_peer(struct lossynet_transport *t, int peer, double now) {
     double pause = blocked ? lossynet_timer_first(p) : lossynet_timer_longest(p);
     bool moves = blocked && now - p->flow.credited < pause;
     if (moves || blocked != live->probe_sends)
-        live->probe = (struct lossynet_timer){.since = now, .pause = pause};
+        live->probe = (struct lossynet_timer){.since = moves ? p->flow.credited + pause : now,
+                                              .pause = pause};
     else if (lossynet_timer_is_due(t, p, &live->probe, now))
         lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, 0);
     live->probe_sends = blocked;
+    return lossynet_timer_due(t, &live->probe, now);
 }
 
-/* True while anything is expected of anybody. */
-static bool watch(struct lossynet_transport *t, double now) {
-    bool expecting = false;
-    for (int r = 0; r < t->world.ranks; r++) {
-        if (r == t->world.rank) continue;
-        struct lossynet_peer *p = &t->peers[r];
-        const bool owes = lossynet_recv_awaits(t, r) || lossynet_message_awaits(t, r);
-        if (!p->flow.blocked && !owes && !p->lateness.late) {
-            p->live.expected = 0;
-            continue;
-        }
-        expecting = true;
-        if (p->live.expected == 0) p->live.expected = now, p->live.probe_sends = !p->flow.blocked;
-        if (!t->link->features.reliable && !t->threads.closing) watch_peer(t, r, now);
+/* Returns when to look again. */
+static double watch(struct lossynet_transport *t, int peer, double now) {
+    struct lossynet_peer *p = &t->peers[peer];
+    if (!lossynet_progress_expects(t, peer)) {
+        p->live.expected = 0;
+        return HUGE_VAL;
     }
-    return expecting;
+    if (p->live.expected == 0) p->live.expected = now, p->live.probe_sends = !p->flow.blocked;
+    if (p->lateness.late) lossynet_deadline_tell(t, peer);
+    if (t->link->features.reliable || t->threads.closing) return HUGE_VAL;
+    return fmin(now + LOOK, ask(t, peer, now));
+}
+
+/* Looks at the peers for which it is time. */
+static void look(struct lossynet_transport *t, double now) {
+    for (int peer; (peer = lossynet_agenda_next(t, now)) >= 0;) {
+        double due = lossynet_recv_check(t, peer);
+        due = fmin(due, lossynet_message_push(t, peer, now));
+        due = fmin(due, lossynet_control_push(t, peer, now));
+        due = fmin(due, watch(t, peer, now));
+        lossynet_agenda_count(t, peer);
+        lossynet_agenda_set(t, peer, fmax(due, now + LOOK_LEAST));
+    }
 }
 
 double lossynet_progress_turn(struct lossynet_transport *t) {
     double wait = IDLE;
     bool any = receive(t);
     double now = lossynet_now();
-    lossynet_recv_check(t);
-    lossynet_progress_push(t, now);
+    look(t, now);
+    for (int kind = 0; kind < 2; kind++) lossynet_deadline_check(t, kind);
     any |= lossynet_send_push(t, &wait);
-    bool expecting = watch(t, now);
     if (any) return 0;
-    if (!expecting && !lossynet_control_busy(t)) return wait;
+    wait = fmin(wait, fmax(0, lossynet_agenda_due(t) - now));
+    if (t->agenda.count[LOSSYNET_EXPECTED] == 0 && !lossynet_control_busy(t)) return wait;
     return fmin(wait, fmin(TICK_MAX, TICK * lossynet_timer_slowness(t)));
 }
 
@@ -196,6 +217,7 @@ static void say_leave(struct lossynet_transport *t) {
         if (failed) lossynet_control_send(t, r, type, 0, 0, 0), p->live.knows = true;
     }
     t->sender.group.complete = true;
+    lossynet_agenda_all(t);
     if (!failed) lossynet_progress_until(t, all_know, 0);
     /* Those who left first may have missed that we know; they give up after LEAVING. */
     for (int r = 0; r < t->world.ranks; r++)

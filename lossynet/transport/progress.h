@@ -86,7 +86,8 @@ struct lossynet_buckets { /* of the present phase of a kind, as received */
     uint32_t *missing;    /* [B][N]: packets for local workers that have not come */
     double *passed;       /* [B][N]: when a later bucket of that sender began to come */
     int *reached;         /* [N]: latest bucket seen, in the phase's order */
-    uint8_t *over;        /* [B]; atomic */
+    int *checked;  /* [B]: of so many senders, from the first on, all is there that will be */
+    uint8_t *over; /* [B]; atomic */
 };
 
 struct lossynet_phase_state { /* our present phase of a kind */
@@ -117,7 +118,8 @@ struct lossynet_session { /* what all datagrams of a run have in common */
 struct lossynet_sender {
     struct lossynet_datagram batch[LOSSYNET_BATCH];
     struct lossynet_span spans[LOSSYNET_BATCH];
-    int first;           /* distance of the peer to begin with */
+    int first;           /* the peer to begin with */
+    bool woken;          /* the caller has more to send; atomic */
     uint32_t group_sent; /* multicast: DATA so far */
     struct lossynet_tx group;
 };
@@ -170,6 +172,35 @@ struct lossynet_threads {
     pthread_t thread;
 };
 
+/* What is counted of peers (agenda.c); where two follow each other, of each kind of phase or
+ * round. */
+enum lossynet_flag {
+    LOSSYNET_RECEIVES,               /* its phase to us is not over */
+    LOSSYNET_IS_DONE = 2,            /* it is, and it has a gradient */
+    LOSSYNET_IN_TIME = 4,            /* it is not, and a peer on time, */
+    LOSSYNET_LATE_FOR = 6,           /* or a late one, has yet to end it */
+    LOSSYNET_SENDS = 8,              /* not all of ours has left to it */
+    LOSSYNET_STUCK = 10,             /* nor can it, since the peer is late or away */
+    LOSSYNET_UNCONFIRMED = 12,       /* DONE */
+    LOSSYNET_LACKS = 14,             /* its part of a round has not come */
+    LOSSYNET_EXCHANGES = 16,         /* or ours is not acknowledged, */
+    LOSSYNET_EXCHANGES_IN_TIME = 18, /* by a peer on time, */
+    LOSSYNET_EXCHANGES_LATE = 20,    /* or by a late one */
+    LOSSYNET_IDLES = 22,             /* it has no gradient in this step */
+    LOSSYNET_EXPECTED,               /* something is expected of it */
+    LOSSYNET_FLAGS
+};
+
+struct lossynet_agenda {
+    int peers;
+    int *heap, *place; /* [peers] by time; [R], where in it */
+    double *due;       /* [R]: when to look at a peer again */
+    uint32_t *flags;   /* [R], and how many peers have each: */
+    int count[LOSSYNET_FLAGS];
+    bool *sends;    /* [R]: DATA may leave to it, or must wait for it */
+    double slowest; /* round trip to a peer that is waited for, s, or a little more */
+};
+
 struct lossynet_transport {
     struct lossynet_world world;
     struct lossynet_transport_shape shape;
@@ -177,6 +208,7 @@ struct lossynet_transport {
     struct lossynet_link *link;
     struct lossynet_session session;
     struct lossynet_peer *peers; /* [R] */
+    struct lossynet_agenda agenda;
     struct lossynet_phase_state phase[2];
     struct lossynet_rounds rounds[LOSSYNET_ROUND_KINDS];
     struct lossynet_deadline deadline;
@@ -235,6 +267,10 @@ double lossynet_timer_silence(const struct lossynet_transport *t, int peer);
 /* Whether its host has refused a datagram for it since it was last heard. */
 bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer);
 
+/* When a timer may be over: never later, as far as is known, and looked at again if it is not. */
+double lossynet_timer_due(const struct lossynet_transport *t, const struct lossynet_timer *timer,
+                          double now);
+
 static inline struct lossynet_timer lossynet_timer_at_once(void) {
     return (struct lossynet_timer){0, 0};
 }
@@ -243,6 +279,23 @@ static inline struct lossynet_timer lossynet_timer_from(const struct lossynet_pe
                                                         double now) {
     return (struct lossynet_timer){now, lossynet_timer_first(peer)};
 }
+
+/* ---- agenda.c: which peers a turn looks at ---- */
+
+/* False where there is no memory; closing is fine then, too. */
+bool lossynet_agenda_open(struct lossynet_agenda *agenda, const struct lossynet_world *world);
+void lossynet_agenda_close(struct lossynet_agenda *agenda);
+size_t lossynet_agenda_memory(int ranks); /* bytes */
+/* The next turn looks at a peer, since something of it has changed, ... */
+void lossynet_agenda_soon(struct lossynet_transport *t, int peer);
+/* ... or at all, since the caller has done something; counts them. */
+void lossynet_agenda_all(struct lossynet_transport *t);
+/* A peer to look at now, -1: none; whoever has looked sets when to look again. */
+int lossynet_agenda_next(const struct lossynet_transport *t, double now);
+void lossynet_agenda_set(struct lossynet_transport *t, int peer, double due);
+double lossynet_agenda_due(const struct lossynet_transport *t); /* of the next */
+/* Counts what is true of a peer now. */
+void lossynet_agenda_count(struct lossynet_transport *t, int peer);
 
 /* ---- pacing.c ---- */
 
@@ -266,8 +319,8 @@ struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transpo
 /* Sends one datagram with our state. */
 void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
                            uint32_t index, uint32_t packet);
-/* Sends to a peer what is due. */
-void lossynet_control_push(struct lossynet_transport *t, int peer, double now);
+/* Sends to a peer what is due; returns when something will be. */
+double lossynet_control_push(struct lossynet_transport *t, int peer, double now);
 /* A datagram other than DATA and MESSAGE; false when it is malformed. What DONE and the ACK of a
  * message say is for recv.c and message.c. */
 bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
@@ -281,10 +334,13 @@ void lossynet_deadline_open(struct lossynet_deadline *deadline, bool on, double 
 double lossynet_deadline_wait(const struct lossynet_transport *t);
 /* Whether they are over, `half` being when half were done (0: not yet). */
 bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half);
+/* Whether at most half of the ranks are late. */
+static inline bool lossynet_deadline_is_minority(const struct lossynet_transport *t) {
+    return 2 * t->deadline.late <= t->world.ranks;
+}
 /* Whether nothing waits for a peer any more: it is late, and at least half of the ranks are not. */
 static inline bool lossynet_deadline_ignores(const struct lossynet_transport *t, int peer) {
-    return t->peers[peer].lateness.late &&
-           2 * (t->world.ranks - t->deadline.late) >= t->world.ranks;
+    return t->peers[peer].lateness.late && lossynet_deadline_is_minority(t);
 }
 /* Whether a peer waits in a message round of kind LOSSYNET_MEETING that we have not begun: it sends
  * nothing of what it has not begun before. */
@@ -299,6 +355,8 @@ static inline bool lossynet_deadline_excuses(const struct lossynet_transport *t,
     return lossynet_deadline_ignores(t, peer) ||
            (lossynet_deadline_is_away(t, peer) && (int32_t)(finished - t->phase[kind].opened) < 0);
 }
+/* Says now and then that a peer is late. */
+void lossynet_deadline_tell(const struct lossynet_transport *t, int peer);
 /* We go on without a peer. */
 void lossynet_deadline_late(struct lossynet_transport *t, int peer);
 /* A peer has told its state: it may have caught up. */
@@ -312,13 +370,15 @@ double lossynet_deadline_best(const struct lossynet_deadline *deadline);
 
 /* ---- message.c ---- */
 
-/* Sends to a peer what is due of our message. */
-void lossynet_message_push(struct lossynet_transport *t, int peer, double now);
+/* Sends to a peer what is due of our message; returns when something will be. */
+double lossynet_message_push(struct lossynet_transport *t, int peer, double now);
 void lossynet_message_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
                               const uint8_t *payload);
 void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
                                   const struct wire_header *h, const uint8_t *payload);
 bool lossynet_message_awaits(const struct lossynet_transport *t, int peer);
+/* Its part of the present round is here, and ours there, or it has gone on without. */
+bool lossynet_message_is_exchanged(const struct lossynet_transport *t, int peer, int which);
 /* Seconds since a peer that has begun this round sent something of what we lack of it; 0: we lack
  * nothing. A peer repeats it until we acknowledge it, unless it wrongly believes that we did. */
 double lossynet_message_owed(const struct lossynet_transport *t, int peer);
@@ -349,8 +409,9 @@ bool lossynet_send_all_left(struct lossynet_transport *t, int phase);
 void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wire_header *h,
                         const uint8_t *payload);
 void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wire_header *h);
-/* Ends what will not end by itself; gives up on the silent. */
-void lossynet_recv_check(struct lossynet_transport *t);
+/* Ends what of a peer will not end by itself, and gives up on the silent; returns when to look
+ * again. */
+double lossynet_recv_check(struct lossynet_transport *t, int peer);
 /* Something of the awaited phases is missing from this peer. */
 bool lossynet_recv_awaits(const struct lossynet_transport *t, int peer);
 /* For lossynet_progress_until: all is there that will come of a phase, or of a bucket. */
@@ -367,6 +428,8 @@ void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram
 
 /* One turn; returns seconds until something is due, 0 when there may be more to do now. */
 double lossynet_progress_turn(struct lossynet_transport *t);
+/* Whether something is expected of a peer. */
+bool lossynet_progress_expects(const struct lossynet_transport *t, int peer);
 /* Sends to all peers what is due, but for DATA. */
 void lossynet_progress_push(struct lossynet_transport *t, double now);
 /* Takes the lock from the transport's thread, gives it back. */

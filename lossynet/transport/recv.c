@@ -78,7 +78,7 @@ static void reach(struct lossynet_transport *t, const struct wire_header *h) {
                   h->sender] = t->receiver.now;
 }
 
-static void check_complete(struct lossynet_transport *t, int kind, int peer);
+static double check_complete(struct lossynet_transport *t, int kind, int peer);
 
 void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wire_header *h,
                         const uint8_t *payload) {
@@ -157,16 +157,17 @@ static void notice_black_hole(struct lossynet_transport *t, int peer,
             t->world.rank, lossynet_session_step(t), flow->vanished, peer, t->shape.packet_bytes);
 }
 
-/* Ends a peer's phase to us when it is over: all has come, or what has not is lost. */
-static void check_complete(struct lossynet_transport *t, int kind, int peer) {
+/* Ends a peer's phase to us when it is over: all has come, or what has not is lost. Returns when to
+ * look again, if nothing comes. */
+static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     struct lossynet_peer *p = &t->peers[peer];
     const struct lossynet_phase_state *phase = &t->phase[kind];
     struct lossynet_receiver *receiver = &t->receiver;
     struct lossynet_rx *rx = &p->rx[kind];
-    if (rx->state == RX_OVER || phase->opened == phase->closed) return;
+    if (rx->state == RX_OVER || phase->opened == phase->closed) return HUGE_VAL;
     if (t->link->features.reliable) {
         check_reliable(t, peer, rx);
-        return;
+        return HUGE_VAL;
     }
     bool all = rx->done && (uint32_t)rx->received == rx->announced;
     bool ended = rx->done || (int32_t)(p->control.finished[kind] - phase->opened) >= 0;
@@ -176,17 +177,21 @@ static void check_complete(struct lossynet_transport *t, int kind, int peer) {
         rx->nonce = ++receiver->nonces;
         rx->probe = lossynet_timer_at_once();
     }
-    bool quiet = ended && receiver->empty - fmax(rx->last, rx->ending) > receiver->grace;
+    if (!ended) return HUGE_VAL;
+    const double silent_since = fmax(rx->last, rx->ending);
+    bool quiet = receiver->empty - silent_since > receiver->grace;
     /* Whoever has left answers no more; all that it sent is on its way. */
-    bool answered = ended && (p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0);
+    bool answered = p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0;
     if (all || (quiet && answered)) {
         rx->state = RX_OVER;
         rx->over = receiver->now;
         notice_black_hole(t, peer, rx);
-        return;
+        return HUGE_VAL;
     }
-    if (ended && !answered && lossynet_timer_is_due(t, p, &rx->probe, receiver->now))
+    if (answered) return silent_since + receiver->grace;
+    if (lossynet_timer_is_due(t, p, &rx->probe, receiver->now))
         lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, rx->nonce);
+    return lossynet_timer_due(t, &rx->probe, receiver->now);
 }
 
 static double patience(const struct lossynet_transport *t,
@@ -195,25 +200,23 @@ static double patience(const struct lossynet_transport *t,
     return fmax(least, PATIENCE_PHASES * phase->seconds);
 }
 
-void lossynet_recv_check(struct lossynet_transport *t) {
-    if (t->link->features.reliable) return;
+double lossynet_recv_check(struct lossynet_transport *t, int peer) {
+    struct lossynet_peer *p = &t->peers[peer];
+    double due = HUGE_VAL;
+    if (t->link->features.reliable) return due;
     for (int kind = 0; kind < 2; kind++) {
         const struct lossynet_phase_state *phase = &t->phase[kind];
-        for (int r = 0; r < t->world.ranks; r++) {
-            struct lossynet_peer *p = &t->peers[r];
-            if (r == t->world.rank) continue;
-            check_complete(t, kind, r);
-            if (lossynet_timer_silence(t, r) <= patience(t, phase)) continue;
-            if (phase->awaited && p->rx[kind].state != RX_OVER) {
-                p->rx[kind].state = RX_OVER;
-                p->rx[kind].over = t->receiver.empty;
-                t->receiver.stragglers++;
-            }
-            if (phase->begun > 0 && !p->tx[kind].complete && p->flow.blocked)
-                lossynet_send_complete(&p->tx[kind]); /* what is left is lost */
+        due = fmin(due, check_complete(t, kind, peer));
+        if (lossynet_timer_silence(t, peer) <= patience(t, phase)) continue;
+        if (phase->awaited && p->rx[kind].state != RX_OVER) {
+            p->rx[kind].state = RX_OVER;
+            p->rx[kind].over = t->receiver.empty;
+            t->receiver.stragglers++;
         }
-        lossynet_deadline_check(t, kind);
+        if (phase->begun > 0 && !p->tx[kind].complete && p->flow.blocked)
+            lossynet_send_complete(&p->tx[kind]); /* what is left is lost */
     }
+    return due;
 }
 
 bool lossynet_recv_awaits(const struct lossynet_transport *t, int peer) {
@@ -223,25 +226,27 @@ bool lossynet_recv_awaits(const struct lossynet_transport *t, int peer) {
 }
 
 bool lossynet_recv_phase_is_over(struct lossynet_transport *t, int phase) {
-    for (int r = 0; r < t->world.ranks; r++)
-        if (t->peers[r].rx[phase].state != RX_OVER) return false;
-    return true;
+    return t->agenda.count[LOSSYNET_RECEIVES + phase] == 0;
+}
+
+/* All is there of a sender's bucket that will be, whatever becomes of the sender. */
+static bool is_there(const struct lossynet_transport *t, int kind, int bucket, int sender) {
+    const struct lossynet_buckets *b = &t->phase[kind].buckets;
+    const struct lossynet_receiver *receiver = &t->receiver;
+    const size_t i = (size_t)bucket * t->shape.workers + sender;
+    if (b->missing[i] == 0 || is_local(t, sender)) return true;
+    if (t->peers[sender / t->shape.local].rx[kind].state == RX_OVER) return true;
+    const double passed = b->passed[i];
+    return !t->link->features.reliable && passed > 0 && receiver->empty - passed > receiver->grace;
 }
 
 static bool bucket_is_over(const struct lossynet_transport *t, int kind, int bucket) {
-    const struct lossynet_buckets *b = &t->phase[kind].buckets;
-    const struct lossynet_receiver *receiver = &t->receiver;
-    for (int w = 0; w < t->shape.workers; w++) {
-        size_t i = (size_t)bucket * t->shape.workers + w;
-        if (b->missing[i] == 0 || is_local(t, w)) continue;
-        const int peer = w / t->shape.local;
-        if (t->peers[peer].rx[kind].state == RX_OVER || lossynet_deadline_excuses(t, peer, kind))
-            continue;
-        double passed = b->passed[i];
-        if (t->link->features.reliable || passed == 0 ||
-            receiver->empty - passed <= receiver->grace)
+    int *checked = &t->phase[kind].buckets.checked[bucket];
+    while (*checked < t->shape.workers && is_there(t, kind, bucket, *checked)) ++*checked;
+    for (int w = *checked; w < t->shape.workers; w++)
+        if (!lossynet_deadline_excuses(t, w / t->shape.local, kind) &&
+            !is_there(t, kind, bucket, w))
             return false;
-    }
     return true;
 }
 

@@ -78,26 +78,26 @@ static bool is_open(const struct lossynet_transport *t, const struct lossynet_pe
     return (int32_t)(p->control.open[kind] - t->phase[kind].begun) >= 0;
 }
 
-/* One batch of a phase to one peer. True when something left. */
-static bool push_peer(struct lossynet_transport *t, int kind, int rank, double *wait) {
+/* One batch of a phase to one peer: how many left, or -1 when pacing has them wait. */
+static int push_peer(struct lossynet_transport *t, int kind, int rank, double *wait) {
     struct lossynet_peer *p = &t->peers[rank];
     struct lossynet_flow *flow = &p->flow;
     struct lossynet_tx *tx = &p->tx[kind];
     if (t->phase[kind].begun == 0 || tx->complete ||
         !t->calls.ready(t->calls.context, (lossynet_phase)kind, rank))
-        return false;
+        return 0;
     int most = is_open(t, p, kind) ? room(flow, flow->sent, flow->credit, t->pacing.batch) : 0;
     if (most == 0) {
         flow->blocked = true;
         flow->shut |= !is_open(t, p, kind);
-        return false;
+        return 0;
     }
     bool idle = flow->sent == flow->credit;
     int n = send_batch(t, kind, rank, tx, most, &flow->sent, wait);
-    if (n < 0) return false;
+    if (n < 0) return n;
     if (idle) flow->credited = t->receiver.now;
     if (tx->complete) lossynet_send_complete(tx);
-    return n > 0;
+    return n;
 }
 
 /* One batch of parameters to everybody. */
@@ -130,38 +130,79 @@ static bool is_waited_for(const struct lossynet_transport *t, struct lossynet_pe
     struct lossynet_flow *flow = &p->flow;
     const double now = t->receiver.now;
     if (lossynet_deadline_ignores(t, (int)(p - t->peers))) return false;
-    if (!flow->shut) flow->shut_since = now;
     if (!flow->blocked || now - flow->credited >= TURN) return false;
     if (t->receiver.empty - p->live.heard > SILENCE + lossynet_timer_timeout(p)) return false;
-    return now - flow->shut_since < OPENING;
+    return !flow->shut || now - flow->shut_since < OPENING;
+}
+
+/* Something new may leave to every peer. */
+static void look_at_all(struct lossynet_transport *t) {
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct lossynet_flow *flow = &t->peers[r].flow;
+        t->agenda.sends[r] = r != t->world.rank;
+        if (!flow->shut) flow->shut_since = t->receiver.now;
+    }
+}
+
+/* What was sent has changed what is true of a peer: the next turn looks at it. */
+static void count_again(struct lossynet_transport *t, int rank) {
+    const uint32_t before = t->agenda.flags[rank];
+    lossynet_agenda_count(t, rank);
+    if (t->agenda.flags[rank] != before) lossynet_agenda_soon(t, rank);
+}
+
+/* Sends to a peer what it can take. True when the others' turns wait for its own. */
+static bool push_all(struct lossynet_transport *t, int rank, double *wait, bool *any) {
+    struct lossynet_flow *flow = &t->peers[rank].flow;
+    bool left = false, paced = false;
+    if (!t->session.multicast) flow->blocked = false;
+    flow->shut = false;
+    for (int kind = LOSSYNET_PARAMETER; kind >= 0; kind--) {
+        const int n = lossynet_is_group(t, kind) ? 0 : push_peer(t, kind, rank, wait);
+        left |= n > 0;
+        paced |= n < 0;
+    }
+    if (!flow->shut) flow->shut_since = t->receiver.now;
+    const bool paused = paced || is_waited_for(t, &t->peers[rank]);
+    /* Where nothing can leave, we look again when the peer, or the caller, has said more. */
+    t->agenda.sends[rank] = left || paused;
+    if (!t->session.multicast) count_again(t, rank);
+    *any |= left;
+    return paused;
+}
+
+/* The first peer from `from` to before `end` that something may leave to; `end`: there is none. */
+static int next_to_send(const struct lossynet_transport *t, int from, int end) {
+    const bool *found =
+        from < end ? memchr(t->agenda.sends + from, true, (size_t)(end - from)) : NULL;
+    return found ? (int)(found - t->agenda.sends) : end;
 }
 
 bool lossynet_send_push(struct lossynet_transport *t, double *wait) {
-    const int others = t->world.ranks - 1;
+    const int ranks = t->world.ranks, first = t->sender.first;
     bool any = false, paused = false;
     if (t->failed) return false; /* the caller knows, and may have freed its vectors */
-    for (int r = 0; r < t->world.ranks; r++)
-        t->peers[r].flow.blocked = t->peers[r].flow.shut = false;
-    if (t->session.multicast) any |= push_group(t, wait);
-    for (int i = 0; i < others && !paused; i++) {
-        int distance = 1 + (t->sender.first + i) % others;
-        int rank = (t->world.rank + distance) % t->world.ranks;
-        double before = *wait;
-        for (int kind = LOSSYNET_PARAMETER; kind >= 0; kind--)
-            if (!lossynet_is_group(t, kind)) any |= push_peer(t, kind, rank, wait);
-        bool waited_for = is_waited_for(t, &t->peers[rank]);
-        paused = *wait < before || waited_for;
-        if (paused) t->sender.first = distance - 1; /* this peer's turn comes first */
+    if (__atomic_exchange_n(&t->sender.woken, false, __ATOMIC_SEQ_CST)) look_at_all(t);
+    if (t->session.multicast) { /* waits for all windows, and so looks at all peers */
+        for (int r = 0; r < ranks; r++) t->peers[r].flow.blocked = false;
+        look_at_all(t);
+        any |= push_group(t, wait);
     }
+    for (int half = 0; half < 2; half++) { /* from `first` on, around */
+        const int end = half == 0 ? ranks : first;
+        int rank = next_to_send(t, half == 0 ? first : 0, end);
+        for (; rank < end && !paused; rank = next_to_send(t, rank + 1, end)) {
+            paused = push_all(t, rank, wait, &any);
+            if (paused) t->sender.first = rank; /* this peer's turn comes first */
+        }
+    }
+    for (int r = 0; t->session.multicast && r < ranks; r++)
+        if (r != t->world.rank) count_again(t, r);
     return any;
 }
 
 bool lossynet_send_all_left(struct lossynet_transport *t, int phase) {
-    for (int r = 0; r < t->world.ranks; r++) {
-        const struct lossynet_tx *tx = &t->peers[r].tx[phase];
-        if (r == t->world.rank) continue;
-        if (!tx->complete && t->phase[phase].begun > 0) return false;
-        if (t->link->features.reliable && tx->done_waits) return false; /* MPI: all has arrived */
-    }
-    return true;
+    if (t->agenda.count[LOSSYNET_SENDS + phase] > 0) return false;
+    /* MPI: all has arrived */
+    return !t->link->features.reliable || t->agenda.count[LOSSYNET_UNCONFIRMED + phase] == 0;
 }

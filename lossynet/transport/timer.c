@@ -23,6 +23,16 @@ bool lossynet_timer_is_over(const struct lossynet_transport *t, const struct los
     return now - timer->since >= fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST);
 }
 
+/* The pause of many unanswered peers becomes shorter when some answer: so we look again before its
+ * end. */
+double lossynet_timer_due(const struct lossynet_transport *t, const struct lossynet_timer *timer,
+                          double now) {
+    const double pause = timer->pause * lossynet_timer_slowness(t);
+    const double left =
+        timer->since + fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST) - now;
+    return now + fmin(left, fmax(timer->pause, left / 4));
+}
+
 void lossynet_timer_again(struct lossynet_transport *t, struct lossynet_peer *peer,
                           struct lossynet_timer *timer, double now) {
     if (timer->pause > 0 && !peer->live.repeated) {

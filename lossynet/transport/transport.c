@@ -92,12 +92,13 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         pthread_mutex_init(&t->threads.caller, NULL);
         pthread_cond_init(&t->threads.handed_back, NULL);
     }
-    if (!t || !all || !t->peers) {
+    if (!t || !all || !t->peers || !lossynet_agenda_open(&t->agenda, &settings->world)) {
         lossynet_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
     } else {
         t->session.peer_timeout =
             settings->peer_timeout > 0 ? settings->peer_timeout : PEER_TIMEOUT;
         lossynet_pacing_open(&t->pacing, settings->pace_gbps, settings->loss_budget);
+        t->sender.first = (t->world.rank + 1) % t->world.ranks;
         t->receiver.empty = lossynet_now();
         t->receiver.grace = GRACE_MIN;
         lossynet_deadline_open(&t->deadline, settings->skip_late, settings->deadline);
@@ -125,6 +126,7 @@ void lossynet_transport_shape(struct lossynet_transport *t, struct lossynet_pool
         POOL_TAKE(pool, b->missing, buckets * workers);
         POOL_TAKE(pool, b->passed, buckets * workers);
         POOL_TAKE(pool, b->reached, workers);
+        POOL_TAKE(pool, b->checked, buckets);
         POOL_TAKE(pool, b->over, buckets);
     }
     if (t == &measured) return;
@@ -139,7 +141,8 @@ lossynet_status lossynet_transport_start(struct lossynet_transport *t) {
 }
 
 size_t lossynet_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
-    size_t bytes = sizeof(struct lossynet_transport) + (size_t)ranks * sizeof(struct lossynet_peer);
+    size_t bytes = sizeof(struct lossynet_transport) +
+                   (size_t)ranks * sizeof(struct lossynet_peer) + lossynet_agenda_memory(ranks);
     if (encrypt)
         bytes +=
             lossynet_secure_memory(ranks) + LOSSYNET_BATCH * (packet_bytes + LOSSYNET_SECURE_BYTES);
@@ -158,11 +161,13 @@ void lossynet_transport_close(struct lossynet_transport *t) {
     pthread_mutex_destroy(&t->threads.lock);
     for (int kind = 0; kind < 2; kind++) {
         free(t->phase[kind].buckets.over);
+        free(t->phase[kind].buckets.checked);
         free(t->phase[kind].buckets.reached);
         free(t->phase[kind].buckets.passed);
         free(t->phase[kind].buckets.missing);
     }
     free(t->session.sealed);
+    lossynet_agenda_close(&t->agenda);
     free(t->peers);
     free(t);
 }

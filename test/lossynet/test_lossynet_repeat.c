@@ -53,6 +53,7 @@ static int count(int others, int silent, double seconds) {
     lossynet_bucket_ready(comm, 0, 0);
     lossynet_progress_enter(comm->transport);
     comm->transport->phase[LOSSYNET_GRADIENT].awaited = true; /* as in lossynet_reduce */
+    lossynet_agenda_all(comm->transport);
     int before = atomic_load(&sent_control);
     lossynet_progress_leave(comm->transport);
     nanosleep(&(struct timespec){(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)}, NULL);
@@ -91,12 +92,45 @@ static void test_no_news(void **state) {
     assert_in_range(count(63, 0, 0.5), 63, 63 * 60);
 }
 
+/* ---- which peers a turn looks at ---- */
+
+/* A turn looks at those of which something is new and at no other: what another is owed has to wait
+ * until then. So a turn costs as much among many ranks as among few. */
+static void test_a_turn_looks_at_few(void **state) {
+    (void)state;
+    const size_t elements = 64 * RANKS;
+    const struct lossynet_world world = {.ranks = RANKS, .local_ranks = RANKS};
+    struct lossynet_settings settings = simple_settings(RANKS, &elements, 1, 0);
+    struct lossynet_comm *comm;
+    fake.hear = hear;
+    silent_ranks = RANKS;
+    settings.peer_timeout = 60;
+    assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+                     LOSSYNET_OK);
+    struct lossynet_transport *t = comm->transport;
+    lossynet_progress_enter(t);
+    lossynet_progress_turn(t);
+    for (int r = 1; r < RANKS; r++) assert_true(t->agenda.due[r] > lossynet_now());
+    atomic_store(&sent_control, 0);
+    for (int r = 1; r < RANKS; r++) t->peers[r].control.state_due = true;
+    lossynet_agenda_soon(t, 7);
+    lossynet_progress_turn(t);
+    assert_int_equal(atomic_load(&sent_control), 1);
+    assert_false(t->peers[7].control.state_due);
+    assert_true(t->peers[8].control.state_due);
+    lossynet_agenda_all(t); /* the caller has done something */
+    lossynet_progress_turn(t);
+    assert_int_equal(atomic_load(&sent_control), RANKS - 1);
+    t->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
+    lossynet_progress_leave(t);
+    lossynet_close(comm);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_few_are_told_often),
-        cmocka_unit_test(test_many_are_not_flooded),
-        cmocka_unit_test(test_few_of_many),
-        cmocka_unit_test(test_no_news),
+        cmocka_unit_test(test_few_are_told_often),  cmocka_unit_test(test_many_are_not_flooded),
+        cmocka_unit_test(test_few_of_many),         cmocka_unit_test(test_no_news),
+        cmocka_unit_test(test_a_turn_looks_at_few),
     };
     return cmocka_run_group_tests_name("repetition", tests, NULL, NULL);
 }

@@ -1,0 +1,160 @@
+/* agenda.c — which peers a turn looks at, so that it costs nothing for the others.
+ *
+ * A turn looks at the peers from which something has come, and at those for which something is due:
+ * a heap, ordered by time, with each peer once (Cormen et al., Introduction to Algorithms, chapter
+ * 6). The caller's own acts, such as the begin of a phase, concern all peers; they are few in a step.
+ *
+ * Conditions on all peers, as that a phase is over, are counts of peers: each look at a peer writes
+ * down in flags what is true of it, and counts what has changed. So a step of N ranks costs a rank
+ * O(N log N) whatever number of turns it takes. By multicast each turn with parameters to send
+ * looks at the windows of all.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- the heap ---- */
+
+static bool comes_before(const struct lossynet_agenda *a, int p, int q) {
+    return a->due[p] < a->due[q];
+}
+
+static void put(struct lossynet_agenda *a, int at, int peer) {
+    a->heap[at] = peer;
+    a->place[peer] = at;
+}
+
+static void move_up(struct lossynet_agenda *a, int at) {
+    const int peer = a->heap[at];
+    for (; at > 0 && comes_before(a, peer, a->heap[(at - 1) / 2]); at = (at - 1) / 2)
+        put(a, at, a->heap[(at - 1) / 2]);
+    put(a, at, peer);
+}
+
+static void move_down(struct lossynet_agenda *a, int at) {
+    const int peer = a->heap[at];
+    for (int child; (child = 2 * at + 1) < a->peers; at = child) {
+        child += child + 1 < a->peers && comes_before(a, a->heap[child + 1], a->heap[child]);
+        if (!comes_before(a, a->heap[child], peer)) break;
+        put(a, at, a->heap[child]);
+    }
+    put(a, at, peer);
+}
+
+static void set(struct lossynet_agenda *a, int peer, double due) {
+    const bool sooner = due < a->due[peer];
+    a->due[peer] = due;
+    if (sooner)
+        move_up(a, a->place[peer]);
+    else
+        move_down(a, a->place[peer]);
+}
+
+/* ---- open and close ---- */
+
+bool lossynet_agenda_open(struct lossynet_agenda *a, const struct lossynet_world *world) {
+    const size_t ranks = (size_t)world->ranks;
+    a->heap = lossynet_memory_take(ranks, sizeof *a->heap);
+    a->place = lossynet_memory_take(ranks, sizeof *a->place);
+    a->due = lossynet_memory_take(ranks, sizeof *a->due);
+    a->flags = lossynet_memory_take(ranks, sizeof *a->flags);
+    a->sends = lossynet_memory_take(ranks, sizeof *a->sends);
+    if (!a->heap || !a->place || !a->due || !a->flags || !a->sends) return false;
+    /* Each rank begins with another peer, so that no receiver is hit by all senders at once. */
+    for (int i = 1; i < world->ranks; i++) put(a, i - 1, (world->rank + i) % world->ranks);
+    a->peers = world->ranks - 1;
+    a->place[world->rank] = -1;
+    return true;
+}
+
+void lossynet_agenda_close(struct lossynet_agenda *a) {
+    free(a->sends);
+    free(a->flags);
+    free(a->due);
+    free(a->place);
+    free(a->heap);
+}
+
+size_t lossynet_agenda_memory(int ranks) {
+    const struct lossynet_agenda *a = NULL;
+    return (size_t)ranks *
+           (sizeof *a->heap + sizeof *a->place + sizeof *a->due + sizeof *a->flags + sizeof *a->sends);
+}
+
+/* ---- who is next ---- */
+
+void lossynet_agenda_soon(struct lossynet_transport *t, int peer) {
+    if (t->agenda.due[peer] > 0) set(&t->agenda, peer, 0);
+}
+
+void lossynet_agenda_all(struct lossynet_transport *t) {
+    struct lossynet_agenda *a = &t->agenda;
+    for (int i = 1; i < t->world.ranks; i++) {
+        const int peer = (t->world.rank + i) % t->world.ranks;
+        a->due[peer] = 0;
+        put(a, i - 1, peer);
+        lossynet_agenda_count(t, peer);
+    }
+}
+
+int lossynet_agenda_next(const struct lossynet_transport *t, double now) {
+    const struct lossynet_agenda *a = &t->agenda;
+    return a->peers > 0 && a->due[a->heap[0]] <= now ? a->heap[0] : -1;
+}
+
+double lossynet_agenda_due(const struct lossynet_transport *t) {
+    const struct lossynet_agenda *a = &t->agenda;
+    return a->peers > 0 ? a->due[a->heap[0]] : HUGE_VAL;
+}
+
+void lossynet_agenda_set(struct lossynet_transport *t, int peer, double due) {
+    set(&t->agenda, peer, due);
+}
+
+/* ---- counts ---- */
+
+static uint32_t flag(enum lossynet_flag which, bool set) {
+    return (uint32_t)set << which;
+}
+
+static uint32_t flags_of(const struct lossynet_transport *t, int peer) {
+    const struct lossynet_peer *p = &t->peers[peer];
+    const bool late = p->lateness.late, away = lossynet_deadline_is_away(t, peer);
+    uint32_t flags = flag(LOSSYNET_IDLES, p->rx[LOSSYNET_GRADIENT].idle) |
+                     flag(LOSSYNET_EXPECTED, lossynet_progress_expects(t, peer));
+    for (int kind = 0; kind < 2; kind++) {
+        const struct lossynet_phase_state *phase = &t->phase[kind];
+        const bool waits = p->rx[kind].state != RX_OVER;
+        const bool idles = kind == LOSSYNET_GRADIENT && p->rx[kind].idle;
+        const bool leaves = phase->begun > 0 && !p->tx[kind].complete;
+        const bool excused = away && (int32_t)(p->control.finished[kind] - phase->opened) < 0;
+        flags |= flag(LOSSYNET_RECEIVES + kind, waits) |
+                 flag(LOSSYNET_IS_DONE + kind, !waits && !idles) |
+                 flag(LOSSYNET_IN_TIME + kind, waits && !excused && !late) |
+                 flag(LOSSYNET_LATE_FOR + kind, waits && !excused && late) |
+                 flag(LOSSYNET_SENDS + kind, leaves) |
+                 flag(LOSSYNET_STUCK + kind, leaves && p->flow.blocked && (late || away)) |
+                 flag(LOSSYNET_UNCONFIRMED + kind, p->tx[kind].done_waits);
+    }
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
+        const struct lossynet_message *m = &p->message[which];
+        const bool done = lossynet_message_is_exchanged(t, peer, which);
+        const bool elsewhere = away && (int32_t)(m->in_round - t->rounds[which].begun) < 0;
+        flags |= flag(LOSSYNET_LACKS + which, m->got_before != m->expects) |
+                 flag(LOSSYNET_EXCHANGES + which, !done) |
+                 flag(LOSSYNET_EXCHANGES_IN_TIME + which, !done && !elsewhere && !late) |
+                 flag(LOSSYNET_EXCHANGES_LATE + which, !done && !elsewhere && late);
+    }
+    return flags;
+}
+
+void lossynet_agenda_count(struct lossynet_transport *t, int peer) {
+    struct lossynet_agenda *a = &t->agenda;
+    const uint32_t flags = flags_of(t, peer);
+    for (uint32_t changed = flags ^ a->flags[peer]; changed; changed &= changed - 1) {
+        const int which = __builtin_ctz(changed);
+        a->count[which] += flags >> which & 1 ? 1 : -1;
+    }
+    a->flags[peer] = flags;
+}
