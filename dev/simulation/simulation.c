@@ -21,6 +21,7 @@
 
 enum {
     FIBERS = 4,              /* for each rank */
+    BLOCK = 64,              /* fibers whose first to wake is remembered */
     ON_THE_WAY = 256,        /* for each rank, to a rank */
     STACK_BYTES = 128 << 10, /* of which memory is taken where it is touched */
 };
@@ -68,6 +69,9 @@ static struct {
     struct fiber *fiber;     /* [fibers] */
     struct sleeper *sleeper; /* [fibers] */
     int fibers, present;     /* -1: the scheduler */
+    int blocks;
+    double *first; /* [blocks]: when the first of a block is due; below 0: to be found out */
+    int *of_rank;  /* [ranks][FIBERS], from 1 on; 0: none yet */
     ucontext_t scheduler;
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
@@ -161,21 +165,43 @@ static int fiber_start(int rank, void *(*run)(void *), void *argument) {
     if (!stack) give_up("no memory");
     *fiber = (struct fiber){.stack = stack, .run = run, .argument = argument};
     sim.sleeper[i] = (struct sleeper){.rank = rank, .used = true};
+    sim.first[i / BLOCK] = -1;
+    int *own = sim.of_rank + FIBERS * rank;
+    for (int k = 0; k < FIBERS; k++)
+        if (own[k] == 0 || own[k] == i + 1 || !sim.sleeper[own[k] - 1].used ||
+            sim.sleeper[own[k] - 1].rank != rank) {
+            own[k] = i + 1;
+            break;
+        }
     make_context(fiber);
     return i;
+}
+
+static void set_wake(int i, double at) {
+    sim.sleeper[i].wake_at = at;
+    sim.first[i / BLOCK] = -1;
 }
 
 /* Gives way until woken for `what`, or until the clock shows `until`. */
 static void sleep_for(const void *what, double until) {
     struct sleeper *sleeper = &sim.sleeper[sim.present];
     sleeper->waits_for = what;
-    sleeper->wake_at = until;
+    set_wake(sim.present, until);
     switch_back(sim.present);
 }
 
+static void wake_if_waits(int i, const void *what) {
+    if (sim.sleeper[i].waits_for == what && sim.sleeper[i].used) set_wake(i, 0);
+}
+
+static void wake_all_for(const void *what) {
+    for (int i = 0; i < sim.fibers; i++) wake_if_waits(i, what);
+}
+
+/* Locks, conditions and links belong to one rank. */
 static void wake_for(const void *what) {
-    for (int i = 0; i < sim.fibers; i++)
-        if (sim.sleeper[i].waits_for == what && sim.sleeper[i].used) sim.sleeper[i].wake_at = 0;
+    const int *own = sim.of_rank + FIBERS * sim.sleeper[sim.present].rank;
+    for (int k = 0; k < FIBERS && own[k]; k++) wake_if_waits(own[k] - 1, what);
 }
 
 void simulation_sleep(double seconds) {
@@ -183,28 +209,57 @@ void simulation_sleep(double seconds) {
 }
 
 void simulation_stop(int rank, double seconds) {
-    sim.stopped_until[rank] = fmax(sim.stopped_until[rank], sim.now + seconds);
+    const double until = sim.now + seconds;
+    if (until > sim.stopped_until[rank]) sim.stopped_until[rank] = until;
+    const int *own = sim.of_rank + FIBERS * rank;
+    for (int k = 0; k < FIBERS && own[k]; k++) sim.first[(own[k] - 1) / BLOCK] = -1;
 }
 
 static double due_at(const struct sleeper *sleeper) {
-    return fmax(sleeper->wake_at, sim.stopped_until[sleeper->rank]);
+    const double stopped = sim.stopped_until[sleeper->rank];
+    return sleeper->wake_at > stopped ? sleeper->wake_at : stopped;
+}
+
+static int end_of(int block) {
+    return BLOCK * (block + 1) < sim.fibers ? BLOCK * (block + 1) : sim.fibers;
+}
+
+/* When the first of a block is due: infinity where none is. */
+static double first_of(int block) {
+    double first = sim.first[block];
+    if (first >= 0) return first;
+    first = INFINITY;
+    for (int i = BLOCK * block; i < end_of(block); i++) {
+        const struct sleeper *sleeper = &sim.sleeper[i];
+        if (!sleeper->used || sleeper->over) continue;
+        const double due = due_at(sleeper);
+        if (due < first) first = due;
+    }
+    return sim.first[block] = first;
+}
+
+static bool all_are_over(void) {
+    for (int i = 0; i < sim.fibers; i++)
+        if (sim.sleeper[i].used && !sim.sleeper[i].over) return false;
+    return true;
 }
 
 /* One that is due, drawn at random; the clock moves where none is. -1: all are over. */
 static int choose(void) {
     double first = INFINITY;
-    bool any = false;
-    for (int i = 0; i < sim.fibers; i++) {
-        if (!sim.sleeper[i].used || sim.sleeper[i].over) continue;
-        any = true;
-        first = fmin(first, due_at(&sim.sleeper[i]));
+    for (int b = 0; b < sim.blocks; b++)
+        if (first_of(b) < first) first = first_of(b);
+    if (isinf(first)) {
+        if (all_are_over()) return -1;
+        give_up("deadlock");
     }
-    if (!any) return -1;
-    if (isinf(first)) give_up("deadlock");
     if (first > sim.now) sim.now = first;
+    /* Of the first block that has one, from a random one on. */
+    int block = sim.blocks > 1 ? (int)(simulation_random() % (uint64_t)sim.blocks) : 0;
+    while (first_of(block) > sim.now) block = (block + 1) % sim.blocks;
     int chosen = -1;
     uint64_t seen = 0;
-    for (int i = 0; i < sim.fibers; i++) {
+    for (int i = BLOCK * block; i < end_of(block); i++) {
         const struct sleeper *sleeper = &sim.sleeper[i];
         if (!sleeper->used || sleeper->over || due_at(sleeper) > sim.now) continue;
         if (simulation_random() % ++seen == 0) chosen = i;
@@ -228,6 +283,10 @@ static void begin(const struct simulation_settings *settings) {
     sim.fiber = fiber;
     sim.fibers = fibers;
     sim.sleeper = take((size_t)fibers * sizeof *sim.sleeper);
+    sim.blocks = (fibers + BLOCK - 1) / BLOCK;
+    sim.first = take((size_t)sim.blocks * sizeof *sim.first);
+    for (int b = 0; b < sim.blocks; b++) sim.first[b] = -1;
+    sim.of_rank = take((size_t)fibers * sizeof *sim.of_rank);
     sim.stopped_until = take((size_t)settings->ranks * sizeof *sim.stopped_until);
     sim.link = take((size_t)settings->ranks * sizeof *sim.link);
 }
@@ -243,9 +302,12 @@ void simulation_run(const struct simulation_settings *settings, void (*rank)(int
         if (++sim.switches > settings->most_switches || sim.now > settings->longest_seconds + 1)
             give_up("no end");
         switch_to(i);
+        sim.first[i / BLOCK] = -1;
         sim.now += SWITCHING / settings->ranks;
     }
     free(sim.sleeper);
+    free(sim.first);
+    free(sim.of_rank);
     free(sim.stopped_until);
     free(sim.link);
     free(sim.shared);
@@ -366,7 +428,7 @@ lossynet_status simulation_share(void *context, const struct lossynet_world *wor
     if (++sim.arrived == world->ranks) {
         sim.arrived = 0;
         sim.barriers++;
-        wake_for(&sim.barriers);
+        wake_all_for(&sim.barriers);
     }
     while (sim.barriers == barrier) sleep_for(&sim.barriers, INFINITY);
     memcpy(all, shared, ranks * bytes);
@@ -375,7 +437,7 @@ lossynet_status simulation_share(void *context, const struct lossynet_world *wor
     if (++sim.arrived == world->ranks) {
         sim.arrived = 0;
         sim.barriers++;
-        wake_for(&sim.barriers);
+        wake_all_for(&sim.barriers);
     }
     while (sim.barriers == barrier) sleep_for(&sim.barriers, INFINITY);
     return LOSSYNET_OK;
@@ -423,7 +485,7 @@ void simulation_deliver(int receiver, int peer, const uint8_t *bytes, size_t cou
     memcpy(flight.bytes, bytes, count);
     put_up(link, link->flying++, flight);
     if (link->waits >= 0 && sim.sleeper[link->waits].wake_at > flight.due)
-        sim.sleeper[link->waits].wake_at = flight.due; /* it wakes when it arrives */
+        set_wake(link->waits, flight.due); /* it wakes when it arrives */
 }
 
 static lossynet_status link_send(struct lossynet_link *base, int peer,
@@ -459,6 +521,7 @@ static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arr
     struct simulated_link *link = (struct simulated_link *)base;
     int n = 0, waiting = 0;
     forget_shown(link);
+    if (link->flying == 0 || link->flights[0].due > sim.now) return 0;
     for (int i = 0; i < link->flying; i++) waiting += link->flights[i].due <= sim.now;
     while (n < LOSSYNET_BATCH && link->flying > 0 && link->flights[0].due <= sim.now) {
         const struct flight f = take_first(link);
