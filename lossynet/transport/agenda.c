@@ -78,8 +78,8 @@ void lossynet_agenda_close(struct lossynet_agenda *a) {
 
 size_t lossynet_agenda_memory(int ranks) {
     const struct lossynet_agenda *a = NULL;
-    return (size_t)ranks *
-           (sizeof *a->heap + sizeof *a->place + sizeof *a->due + sizeof *a->flags + sizeof *a->sends);
+    return (size_t)ranks * (sizeof *a->heap + sizeof *a->place + sizeof *a->due + sizeof *a->flags +
+                            sizeof *a->sends);
 }
 
 /* ---- who is next ---- */
