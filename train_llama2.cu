@@ -229,8 +229,8 @@ struct trainer {
     const struct backend *be;
     struct param_layout layout;
     struct data_parallel dp; /* the workers and the network */
-    int B, T, engines;
-    struct activations *engine; /* [engines] */
+    int B, T, sets;
+    struct activations *activations; /* [sets] */
     enum recompute recompute;
     bool faster_in_bf16; /* backend/select.h */
     struct dataloader *train, *val;
@@ -253,8 +253,9 @@ static void trainer_release(struct trainer *t) {
     async_writer_close(t->saver);
     free(t->run.worker);
     data_parallel_close(&t->dp);
-    for (int e = 0; t->engine && e < t->engines; e++) activations_release(&t->engine[e], t->be);
-    free(t->engine);
+    for (int e = 0; t->activations && e < t->sets; e++)
+        activations_release(&t->activations[e], t->be);
+    free(t->activations);
     free(t->result);
     dataloader_close(t->train);
     dataloader_close(t->val);
@@ -278,30 +279,29 @@ static int trainer_choose(struct trainer *t, bool training) {
 static int trainer_allocate(struct trainer *t, bool training) {
     const int threads = omp_get_max_threads();
     if (data_parallel_open(&t->dp, training)) return -1;
-    t->engines = t->dp.local >= threads && !t->be->on_device ? threads : 1;
-    t->engine = (struct activations *)calloc((size_t)t->engines, sizeof *t->engine);
+    t->sets = t->dp.local >= threads && !t->be->on_device ? threads : 1;
+    t->activations = (struct activations *)calloc((size_t)t->sets, sizeof *t->activations);
     t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);
-    if (!t->engine || !t->result) return log_out_of_memory("the list of workers", 0);
-    for (int e = 0; e < t->engines; e++)
-        if (activations_allocate(&t->engine[e], &t->layout.config, t->be, t->B, t->T, training,
+    if (!t->activations || !t->result) return log_out_of_memory("the list of workers", 0);
+    for (int e = 0; e < t->sets; e++)
+        if (activations_allocate(&t->activations[e], &t->layout.config, t->be, t->B, t->T, training,
                                  t->recompute))
             return -1;
     return 0;
 }
 
-/* Calls work(t, worker, engine, context) for every local worker, see the note on threads above. */
-typedef void (*worker_function)(struct trainer *t, struct worker *w, struct activations *engine,
+/* Calls work(t, worker, activations, context) for every local worker, see the note on threads. */
+typedef void (*worker_function)(struct trainer *t, struct worker *w, struct activations *a,
                                 void *context);
 
 static void for_each_worker(struct trainer *t, worker_function work, void *context) {
-    if (t->engines == 1) {
-        for (int w = 0; w < t->dp.local; w++) work(t, &t->dp.worker[w], &t->engine[0], context);
+    if (t->sets == 1) {
+        for (int w = 0; w < t->dp.local; w++) work(t, &t->dp.worker[w], t->activations, context);
         return;
     }
-#pragma omp parallel for schedule(dynamic) num_threads(t->engines)
-    for (int w = 0; w < t->dp.local; w++) {
-        work(t, &t->dp.worker[w], &t->engine[omp_get_thread_num()], context);
-    }
+#pragma omp parallel for schedule(dynamic) num_threads(t->sets)
+    for (int w = 0; w < t->dp.local; w++)
+        work(t, &t->dp.worker[w], &t->activations[omp_get_thread_num()], context);
 }
 
 /* ---- step ------------------------------------------------------------------------------- */
@@ -331,7 +331,7 @@ static void gradient_done(void *context, int bucket) {
  * however it is spread. Where workers take unlike numbers of micro-batches (--meet-keep), each
  * counts as much as it takes: the mean over workers is that over the batch. Leaves what came of it
  * in t->result. */
-static void worker_gradient(struct trainer *t, struct worker *w, struct activations *engine,
+static void worker_gradient(struct trainer *t, struct worker *w, struct activations *a,
                             void *context) {
     const int B = t->B, T = t->T, N = t->dp.workers;
     const int64_t all = options_micro_batches(t->options, N); /* micro-batches of the step */
@@ -348,12 +348,11 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
         const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
                                            .done = m == M - 1 ? gradient_done : NULL,
                                            .context = &buckets};
-        dataloader_batch(t->train, t->at.sequence, m, w->id, N, B, engine->host_tokens,
-                         engine->host_targets);
-        activations_send(engine, t->be, B * T);
-        model_forward_backward(t->be, &t->layout, params, w->grads, engine, B, T,
+        dataloader_batch(t->train, t->at.sequence, m, w->id, N, B, a->host_tokens, a->host_targets);
+        activations_send(a, t->be, B * T);
+        model_forward_backward(t->be, &t->layout, params, w->grads, a, B, T,
                                (float)counts / ((float)B * T * M), m > 0, &hooks);
-        result->loss += counts * mean_loss(activations_losses(engine, t->be, B * T), B * T) / M;
+        result->loss += counts * mean_loss(activations_losses(a, t->be, B * T), B * T) / M;
     }
     result->waited = buckets.waited;
     result->status = buckets.status;
@@ -434,9 +433,9 @@ static struct worker_step step_of(const struct trainer *t) {
     return s;
 }
 
-static void worker_steps(struct trainer *t, struct worker *w, struct activations *engine,
+static void worker_steps(struct trainer *t, struct worker *w, struct activations *a,
                          void *context) {
-    (void)engine, (void)context;
+    (void)a, (void)context;
     double norm = sqrt(t->be->sum_of_squares(w->grads, t->layout.count));
     t->dp.mine[w - t->dp.worker] = norm / t->dp.workers;
     if (!isfinite(norm)) return;
@@ -557,17 +556,17 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out)
 
 /* ---- writing ---------------------------------------------------------------------------- */
 
-static void forward_tokens(const struct generate_engine *g, int count) {
-    model_forward(g->be, g->layout, g->weights, g->engine, 1, count, NULL);
+static void forward_tokens(const struct generate_llama *g, int count) {
+    model_forward(g->be, g->layout, g->weights, g->activations, 1, count, NULL);
 }
 
-static struct generate_engine writing_engine(struct trainer *t, const float *params) {
-    const struct generate_engine g = {.be = t->be,
-                                      .layout = &t->layout,
-                                      .weights = data_parallel_weights(&t->dp, params),
-                                      .engine = &t->engine[0],
-                                      .positions = t->T,
-                                      .forward = forward_tokens};
+static struct generate_llama writer_of(struct trainer *t, const float *params) {
+    const struct generate_llama g = {.be = t->be,
+                                     .layout = &t->layout,
+                                     .weights = data_parallel_weights(&t->dp, params),
+                                     .activations = t->activations,
+                                     .positions = t->T,
+                                     .forward = forward_tokens};
     return g;
 }
 
@@ -577,8 +576,8 @@ static int write_sample(struct trainer *t, int steps_done) {
     struct generate_line line;
     if (data_parallel_model(&t->dp, &model_parameters)) return -1;
     if (t->dp.world.rank > 0) return 0;
-    struct generate_engine engine = writing_engine(t, model_parameters);
-    const struct generate_model model = generate_model_of(&engine);
+    struct generate_llama writer = writer_of(t, model_parameters);
+    const struct generate_model model = generate_model_of(&writer);
     if (generate_sample(&model, t->tokenizer, t->options, &line)) return -1;
     return metrics_sample(&t->progress, t->log, steps_done, line.text);
 }
@@ -607,11 +606,6 @@ static struct run_info run_info(const struct trainer *t) {
     return facts;
 }
 
-static void record_evaluation(struct trainer *t, const struct eval_metrics *e) {
-    metrics_show_eval(&t->progress, e);
-    metrics_log_eval(t->log, e);
-}
-
 /* Loss or gradient norm is NaN or infinite: nothing good can follow. */
 static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
     if (async_writer_finish(t->saver)) return -1;
@@ -619,12 +613,7 @@ static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
     progress_end(&t->progress);
     metrics_log_step(t->log, r);
     metrics_log_end(t->log, &t->at.record, "not finite", NULL, checkpoint);
-    if (t->dp.world.rank > 0) return -1;
-    return log_error(
-        "stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
-        "longer --warmup may help",
-        r->step, isfinite(r->loss) ? "gradient norm" : "loss",
-        isfinite(r->loss) ? r->grad_norm : r->loss, *checkpoint ? checkpoint : "none was written");
+    return t->dp.world.rank > 0 ? -1 : metrics_report_not_finite(r, checkpoint);
 }
 
 /* Waits for the last checkpoint and closes the account. */
@@ -643,9 +632,8 @@ static int finish(struct trainer *t, bool stopped, const struct eval_metrics *ev
 
 /* So many steps are done. */
 static void advance(struct trainer *t, int done) {
-    const int64_t batches = options_micro_batches(t->options, t->dp.workers);
-    const uint64_t sequences = (uint64_t)batches * t->B;
-    t->at.sequence += (uint64_t)(done - t->at.step) * sequences;
+    const uint64_t batches = (uint64_t)options_micro_batches(t->options, t->dp.workers);
+    t->at.sequence += (uint64_t)(done - t->at.step) * batches * t->B;
     t->at.step = done;
 }
 
@@ -660,11 +648,7 @@ static int meet(struct trainer *t, struct data_parallel_news *news) {
 
 /* What all do after so many steps; also a checkpoint that was being written when ranks changed. */
 static struct due due_now(const struct trainer *t, bool stop) {
-    struct due due = due_after(t->options, t->at.step, stop);
-    const bool behind = async_writer_is_behind(t->saver);
-    due.saves |= behind;
-    due.any |= behind;
-    return due;
+    return due_after(t->options, t->at.step, stop, async_writer_is_behind(t->saver));
 }
 
 enum { VIEW_ENDS = 1 }; /* ranks change */
@@ -695,7 +679,7 @@ static int train_loop(struct trainer *t) {
         if (due.any && finish_step(t)) return -1;
         if (due.evaluates) {
             if (evaluate(t, t->at.step, &eval)) return -1;
-            record_evaluation(t, &eval);
+            metrics_eval(&t->progress, t->log, &eval);
             last_eval = &eval;
         }
         if (due.samples && write_sample(t, t->at.step)) return -1;
@@ -787,10 +771,8 @@ static int train(struct trainer *t) {
 static int eval_mode(struct trainer *t) {
     struct eval_metrics e;
     if (prepare(t, false) || evaluate(t, 0, &e)) return -1;
-    record_evaluation(t, &e);
-    if (t->dp.world.rank == 0 && !t->options->quiet) {
-        metrics_print_eval(&e);
-    }
+    metrics_eval(&t->progress, t->log, &e);
+    if (t->dp.world.rank == 0 && !t->options->quiet) metrics_print_eval(&e);
     return 0;
 }
 
@@ -799,16 +781,17 @@ static int generate_mode(struct trainer *t) {
     const struct options *o = t->options;
     struct tokenizer *tokenizer = NULL;
     struct llama_config c;
-    if (config_read(o->model, &c)) return -1;
-    if (generate_open_tokenizer(o->tokenizer, o->model, c.vocabulary, &tokenizer)) return -1;
+    if (config_read(o->model, &c) ||
+        generate_open_tokenizer(o->tokenizer, o->model, c.vocabulary, &tokenizer))
+        return -1;
     t->B = 1;
     t->T = c.positions;
     int failed = param_layout_build(&c, &t->layout) || trainer_choose(t, false) ||
-                 trainer_allocate(t, false) || activations_add_cache(&t->engine[0], &c, t->be) ||
+                 trainer_allocate(t, false) || activations_add_cache(t->activations, &c, t->be) ||
                  data_parallel_initialise(&t->dp);
     if (!failed) {
-        struct generate_engine engine = writing_engine(t, t->dp.worker[0].params);
-        const struct generate_model model = generate_model_of(&engine);
+        struct generate_llama writer = writer_of(t, t->dp.worker[0].params);
+        const struct generate_model model = generate_model_of(&writer);
         failed = generate_to_terminal(&model, tokenizer, o);
     }
     tokenizer_close(tokenizer);
@@ -850,9 +833,8 @@ int main(int argc, char **argv) {
     stop_signal_open();
     if (lossynet_bootstrap(&argc, &argv, &world)) return 1;
     int status = validate_command_line(argc, argv, &world, GIT_REVISION, &options);
-    if (!status && world.rank == 0 && (options.help || options.version)) {
+    if (!status && world.rank == 0 && (options.help || options.version))
         options.help ? options_help() : validate_print_version(GIT_REVISION);
-    }
     if (status || options.help || options.version) {
         lossynet_shutdown(status);
         return status;

@@ -14,12 +14,12 @@ static inline bool due_every(const struct options *o, int done, int every) {
     return done == o->steps || (every && done % every == 0);
 }
 
-/* After `done` steps. stop: the run ends here. */
-static inline struct due due_after(const struct options *o, int done, bool stop) {
+/* After `done` steps. stop: the run ends here. behind: a checkpoint that was begun is not there. */
+static inline struct due due_after(const struct options *o, int done, bool stop, bool behind) {
     struct due due;
     due.evaluates = o->val && due_every(o, done, o->eval_every);
     due.samples = o->sample_every && due_every(o, done, o->sample_every);
-    due.saves = o->out && (stop || due_every(o, done, o->save_every));
+    due.saves = o->out && (stop || behind || due_every(o, done, o->save_every));
     due.any = stop || done == o->steps || due.evaluates || due.samples || due.saves;
     return due;
 }

@@ -44,7 +44,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
  * whole workers, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->local = s->workers / ranks;
-    s->engines = s->local >= s->threads ? s->threads : 1;
+    s->sets = s->local >= s->threads ? s->threads : 1;
     s->staged = ranks > 1;
     s->copies_model = rank == 0;
 }
@@ -64,7 +64,7 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
 /* The same on a CPU. */
 static double cpu_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
     const int N = s->batch * s->seq, C = c->width, F = c->hidden, HD = c->heads * c->head_size;
-    const int threads = s->threads > 1 ? s->threads : 1, engines = s->engines ? s->engines : 1;
+    const int threads = s->threads > 1 ? s->threads : 1, sets = s->sets ? s->sets : 1;
     const bool backward = !s->evaluating;
     struct cpu_working w = {0, {0}};
     if (s->dtype == DTYPE_BF16) w.packed = backend_cpu_multiplies_bf16() ? 2 : 4;
@@ -74,7 +74,7 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
     cpu_working_matmul(&w, N, HD, C, backward);
     cpu_working_matmul(&w, N, C, 2 * F, backward);
     cpu_working_matmul(&w, N, F, C, backward);
-    return cpu_working_bytes(&w, engines, threads);
+    return cpu_working_bytes(&w, sets, threads);
 }
 
 /* What is kept to write a checkpoint from while training goes on. */
@@ -128,7 +128,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.copy_bytes = copy_bytes(s, &e);
     e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
                                                    !s->evaluating, s->recompute) *
-                         (s->engines && !s->device ? s->engines : 1);
+                         (s->sets && !s->device ? s->sets : 1);
     if (s->remembers)
         e.activation_bytes += (half ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
                               (config->heads + 2.0 * config->kv_heads) * config->head_size;

@@ -28,7 +28,7 @@ struct memory_plan_settings {
     enum recompute recompute;       /* not auto */
     double stale;                   /* share of a replica that is stale */
     int local;                      /* workers that share the device or the rank; 0: 1 */
-    int engines, threads;           /* CPU: sets of activations, and threads that compute; 0: 1 */
+    int sets, threads;              /* CPU: sets of activations, and threads that compute; 0: 1 */
     bool exact;                     /* every replica is the model, unless leads */
     bool gathers;      /* the model is put together from its owners, to evaluate or to save */
     bool saves;        /* checkpoints, from copies in memory */

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "llmc/util/file.h"
+#include "llmc/util/random.h"
 #include "llmc/log/error.h"
 
 struct token_file {
@@ -241,13 +242,9 @@ uint64_t dataloader_tokens(const struct dataloader *loader) {
 
 /* ---- training: a permutation computed, not stored ---------------------------------------- */
 
-/* The finaliser of SplitMix64 (Steele, Lea & Flood 2014): a bijection on 64 bits that mixes all
- * of them. */
+/* A bijection on 64 bits that mixes all of them. */
 static uint64_t mix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
-    x = (x ^ x >> 27) * 0x94D049BB133111EB;
-    return x ^ x >> 31;
+    return random_mix(x + 0x9e3779b97f4a7c15u);
 }
 
 /* The place of `index`, 0 ... count-1, in a permutation. A Feistel network permutes the numbers

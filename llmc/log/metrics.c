@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "llmc/log/error.h"
+
 static double loss_rate(const struct step_metrics *r, int phase) {
     return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
 }
@@ -61,7 +63,7 @@ double metrics_word_perplexity(const struct eval_metrics *r) {
     return r->tokens_per_word > 0 ? exp(r->val_loss * r->tokens_per_word) : NAN;
 }
 
-int metrics_log_eval(struct jsonl *log, const struct eval_metrics *r) {
+static int log_eval(struct jsonl *log, const struct eval_metrics *r) {
     return jsonl_write(
         log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step", r->step,
                        "val_loss", jsonl_number(r->val_loss), "val_perplexity",
@@ -137,11 +139,12 @@ static const char *perplexity_text(char text[32], double loss) {
     return text;
 }
 
-void metrics_show_eval(struct progress *progress, const struct eval_metrics *r) {
+int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval_metrics *r) {
     char line[128], model[32], replica[32];
     snprintf(line, sizeof line, "%6d  validation perplexity %s, of a replica %s", r->step,
              perplexity_text(model, r->val_loss), perplexity_text(replica, r->replica_val_loss));
     progress_message(progress, line);
+    return log_eval(log, r);
 }
 
 void metrics_print_eval(const struct eval_metrics *r) {
@@ -149,6 +152,15 @@ void metrics_print_eval(const struct eval_metrics *r) {
            (long long)r->tokens);
     if (r->tokens_per_word > 0) printf("  word perplexity %.4f", metrics_word_perplexity(r));
     printf("\n");
+}
+
+int metrics_report_not_finite(const struct step_metrics *r, const char *checkpoint) {
+    const bool norm = isfinite(r->loss);
+    return log_error(
+        "stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
+        "longer --warmup may help",
+        r->step, norm ? "gradient norm" : "loss", norm ? r->grad_norm : r->loss,
+        *checkpoint ? checkpoint : "none was written");
 }
 
 int metrics_sample(struct progress *progress, struct jsonl *log, int step, const char *text) {

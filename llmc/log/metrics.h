@@ -50,7 +50,6 @@ void metrics_add(struct run_metrics *run, const struct step_metrics *step);
 double metrics_word_perplexity(const struct eval_metrics *eval);
 
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
-int metrics_log_eval(struct jsonl *log, const struct eval_metrics *eval);
 /* After so many steps. lost[r * workers + s]: the share of packets from worker s to worker r that
  * did not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
@@ -75,13 +74,18 @@ int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int rank
 int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char *status,
                     const struct eval_metrics *eval, const char *checkpoint);
 
+/* Says that the run has stopped at a loss or norm that is not finite. Returns -1. checkpoint: the
+ * last one, "" if there is none. */
+int metrics_report_not_finite(const struct step_metrics *step, const char *checkpoint);
+
 /* Writes a line of text, which the model wrote after `step` steps, to the terminal and to the
  * log. */
 int metrics_sample(struct progress *progress, struct jsonl *log, int step, const char *text);
 
 /* Prints a line of at most 79 columns. losses: include the shares of lost packets. */
 void metrics_show_step(struct progress *progress, const struct step_metrics *step, bool losses);
-void metrics_show_eval(struct progress *progress, const struct eval_metrics *eval);
+/* An evaluation, to the terminal and to the log. */
+int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval_metrics *eval);
 /* To stdout: loss, perplexity and number of tokens. */
 void metrics_print_eval(const struct eval_metrics *eval);
 

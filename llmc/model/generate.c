@@ -28,12 +28,12 @@ int generate_logits(const struct backend *be, float *logits, const tensor *x, co
     return 0;
 }
 
-/* Feeds tokens behind the `first` that the engine's layers hold. */
+/* Feeds tokens behind the `first` that the model's layers hold. */
 static int feed_llama(void *context, const int32_t *tokens, int first, int count, float *logits) {
-    const struct generate_engine *g = (const struct generate_engine *)context;
+    const struct generate_llama *g = (const struct generate_llama *)context;
     const struct llama_config *c = &g->layout->config;
     const size_t working = g->be->element_bytes;
-    struct activations *e = g->engine;
+    struct activations *e = g->activations;
     memcpy(e->host_tokens, tokens, (size_t)count * sizeof *tokens);
     activations_send(e, g->be, count);
     e->past = first;
@@ -45,9 +45,9 @@ static int feed_llama(void *context, const int32_t *tokens, int first, int count
     return generate_logits(g->be, logits, last, classifier, c->width, c->vocabulary);
 }
 
-struct generate_model generate_model_of(struct generate_engine *g) {
+struct generate_model generate_model_of(struct generate_llama *g) {
     const struct llama_config *c = &g->layout->config;
-    const bool remembers = activations_remember(g->engine, c, g->be);
+    const bool remembers = activations_remember(g->activations, c, g->be);
     const struct generate_model model = {.vocabulary = c->vocabulary,
                                          .positions = g->positions,
                                          .remembers = remembers,

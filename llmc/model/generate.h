@@ -34,16 +34,16 @@ int generate_logits(const struct backend *be, float *logits, const tensor *x, co
                     int C, int V);
 
 /* A Llama of one sequence as such a model. */
-struct generate_engine {
+struct generate_llama {
     const struct backend *be;
     const struct param_layout *layout;
     const weight *weights;
-    struct activations *engine; /* of one sequence, of `positions` tokens */
+    struct activations *activations; /* of one sequence, of `positions` tokens */
     int positions;
-    /* From engine->tokens (count), behind engine->past earlier ones, to engine->last_norm. */
-    void (*forward)(const struct generate_engine *g, int count);
+    /* From activations->tokens (count), behind activations->past earlier ones, to activations->last_norm. */
+    void (*forward)(const struct generate_llama *g, int count);
 };
-struct generate_model generate_model_of(struct generate_engine *g); /* which stays */
+struct generate_model generate_model_of(struct generate_llama *g); /* which stays */
 
 struct generate_settings {
     const char *prompt; /* "" begins a new document */

@@ -1,9 +1,9 @@
 /* mpi.c — datagrams over MPI: a reliable carrier, the baseline and the deterministic harness.
  *
- * A datagram is one MPI_Isend from a slot. There are more slots than datagrams that the engine's
+ * A datagram is one MPI_Isend from a slot. There are more slots than datagrams that the transport's
  * windows let be on their way, so that a slot is always free soon; MPI keeps the order between two
- * ranks. MPI makes progress only within its calls: it is the engine that turns until all has
- * arrived.
+ * ranks. MPI makes progress only within its calls: it is the transport's loop that turns until all
+ * has arrived.
  */
 #include "lossynet/link/link.h"
 

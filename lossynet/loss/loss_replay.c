@@ -144,8 +144,8 @@ lossynet_status lossynet_loss_replay_open(const char *path, struct lossynet_loss
     }
     if (!status && (files == 0 || r->parts == 0)) {
         snprintf(why, why_size,
-                 files ? "replay %s: expected what a run with --record-loss and a deadline has "
-                         "written"
+                 files ? "replay %s: expected what a run that records losses and does "
+                         "not wait for late ranks has written"
                        : "replay %s: expected this file, or FILE.0, FILE.1 ... of all ranks",
                  path);
         status = LOSSYNET_FILE;

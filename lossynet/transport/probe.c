@@ -7,7 +7,7 @@
  *     sender    TEST, kind 0, sequence 0, 1, ...        while less than a window is on its way
  *     receiver  TEST, kind 1, packet: next sequence     what it has seen, lost ones included
  *
- * The window is at most what the receiver can hold, as in training (engine.h), so that what is lost
+ * The window is at most what the receiver can hold, as in training (progress.h), so that what is lost
  * is lost by the network. It opens with the answers: what nobody answers must not drown others, and
  * a switch sends to everybody what is for a host that it cannot find. Ranks meet before a round and
  * after its sending; what comes until it is quiet then counts as arrived, but not towards the rate.

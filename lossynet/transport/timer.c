@@ -5,7 +5,7 @@
 
 static const double EARLY = 0.1;        /* round trips before the first repetition */
 static const double OVERTAKEN = 0.1;    /* s, what came later was sent later */
-static const double GRANULARITY = 1e-4; /* s, of the engine's turns */
+static const double GRANULARITY = 1e-4; /* s, of the loop's turns */
 
 double lossynet_timer_slowness(const struct lossynet_transport *t) {
     double crowd = (double)t->receiver.unanswered / CROWD;

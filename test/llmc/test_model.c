@@ -164,12 +164,12 @@ static void generated_logits_agree(void **state) {
         assert_int_equal(activations_allocate(&kept, c, g.be, 1, g.T, false, recompute), 0);
         assert_int_equal(activations_add_cache(&kept, c, g.be), 0);
         g.be->convert(g.weights, g.params, g.layout.count);
-        struct generate_engine w = {.be = g.be,
-                                    .layout = &g.layout,
-                                    .weights = g.weights,
-                                    .engine = &kept,
-                                    .positions = g.T,
-                                    .forward = forward_tokens};
+        struct generate_llama w = {.be = g.be,
+                                   .layout = &g.layout,
+                                   .weights = g.weights,
+                                   .activations = &kept,
+                                   .positions = g.T,
+                                   .forward = forward_tokens};
         const struct generate_model model = generate_model_of(&w);
         const bool remembers = model.remembers;
         assert_true(remembers == (g.be->attention_continue != NULL));
