@@ -28,16 +28,25 @@ _Static_assert(LOSSYNET_SECURE_BYTES == COUNTER_BYTES + TAG_BYTES, "the trailer"
 enum { WINDOW = 4096 };
 
 struct origin {
-    EVP_CIPHER_CTX *open; /* with its key; NULL for this rank */
+    EVP_CIPHER_CTX *open; /* with its key; NULL for this rank, or where there is none */
     uint64_t next;        /* above all counters that have come */
     uint64_t came[WINDOW / 64];
 };
 
+struct target {
+    EVP_CIPHER_CTX *seal; /* with the key for it */
+    uint64_t counter;     /* nonce of the next datagram */
+};
+
+struct pair { /* this rank and another */
+    struct target to;
+    struct origin from, everyone; /* what it sealed for this rank, and for everyone */
+};
+
 struct lossynet_secure {
     int ranks;
-    uint64_t counter;     /* nonce of the next datagram */
-    EVP_CIPHER_CTX *seal; /* with this rank's key */
-    struct origin from[]; /* [ranks] */
+    struct target everyone;
+    struct pair with[]; /* [ranks] */
 };
 
 /* ---- what OpenSSL is asked for; all return false when it fails ---- */
@@ -128,15 +137,16 @@ static bool cipher_unseal(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_
 /* ---- the exchange of keys ---- */
 
 enum { SEALED_BYTES = KEY_BYTES + TAG_BYTES, SHARED_LEAST = 16, SHARED_MOST = 4096 };
+enum { EVERYONE = UINT16_MAX }; /* in the place of a rank */
 
 struct exchange {
     const struct lossynet_world *world;
     EVP_PKEY *pair;
     uint8_t salt[KEY_BYTES];    /* SHA-256 of `publics` with what stands before them */
-    uint8_t sender[KEY_BYTES];  /* this rank's */
+    uint8_t group[KEY_BYTES];   /* what all ranks know, of which keys for everyone are derived */
     uint8_t *context, *publics; /* one piece: 8 bytes run, 8 bytes ranks; then [ranks][KEY_BYTES] */
-    uint8_t *sealed;            /* [ranks, from][ranks, to][SEALED_BYTES] */
-    uint8_t *verdicts;          /* [ranks]: 1, the rank holds every key */
+    uint8_t *sealed;   /* [ranks, from][SEALED_BYTES]: the group's secret for another rank */
+    uint8_t *verdicts; /* [ranks]: 1, the rank holds every key */
     uint8_t shared[SHARED_MOST]; /* what is in the key file */
     size_t shared_bytes;         /* 0: there is none */
     bool logged;
@@ -155,43 +165,31 @@ static bool failed(struct exchange *x, const char *what) {
     return false;
 }
 
-/* The key with which `from` seals its sender key for `to`, one of which is this rank. */
-static bool pair_key(struct exchange *x, int from, int to, uint8_t *key) {
+/* The key for one purpose of what one of two ranks seals for the other; one is this rank. */
+static bool pair_key(struct exchange *x, const char *purpose, int from, int to, uint8_t *key) {
     uint8_t secret[KEY_BYTES];
     int other = from == x->world->rank ? to : from;
     bool ok = agree(x->pair, x->publics + (size_t)other * KEY_BYTES, secret) &&
-              derive(secret, x->salt, "lossynet 3 pair", from, to, key);
+              derive(secret, x->salt, purpose, from, to, key);
     OPENSSL_cleanse(secret, sizeof secret);
     return ok;
 }
 
-static uint8_t *sealed_at(const struct exchange *x, int from, int to) {
-    return x->sealed + ((size_t)from * (size_t)x->world->ranks + (size_t)to) * SEALED_BYTES;
-}
-
-/* Each key of a pair seals one thing once, so its counter is always 0. */
-static bool give_key(struct exchange *x, int to) {
-    uint8_t key[KEY_BYTES], *at = sealed_at(x, x->world->rank, to);
+/* Seals the group's secret for a rank, or opens what that rank has sealed. Each key seals one thing
+ * once, so its counter is always 0. */
+static bool hand_over(struct exchange *x, int from, int to) {
+    uint8_t key[KEY_BYTES], *at = x->sealed + (size_t)from * SEALED_BYTES;
+    const bool gives = from == x->world->rank;
     EVP_CIPHER_CTX *cipher = NULL;
-    bool ok = pair_key(x, x->world->rank, to, key) && (cipher = cipher_open(key, true)) &&
-              cipher_seal(cipher, 0, x->salt, KEY_BYTES, x->sender, KEY_BYTES, at, at + KEY_BYTES);
+    bool ok = pair_key(x, "lossynet 4 group", from, to, key) && (cipher = cipher_open(key, gives));
+    if (ok && gives)
+        ok = cipher_seal(cipher, 0, x->salt, KEY_BYTES, x->group, KEY_BYTES, at, at + KEY_BYTES);
+    else if (ok)
+        ok = cipher_unseal(cipher, 0, x->salt, KEY_BYTES, at, KEY_BYTES, at + KEY_BYTES);
+    if (ok && !gives) memcpy(x->group, at, KEY_BYTES);
     EVP_CIPHER_CTX_free(cipher);
     OPENSSL_cleanse(key, sizeof key);
     return ok;
-}
-
-/* What opens datagrams of rank `from`; NULL when its key cannot be had. */
-static EVP_CIPHER_CTX *take_key(struct exchange *x, int from) {
-    uint8_t key[KEY_BYTES], *at = sealed_at(x, from, x->world->rank);
-    EVP_CIPHER_CTX *cipher = NULL, *result = NULL;
-    if (pair_key(x, from, x->world->rank, key) && (cipher = cipher_open(key, false)) &&
-        cipher_unseal(cipher, 0, x->salt, KEY_BYTES, at, KEY_BYTES, at + KEY_BYTES) &&
-        derive(at, x->salt, "lossynet 3 datagrams", from, 0, key))
-        result = cipher_open(key, false);
-    EVP_CIPHER_CTX_free(cipher);
-    OPENSSL_cleanse(key, sizeof key);
-    OPENSSL_cleanse(at, SEALED_BYTES);
-    return result;
 }
 
 /* The salt: of run id, ranks and public keys; with a key file also of what is in it, so that no
@@ -224,35 +222,68 @@ static bool read_shared(struct exchange *x, const char *path) {
 
 static bool draw_keys(struct exchange *x) {
     return (key_pair(&x->pair, x->publics + (size_t)x->world->rank * KEY_BYTES) &&
-            RAND_priv_bytes(x->sender, KEY_BYTES) == 1) ||
+            RAND_priv_bytes(x->group, KEY_BYTES) == 1) ||
            failed(x, "draw keys");
 }
 
-static bool give_keys(struct exchange *x, struct lossynet_secure *secure) {
+/* One key for each direction between this rank and each other. */
+static bool make_pairs(struct exchange *x, struct lossynet_secure *secure) {
     uint8_t key[KEY_BYTES];
-    bool ok = make_salt(x) &&
-              derive(x->sender, x->salt, "lossynet 3 datagrams", x->world->rank, 0, key) &&
-              (secure->seal = cipher_open(key, true));
+    const int rank = x->world->rank;
+    bool ok = make_salt(x);
+    for (int r = 0; ok && r < x->world->ranks; r++) {
+        struct pair *with = &secure->with[r];
+        if (r == rank) continue;
+        ok = pair_key(x, "lossynet 4 datagrams", rank, r, key) &&
+             (with->to.seal = cipher_open(key, true)) &&
+             pair_key(x, "lossynet 4 datagrams", r, rank, key) &&
+             (with->from.open = cipher_open(key, false));
+    }
     OPENSSL_cleanse(key, sizeof key);
-    for (int to = 0; ok && to < x->world->ranks; to++)
-        if (to != x->world->rank) ok = give_key(x, to);
-    return ok || failed(x, "seal keys");
+    return ok || failed(x, "make keys");
 }
 
-static bool take_keys(struct exchange *x, struct lossynet_secure *secure) {
-    for (int from = 0; from < x->world->ranks; from++) {
-        if (from == x->world->rank) continue;
-        secure->from[from].open = take_key(x, from);
-        if (secure->from[from].open) continue;
-        lossynet_log("encryption: rank %d cannot open the key that rank %d sealed for it: expected "
-                     "an exchange of keys that nothing changes on its way, one run id, and one key "
+static bool refuse(struct exchange *x, int from) {
+    if (!x->logged)
+        lossynet_log("encryption: rank %d cannot open what rank %d sealed for it: expected an "
+                     "exchange of keys that nothing changes on its way, one run id, and one key "
                      "file",
                      x->world->rank, from);
-        x->logged = true;
-        ERR_clear_error();
-        return false;
+    x->logged = true;
+    ERR_clear_error();
+    return false;
+}
+
+/* Gives all ranks rank 0's secret: in each round whoever knows it seals it for one who does not, so
+ * that after log2 of the ranks all do. Nobody opens it who sees another exchange of keys, or has
+ * another key file. */
+static lossynet_status share_group(struct exchange *x, bool *ok, lossynet_share share,
+                                   void *context) {
+    const int rank = x->world->rank, ranks = x->world->ranks;
+    for (int known = 1; known < ranks; known *= 2) {
+        const bool gives = rank < known && rank + known < ranks;
+        const bool takes = rank >= known && rank < 2 * known;
+        if (*ok && gives) *ok = hand_over(x, rank, rank + known) || failed(x, "seal keys");
+        lossynet_status status = share(context, x->world, x->sealed, SEALED_BYTES);
+        if (status) return status;
+        if (*ok && takes) *ok = hand_over(x, rank - known, rank) || refuse(x, rank - known);
     }
-    return true;
+    return LOSSYNET_OK;
+}
+
+/* One key of each rank for what it sends to everyone. */
+static bool make_everyone(struct exchange *x, struct lossynet_secure *secure) {
+    uint8_t key[KEY_BYTES];
+    bool ok = true;
+    for (int r = 0; ok && r < x->world->ranks; r++) {
+        const bool own = r == x->world->rank;
+        ok = derive(x->group, x->salt, "lossynet 4 datagrams", r, EVERYONE, key);
+        EVP_CIPHER_CTX *cipher = ok ? cipher_open(key, own) : NULL;
+        *(own ? &secure->everyone.seal : &secure->with[r].everyone.open) = cipher;
+        ok = cipher != NULL;
+    }
+    OPENSSL_cleanse(key, sizeof key);
+    return ok || failed(x, "make keys");
 }
 
 /* A rank that fails goes on sharing, so that no other waits for it, and all fail together. */
@@ -263,10 +294,10 @@ static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
     bool ok = read_shared(x, key_file) && draw_keys(x);
     lossynet_status status = share(context, x->world, x->publics, KEY_BYTES);
     if (status) return status;
-    ok = ok && give_keys(x, secure);
-    status = share(context, x->world, x->sealed, ranks * SEALED_BYTES);
+    ok = ok && make_pairs(x, secure);
+    status = share_group(x, &ok, share, context);
     if (status) return status;
-    ok = ok && take_keys(x, secure);
+    ok = ok && make_everyone(x, secure);
     x->verdicts[x->world->rank] = ok;
     status = share(context, x->world, x->verdicts, 1);
     if (status) return status;
@@ -284,10 +315,10 @@ lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_
                                      const char *key_file, lossynet_share share,
                                      void *share_context, struct lossynet_secure **out) {
     size_t ranks = (size_t)world->ranks;
-    size_t bytes = CONTEXT_BYTES + ranks * (KEY_BYTES + ranks * SEALED_BYTES + 1);
+    size_t bytes = CONTEXT_BYTES + ranks * (KEY_BYTES + SEALED_BYTES + 1);
     struct exchange x = {.world = world, .context = lossynet_memory_take(bytes, 1)};
     struct lossynet_secure *secure =
-        lossynet_memory_take(sizeof *secure + ranks * sizeof *secure->from, 1);
+        lossynet_memory_take(sizeof *secure + ranks * sizeof *secure->with, 1);
     lossynet_status status = LOSSYNET_NO_MEMORY;
     *out = NULL;
     if (!x.context || !secure) {
@@ -298,7 +329,7 @@ lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_
     wire_put(x.context + 8, ranks, 8);
     x.publics = x.context + CONTEXT_BYTES;
     x.sealed = x.publics + ranks * KEY_BYTES;
-    x.verdicts = x.sealed + ranks * ranks * SEALED_BYTES;
+    x.verdicts = x.sealed + ranks * SEALED_BYTES;
     secure->ranks = world->ranks;
     status = exchange_keys(&x, key_file, secure, share, share_context);
     EVP_PKEY_free(x.pair);
@@ -316,8 +347,12 @@ free_both:
 
 void lossynet_secure_close(struct lossynet_secure *secure) {
     if (!secure) return;
-    EVP_CIPHER_CTX_free(secure->seal); /* wipes the key; NULL is fine */
-    for (int r = 0; r < secure->ranks; r++) EVP_CIPHER_CTX_free(secure->from[r].open);
+    EVP_CIPHER_CTX_free(secure->everyone.seal); /* wipes the key; NULL is fine */
+    for (int r = 0; r < secure->ranks; r++) {
+        EVP_CIPHER_CTX_free(secure->with[r].to.seal);
+        EVP_CIPHER_CTX_free(secure->with[r].from.open);
+        EVP_CIPHER_CTX_free(secure->with[r].everyone.open);
+    }
     free(secure);
 }
 
@@ -326,12 +361,13 @@ void lossynet_secure_close(struct lossynet_secure *secure) {
 /* A counter that only grows is the deterministic construction of SP 800-38D, section 8.2.1, which
  * bounds the datagrams of a key by 2^64 alone (section 8.3). After 30 days at 100 Gbit/s a key has
  * encrypted b = 2^51 blocks, and the bound b^2 / 2^129 on telling them from noise is 2^-27. */
-void lossynet_secure_seal(struct lossynet_secure *secure, const uint8_t *header,
+void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t *header,
                           const void *payload, size_t length, uint8_t *out) {
-    uint64_t counter = secure->counter++;
+    struct target *target = to < 0 ? &secure->everyone : &secure->with[to].to;
+    uint64_t counter = target->counter++;
     uint8_t *trailer = out + length;
     wire_put(trailer, counter, COUNTER_BYTES);
-    if (cipher_seal(secure->seal, counter, header, WIRE_HEADER_BYTES, payload, (int)length, out,
+    if (cipher_seal(target->seal, counter, header, WIRE_HEADER_BYTES, payload, (int)length, out,
                     trailer + COUNTER_BYTES))
         return;
     memset(out, 0, length + LOSSYNET_SECURE_BYTES); /* never the plain payload */
@@ -354,13 +390,14 @@ static void note(struct origin *from, uint64_t counter) {
 }
 
 lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                                      const uint8_t *header, uint8_t *payload,
-                                                      size_t length) {
-    if (sender < 0 || sender >= secure->ranks || !secure->from[sender].open)
-        return LOSSYNET_SECURE_FORGED;
+                                                      bool everyone, const uint8_t *header,
+                                                      uint8_t *payload, size_t length) {
+    if (sender < 0 || sender >= secure->ranks) return LOSSYNET_SECURE_FORGED;
+    struct pair *with = &secure->with[sender];
+    struct origin *from = everyone ? &with->everyone : &with->from;
+    if (!from->open) return LOSSYNET_SECURE_FORGED;
     if (length < LOSSYNET_SECURE_BYTES || length > INT32_MAX) return LOSSYNET_SECURE_FORGED;
     length -= LOSSYNET_SECURE_BYTES;
-    struct origin *from = &secure->from[sender];
     const uint64_t counter = wire_get(payload + length, COUNTER_BYTES);
     if (counter == UINT64_MAX) return LOSSYNET_SECURE_FORGED; /* nobody counts so far */
     if (!cipher_unseal(from->open, counter, header, WIRE_HEADER_BYTES, payload, (int)length,
@@ -377,7 +414,7 @@ bool lossynet_secure_available(void) {
 
 /* Measured with OpenSSL 3.0: an AES-256-GCM context is 1,200 bytes in three allocations. */
 size_t lossynet_secure_memory(int ranks) {
-    return sizeof(struct lossynet_secure) + (size_t)ranks * (sizeof(struct origin) + 1200);
+    return sizeof(struct lossynet_secure) + (size_t)ranks * (sizeof(struct pair) + 3 * 1200);
 }
 
 #else
@@ -400,15 +437,15 @@ void lossynet_secure_close(struct lossynet_secure *secure) {
     (void)secure;
 }
 
-void lossynet_secure_seal(struct lossynet_secure *secure, const uint8_t *header,
+void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t *header,
                           const void *payload, size_t length, uint8_t *out) {
-    (void)secure, (void)header, (void)payload, (void)length, (void)out;
+    (void)secure, (void)to, (void)header, (void)payload, (void)length, (void)out;
 }
 
 lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
-                                                      const uint8_t *header, uint8_t *payload,
-                                                      size_t length) {
-    (void)secure, (void)sender, (void)header, (void)payload, (void)length;
+                                                      bool everyone, const uint8_t *header,
+                                                      uint8_t *payload, size_t length) {
+    (void)secure, (void)sender, (void)everyone, (void)header, (void)payload, (void)length;
     return LOSSYNET_SECURE_FORGED;
 }
 

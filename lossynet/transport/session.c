@@ -35,13 +35,13 @@ void lossynet_session_fail(struct lossynet_transport *t, int peer, const char *f
 
 /* ---- out ---- */
 
-static void seal(struct lossynet_transport *t, struct lossynet_datagram *d, int slot) {
+static void seal(struct lossynet_transport *t, int peer, struct lossynet_datagram *d, int slot) {
     struct lossynet_session *session = &t->session;
     wire_put(d->header + WIRE_CHECKSUM_AT, 0, 4);
     if (session->secure) {
         size_t sealed = d->length + LOSSYNET_SECURE_BYTES;
         uint8_t *out = session->sealed + (size_t)slot * session->payload_most;
-        lossynet_secure_seal(session->secure, d->header, d->payload, d->length, out);
+        lossynet_secure_seal(session->secure, peer, d->header, d->payload, d->length, out);
         d->payload = out;
         d->length = sealed;
     } else if (!t->link->features.reliable) {
@@ -53,7 +53,7 @@ static void seal(struct lossynet_transport *t, struct lossynet_datagram *d, int 
 
 void lossynet_session_send(struct lossynet_transport *t, int peer, struct lossynet_datagram *batch,
                            int n) {
-    for (int i = 0; i < n; i++) seal(t, &batch[i], i);
+    for (int i = 0; i < n; i++) seal(t, peer, &batch[i], i);
     lossynet_status status = t->link->send(t->link, peer, batch, n);
     if (status && !t->failed) t->failed = status;
 }
@@ -94,8 +94,9 @@ static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_head
     if (h->run != (uint32_t)session->id) return &rejected->foreign;
     if (h->type == WIRE_TEST) return &t->receiver.ignored;
     if (session->secure) {
-        lossynet_secure_verdict verdict = lossynet_secure_open_datagram(
-            session->secure, peer, datagram, datagram + WIRE_HEADER_BYTES, h->length);
+        lossynet_secure_verdict verdict =
+            lossynet_secure_open_datagram(session->secure, peer, h->receiver == WIRE_EVERYONE,
+                                          datagram, datagram + WIRE_HEADER_BYTES, h->length);
         if (verdict == LOSSYNET_SECURE_FORGED) return &rejected->corrupt;
         if (verdict == LOSSYNET_SECURE_REPLAYED) return &rejected->duplicate;
         h->length -= LOSSYNET_SECURE_BYTES;

@@ -76,12 +76,13 @@ static void measure(size_t bytes) {
     for (int round = 0; round < ROUNDS; round++) {
         double start = now();
         for (size_t i = 0; i < packets; i++)
-            lossynet_secure_seal(secure[0], header, payload + i * bytes, bytes, out + i * stride);
+            lossynet_secure_seal(secure[0], 1, header, payload + i * bytes, bytes,
+                                 out + i * stride);
         seal = least(seal, start);
         start = now();
         for (size_t i = 0; i < packets; i++)
-            if (lossynet_secure_open_datagram(secure[1], 0, header, out + i * stride, stride) !=
-                LOSSYNET_SECURE_OPENED)
+            if (lossynet_secure_open_datagram(secure[1], 0, false, header, out + i * stride,
+                                              stride) != LOSSYNET_SECURE_OPENED)
                 exit(1);
         open = least(open, start);
         start = now();
