@@ -42,9 +42,9 @@ tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip wh
 
 Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (bench_network.py): PHASE from ours
 without loss, STALL from the TCP ring at 10%. scaling.md has model and measurement side by side. It is
-of an earlier protocol than dev/bench/network/README.md's table: a header of 52 bytes, and pauses of 1 ms where
-lossynet/transport/engine.h now has 0.2 ms (GRACE) and 0.3 ms (RETRY, then 1.5 times as long each time, and longer
-where more than four peers do not answer, which is not modelled).
+of an earlier protocol than dev/bench/network/README.md's table: a header of 52 bytes, and pauses of
+1 ms where lossynet/transport/progress.h now has 0.2 ms (GRACE_MIN) and 0.3 ms (RTO_MIN, then 1.5
+times as long each time, and longer where more than four peers do not answer, which is not modelled).
 """
 import argparse
 import math

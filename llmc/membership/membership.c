@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "llmc/log/error.h"
+#include "llmc/log/jsonl.h"
 #include "llmc/membership/agreement.h"
 #include "llmc/membership/etcd.h"
 #include "llmc/membership/reach.h"
@@ -79,13 +80,7 @@ int membership_url_parse(const char *url, struct membership_url *out) {
     return 0;
 }
 
-/* ---- clock and chance ---- */
-
-static double seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+/* ---- pauses and chance ---- */
 
 static void doze(double duration) {
     const struct timespec t = {(time_t)duration, (long)((duration - (time_t)duration) * 1e9)};
@@ -112,7 +107,7 @@ static void *watch(void *user) {
     while (!m->ends) {
         pthread_mutex_unlock(&m->end_lock);
         pthread_mutex_lock(&m->lock);
-        agreement_watch(&m->agreement, seconds());
+        agreement_watch(&m->agreement, log_seconds());
         atomic_store(&m->changed, m->agreement.changed);
         pthread_mutex_unlock(&m->lock);
         struct timespec wake;
@@ -156,11 +151,11 @@ static void say_obstacle(struct membership *m) {
 /* Steps until there is a view. Returns as membership_next_view. */
 static int wait_for_view(struct membership *m, const char *meanwhile) {
     static const double GRACE = 2, AT_ONCE = 1, SOON = 10; /* seconds */
-    const double began = seconds();
+    const double began = log_seconds();
     m->said_away = false;
     m->said = AGREEMENT_NO_OBSTACLE;
     for (;;) {
-        const double now = seconds();
+        const double now = log_seconds();
         pthread_mutex_lock(&m->lock);
         const enum agreement_result result = agreement_step(&m->agreement, now);
         if (result == AGREEMENT_AWAY) say_away(m, meanwhile);
@@ -178,7 +173,7 @@ static int wait_for_view(struct membership *m, const char *meanwhile) {
 
 int membership_next_view(struct membership *m, const bool *missing) {
     pthread_mutex_lock(&m->lock);
-    const int status = agreement_leave(&m->agreement, seconds(), missing);
+    const int status = agreement_leave(&m->agreement, log_seconds(), missing);
     pthread_mutex_unlock(&m->lock);
     return status ? status : wait_for_view(m, "this rank stands still until it does");
 }
@@ -255,7 +250,7 @@ int membership_inspect(const struct membership_settings *settings, bool tell) {
     int status = open_store(settings, &m);
     if (!status) {
         prepare_agreement(m, settings);
-        const double began = seconds();
+        const double began = log_seconds();
         const enum agreement_result found =
             agreement_inspect(&m->agreement, settings->version, settings->options, text);
         if (found == AGREEMENT_AWAY) status = away(m);
@@ -264,7 +259,7 @@ int membership_inspect(const struct membership_settings *settings, bool tell) {
             status = log_error("run %s is complete: expected a new name in --meet", m->url.run);
         if (found == AGREEMENT_VIEW && tell)
             printf("store: etcd at %s:%d answers in %.1f ms; run %s: %s\n", m->url.host,
-                   m->url.port, 1e3 * (seconds() - began), m->url.run, text);
+                   m->url.port, 1e3 * (log_seconds() - began), m->url.run, text);
     }
     membership_close(m);
     return status ? -1 : 0;

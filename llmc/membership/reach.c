@@ -7,15 +7,14 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "llmc/log/jsonl.h"
 
 enum { AT_ONCE = 64, LIMIT = 500 /* ms */ };
 
 static int64_t milliseconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+    return (int64_t)(1e3 * log_seconds());
 }
 
 static enum reached result_of(int error) {

@@ -28,7 +28,7 @@ def test_control_datagrams(round_trip, lost, control, step_ms):
 
 
 def test_a_lost_message():
-    """Costs one retransmission time-out of 0.3 ms, and turns of the engine."""
+    """Costs one retransmission time-out of 0.3 ms, and turns of the progress engine."""
     got = simulate(2e-4, 0)
     assert 0.1 < got["lost_message_ms"] <= 0.6, got
 
