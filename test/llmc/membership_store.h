@@ -12,7 +12,7 @@
 
 #include "llmc/membership/store.h"
 
-enum { STORE_KEYS = 64, STORE_LEASES = 4096, STORE_LATE = 64 };
+enum { STORE_KEYS = 2048, STORE_LEASES = 65536, STORE_LATE = 256 };
 
 struct memory_key {
     char *key, *value;

@@ -1,5 +1,5 @@
-/* test_membership_histories.c — 10,000 made-up histories of up to six processes that agree on views
- * (llmc/membership/agreement.h, as it is) through a store in memory, in made-up time.
+/* test_membership_histories.c — 10,000 made-up histories of up to six processes, and some of 64, that
+ * agree on views (llmc/membership/agreement.h, as it is) through a store in memory, in made-up time.
  *
  * A history is 40 s of faults: processes are killed, restarted and frozen, the network is cut in
  * two or in one direction, the store is away, or cannot be reached by some, loses leases, answers
@@ -14,6 +14,8 @@
  *
  * While a process waits for the store, for a moment or for many seconds, all others go on: whatever
  * happens between reading and writing, happens here. HISTORY=N runs history N alone and tells it.
+ * PROCESSES=N says what an agreement of N processes takes, up to 1,024 (which takes a minute and a stack
+ * of 64 MiB, ulimit -s).
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,11 +29,12 @@
 #include "test/llmc/membership_store.h"
 
 #if defined(__SANITIZE_ADDRESS__)
-enum { HISTORIES = 1000 };
+enum { HISTORIES = 1000, WIDE_HISTORIES = 1 };
 #else
-enum { HISTORIES = 10000 };
+enum { HISTORIES = 10000, WIDE_HISTORIES = 4 };
 #endif
-enum { SLOTS = 6, MEMBERS = 64, EPOCHS = 4096, UIDS = 4096 };
+enum { FEW = 6, MANY = 64 }; /* processes of a history, at most */
+enum { SLOTS = 1024, MEMBERS = 2048, EPOCHS = 4096, UIDS = 16384 };
 
 static const double FAULTS_END = 40, GIVE_UP = 250; /* seconds of a history */
 static const double SILENCE = 1, GRACE = 1;         /* until a member is missing; more at first */
@@ -67,7 +70,10 @@ struct world {
 };
 
 /* That histories are not dull. */
-static struct { long views, lefts, anews, late, stalls, conflicts, alone, stops; } count;
+static struct {
+    long views, lefts, anews, late, stalls, conflicts, alone, stops;
+    long lists, commits, keeps; /* requests to the store */
+} count;
 
 static bool telling;
 
@@ -114,9 +120,8 @@ __attribute__((format(printf, 2, 3))) static void tell(const struct world *w, co
 /* ---- what must hold always ---- */
 
 static struct process *process_of(struct world *w, const char *uid) {
-    for (int s = 0; s < w->slots; s++)
-        if (w->process[s].alive && !strcmp(w->process[s].a.self.uid, uid)) return &w->process[s];
-    return NULL;
+    struct process *p = &w->process[atoi(uid)]; /* as `draw` names them */
+    return p->alive && !strcmp(p->a.self.uid, uid) ? p : NULL;
 }
 
 static bool same_members(const struct view *a, const struct view *b) {
@@ -154,8 +159,10 @@ static void see_write(void *context, const struct store_write *write) {
             last = rank;
     }
     for (int r = 0; r < before->members; r++)
-        if (view_rank_of(&v, before->member[r].uid) < 0)
+        if (view_rank_of(&v, before->member[r].uid) < 0) {
+            check_that(w, w->lefts < UIDS, "more than %d were left out", UIDS);
             memcpy(w->left[w->lefts++], before->member[r].uid, 24);
+        }
     w->epoch = v.epoch;
     w->view[v.epoch] = v;
     count.views++;
@@ -173,10 +180,15 @@ static bool is_alive(struct world *w, const struct process *p) {
 }
 
 static void check_sides(struct world *w) {
-    int64_t alive = 0;
+    int64_t alive = 0, dead = 0;
     for (int s = 0; s < w->slots; s++) {
         const struct process *p = &w->process[s];
-        if (!is_alive(w, p)) continue;
+        if (p->alive && p->a.state == AGREEMENT_INSIDE && p->a.view.epoch == (alive ? alive : dead))
+            continue; /* looked at before */
+        if (!is_alive(w, p)) {
+            dead = p->a.view.epoch;
+            continue;
+        }
         check_that(w, !alive || alive == p->a.view.epoch, "views %lld and %lld are both alive",
                    (long long)alive, (long long)p->a.view.epoch);
         alive = p->a.view.epoch;
@@ -206,9 +218,11 @@ static void stall(struct process *p, double seconds) {
 /* A request or an answer is on its way. Whether it arrives. */
 static bool travels(struct process *p) {
     struct world *w = p->world;
-    if (chance(0.3))
+    /* Others act within this one's wait, so that where many wait, none ends. */
+    const double share = w->slots > FEW ? (double)FEW / w->slots : 1;
+    if (chance(0.3 * share))
         stall(p, uniform(0.1));
-    else if (w->faulty && chance(0.02))
+    else if (w->faulty && chance(0.02 * share))
         stall(p, uniform(12));
     return !p->doomed && w->up && w->asks[p->slot] && !(w->faulty && chance(0.02));
 }
@@ -223,6 +237,7 @@ static enum store_status store_list(struct store *s, const char *prefix,
                                     struct store_entries *out) {
     struct process *p = (struct process *)s;
     *out = (struct store_entries){0};
+    count.lists++;
     if (!travels(p)) return STORE_AWAY;
     memory_list(&p->world->memory, prefix, out);
     const enum store_status status = answer(p, STORE_DONE);
@@ -234,6 +249,7 @@ static enum store_status store_commit(struct store *s, const char *guard, int64_
                                       const struct store_write *write, int writes) {
     struct process *p = (struct process *)s;
     struct world *w = p->world;
+    count.commits++;
     if (w->faulty && w->up && w->asks[p->slot] && chance(0.05)) {
         memory_commit_late(&w->memory, now(w) + uniform(10), guard, modified, write, writes);
         return answer(p, STORE_AWAY);
@@ -253,6 +269,7 @@ static enum store_status store_grant(struct store *s, int seconds, int64_t *leas
 
 static enum store_status store_keep(struct store *s, int64_t lease) {
     struct process *p = (struct process *)s;
+    count.keeps++;
     if (!travels(p)) return STORE_AWAY;
     return answer(p, memory_keep(&p->world->memory, lease));
 }
@@ -366,12 +383,15 @@ static void act(struct process *p) {
 
 /* Cuts the network in two; one side, both or none reach the store. Or one direction of one path. */
 static void cut(struct world *w) {
-    const unsigned side = 1 + random_below((1u << w->slots) - 1), store = random_below(4);
-    tell(w, "cut, side %x, store %u", side, store);
+    const unsigned store = random_below(4);
+    bool side[SLOTS];
     for (int a = 0; a < w->slots; a++) {
-        w->asks[a] = store & (1u << (side >> a & 1));
-        for (int b = 0; b < w->slots; b++) w->hears[a][b] = (side >> a & 1) == (side >> b & 1);
+        side[a] = chance(0.5);
+        w->asks[a] = store & (1u << side[a]);
+        tell(w, "cut, process %d on side %d, which reaches the store: %d", a, side[a], w->asks[a]);
     }
+    for (int a = 0; a < w->slots; a++)
+        for (int b = 0; b < w->slots; b++) w->hears[a][b] = side[a] == side[b];
 }
 
 static void heal(struct world *w) {
@@ -522,7 +542,7 @@ static void run_until(struct world *w, double until) {
         else if (next == w->back)
             store_up(w, chance(0.3));
         else if (now(w) < FAULTS_END)
-            break_something(w), w->fault += uniform(8);
+            break_something(w), w->fault += uniform(w->slots > FEW ? 2 : 8);
         else if (w->faulty)
             heal_all(w), w->fault = now(w) + 1;
         else
@@ -539,13 +559,13 @@ static bool may_wait(const struct world *w) {
     return !w->view[w->epoch].members && processes < w->first_ranks;
 }
 
-static struct world *world_open(int number) {
+static struct world *world_open(int number, int slots) {
     struct world *w = (struct world *)calloc(1, sizeof *w);
     assert_non_null(w);
     chance_key = (uint64_t)number;
     chance_index = 0;
     w->number = number;
-    w->slots = 2 + (int)random_below(SLOTS - 1);
+    w->slots = slots ? slots : 2 + (int)random_below(FEW - 1);
     w->first_ranks = w->slots - (int)random_below((uint32_t)w->slots);
     w->memory.seen = see_write;
     w->memory.context = w;
@@ -565,8 +585,8 @@ static void world_close(struct world *w) {
 
 /* ---- tests ---- */
 
-static void history(int number) {
-    struct world *w = world_open(number);
+static void history(int number, int slots) {
+    struct world *w = world_open(number, slots);
     w->faulty = true;
     w->fault = uniform(12);
     run_until(w, GIVE_UP);
@@ -579,7 +599,7 @@ static void test_histories(void **state) {
     const char *only = getenv("HISTORY");
     log_muted = true;
     telling = only != NULL;
-    for (int i = only ? atoi(only) : 0; i < (only ? atoi(only) + 1 : HISTORIES); i++) history(i);
+    for (int i = only ? atoi(only) : 0; i < (only ? atoi(only) + 1 : HISTORIES); i++) history(i, 0);
     log_muted = false;
     print_message("%ld views, %ld times left out, %ld conflicts, %ld late writes, %ld waits, "
                   "%ld takeovers, %ld lone survivors, %ld stops\n",
@@ -594,17 +614,54 @@ static void test_histories(void **state) {
 
 /* A quiet world of `slots` processes that are in their first view. */
 static struct world *settled(int slots) {
-    struct world *w = world_open(1);
-    for (int s = 0; s < w->slots; s++) end(&w->process[s]);
-    w->slots = w->first_ranks = slots;
-    heal(w);
-    for (int s = 0; s < slots; s++) begin(w, s);
+    struct world *w = world_open(1, slots);
+    w->first_ranks = slots;
+    for (int s = 0; s < slots; s++) w->process[s].a.set.first_ranks = slots;
     w->fault = INFINITY;
     run_until(w, 60);
     assert_true(w->done);
     w->done = false;
     w->endless = true;
     return w;
+}
+
+static void test_wide_histories(void **state) {
+    (void)state;
+    const long views = count.views;
+    log_muted = true;
+    for (int i = 0; i < WIDE_HISTORIES; i++) history(i, MANY);
+    log_muted = false;
+    print_message("%ld views in %d histories of %d processes\n", count.views - views,
+                  WIDE_HISTORIES, MANY);
+    assert_true(count.views - views > 3 * WIDE_HISTORIES);
+}
+
+/* One of many dies: one proposal is enough, and nobody else is left out. */
+static void agree(int processes) {
+    struct world *w = settled(processes);
+    run_until(w, now(w) + 10);
+    w->endless = false;
+    const double began = now(w);
+    end(&w->process[w->view[w->epoch].member[processes / 2].pid]);
+    memset(&count, 0, sizeof count);
+    run_until(w, began + 60);
+    print_message(
+        "%d processes, one dies: %.2f s until all others are in the next view, of which %g s "
+        "until it is noticed; %ld snapshots, %ld writes, %ld of them in vain, %ld leases kept\n",
+        processes, now(w) - began, SILENCE, count.lists, count.commits, count.conflicts,
+        count.keeps);
+    assert_true(w->done);
+    assert_int_equal(w->epoch, 2);
+    assert_int_equal(w->view[2].members, processes - 1);
+    world_close(w);
+}
+
+static void test_one_of_many_dies(void **state) {
+    (void)state;
+    const char *processes = getenv("PROCESSES");
+    agree(4);
+    agree(MANY);
+    if (processes) agree(atoi(processes));
 }
 
 static void test_store_away_while_nobody_dies(void **state) {
@@ -655,6 +712,8 @@ static void test_unreachable_joiner_disturbs_nobody(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_histories),
+        cmocka_unit_test(test_wide_histories),
+        cmocka_unit_test(test_one_of_many_dies),
         cmocka_unit_test(test_store_away_while_nobody_dies),
         cmocka_unit_test(test_one_way_link_changes_few_views),
         cmocka_unit_test(test_unreachable_joiner_disturbs_nobody),
