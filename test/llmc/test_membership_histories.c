@@ -14,8 +14,8 @@
  *
  * While a process waits for the store, for a moment or for many seconds, all others go on: whatever
  * happens between reading and writing, happens here. HISTORY=N runs history N alone and tells it.
- * PROCESSES=N says what an agreement of N processes takes, up to 1,024 (which takes a minute and a stack
- * of 64 MiB, ulimit -s).
+ * PROCESSES=N says what an agreement of N processes takes, up to 1,024 (which takes long, and a stack of
+ * 256 MiB, ulimit -s).
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -9,6 +9,8 @@ Counts the sequences that were trained, against the same without deaths, for
     torchrun     PyTorch DDP over Gloo under torchrun --max-restarts: all start again from a checkpoint
 
     bench_elastic.py [--seconds 200] [--period 20] [--every 50] [--torch PYTHON] [WAY ...]
+    bench_elastic.py [--seconds 200] join    what a fifth rank that comes costs, every 10 seconds
+    bench_elastic.py [--rounds 10] calm      a step under mpirun and with --meet, where nobody dies, in turns
 
 Every way is compared with itself, undisturbed, right before. Steps that are made again after a
 checkpoint count once. PYTHON has torch and torchft (pip install torchft); without it these two are left
@@ -21,6 +23,7 @@ import pathlib
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,7 +32,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "test" / "support"), str(ROOT / "dev" / "bench" / "cpu")]
 from etcd import Etcd, free_port  # pylint: disable=wrong-import-position
-from program import write_tokens  # pylint: disable=wrong-import-position
+from program import MPI, write_tokens  # pylint: disable=wrong-import-position
 
 PROGRAM = ROOT / os.environ.get("BUILD", "build") / "train_llama2"
 RANKS, WARM = 4, 5  # seconds before anything counts
@@ -86,8 +89,11 @@ class Meet(Way):
     def command(self, rank):
         return [PROGRAM, "--model=1M", f"--train={self.folder}/train.bin", "--batch=4", "--seq=256",
                 "--steps=1000000", "--lr=1e-3", f"--out={self.folder}/out", "--quiet",
-                f"--meet={self.etcd.url(f'run{self.starts}')}", f"--meet-ranks={RANKS}",
+                f"--meet={self.etcd.url(self.run())}", f"--meet-ranks={RANKS}",
                 *self.more()]
+
+    def run(self):
+        return f"run{self.starts}"
 
     def more(self):
         return []
@@ -95,7 +101,8 @@ class Meet(Way):
     def trained(self):
         for line in self.lines(self.folder / "out" / "log.jsonl"):
             event = json.loads(line)
-            self.ranks = event["ranks"] if event["event"] == "view" else self.ranks
+            if event["event"] == "view":
+                self.ranks, self.at, self.pause = event["ranks"], event["step"], event["seconds"]
             if event["event"] == "step":
                 self.steps.setdefault(event["step"], self.ranks)
         return self.steps
@@ -103,6 +110,28 @@ class Meet(Way):
     def end(self):
         super().end()
         self.etcd.stop()
+
+
+class Join(Meet):
+    """One more rank comes, and is killed again."""
+    def come(self):
+        """(seconds from its start until it is in a view; steps of the others while it waited, registered;
+        their longest step beside that)."""
+        begun, known = time.monotonic(), len(self.etcd.leases(self.run()))
+        self.start(RANKS)
+        while len(self.etcd.leases(self.run())) == known:
+            time.sleep(0.005)
+        waits = len(self.trained())
+        while self.ranks == RANKS:
+            time.sleep(0.005)
+            self.trained()
+        return time.monotonic() - begun, self.at - waits, self.pause
+
+    def go(self):
+        self.kill(RANKS)
+        while self.ranks > RANKS:
+            time.sleep(0.005)
+            self.trained()
 
 
 class Checkpoint(Meet):
@@ -184,9 +213,7 @@ def measure(kind, options, deaths):
     way = WAYS[kind](folder, options)
     try:
         way.begin()
-        while count(way)[1] < 20:
-            time.sleep(0.2)
-        time.sleep(WARM)
+        wait_for_steps(way)
         begun, before = time.monotonic(), count(way)[0]
         due, longest, seen, since = begun + options.period / 2, 0.0, before, begun
         while time.monotonic() < begun + options.seconds:
@@ -204,14 +231,76 @@ def measure(kind, options, deaths):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def wait_for_steps(way):
+    while count(way)[1] < 20:
+        time.sleep(0.2)
+    time.sleep(WARM)
+
+
+def joins(options):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="elastic"))
+    way, seen = Join(folder, options), []
+    try:
+        way.begin()
+        wait_for_steps(way)
+        end = time.monotonic() + options.seconds
+        while time.monotonic() < end:
+            seen.append(way.come())
+            time.sleep(5)
+            way.go()
+            time.sleep(5)
+    finally:
+        way.end()
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"{len(seen)} ranks came, median (most):")
+    for what, unit, values in zip(("from its start until it is an owner", "steps of the others from its "
+                                   "registration on", "pause of the others"), (" s", "", " s"), zip(*seen)):
+        print(f"  {what}: {statistics.median(values):.2f}{unit} ({max(values):.2f}{unit})")
+
+
+def step_ms(folder, command, environment):
+    """The median step of a short run."""
+    shutil.rmtree(folder / "out", ignore_errors=True)
+    running = [subprocess.Popen(words, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL,
+                                stderr=subprocess.DEVNULL) for words in command]
+    for process in running:
+        if process.wait() != 0:
+            sys.exit(f"failed: {' '.join(map(str, process.args))}")
+    steps = [json.loads(line) for line in (folder / "out" / "log.jsonl").read_text().splitlines()]
+    return statistics.median(s["step_ms"] for s in steps if s["event"] == "step" and s["step"] >= 20)
+
+
+def calm_steps(options):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="elastic"))
+    way, times = Meet(folder, options), ([], [])
+    environment = {**ENVIRONMENT, **MPI}
+    try:
+        for _ in range(options.rounds):
+            way.starts += 1
+            words = [w for w in map(str, way.command(0)) if not w.startswith("--steps")]
+            words += ["--steps=100", "--batch=1"]
+            plain = [w for w in words if not w.startswith("--meet")] + ["--link=udp", "--peer-timeout=1"]
+            times[0].append(step_ms(folder, [["mpirun", "-np", str(RANKS), *plain]], environment))
+            times[1].append(step_ms(folder, [words] * RANKS, environment))
+    finally:
+        way.end()
+        shutil.rmtree(folder, ignore_errors=True)
+    more = sorted(100 * (meet / plain - 1) for plain, meet in zip(*times))
+    print("median step of %d runs: %.2f ms under mpirun, %.2f ms with --meet; in pairs %+.1f%% (%+.1f to %+.1f)"
+          % (options.rounds, *map(statistics.median, times), statistics.median(more), more[0], more[-1]))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--period", type=float, default=20)
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--torch", help="a Python with torch and torchft")
-    parser.add_argument("ways", nargs="*", metavar="WAY", help=", ".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=10, help="of calm")
+    parser.add_argument("ways", nargs="*", metavar="WAY", help=", ".join([*WAYS, "join, calm"]))
     options = parser.parse_args()
+    if options.ways in (["join"], ["calm"]):
+        return {"join": joins, "calm": calm_steps}[options.ways[0]](options)
     print("| way | undisturbed | a death every %g s | work done | longest pause |" % options.period)
     print("| --- | ---: | ---: | ---: | ---: |")
     for kind in options.ways or WAYS:
@@ -222,6 +311,7 @@ def main():
         rate, pause = measure(kind, options, True)
         print(f"| {kind} | {calm:.1f}/s | {rate:.1f}/s | {100 * rate / calm:.0f}% | {pause:.1f} s |",
               flush=True)
+    return None
 
 
 if __name__ == "__main__":
