@@ -139,8 +139,8 @@ EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/*/test_*.c test/*/*/test_*.c))
 
 GPU_PROGRAMS := gpu_check gpu_bench
-# What our exchange is measured with, and against; they use MPI.
-BENCHES := $(if $(filter 1,$(MPI)),exchange collectives ring)
+# What our exchange is measured with, and against; all but the first use MPI.
+BENCHES := turn $(if $(filter 1,$(MPI)),exchange collectives ring)
 # A simulated network (dev/coexistence).
 NS3 := $(BUILD)/dev/coexistence/simulated
 NS3_HERE := $(if $(wildcard /usr/include/ns3/internet-module.h),$(NS3))

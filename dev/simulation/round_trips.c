@@ -1,10 +1,10 @@
 /* round_trips.c — what a step costs over a network whose round trip and loss one chooses: time, and
  * datagrams other than DATA.
  *
- *     build/round_trips SECONDS SHARE [QUEUE]     the round trip, the share of datagrams that is
+ *     build/round_trips SECONDS SHARE [QUEUE [RANKS]]     the round trip, the share of datagrams that is
  *                                                 lost, and how many a rank can hold
  *
- * Four ranks average, broadcast, and exchange a few numbers in each step, and compute nothing. The
+ * Four ranks, or so many, average, broadcast, and exchange a few numbers in each step, and compute nothing. The
  * result is a function of the input: test/lossynet/test_simulation.py compares it with bounds.
  */
 #include "dev/simulation/simulation.h"
@@ -14,10 +14,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS = 4, BUCKETS = 3, ELEMENTS = 4000, WARM = 3, STEPS = 20, ROUNDS = 40, LATE = 3 };
+enum { MOST_RANKS = 64, BUCKETS = 3, ELEMENTS = 4000, WARM = 3, STEPS = 20, ROUNDS = 40, LATE = 3 };
 static const size_t bucket_elements[BUCKETS] = {ELEMENTS, ELEMENTS, ELEMENTS};
 
 static struct {
+    int ranks;
     double share;          /* of datagrams that is lost */
     uint64_t control;      /* datagrams sent, but for DATA */
     int lose;              /* so many of rank 0's next MESSAGEs to rank 1 */
@@ -45,7 +46,7 @@ static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
 
 static void step(struct lossynet_comm *comm, float **vector, uint64_t number) {
     struct lossynet_counters counters;
-    double mine = 1, all[RANKS];
+    double mine = 1, all[MOST_RANKS];
     require(lossynet_step_begin(comm, number), "the begin of a step");
     require(lossynet_reduce(comm, vector, false), "averaging");
     require(lossynet_all_gather(comm, &mine, all, sizeof mine), "the norm");
@@ -55,7 +56,7 @@ static void step(struct lossynet_comm *comm, float **vector, uint64_t number) {
 
 /* An exchange that all begin at the same time, when nothing else is on its way. */
 static double exchange(struct lossynet_comm *comm, int rank, int round, bool lose) {
-    double mine = 1, all[RANKS], start = 1000.0 * (1 + round);
+    double mine = 1, all[MOST_RANKS], start = 1000.0 * (1 + round);
     simulation_sleep(start - simulation_now());
     if (rank == 0)
         run.lose = lose ? 2 : 0; /* the first is repeated at once: it may have come early */
@@ -83,8 +84,8 @@ static double broadcast(struct lossynet_comm *comm, int rank, float **vector, bo
 
 static void rank_main(int rank) {
     const struct lossynet_world world = {
-        .rank = rank, .ranks = RANKS, .local_rank = rank, .local_ranks = RANKS};
-    const struct lossynet_settings settings = {.workers = RANKS,
+        .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
+    const struct lossynet_settings settings = {.workers = run.ranks,
                                                .buckets = BUCKETS,
                                                .bucket_elements = bucket_elements,
                                                .packet_bytes = 256,
@@ -103,7 +104,7 @@ static void rank_main(int rank) {
         run.step = (simulation_now() - start) / STEPS;
         run.control -= before;
         printf("step_ms %.3f control %.1f", 1e3 * run.step,
-               (double)run.control / (STEPS * RANKS * (RANKS - 1)));
+               (double)run.control / (STEPS * run.ranks * (run.ranks - 1)));
     }
     for (int round = 0; round < ROUNDS; round++) {
         double seconds = exchange(comm, rank, round, round % 2);
@@ -125,7 +126,9 @@ static void rank_main(int rank) {
 int main(int argc, char **argv) {
     double round_trip = argc > 1 ? atof(argv[1]) : 2e-4;
     run.share = argc > 2 ? atof(argv[2]) : 0;
-    const struct simulation_settings settings = {.ranks = RANKS,
+    run.ranks = argc > 4 ? atoi(argv[4]) : 4;
+    if (run.ranks <= LATE || run.ranks > MOST_RANKS) return 2;
+    const struct simulation_settings settings = {.ranks = run.ranks,
                                                  .seed = 1,
                                                  .longest_seconds = 1e6,
                                                  .most_switches = UINT64_MAX,

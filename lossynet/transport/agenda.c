@@ -122,7 +122,8 @@ static uint32_t flags_of(const struct lossynet_transport *t, int peer) {
     const struct lossynet_peer *p = &t->peers[peer];
     const bool late = p->lateness.late, away = lossynet_deadline_is_away(t, peer);
     uint32_t flags = flag(LOSSYNET_IDLES, p->rx[LOSSYNET_GRADIENT].idle) |
-                     flag(LOSSYNET_EXPECTED, lossynet_progress_expects(t, peer));
+                     flag(LOSSYNET_EXPECTED, lossynet_progress_expects(t, peer)) |
+                     flag(LOSSYNET_BLOCKED, p->flow.blocked);
     for (int kind = 0; kind < 2; kind++) {
         const struct lossynet_phase_state *phase = &t->phase[kind];
         const bool waits = p->rx[kind].state != RX_OVER;

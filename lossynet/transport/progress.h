@@ -188,6 +188,7 @@ enum lossynet_flag {
     LOSSYNET_EXCHANGES_LATE = 20,    /* or by a late one */
     LOSSYNET_IDLES = 22,             /* it has no gradient in this step */
     LOSSYNET_EXPECTED,               /* something is expected of it */
+    LOSSYNET_BLOCKED,                /* by its window, or its phase */
     LOSSYNET_FLAGS
 };
 

@@ -1,0 +1,102 @@
+/* bench_turn.c — what a turn of the progress engine costs a rank of many.
+ *
+ *     build/dev/bench/network/bench_turn [RANKS ...]      64, 1,024 and 16,384
+ *
+ * The other ranks say nothing and nothing leaves: a turn of an idle rank, of one that waits for all
+ * others in a phase and for whom nothing is due yet, one with news of a single peer, and one that
+ * looks at all, as after each act of the caller.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { TURNS = 2000, FULL_TURNS = 20 };
+
+static lossynet_status link_send(struct lossynet_link *link, int peer,
+                                 const struct lossynet_datagram *batch, int count) {
+    (void)link, (void)peer, (void)batch, (void)count;
+    return LOSSYNET_OK;
+}
+
+static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
+    (void)link, (void)arrivals;
+    return 0;
+}
+
+static void link_nothing(struct lossynet_link *link) {
+    (void)link;
+}
+
+static lossynet_status link_open(const struct lossynet_link_settings *settings,
+                                 struct lossynet_link **out) {
+    static struct lossynet_link link;
+    (void)settings;
+    link = (struct lossynet_link){.name = "none",
+                                  .features = {.payload_most = 1400, .receive_queue = 1 << 20},
+                                  .send = link_send,
+                                  .receive = link_receive,
+                                  .wake = link_nothing,
+                                  .close = link_nothing};
+    *out = &link;
+    return LOSSYNET_OK;
+}
+
+/* The other ranks say what rank 0 says. */
+static lossynet_status share(void *context, const struct lossynet_world *world, void *all,
+                             size_t bytes) {
+    (void)context;
+    for (int r = 1; r < world->ranks; r++) memcpy((char *)all + (size_t)r * bytes, all, bytes);
+    return LOSSYNET_OK;
+}
+
+static bool ready(void *context, lossynet_phase phase, int rank) {
+    (void)context, (void)phase, (void)rank;
+    return false;
+}
+
+static uint32_t expected(void *context, lossynet_phase phase, int bucket, int sender) {
+    (void)context, (void)phase, (void)bucket, (void)sender;
+    return 1;
+}
+
+static double microseconds(struct lossynet_transport *t, int turns, bool one, bool all) {
+    const double start = lossynet_now();
+    for (int i = 0; i < turns; i++) {
+        if (one) lossynet_agenda_soon(t, 1 + i % (t->world.ranks - 1));
+        if (all) lossynet_agenda_all(t);
+        lossynet_progress_turn(t);
+    }
+    return 1e6 * (lossynet_now() - start) / turns;
+}
+
+static void measure(int ranks) {
+    const struct lossynet_transport_settings settings = {.world = {.ranks = ranks},
+                                                         .peer_timeout = 1e6};
+    const struct lossynet_transport_shape shape = {
+        .workers = ranks, .local = 1, .buckets = 1, .packet_bytes = 1400};
+    const struct lossynet_transport_calls calls = {.ready = ready, .expected = expected};
+    struct lossynet_pool pool = {0};
+    struct lossynet_transport *t;
+    if (lossynet_transport_open(&settings, link_open, share, NULL, &t)) exit(1);
+    lossynet_transport_shape(t, &pool, &shape, &calls);
+    if (pool.out_of_memory) exit(1);
+    lossynet_transport_receive_begin(t, LOSSYNET_GRADIENT);
+    lossynet_transport_send_begin(t, LOSSYNET_GRADIENT);
+    lossynet_progress_turn(t);
+    const double idle = microseconds(t, TURNS, false, false);
+    t->phase[LOSSYNET_GRADIENT].awaited = true;
+    const double all = microseconds(t, FULL_TURNS, false, true);
+    const double waits = microseconds(t, TURNS, false, false);
+    const double one = microseconds(t, TURNS, true, false);
+    printf("| %d | %.2f | %.2f | %.2f | %.0f |\n", ranks, idle, waits, one, all);
+    lossynet_transport_close(t);
+}
+
+int main(int argc, char **argv) {
+    puts("| ranks | idle, us | waits, us | news of one, us | all, us |");
+    puts("| ---: | ---: | ---: | ---: | ---: |");
+    if (argc == 1) measure(64), measure(1024), measure(16384);
+    for (int i = 1; i < argc; i++) measure(atoi(argv[i]));
+    return 0;
+}
