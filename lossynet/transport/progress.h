@@ -10,7 +10,7 @@
  *                    |        |       |
  *                 send.c   recv.c   message.c
  *                    |        |       |
- *                 control.c, pacing.c, timer.c, deadline.c
+ *                 control.c, pacing.c, timer.c, deadline.c, agenda.c
  *                    |
  *                 session.c: seals, verifies  -->  link->send, link->receive
  *

@@ -2,7 +2,7 @@
 """Prints what late ranks cost the others, with a deadline and without, as a table: in virtual time
 (dev/simulation/late_ranks.c), so that every machine prints the same.
 
-    bench_late.py [RANKS ...]      4 and 16 ranks; 64 take some minutes
+    bench_late.py [RANKS ...]      4 and 16 ranks; 64 take half a minute of a core each
 """
 import os
 import pathlib
