@@ -21,9 +21,10 @@
 
 static void take_averaging(struct lossynet_comm *comm) {
     struct lossynet_averaging *averaging = &comm->averaging;
-    const size_t workers = (size_t)comm->workers.count, threads = (size_t)comm->resources.threads;
-    COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * workers);
-    COMM_TAKE(comm, averaging->senders, threads * workers);
+    const size_t partners = (size_t)lossynet_partners(&comm->partition);
+    const size_t threads = (size_t)comm->resources.threads;
+    COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * partners);
+    COMM_TAKE(comm, averaging->senders, threads * partners);
     COMM_TAKE(comm, averaging->history, (size_t)comm->workers.local);
     COMM_TAKE(comm, averaging->inflation, (size_t)comm->workers.local);
 }
@@ -85,7 +86,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
         lossynet_log("%s", why);
         return status;
     }
-    status = lossynet_partition_open(&comm->partition, settings->workers, settings->buckets,
+    status = lossynet_partition_open(&comm->partition, settings->workers,
+                                     settings->group > 1 ? settings->group : 1, settings->buckets,
                                      settings->bucket_elements, packet_bytes, settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
@@ -122,6 +124,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
         hash = lossynet_mix(hash ^ partition->shard_element[i]);
         hash = lossynet_mix(hash ^ partition->shard_packet[i]);
     }
+    hash = lossynet_mix(hash ^ (uint64_t)partition->group);
     hash = lossynet_mix(hash ^ lossynet_loss_fingerprint(&comm->loss));
     hash = lossynet_mix(hash ^ (uint64_t)comm->averaging.estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);

@@ -18,6 +18,15 @@
  * Workers of one rank exchange in memory, ranks through a link (link.h); injected loss treats both
  * alike, so the result is the same, bit for bit, however the workers are spread.
  *
+ * Groups: workers g*G ... g*G + G-1 form group g, with one replica of the vector. Each of them owns
+ * its shards (1/N), but what it sends, receives and averages are groups' vectors: member j of each
+ * group exchanges packets with member j of the other groups, its partners, and so carries 1/G of the
+ * group's vector. Whoever calls puts the members' vectors together: before a bucket is ready, what
+ * their partners own must hold the group's mean; after a broadcast each member has received what its
+ * partners own. Members of one rank may be given the same memory as their vectors. Where a formula
+ * has N it is then the number of groups. A rank has whole groups or one worker, so that G is a
+ * divisor of V, or V = 1. With G = 1 every worker is a group.
+ *
  * Errors: functions return a status; the first function to see an error logs one line
  * (settings.log). The library never exits. Threads: one thread calls at a time, unless stated.
  */
@@ -153,6 +162,7 @@ struct lossynet_residuals {
 
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */
+    int group;                     /* G, a divisor of N; 0: 1. See "groups" above */
     int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */

@@ -80,6 +80,30 @@ static lossynet_status check_sizes(const struct lossynet_settings *settings) {
     return LOSSYNET_OK;
 }
 
+static lossynet_status check_group(const struct lossynet_world *world,
+                                   const struct lossynet_settings *settings) {
+    const int group = settings->group, local = settings->workers / world->ranks;
+    if (group == 0 || group == 1) return LOSSYNET_OK;
+    if (group < 0 || settings->workers % group) {
+        lossynet_log("groups of %d workers: expected a divisor of the %d workers", group,
+                     settings->workers);
+        return LOSSYNET_INVALID;
+    }
+    if (local > 1 && local % group) {
+        lossynet_log("groups of %d workers: expected one worker in each rank, or whole groups, got "
+                     "%d workers in each",
+                     group, local);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->multicast || settings->skip_late || settings->return_masks) {
+        lossynet_log("groups of %d workers: expected no multicast, no masks, and ranks that wait "
+                     "for each other",
+                     group);
+        return LOSSYNET_INVALID;
+    }
+    return LOSSYNET_OK;
+}
+
 lossynet_status lossynet_settings_check(const struct lossynet_world *world,
                                         const struct lossynet_settings *settings) {
     if (world->ranks < 1 || world->rank < 0 || world->rank >= world->ranks) {
@@ -99,6 +123,7 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
                      world->ranks);
         return LOSSYNET_INVALID;
     }
+    if (check_group(world, settings)) return LOSSYNET_INVALID;
     const bool blocks = settings->wire_dtype >= LOSSYNET_INT8;
     if (settings->wire_dtype < LOSSYNET_FLOAT32 || settings->wire_dtype > LOSSYNET_INT4) {
         lossynet_log("wire dtype %d: expected float32, bf16, int8 or int4",

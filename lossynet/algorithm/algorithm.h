@@ -21,7 +21,9 @@
  *     stats.c           counters, summed over all workers
  *     state.c           what is remembered from step to step, as bytes
  *
- * Sizes in comments: N workers, V of them in this rank, R ranks, K packets in a vector, B buckets.
+ * Sizes in comments: N workers, V of them in this rank, R ranks, K packets in a vector, B buckets, G
+ * workers in a group. Workers with the same place in their groups are partners, and send each other
+ * packets; with G = 1 all are.
  */
 #ifndef LOSSYNET_ALGORITHM_H
 #define LOSSYNET_ALGORITHM_H
@@ -107,8 +109,8 @@ struct lossynet_averaging {
     lossynet_weighted_sum weighted_sum;
     bool whole;                       /* it is given a shard at a time */
     int done;                         /* buckets of this phase that are averaged already */
-    float *weights;                   /* [threads][largest_shard_packets * N] */
-    const float **senders;            /* [threads][N] */
+    float *weights;                   /* [threads][largest_shard_packets * N/G] */
+    const float **senders;            /* [threads][N/G] */
     struct lossynet_history *history; /* [V] */
     double *inflation;                /* [V]: 1/(1-p) for `ht`, this step */
 };
@@ -154,7 +156,7 @@ struct lossynet_exchange {
     size_t packet_bytes; /* of a full packet's payload */
     bool reliable;       /* what comes is as it was sent */
     /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
-     * worker: inbox[inbox_start[v] + i * owned elements of v + e] */
+     * partner: inbox[inbox_start[v] + i * owned elements of v + e] */
     float *inbox;
     void (*release)(void *memory); /* the inbox; NULL: free */
     size_t *inbox_start;           /* [V] */
@@ -410,12 +412,13 @@ static inline bool lossynet_is_local(const struct lossynet_comm *comm, int worke
 }
 
 /* Where the packets between local worker v and another one lie: those that v owns, or not; *n of
- * them.
- */
+ * them, none between workers that are not partners. */
 static inline size_t lossynet_link_start(const struct lossynet_comm *comm, bool own, int v,
                                          int other, size_t *n) {
-    *n = lossynet_partition_owner_packets(&comm->partition, own ? comm->workers.first + v : other);
-    return own ? comm->arrivals.own_start[v] + (size_t)other * *n
+    const int worker = comm->workers.first + v;
+    const size_t packets = lossynet_partition_owner_packets(&comm->partition, own ? worker : other);
+    *n = lossynet_are_partners(&comm->partition, worker, other) ? packets : 0;
+    return own ? comm->arrivals.own_start[v] + (size_t)other * packets
                : (size_t)v * comm->partition.packets + comm->partition.owner_start[other];
 }
 
@@ -458,8 +461,17 @@ static inline float *lossynet_feedback_error(const struct lossynet_comm *comm, i
                : NULL;
 }
 
+/* Partners of a local worker that live in other ranks. */
+static inline int lossynet_remote_partners(const struct lossynet_comm *comm) {
+    const int group = comm->partition.group;
+    return (comm->workers.count - (comm->workers.local > group ? comm->workers.local : group)) /
+           group;
+}
+
 static inline float *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender) {
-    size_t remote = (size_t)(sender < comm->workers.first ? sender : sender - comm->workers.local);
+    const int group = comm->partition.group, before = comm->workers.first / group;
+    const int partner = sender / group, local = (comm->workers.local + group - 1) / group;
+    size_t remote = (size_t)(partner < before ? partner : partner - local);
     return comm->exchange.inbox + comm->exchange.inbox_start[v] +
            remote * lossynet_partition_owned(&comm->partition, comm->workers.first + v);
 }

@@ -28,6 +28,7 @@ static void retransmitted(const struct lossynet_comm *comm, lossynet_phase phase
 
 void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                        int receiver, size_t n, bool lossless, uint8_t *mask) {
+    if (n == 0) return; /* not partners */
     if (lossless) {
         memset(mask, 1, n);
         return;
@@ -88,7 +89,7 @@ lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_pha
         for (int sender = 0; sender < comm->workers.count; sender++) {
             size_t n;
             const uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
-            if (sender == comm->workers.first + v) continue;
+            if (sender == comm->workers.first + v || n == 0) continue;
             lossynet_loss_trace_link(trace, step, phase, sender, comm->workers.first + v, arrived,
                                      n);
         }
@@ -109,6 +110,7 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
          sender++) {
         for (int v = 0; v < comm->workers.local; v++) {
             size_t n, start = lossynet_rx(comm, phase, v, sender, &n);
+            if (!lossynet_are_partners(&comm->partition, comm->workers.first + v, sender)) continue;
             const uint8_t *arrived = comm->arrivals.arrived[phase] + start;
             const uint8_t *asks = comm->steps.round > 0 ? comm->retransmission.asks + start : NULL;
             uint32_t tag;
@@ -136,6 +138,8 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
             size_t n;
             uint8_t *acked =
                 comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+            if (!lossynet_are_partners(&comm->partition, comm->workers.first + v, receiver))
+                continue;
             if (tagged) {
                 const bool told =
                     comm->loss.replay
@@ -165,7 +169,7 @@ static void fill_delivered(const struct lossynet_comm *comm, int v) {
         size_t n;
         const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
                                lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
-        for (int b = 0; b < partition->buckets; b++) {
+        for (int b = 0; n > 0 && b < partition->buckets; b++) {
             const size_t *shard = partition->shard_packet + (size_t)b * partition->workers + owner;
             for (size_t p = shard[0]; p < shard[1]; p++) to[p / 8] |= (uint8_t)(*acked++ << p % 8);
         }
@@ -202,13 +206,16 @@ const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) 
 
 /* ---- open and close ---- */
 
-/* Bytes of the bits of all links from `rank` to this rank, in order of its workers. */
-static size_t rank_bytes(const struct lossynet_comm *comm, int rank) {
+/* Bytes of the bits of all links between two ranks, of packets that workers of `rank` own. */
+static size_t rank_bytes(const struct lossynet_comm *comm, int rank, int other) {
+    const struct lossynet_partition *partition = &comm->partition;
     size_t bytes = 0;
     for (int w = rank * comm->workers.local; w < (rank + 1) * comm->workers.local; w++)
-        bytes += (lossynet_partition_owner_packets(&comm->partition, w) + 7) / 8 +
-                 (comm->feedback.unconfirmed.on ? TAG_BYTES : 0);
-    return bytes * (size_t)comm->workers.local;
+        for (int x = other * comm->workers.local; x < (other + 1) * comm->workers.local; x++)
+            if (lossynet_are_partners(partition, w, x))
+                bytes += (lossynet_partition_owner_packets(partition, w) + 7) / 8 +
+                         (comm->feedback.unconfirmed.on ? TAG_BYTES : 0);
+    return bytes;
 }
 
 static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, bool parameter) {
@@ -219,8 +226,8 @@ static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, boo
     COMM_TAKE(comm, acks->own_offset, ranks + 1);
     COMM_TAKE(comm, acks->other_offset, ranks + 1);
     for (int r = 0; r < comm->world.ranks; r++) {
-        own += rank_bytes(comm, comm->world.rank);
-        other += rank_bytes(comm, r);
+        own += rank_bytes(comm, comm->world.rank, r);
+        other += rank_bytes(comm, r, comm->world.rank);
         if (!acks->other_offset) continue;
         acks->own_offset[r + 1] = own;
         acks->other_offset[r + 1] = other;

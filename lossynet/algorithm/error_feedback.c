@@ -51,16 +51,20 @@ void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
 void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket) {
     if (!comm->feedback.residual) return;
     const struct lossynet_partition *partition = &comm->partition;
-    const size_t *start = partition->shard_element;
-    const size_t from = start[(size_t)comm->feedback.added[v] * comm->workers.count];
-    const size_t to = start[(size_t)(bucket + 1) * comm->workers.count];
     const float *residual = comm->feedback.residual + (size_t)v * partition->elements;
     const float share = comm->feedback.share;
-    if (comm->feedback.unconfirmed.on && !lossynet_has_gradient(comm, comm->workers.first + v))
-        memcpy(vector + from, residual + from, (to - from) * sizeof *vector);
-    else
-        for (size_t e = from; e < to; e++) vector[e] += share * residual[e];
-    if (comm->feedback.added[v] <= bucket) comm->feedback.added[v] = bucket + 1;
+    const int worker = comm->workers.first + v;
+    const bool instead = comm->feedback.unconfirmed.on && !lossynet_has_gradient(comm, worker);
+    for (int *b = &comm->feedback.added[v]; *b <= bucket; ++*b) {
+        for (int owner = lossynet_first_partner(partition, worker); owner < comm->workers.count;
+             owner += partition->group) {
+            size_t offset, count;
+            lossynet_shard_span(partition, owner, *b, &offset, &count);
+            if (instead) memcpy(vector + offset, residual + offset, count * sizeof *vector);
+            for (size_t e = offset; !instead && e < offset + count; e++)
+                vector[e] += share * residual[e];
+        }
+    }
 }
 
 void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors) {
@@ -106,7 +110,7 @@ static void keep_apart(const struct lossynet_comm *comm, int v) {
         size_t n, offset, count;
         const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
                                lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
-        for (int b = 0; b < partition->buckets; b++) {
+        for (int b = 0; n > 0 && b < partition->buckets; b++) {
             lossynet_shard_span(partition, owner, b, &offset, &count);
             if (count)
                 apart->keep(apart->context, comm->workers.first + v, offset, count,
@@ -129,7 +133,7 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
         size_t n;
         const uint8_t *acked = comm->arrivals.acked[LOSSYNET_GRADIENT] +
                                lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n);
-        for (int b = 0; b < partition->buckets; b++) {
+        for (int b = 0; n > 0 && b < partition->buckets; b++) {
             const size_t packets = lossynet_shard_packets(partition, b, owner);
             for (size_t k = 0; k < packets; k++) {
                 size_t offset, count;
@@ -155,14 +159,18 @@ static double late_by(double mass, double share) {
 
 /* How late the gradients were that local owner v has averaged. Before the masses change. */
 static struct lossynet_lateness measure_lateness(const struct lossynet_comm *comm, int v) {
-    size_t n;
+    const struct lossynet_partition *partition = &comm->partition;
+    const int worker = comm->workers.first + v, first = lossynet_first_partner(partition, worker);
+    const size_t n = lossynet_partition_owner_packets(partition, worker);
     const float *mass = lossynet_feedback_mass(comm, v);
-    const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &n);
+    const uint8_t *arrived =
+        comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
     const double share = (double)comm->feedback.share;
     struct lossynet_lateness sum = {0};
     for (size_t k = 0; k < n; k++) {
         double gradients = 0, late = 0;
-        for (size_t s = 0, i = k; s < (size_t)comm->workers.count; s++, i += n) {
+        for (int s = first; s < comm->workers.count; s += partition->group) {
+            const size_t i = (size_t)s * n + k;
             if (!arrived[i]) continue;
             gradients += 1 + share * (double)mass[i];
             if (mass[i] > 0) late += late_by((double)mass[i], share);
@@ -183,11 +191,12 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
         comm->feedback.added[v] = 0;
         comm->feedback.late[v] = measure_lateness(comm, v);
         if (comm->feedback.unconfirmed.on) continue; /* packets say it */
-        size_t n;
-        float *mass = lossynet_feedback_mass(comm, v);
-        const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &n);
-        for (size_t i = 0; i < n * (size_t)comm->workers.count; i++)
-            mass[i] = arrived[i] ? 0 : 1 + share * mass[i];
+        for (int s = 0; s < comm->workers.count; s++) {
+            size_t n, start = lossynet_rx(comm, LOSSYNET_GRADIENT, v, s, &n);
+            const uint8_t *arrived = comm->arrivals.arrived[LOSSYNET_GRADIENT] + start;
+            float *mass = comm->feedback.mass + start;
+            for (size_t k = 0; k < n; k++) mass[k] = arrived[k] ? 0 : 1 + share * mass[k];
+        }
     }
     if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_keep(comm, vectors);
 }

@@ -20,6 +20,7 @@ static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase
             size_t n;
             uint8_t *mask =
                 comm->arrivals.survives[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+            if (n == 0) continue;
             lossynet_injected(comm, phase, comm->workers.first + v, receiver, n, lossless, mask);
             if (phase == LOSSYNET_GRADIENT) lossynet_withhold(comm, v, receiver, n, mask);
         }
@@ -117,6 +118,7 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
             const int receiver =
                 group ? LOSSYNET_EVERYONE : rank * comm->workers.local + at->receiver;
             const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
+            if (!group && !lossynet_are_partners(partition, sender, receiver)) continue;
             size_t packets = lossynet_shard_packets(partition, bucket, owner), all;
             const size_t first = group ? 0
                                        : lossynet_tx(comm, phase, v, receiver, &all) +
@@ -179,11 +181,11 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     const struct lossynet_comm *comm = context;
     const struct lossynet_partition *partition = &comm->partition;
     size_t packets = 0;
-    if (phase == LOSSYNET_PARAMETER)
-        return (uint32_t)(lossynet_shard_packets(partition, bucket, sender) *
-                          (is_group(comm, phase) ? 1 : (size_t)comm->workers.local));
+    if (is_group(comm, phase)) return (uint32_t)lossynet_shard_packets(partition, bucket, sender);
     for (int v = 0; v < comm->workers.local; v++)
-        packets += lossynet_shard_packets(partition, bucket, comm->workers.first + v);
+        if (lossynet_are_partners(partition, comm->workers.first + v, sender))
+            packets += lossynet_shard_packets(
+                partition, bucket, phase == LOSSYNET_GRADIENT ? comm->workers.first + v : sender);
     return (uint32_t)packets;
 }
 
@@ -192,7 +194,10 @@ static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
                        const struct lossynet_packet *packet) {
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
     size_t offset, count;
-    if (packet->number >= lossynet_shard_packets(&comm->partition, packet->bucket, owner)) return 0;
+    if (packet->number >= lossynet_shard_packets(&comm->partition, packet->bucket, owner) ||
+        (packet->receiver != LOSSYNET_EVERYONE &&
+         !lossynet_are_partners(&comm->partition, packet->sender, packet->receiver)))
+        return 0;
     lossynet_packet_span(&comm->partition, packet->bucket, owner, packet->number, &offset, &count);
     return count;
 }
@@ -269,7 +274,7 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
 
 static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes)) {
     struct lossynet_exchange *exchange = &comm->exchange;
-    const size_t remote = (size_t)(comm->workers.count - comm->workers.local);
+    const size_t remote = (size_t)lossynet_remote_partners(comm);
     size_t elements = 0;
     COMM_TAKE(comm, exchange->inbox_start, (size_t)comm->workers.local);
     for (int v = 0; v < comm->workers.local; v++) {

@@ -106,26 +106,26 @@ static double measured_inflation(const struct lossynet_comm *comm, int v, bool l
 static float weight_of_mass(const struct lossynet_comm *comm, const uint8_t *arrived,
                             const float *mass, size_t stride) {
     double sum = 0;
-    for (size_t s = 0; s < (size_t)comm->workers.count; s++)
+    for (size_t s = 0; s < (size_t)lossynet_partners(&comm->partition); s++)
         if (arrived[s * stride]) sum += 1 + (double)comm->feedback.share * mass[s * stride];
     return (float)(1 / sum);
 }
 
-/* weight[k * N + s] of the `count` packets whose masks start at `arrived`, `stride` apart, and so
- * their masses; NULL where nothing is carried. */
+/* weight[k * partners + s] of the `count` packets whose masks, by partner, start at `arrived`,
+ * `stride` apart, and so their masses; NULL where nothing is carried. owner: which partner it is. */
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
                          const float *mass, size_t stride, size_t count, double inflate,
                          float *weight) {
-    size_t workers = (size_t)comm->workers.count;
-    for (size_t k = 0; k < count; k++, weight += workers) {
+    const size_t partners = (size_t)lossynet_partners(&comm->partition);
+    for (size_t k = 0; k < count; k++, weight += partners) {
         int present = 0;
-        for (size_t s = 0; s < workers; s++) present += arrived[s * stride + k];
+        for (size_t s = 0; s < partners; s++) present += arrived[s * stride + k];
         const bool own = arrived[(size_t)owner * stride + k];
         struct weights w =
-            estimate(comm->averaging.estimator, comm->workers.count, present - own, own, inflate);
+            estimate(comm->averaging.estimator, (int)partners, present - own, own, inflate);
         if (mass && comm->averaging.estimator == LOSSYNET_MEAN)
             w.own = w.other = weight_of_mass(comm, arrived + k, mass + k, stride);
-        for (size_t s = 0; s < workers; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
+        for (size_t s = 0; s < partners; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
         if (own) weight[owner] = w.own;
     }
 }
@@ -144,19 +144,22 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
 
     size_t offset, count, skip = from * partition->packet_elements;
     lossynet_shard_span(partition, owner, bucket, &offset, &count);
-    for (int s = 0; s < comm->workers.count; s++)
-        sender[s] = skip + (lossynet_is_local(comm, s)
+    const int group = partition->group, first = lossynet_first_partner(partition, owner);
+    for (int s = first, i = 0; s < comm->workers.count; s += group, i++)
+        sender[i] = skip + (lossynet_is_local(comm, s)
                                 ? vectors[s - comm->workers.first] + offset
                                 : lossynet_inbox(comm, v, s) + partition->owner_element[row]);
+    size_t n; /* of a link; those of partners are `group` links apart */
+    const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, first, &n);
+    const size_t at = partition->owner_packet[row] + from;
     const float *mass = lossynet_feedback_mass(comm, v);
-    if (mass) mass += partition->owner_packet[row] + from;
-    size_t stride;
-    const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, 0, &stride);
-    fill_weights(comm, owner, arrived + partition->owner_packet[row] + from, mass, stride,
-                 to - from, comm->averaging.inflation[v], weight);
+    if (mass) mass += (size_t)first * n + at;
+    fill_weights(comm, owner / group, arrived + at, mass, n * (size_t)group, to - from,
+                 comm->averaging.inflation[v], weight);
     if (to < all) count = to * partition->packet_elements;
-    comm->averaging.weighted_sum(vectors[v] + offset + skip, sender, weight, comm->workers.count,
-                                 count - skip, partition->packet_elements);
+    comm->averaging.weighted_sum(vectors[v] + offset + skip, sender, weight,
+                                 lossynet_partners(partition), count - skip,
+                                 partition->packet_elements);
 }
 
 /* ---- the phase ---- */
@@ -194,17 +197,20 @@ static uint64_t count(struct lossynet_comm *comm, int v) {
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];
     counters->expected[LOSSYNET_GRADIENT] += expected;
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
-    counters->bytes[LOSSYNET_GRADIENT] +=
-        comm->partition.bytes[LOSSYNET_GRADIENT] -
-        comm->partition.owner_bytes[LOSSYNET_GRADIENT][comm->workers.first + v];
+    const struct lossynet_partition *partition = &comm->partition;
+    const int worker = comm->workers.first + v;
+    for (int owner = lossynet_first_partner(partition, worker); owner < comm->workers.count;
+         owner += partition->group)
+        if (owner != worker)
+            counters->bytes[LOSSYNET_GRADIENT] += partition->owner_bytes[LOSSYNET_GRADIENT][owner];
     return arrived;
 }
 
 static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
     size_t n = lossynet_partition_owner_packets(&comm->partition, comm->workers.first + v);
     struct lossynet_history *history = &comm->averaging.history[v];
-    history->expected =
-        FORGET * history->expected + (double)(n * (size_t)(comm->workers.count - 1));
+    const int others = lossynet_partners(&comm->partition) - 1;
+    history->expected = FORGET * history->expected + (double)(n * (size_t)others);
     history->arrived = FORGET * history->arrived + (double)arrived;
 }
 
@@ -241,10 +247,10 @@ static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, i
 #pragma omp parallel num_threads(comm->resources.threads)
     {
         size_t thread = (size_t)omp_get_thread_num();
-        size_t workers = (size_t)comm->workers.count;
+        const size_t partners = (size_t)lossynet_partners(partition);
         float *weight =
-            comm->averaging.weights + thread * partition->largest_shard_packets * workers;
-        const float **sender = comm->averaging.senders + thread * workers;
+            comm->averaging.weights + thread * partition->largest_shard_packets * partners;
+        const float **sender = comm->averaging.senders + thread * partners;
 #pragma omp for collapse(3) schedule(dynamic)
         for (int v = 0; v < comm->workers.local; v++)
             for (int b = first; b <= last; b++)

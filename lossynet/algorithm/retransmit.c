@@ -43,7 +43,8 @@ void lossynet_retransmission_close(struct lossynet_comm *comm) {
 
 /* ---- asking ---- */
 
-struct wanted {             /* the packets of a phase that are for local worker v */
+struct wanted { /* the packets of a phase that are for local worker v */
+    int worker;
     size_t count, own;      /* all; those that it has from itself */
     const uint8_t *arrived; /* by link, as arrivals.arrived */
     uint8_t *asks;
@@ -52,19 +53,30 @@ struct wanted {             /* the packets of a phase that are for local worker 
     int runs;
 };
 
+/* Packets of a phase that are for local worker v, its own among them. */
+static size_t packets_for(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
+    size_t packets = 0, n;
+    for (int sender = 0; sender < comm->workers.count; sender++) {
+        lossynet_rx(comm, phase, v, sender, &n);
+        packets += n;
+    }
+    return packets;
+}
+
 static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const bool gradient = phase == LOSSYNET_GRADIENT;
     size_t own = lossynet_partition_owner_packets(partition, comm->workers.first + v), n;
     size_t start = lossynet_rx(comm, phase, v, 0, &n);
     return (struct wanted){
-        .count = gradient ? own * (size_t)comm->workers.count : partition->packets,
+        .worker = comm->workers.first + v,
+        .count = packets_for(comm, phase, v),
         .own = own,
         .arrived = comm->arrivals.arrived[phase] + start,
         .asks = comm->retransmission.asks + start,
         .mass = gradient ? lossynet_feedback_mass(comm, v) : NULL,
         .age = gradient ? NULL : comm->arrivals.age + (size_t)v * partition->packets,
-        .runs = gradient ? 1 : partition->buckets * partition->workers,
+        .runs = (gradient ? 1 : partition->buckets) * partition->workers,
     };
 }
 
@@ -73,10 +85,14 @@ static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase 
 static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int r, size_t *index,
                    size_t *at, size_t *count) {
     const struct lossynet_partition *partition = &comm->partition;
-    *index = *at = 0;
-    *count = w->count;
-    if (!w->age) return;
     const int bucket = r / partition->workers, owner = r % partition->workers;
+    *count = 0;
+    if (!lossynet_are_partners(partition, w->worker, owner)) return;
+    if (!w->age) { /* of sender r */
+        *index = *at = (size_t)r * w->own;
+        *count = w->own;
+        return;
+    }
     *index = partition->shard_packet[r];
     *count = partition->shard_packet[r + 1] - *index;
     *at = partition->owner_start[owner] + lossynet_packets_before(partition, bucket, owner);

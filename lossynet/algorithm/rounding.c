@@ -53,7 +53,8 @@ void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phas
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++)
         for (int owner = 0; owner < comm->workers.count; owner++)
-            if (owner != comm->workers.first + v && lossynet_is_local(comm, owner) != remote)
+            if (owner != comm->workers.first + v && lossynet_is_local(comm, owner) != remote &&
+                lossynet_are_partners(&comm->partition, owner, comm->workers.first + v))
                 round_shards(comm, phase, v, vectors[v], owner);
 }
 

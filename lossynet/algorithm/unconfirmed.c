@@ -202,7 +202,9 @@ void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors
         lossynet_replayed(comm, comm->workers.first + v, &part);
         if (!part.takes_part) continue;
         for (int owner = 0; owner < comm->workers.count; owner++)
-            if (owner != comm->workers.first + v) keep_link(comm, v, owner, vectors[v]);
+            if (owner != comm->workers.first + v &&
+                lossynet_are_partners(&comm->partition, owner, comm->workers.first + v))
+                keep_link(comm, v, owner, vectors[v]);
     }
 }
 
@@ -213,7 +215,7 @@ void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v) {
     const bool has_error = lossynet_feedback_error(comm, v) != NULL;
     for (int owner = 0; owner < comm->workers.count; owner++) {
         size_t n, at = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &n), offset, count;
-        for (int b = 0; b < partition->buckets; b++) {
+        for (int b = 0; n > 0 && b < partition->buckets; b++) {
             const size_t packets = lossynet_shard_packets(partition, b, owner);
             for (size_t k = 0; k < packets; k++, at++) {
                 lossynet_packet_span(partition, b, owner, k, &offset, &count);

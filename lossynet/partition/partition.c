@@ -65,9 +65,10 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
 }
 
 lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
-                                        int buckets, const size_t *bucket_elements,
+                                        int group, int buckets, const size_t *bucket_elements,
                                         size_t packet_bytes, lossynet_wire_dtype dtype) {
-    *partition = (struct lossynet_partition){.workers = workers, .buckets = buckets};
+    *partition = (struct lossynet_partition){
+        .workers = workers, .buckets = buckets, .group = group};
     partition->dtype[LOSSYNET_GRADIENT] = dtype;
     partition->dtype[LOSSYNET_PARAMETER] = dtype == LOSSYNET_INT4 ? LOSSYNET_INT8 : dtype;
     partition->packet_elements =

@@ -13,6 +13,7 @@
 
 struct lossynet_partition {
     int workers, buckets;
+    int group; /* workers of a group (settings.group), 1: each is on its own */
     size_t elements, packets;     /* in one vector */
     size_t packet_elements;       /* in a full packet */
     lossynet_wire_dtype dtype[2]; /* of payloads, by phase */
@@ -34,9 +35,25 @@ struct lossynet_partition {
 };
 
 lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
-                                        int buckets, const size_t *bucket_elements,
+                                        int group, int buckets, const size_t *bucket_elements,
                                         size_t packet_bytes, lossynet_wire_dtype dtype);
 void lossynet_partition_close(struct lossynet_partition *partition);
+
+/* Two workers send each other packets, if they are different: they have the same place in their
+ * groups. */
+static inline bool lossynet_are_partners(const struct lossynet_partition *partition, int a, int b) {
+    return a % partition->group == b % partition->group;
+}
+
+/* The partners of a worker, itself among them, one in each group. */
+static inline int lossynet_partners(const struct lossynet_partition *partition) {
+    return partition->workers / partition->group;
+}
+
+/* The first of them. The next ones follow `group` apart. */
+static inline int lossynet_first_partner(const struct lossynet_partition *partition, int worker) {
+    return worker % partition->group;
+}
 
 static inline size_t lossynet_partition_owned(const struct lossynet_partition *partition,
                                               int worker) {
