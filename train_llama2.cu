@@ -214,9 +214,9 @@ static double mean_loss(const float *losses, int n) {
 /* ---- trainer ---------------------------------------------------------------------------- *
  * llmc/comm/data_parallel.h has the workers of this rank, their memory, and the network.
  *
- * CPU threads: with at least as many local workers as threads, each thread computes whole workers;
- * with fewer, workers take turns and each operation uses all threads. Activations exist once per
- * thread that computes whole workers. On a GPU workers take turns. */
+ * CPU threads: with at least as many groups of workers (--group; else of one) as threads, each
+ * thread computes whole groups; with fewer, and on a GPU, workers take turns and each operation uses
+ * all threads. Activations exist once per thread that computes whole groups. */
 
 struct worker_result { /* of a worker's forward and backward passes */
     double loss;       /* mean over its tokens; negative: it had no gradient to compute */
@@ -277,9 +277,8 @@ static int trainer_choose(struct trainer *t, bool training) {
 
 /* Opens the comm, allocates all. */
 static int trainer_allocate(struct trainer *t, bool training) {
-    const int threads = omp_get_max_threads();
     if (data_parallel_open(&t->dp, training)) return -1;
-    t->sets = t->dp.local >= threads && !t->be->on_device ? threads : 1;
+    t->sets = t->dp.sets;
     t->activations = (struct activations *)calloc((size_t)t->sets, sizeof *t->activations);
     t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);
     if (!t->activations || !t->result) return log_out_of_memory("the list of workers", 0);
@@ -295,13 +294,14 @@ typedef void (*worker_function)(struct trainer *t, struct worker *w, struct acti
                                 void *context);
 
 static void for_each_worker(struct trainer *t, worker_function work, void *context) {
-    if (t->sets == 1) {
-        for (int w = 0; w < t->dp.local; w++) work(t, &t->dp.worker[w], t->activations, context);
-        return;
-    }
+    for (int w = 0; w < t->dp.local && t->sets == 1; w++)
+        work(t, &t->dp.worker[w], t->activations, context);
+    if (t->sets == 1) return;
+    const int size = t->dp.group.size;
 #pragma omp parallel for schedule(dynamic) num_threads(t->sets)
-    for (int w = 0; w < t->dp.local; w++)
-        work(t, &t->dp.worker[w], &t->activations[omp_get_thread_num()], context);
+    for (int first = 0; first < t->dp.local; first += size)
+        for (int w = first; w < first + size; w++)
+            work(t, &t->dp.worker[w], &t->activations[omp_get_thread_num()], context);
 }
 
 /* ---- step ------------------------------------------------------------------------------- */
@@ -310,6 +310,7 @@ static void for_each_worker(struct trainer *t, worker_function work, void *conte
 struct bucket_context {
     struct trainer *t;
     struct worker *w;
+    int set;       /* of activations */
     double waited; /* seconds, for parameters */
     lossynet_status status;
 };
@@ -323,21 +324,21 @@ static void parameters_needed(void *context, int bucket) {
 
 static void gradient_done(void *context, int bucket) {
     const struct bucket_context *c = (const struct bucket_context *)context;
-    pipeline_gradient_done(&c->t->dp.pipeline, c->w, bucket);
+    data_parallel_gradient_done(&c->t->dp, c->w, c->set, bucket);
 }
 
 /* Forward and backward of one worker on its replica and its share of the data. Unless it has a part
  * of its own, worker w takes sequences w*B ... w*B+B-1 of each N*B: the global batch is the same
- * however it is spread. Where workers take unlike numbers of micro-batches (--meet-keep), each
- * counts as much as it takes: the mean over workers is that over the batch. Leaves what came of it
- * in t->result. */
+ * however it is spread. Leaves what came of it in t->result. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *a,
                             void *context) {
-    const int B = t->B, T = t->T, N = t->dp.workers;
-    const int64_t all = options_micro_batches(t->options, N); /* micro-batches of the step */
-    const int M = (int)((all - w->id + N - 1) / N);
-    const double counts = (double)M * N / (double)all;
-    struct bucket_context buckets = {.t = t, .w = w, .waited = 0, .status = LOSSYNET_OK};
+    const int B = t->B, T = t->T, set = (int)(a - t->activations);
+    double counts;
+    const int M = data_parallel_micro_batches(&t->dp, w, &counts);
+    const float scale = (float)(counts / t->dp.group.size) / ((float)B * T * M);
+    float *gradient = data_parallel_gradient(&t->dp, w, set);
+    struct bucket_context buckets = {
+        .t = t, .w = w, .set = set, .waited = 0, .status = LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     struct worker_result *result = &t->result[w - t->dp.worker];
     (void)context;
@@ -348,10 +349,10 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
         const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
                                            .done = m == M - 1 ? gradient_done : NULL,
                                            .context = &buckets};
-        dataloader_batch(t->train, t->at.sequence, m, w->id, N, B, a->host_tokens, a->host_targets);
+        dataloader_batch(t->train, t->at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
+                         a->host_targets);
         activations_send(a, t->be, B * T);
-        model_forward_backward(t->be, &t->layout, params, w->grads, a, B, T,
-                               (float)counts / ((float)B * T * M), m > 0, &hooks);
+        model_forward_backward(t->be, &t->layout, params, gradient, a, B, T, scale, m > 0, &hooks);
         result->loss += counts * mean_loss(activations_losses(a, t->be, B * T), B * T) / M;
     }
     result->waited = buckets.waited;
@@ -723,7 +724,7 @@ static int train_in_view(struct trainer *t) {
              data_parallel_open_saver(&t->dp, t->tokenizer, t->at.step, t->continues, &t->run,
                                       &t->saver) ||
              (from && !t->continues && resume_load(&t->run, from, saved, t->log));
-    if (!failed) pipeline_start(&t->dp.pipeline, t->dp.params);
+    if (!failed) failed = data_parallel_start(&t->dp);
     json_decref(saved);
     return failed ? -1 : train_loop(t);
 }

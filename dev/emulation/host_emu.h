@@ -21,7 +21,12 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocDefault = 0 };
+enum {
+    cudaStreamNonBlocking = 1,
+    cudaEventDisableTiming = 2,
+    cudaHostAllocDefault = 0,
+    cudaHostRegisterDefault = 0
+};
 
 static inline const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
@@ -81,6 +86,15 @@ static inline cudaError_t cudaFreeHost(void *p) {
     cudaDeviceSynchronize();
     cuda_emu::pinned_remove(p);
     return cudaFree(p);
+}
+static inline cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned /* flags */) {
+    cuda_emu::pinned_add(p, bytes);
+    return cudaSuccess;
+}
+static inline cudaError_t cudaHostUnregister(void *p) {
+    cudaDeviceSynchronize();
+    cuda_emu::pinned_remove(p);
+    return cudaSuccess;
 }
 enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost };
 struct cudaPointerAttributes {

@@ -94,6 +94,10 @@ struct backend {
      * `host` until it has waited for a later operation. */
     void *(*allocate_pinned)(size_t bytes); /* NULL if out of memory; not zeroed */
     void (*release_pinned)(void *memory);   /* NULL is fine */
+    /* Makes other memory of the host's, from the begin of a page on, pinned memory. False where the
+     * system refuses. unpin before the memory is given back. */
+    bool (*pin)(void *memory, size_t bytes);
+    void (*unpin)(void *memory);
     void (*d2h_async)(void *host, const void *from, size_t bytes);
     void (*d2h_on_complete)(void (*call)(void *context), void *context);
     void (*d2h_wait)(void);

@@ -81,7 +81,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     if (world->rank == 0) {
         memory_plan_print(&c, &settings);
-        print_drift(workers, left[LOSSYNET_PARAMETER]);
+        print_drift(comm_groups(o, workers), left[LOSSYNET_PARAMETER]);
     }
     int status = print_host(o, world, &c, &network, settings);
     param_layout_release(&layout);

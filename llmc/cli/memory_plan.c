@@ -15,6 +15,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     memset(&s, 0, sizeof s);
     s.model = o->model;
     s.workers = workers;
+    s.group = o->group_size;
     s.batch = o->batch;
     s.seq = seq;
     s.micro_batches = o->micro_batches;
@@ -40,11 +41,21 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     return s;
 }
 
-/* As train_llama2.cu does: with at least as many local workers as threads, each thread computes
- * whole workers, with activations of its own. */
+static int group_of(const struct memory_plan_settings *s) {
+    return s->group > 1 ? s->group : 1;
+}
+
+/* The part of a replica that others own. */
+static double others_of(const struct memory_plan_settings *s) {
+    const double groups = s->workers / group_of(s);
+    return groups > 1 ? (groups - 1) / groups : 0;
+}
+
+/* As train_llama2.cu does: with at least as many local groups as threads, each thread computes
+ * whole groups, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->local = s->workers / ranks;
-    s->sets = s->local >= s->threads ? s->threads : 1;
+    s->sets = s->local / group_of(s) >= s->threads ? s->threads : 1;
     s->staged = ranks > 1;
     s->copies_model = rank == 0;
 }
@@ -79,10 +90,9 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
 
 /* What is kept to write a checkpoint from while training goes on. */
 static double copy_bytes(const struct memory_plan_settings *s, const struct memory_plan *e) {
-    const double others = s->workers > 1 ? (s->workers - 1.0) / s->workers : 0;
     if (s->evaluating || !s->saves) return 0;
     return (s->copies_model ? 4 * e->parameters : 0) + e->optimizer_bytes +
-           s->stale * others * e->parameter_bytes + (s->carries ? e->parameter_bytes : 0) +
+           s->stale * others_of(s) * e->parameter_bytes + (s->carries ? e->parameter_bytes : 0) +
            e->ahead_bytes;
 }
 
@@ -108,11 +118,14 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     struct memory_plan e;
     e.ahead_bytes = 0;
     const double P = (double)config_parameters(config), N = s->workers;
-    const double others = (N - 1) / N, V = s->local ? s->local : 1;
+    const double V = s->local ? s->local : 1, G = group_of(s), others = others_of(s) / G;
+    const bool shared = G > 1 && V == 1; /* with other ranks of the host */
+    const double replicas = shared && !s->device ? 1 / G : shared ? 1 : V / G;
+    const double apart = shared || G == 1 ? 0 : s->sets ? s->sets : 1; /* members' gradients */
     const bool half = s->dtype == DTYPE_BF16;
     e.parameters = P;
-    e.parameter_bytes = 4 * P * V;
-    e.gradient_bytes = s->evaluating ? 0 : 4 * P * V;
+    e.parameter_bytes = 4 * P * replicas;
+    e.gradient_bytes = s->evaluating ? 0 : 4 * P * (shared ? 1 : V / G + apart);
     e.optimizer_bytes = s->evaluating ? 0 : s->sharded_optimizer ? 8 * P * V / N : 8 * P * V;
     if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
     e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
@@ -140,12 +153,16 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const double computing = e.working_bytes + e.activation_bytes;
     e.total_bytes +=
         s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
+    e.travel_bytes = 0;
+    if (s->device && s->staged)
+        e.travel_bytes = e.parameter_bytes / (shared ? G : 1) +
+                         (s->evaluating ? 0 : 4 * P * (shared ? 1 : V / G)) + e.ahead_bytes;
     /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
     if (s->device)
-        e.host_bytes = e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes +
-                       (s->staged ? e.parameter_bytes + e.gradient_bytes + e.ahead_bytes : 0);
-    /* GRADIENT: a worker sends every shard except its own. PARAMETER: it sends its own shard to
-     * N-1 workers. As many packets, of as many elements. */
+        e.host_bytes =
+            e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes + e.travel_bytes;
+    /* GRADIENT: a worker sends its partners' shards (all others', where nobody shares a replica).
+     * PARAMETER: it sends its own shard to them. As many packets, of as many elements. */
     e.phase_packets = ceil(s->wire_bytes[1] * P * others / s->packet_bytes);
     for (int phase = 0; phase < 2; phase++) {
         e.phase_bytes[phase] = s->wire_bytes[phase] * P * others;
@@ -160,7 +177,8 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
 double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
     const double P = (double)config_parameters(config), N = s->workers;
-    return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + s->stale * (N - 1) * 4 * P;
+    const double groups = s->workers / group_of(s);
+    return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + s->stale * (groups - 1) * 4 * P;
 }
 
 static void line(const char *what, double bytes, const char *note) {
@@ -207,8 +225,7 @@ void memory_plan_print_memory(const struct llama_config *config,
         print_recompute(config, s);
         printf("\nMemory of the host per worker\n");
         if (s->staged)
-            line("copies that travel", e.parameter_bytes + e.gradient_bytes + e.ahead_bytes,
-                 "parameters and gradients, pinned");
+            line("copies that travel", e.travel_bytes, "parameters and gradients, pinned");
         line("network", e.network_bytes,
              s->staged ? "gradients of its shards, from others, pinned"
                        : "gradients of its shards, from others");
@@ -224,9 +241,13 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
     const struct memory_plan e = memory_plan_of_run(config, s);
     printf("%s: %.0f parameters, %d layers of width %d, vocabulary %d\n", s->model, e.parameters,
            config->layers, config->width, config->vocabulary);
-    printf("%d worker%s, one per rank, batch %d x %d tokens: %.0f tokens per step\n\n", s->workers,
+    printf("%d worker%s, one per rank, batch %d x %d tokens: %.0f tokens per step\n", s->workers,
            s->workers > 1 ? "s" : "", s->batch, s->seq,
            (double)s->workers * s->batch * s->seq * s->micro_batches);
+    if (group_of(s) > 1)
+        printf("groups of %d share a replica: each is on one host, which has one copy of it\n",
+               group_of(s));
+    printf("\n");
     memory_plan_print_memory(config, s);
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),

@@ -15,6 +15,7 @@ extern "C" {
 struct memory_plan_settings {
     const char *model; /* name to print */
     int workers;       /* one per rank */
+    int group;         /* workers that share a replica (--group); 0: 1 */
     int batch, seq, micro_batches;
     bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */
     double network_bytes;           /* what the network layer needs, mainly receive buffers */
@@ -43,7 +44,8 @@ struct memory_plan_settings {
 
 struct memory_plan {
     double parameters;                      /* P */
-    double parameter_bytes, gradient_bytes; /* 4P each, for each local worker */
+    double parameter_bytes, gradient_bytes; /* 4P each, for each local replica and worker; of what a
+                                               host's ranks share, a rank's part */
     double optimizer_bytes;                 /* 8P, or 8P/N when sharded, for each local worker */
     double ahead_bytes;                     /* with leads: 4P/N, for each local worker */
     double lost_bytes;                      /* with a device and --carry: lost gradients */
@@ -56,6 +58,7 @@ struct memory_plan {
     double change_bytes; /* what ranks hand over, while nothing is computed or saved */
     double activation_bytes;
     double total_bytes;
+    double travel_bytes;   /* with a device and several ranks: pinned copies of vectors */
     double host_bytes;     /* with a device: host memory, mainly pinned vectors */
     double phase_bytes[2]; /* payload a worker sends in a phase; it receives as much */
     double phase_packets;

@@ -139,6 +139,10 @@ static const struct entry table[] = {
     TITLE("Network"),
     INTEGER("workers", workers, "0", 0, 65534,
             "data-parallel replicas, a multiple of the ranks; 0: one per rank"),
+    STRING(
+        "group", group, "1", "G|host",
+        "so many workers share a replica: they average inside the group without loss, each sends "
+        "1/G of the group's gradient, and others see one worker. host: all ranks of a host"),
     STRING("link", link, "auto", "NAME",
            "how ranks exchange packets: mpi, udp, verbs (RDMA), or auto: verbs where every rank "
            "has an "

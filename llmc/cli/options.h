@@ -61,6 +61,8 @@ struct options {
     bool robust; /* the parser sets the other options accordingly */
     /* network */
     int workers; /* 0: one per rank */
+    const char *group;
+    int group_size; /* what `group` means here; set by validate.c */
     const char *link;
     int packet_bytes; /* 0: the link's default */
     int wire_dtype;

@@ -145,8 +145,29 @@ static void find_other(const struct options *o, const struct started *a, const s
     json_decref(all);
 }
 
-static int read_line(int argc, char **argv, int ranks, struct options *o) {
+int validate_group(struct options *o, const struct lossynet_world *world) {
+    const int workers = o->workers ? o->workers : world->ranks, local = workers / world->ranks;
+    char *end;
+    const long size = strtol(o->group, &end, 10);
+    if (!strcmp(o->group, "host") && !o->dry_run) {
+        o->group_size = world->local_ranks * local;
+        return 0;
+    }
+    if (end == o->group || *end || size < 1 || size > 65534)
+        return log_error("--group: expected a number of workers from 1 on, or host%s, got '%s'",
+                         o->dry_run ? ", which --dry-run does not know" : "", o->group);
+    o->group_size = (int)size;
+    if (!o->dry_run && size > 1 && workers % size == 0 && local > 1 && local % size)
+        return log_error("--group %ld: expected one worker in each process, or whole groups, got "
+                         "%d workers in each",
+                         size, local);
+    return 0;
+}
+
+static int read_line(int argc, char **argv, const struct lossynet_world *world, struct options *o) {
+    const int ranks = world->ranks;
     int status = options_parse(argc, argv, o);
+    if (!status && !o->help && !o->version && validate_group(o, world)) status = 2;
     /* With --meet it depends on whether the run has begun elsewhere (views.c). */
     if (!status && !o->help && !o->version && !o->meet) status = earlier_run_check(o);
     if (!status && !o->help && !o->version) status = resume_choose(o);
@@ -192,14 +213,14 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
     struct started mine = {0};
     int wrong = -1;
     log_muted = world->rank > 0; /* every rank finds the same mistake, and one reports it */
-    mine.status = read_line(argc, argv, world->ranks, o);
+    mine.status = read_line(argc, argv, world, o);
     snprintf(mine.revision, sizeof mine.revision, "%s", revision);
     if (!mine.status && world->ranks > 1) note_options(o, &mine);
     int status = compare(world, o, &mine, &wrong);
     if (wrong > 0 && wrong == world->rank) {
         log_muted = false;
         log_rank = wrong;
-        read_line(argc, argv, world->ranks, o); /* again, this time with a message */
+        read_line(argc, argv, world, o); /* again, this time with a message */
     }
     return status < 0 ? 1 : status;
 }

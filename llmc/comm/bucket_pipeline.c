@@ -31,8 +31,9 @@ int pipeline_open(struct bucket_pipeline *s) {
     for (int w = 0; w < s->local; w++) {
         const struct worker *k = &s->worker[w];
         const size_t P = s->layout->count, owned = lossynet_owned_elements(s->comm, k->id);
-        in_place = in_place && lossynet_register(s->comm, k->comm_params, P) &&
-                   (!k->comm_grads || lossynet_register(s->comm, k->comm_grads, P)) &&
+        const bool own = !k->shares_comm || s->local == 1; /* else they are registered already */
+        in_place = in_place && (!own || lossynet_register(s->comm, k->comm_params, P)) &&
+                   (!own || !k->comm_grads || lossynet_register(s->comm, k->comm_grads, P)) &&
                    (!k->comm_ahead || lossynet_register(s->comm, k->comm_ahead, owned));
         direct = direct && k->grads && register_gradient(s, k);
         s->notice[w].direct = direct;
@@ -71,7 +72,7 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);
     else
-        worker_send(w, s->be, w->comm_grads, offset, count);
+        worker_send(w, s->be, w->comm_grads, offset, w->shares ? 0 : count);
     if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
     if (!s->overlap) return;
     if (s->staged)
@@ -107,7 +108,7 @@ static void move(const struct bucket_pipeline *s, worker_mover mover, float *con
                  bool shards) {
     for (int w = 0; w < s->local && s->staged; w++) {
         size_t offset = 0, count = s->layout->count;
-        if (!shards) mover(&s->worker[w], s->be, vectors[w], 0, count);
+        if (!shards && !s->worker[w].shares) mover(&s->worker[w], s->be, vectors[w], 0, count);
         for (int b = 0; b < s->layout->buckets && shards; b++) {
             lossynet_shard(s->comm, s->worker[w].id, b, &offset, &count);
             mover(&s->worker[w], s->be, vectors[w], offset, count);
@@ -122,12 +123,6 @@ void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool 
 
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
     move(s, worker_receive, vectors, shards);
-}
-
-void pipeline_start(const struct bucket_pipeline *s, float *const *params) {
-    pipeline_send(s, params, false);
-    lossynet_start(s->comm, params);
-    pipeline_receive(s, params, false);
 }
 
 void pipeline_broadcast(struct bucket_pipeline *s) {

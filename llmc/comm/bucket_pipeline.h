@@ -80,10 +80,6 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
 void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 
-/* Call before the first step of a run, new or resumed: makes the replicas' parameters known to
- * the network, and leaves them as a broadcast would have. */
-void pipeline_start(const struct bucket_pipeline *s, float *const *params);
-
 /* Call before a broadcast that overlaps with forward. Parameters are then received bucket by
  * bucket (pipeline_parameters_needed), or all at once by pipeline_finish. */
 void pipeline_broadcast(struct bucket_pipeline *s);

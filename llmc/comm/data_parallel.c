@@ -2,6 +2,7 @@
 #include "llmc/comm/data_parallel.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +18,7 @@ bool data_parallel_is_lossless(const struct data_parallel *d) {
 }
 
 bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
-    return d->workers == 1 ||
+    return comm_groups(d->options, d->workers) == 1 ||
            (data_parallel_is_lossless(d) && !comm_leads(d->options, d->workers) &&
             d->options->wire_dtype == OPTION_WIRE_FLOAT32);
 }
@@ -85,9 +86,28 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
     return lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
 }
 
+/* CPU threads: with at least as many groups as threads, each thread computes whole groups. */
+static int open_group(struct data_parallel *d, bool training, bool staged) {
+    const int size = comm_group(d->options), threads = omp_get_max_threads();
+    const int groups = (d->local + size - 1) / size;
+    const struct group group = {.size = size,
+                                .workers = d->workers,
+                                .be = d->be,
+                                .layout = d->layout,
+                                .comm = d->comm,
+                                .sets = groups >= threads && !d->be->on_device ? threads : 1,
+                                .staged = staged,
+                                .apart = NULL,
+                                .ones = NULL,
+                                .members = NULL,
+                                .host = NULL};
+    d->group = group;
+    d->sets = group.sets;
+    return group_open(&d->group, &d->world, d->local, training);
+}
+
 static int allocate_workers(struct data_parallel *d, bool training, bool staged) {
     const size_t P = d->layout->count;
-    d->local = d->workers / d->world.ranks;
     d->worker = (struct worker *)calloc((size_t)d->local, sizeof *d->worker);
     d->params = (float **)calloc((size_t)d->local, sizeof *d->params);
     d->grads = (float **)calloc((size_t)d->local, sizeof *d->grads);
@@ -107,6 +127,7 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
         struct worker *k = &d->worker[w];
         k->id = d->world.rank * d->local + w;
         size_t owned = worker_steps_alone(d->options) ? P : lossynet_owned_elements(d->comm, k->id);
+        group_share_vectors(&d->group, d->worker, w);
         if (worker_allocate(k, d->be, P, owned, training, staged,
                             comm_leads(d->options, d->workers), d->keeps_lost))
             return -1;
@@ -123,22 +144,22 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
 
 static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
     const struct options *o = d->options;
-    const struct bucket_pipeline pipeline = {.be = d->be,
-                                             .layout = d->layout,
-                                             .comm = d->comm,
-                                             .worker = d->worker,
-                                             .local = d->local,
-                                             .staged = staged,
-                                             .overlap =
-                                                 training && o->algorithm == ALGORITHM_LOSSY &&
-                                                 !o->no_overlap && lossynet_overlaps(d->comm),
-                                             .arriving = false,
-                                             .gpu_direct = o->gpu_direct,
-                                             .carried = (float)o->carry,
-                                             .sends = NULL,
-                                             .weights = NULL,
-                                             .current = false,
-                                             .notice = NULL};
+    const struct bucket_pipeline pipeline = {
+        .be = d->be,
+        .layout = d->layout,
+        .comm = d->comm,
+        .worker = d->worker,
+        .local = d->local,
+        .staged = staged,
+        .overlap = training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
+                   !d->group.host && lossynet_overlaps(d->comm),
+        .arriving = false,
+        .gpu_direct = o->gpu_direct,
+        .carried = (float)o->carry,
+        .sends = NULL,
+        .weights = NULL,
+        .current = false,
+        .notice = NULL};
     d->pipeline = pipeline;
     if (pipeline_open(&d->pipeline)) return -1;
     if (d->be->weight_bytes == sizeof(float)) return 0;
@@ -149,8 +170,9 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
 
 int data_parallel_open(struct data_parallel *d, bool training) {
     bool staged;
-    return open_comm(d, training, &staged) || allocate_workers(d, training, staged) ||
-                   open_pipeline(d, training, staged)
+    d->local = d->workers / d->world.ranks;
+    return open_comm(d, training, &staged) || open_group(d, training, staged) ||
+                   allocate_workers(d, training, staged) || open_pipeline(d, training, staged)
                ? -1
                : 0;
 }
@@ -159,6 +181,7 @@ void data_parallel_close(struct data_parallel *d) {
     if (d->model_is_borrowed) d->model = NULL;
     lossynet_close(d->comm); /* before what it was given */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
+    group_close(&d->group);
     if (d->be) d->be->release(d->model);
     if (d->be) d->be->release(d->pipeline.weights);
     pipeline_close(&d->pipeline);
@@ -240,6 +263,8 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
 int data_parallel_initialise(struct data_parallel *d) {
+    const bool filled = d->worker[0].shares && d->world.rank % d->group.size; /* by another rank */
+    if (filled) return group_wait(&d->group);
     float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
     int failed = first ? 0 : -1;
     if (!failed && file_is_directory(d->options->model)) {
@@ -251,9 +276,35 @@ int data_parallel_initialise(struct data_parallel *d) {
         param_layout_initialise(d->layout, (uint64_t)d->options->seed, first);
     }
     for (int w = d->be->on_device ? 0 : 1; w < d->local && !failed; w++)
-        worker_initialise(&d->worker[w], d->be, first, d->layout->count);
+        if (!d->worker[w].shares) worker_initialise(&d->worker[w], d->be, first, d->layout->count);
     host_vector_end(d->be, first);
-    return failed ? -1 : 0;
+    return failed ? -1 : group_wait(&d->group);
+}
+
+/* All of the replicas, to where the network reads them. Where ranks share a replica there, each of
+ * them what its partners own. */
+static void send_replicas(struct data_parallel *d) {
+    const struct worker *w = &d->worker[0];
+    if (!d->group.host || !d->pipeline.staged) {
+        pipeline_send(&d->pipeline, d->params, false);
+        return;
+    }
+    for (int b = 0; b < d->layout->buckets; b++) {
+        for (int owner = w->id % d->group.size; owner < d->workers; owner += d->group.size) {
+            size_t offset, count;
+            lossynet_shard(d->comm, owner, b, &offset, &count);
+            worker_send(w, d->be, w->comm_params, offset, count);
+        }
+    }
+    d->be->d2h_wait();
+}
+
+int data_parallel_start(struct data_parallel *d) {
+    send_replicas(d);
+    lossynet_start(d->comm, d->params);
+    if (group_wait(&d->group)) return -1;
+    pipeline_receive(&d->pipeline, d->params, false);
+    return 0;
 }
 
 /* As async_writer.h wants them. */
@@ -320,6 +371,26 @@ int data_parallel_begin(struct data_parallel *d, int *step) {
     if (comm_step_begin(d->comm, d->options, step)) return -1;
     if (!d->pipeline.overlap) return 0;
     return lossynet_reduce_begin(d->comm, d->grads, data_parallel_is_lossless(d)) ? -1 : 0;
+}
+
+int data_parallel_micro_batches(const struct data_parallel *d, const struct worker *w,
+                                double *counts) {
+    const int64_t all = options_micro_batches(d->options, d->workers), N = d->workers;
+    const int own = (int)((all - w->id + N - 1) / N);
+    *counts = (double)own * (double)N / (double)all;
+    return own;
+}
+
+float *data_parallel_gradient(const struct data_parallel *d, const struct worker *w, int set) {
+    return group_gradient(&d->group, w, set);
+}
+
+void data_parallel_gradient_done(const struct data_parallel *d, const struct worker *w, int set,
+                                 int bucket) {
+    if (!group_gradient_done(&d->group, w, set, bucket)) return;
+    /* The group's gradient is finished there, which all its members send. */
+    const int members = d->group.host ? 1 : d->group.size;
+    for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
 }
 
 int data_parallel_tell_losses(struct data_parallel *d) {
@@ -408,6 +479,7 @@ int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
     const double start = log_seconds();
     average_early(d);
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
+    if (group_average(&d->group, &d->worker[0])) return -1;
     return average(d, d->grads, start) || averaged_norm(d, norm) ? -1 : 0;
 }
 
@@ -470,6 +542,7 @@ int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
         lossynet_broadcast_begin(d->comm, vectors, data_parallel_is_lossless(d));
     if (!status && !d->pipeline.overlap) {
         status = lossynet_broadcast_end(d->comm);
+        if (!status && group_wait(&d->group)) return -1;
         pipeline_receive(&d->pipeline, vectors, false);
     }
     d->communicating += log_seconds() - start;

@@ -4,7 +4,8 @@
  * A rank hosts `local` of the N workers. Each worker has a replica of the parameters, a gradient,
  * and the optimizer state of what it owns (ZeRO-1): P/N elements of each moment. Only `rps` and
  * `naive`, whose workers step on their own, keep moments for all P. On a GPU all vectors lie in its
- * memory. They are float32: the owner's shard of `params` is the master weights.
+ * memory. They are float32: the owner's shard of `params` is the master weights. With --group
+ * workers share a replica and a gradient (group.h).
  *
  * The trainer computes gradients and calls, in each step:
  *
@@ -23,6 +24,7 @@
 #include "llmc/checkpoint/resume.h"
 #include "llmc/cli/options.h"
 #include "llmc/comm/bucket_pipeline.h"
+#include "llmc/comm/group.h"
 #include "llmc/comm/worker.h"
 #include "llmc/log/metrics.h"
 #include "llmc/model/param_layout.h"
@@ -42,7 +44,10 @@ struct data_parallel {
     /* set by data_parallel_open */
     struct lossynet_comm *comm;
     int local;
-    struct worker *worker;           /* [local] */
+    struct worker *worker; /* [local] */
+    int sets; /* workers of different groups that compute at the same time, each in one thread; 1:
+                    workers take turns, and each uses all threads */
+    struct group group;
     float **params, **grads;         /* [local], the workers' vectors, as lossynet takes them */
     const float **ahead;             /* [local], what owners broadcast ahead of their own values */
     bool sent_ahead;                 /* the last broadcast sent `ahead` */
@@ -72,6 +77,10 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
  * or -1 after reporting; the caller closes it in both cases. */
 int data_parallel_open(struct data_parallel *d, bool training);
 void data_parallel_close(struct data_parallel *d);
+
+/* Call before the first step of a run, new or resumed: the replicas' parameters are there. Collective.
+ * Returns 0, or -1 after reporting. */
+int data_parallel_start(struct data_parallel *d);
 
 /* The same initial parameters for every worker: from the checkpoint that --model names, or from the
  * seed. Returns 0, or -1 after reporting. */
@@ -119,6 +128,16 @@ int data_parallel_begin(struct data_parallel *d, int *step);
 /* Whether a local worker computes a gradient in this step; with --deadline not where its rank was
  * late. */
 bool data_parallel_computes(const struct data_parallel *d, const struct worker *w);
+/* Micro-batches of a local worker in a step. *counts: how much its gradient counts beside others',
+ * 1 on average. Where workers take unlike numbers of them (--meet-keep), each counts as much as it
+ * takes, so that the mean over workers is that over the batch. */
+int data_parallel_micro_batches(const struct data_parallel *d, const struct worker *w,
+                                double *counts);
+/* Where a local worker's gradient, of 1/G of its loss (group.h), is computed with a set of
+ * activations, and what to call when a bucket of it is finished: with overlap it may leave. */
+float *data_parallel_gradient(const struct data_parallel *d, const struct worker *w, int set);
+void data_parallel_gradient_done(const struct data_parallel *d, const struct worker *w, int set,
+                                 int bucket);
 /* What a rank has learnt that all must know before they do anything together. */
 struct data_parallel_news {
     bool stop;         /* a signal asks to */

@@ -10,6 +10,14 @@
 #include "llmc/cli/validate.h"
 #include "llmc/comm/worker.h"
 
+int comm_group(const struct options *o) {
+    return o->group_size > 1 ? o->group_size : 1;
+}
+
+int comm_groups(const struct options *o, int workers) {
+    return workers / comm_group(o);
+}
+
 static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
     struct lossynet_loss_settings loss = {{o->gradient_loss_rate, o->parameter_loss_rate},
                                           o->loss_model,
@@ -35,7 +43,7 @@ static bool lead_is_measured(const struct options *o) {
 bool comm_leads(const struct options *o, int workers) {
     double fixed;
     parse_lead(o->lead, &fixed);
-    if (worker_steps_alone(o) || workers == 1) return false;
+    if (worker_steps_alone(o) || comm_groups(o, workers) == 1) return false;
     const bool measured = lead_is_measured(o);
     return (measured && o->algorithm == ALGORITHM_LOSSY) || fixed + o->lead_extra > 0;
 }
@@ -68,6 +76,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     struct lossynet_settings s;
     memset(&s, 0, sizeof s);
     s.workers = workers;
+    s.group = comm_group(o);
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;
@@ -117,6 +126,19 @@ struct lossynet_world comm_planned_world(const struct options *o,
                                          const struct lossynet_world *launched) {
     const struct lossynet_world first = {.ranks = o->meet_ranks, .local_ranks = 1};
     return o->meet ? first : *launched;
+}
+
+static int comm_check_group(const struct options *o, int workers) {
+    const int group = comm_group(o);
+    if (workers % group)
+        return log_error("--group %d: expected a divisor of the %d workers", group, workers);
+    if (worker_steps_alone(o))
+        return log_error("--group %d: expected --algorithm lossy or reliable, got %s", group,
+                         algorithm_names[o->algorithm]);
+    if (o->multicast || o->gpu_direct || o->meet || strcmp(o->deadline, "off") != 0)
+        return log_error("--group %d: expected no --multicast, --gpu-direct, --meet and --deadline",
+                         group);
+    return 0;
 }
 
 int comm_check(const struct options *o, int workers) {
@@ -184,6 +206,8 @@ int comm_check(const struct options *o, int workers) {
                       "single workers; --gradient-repair is fine");
     } else if (o->repair_budget > 0 && !o->gradient_repair && !o->parameter_repair) {
         wrong = log_error("--repair-budget: expected --repair too, the rounds that may use it");
+    } else if (comm_group(o) > 1 && comm_check_group(o, workers)) {
+        wrong = -1;
     } else if (lossynet_loss_check(&evenly, why, sizeof why)) {
         wrong = log_error("--loss-model: %s", why);
     } else if (lossynet_loss_check(&loss, why, sizeof why)) {

@@ -29,6 +29,10 @@ struct lossynet_world comm_planned_world(const struct options *options,
 struct lossynet_settings comm_settings(const struct options *options,
                                        const struct param_layout *layout, int workers);
 
+/* Workers that share a replica (--group), at least 1, and the number of such groups among `workers`. */
+int comm_group(const struct options *options);
+int comm_groups(const struct options *options, int workers);
+
 /* Whether owners broadcast values ahead of their own (lossynet's lead.c) in some step. */
 bool comm_leads(const struct options *options, int workers);
 

@@ -9,16 +9,23 @@ static int take(float **vector, void *(*allocate)(size_t bytes), size_t count, c
     return *vector ? 0 : log_out_of_memory(what, (double)count * sizeof(float));
 }
 
+/* The copy of a vector that the network reads. */
+static int take_comm(float **copy, float *vector, const struct backend *be, bool staged,
+                     size_t count, const char *what) {
+    *copy = vector;
+    return staged ? take(copy, be->allocate_pinned, count, what) : 0;
+}
+
 int worker_allocate(struct worker *w, const struct backend *be, size_t count, size_t owned,
                     bool training, bool staged, bool leads, bool carries) {
     const char *parameters = "a worker's parameters (--dry-run tells what a run needs)";
-    if (take(&w->params, be->allocate, count, parameters)) return -1;
-    w->comm_params = w->params;
-    if (staged && take(&w->comm_params, be->allocate_pinned, count, parameters)) return -1;
+    const char *gradient = "a worker's gradient";
+    if (!w->shares && take(&w->params, be->allocate, count, parameters)) return -1;
+    if (!w->shares_comm && take_comm(&w->comm_params, w->params, be, staged, count, parameters))
+        return -1;
     if (!training) return 0;
-    if (take(&w->grads, be->allocate, count, "a worker's gradient")) return -1;
-    w->comm_grads = w->grads;
-    if (staged && take(&w->comm_grads, be->allocate_pinned, count, "a worker's gradient"))
+    if (!w->shares && take(&w->grads, be->allocate, count, gradient)) return -1;
+    if (!w->shares_comm && take_comm(&w->comm_grads, w->grads, be, staged, count, gradient))
         return -1;
     if (take(&w->m, be->allocate, owned, "optimizer state")) return -1;
     if (take(&w->v, be->allocate, owned, "optimizer state")) return -1;
@@ -31,13 +38,13 @@ int worker_allocate(struct worker *w, const struct backend *be, size_t count, si
 }
 
 void worker_release(struct worker *w, const struct backend *be) {
-    if (w->comm_params != w->params) be->release_pinned(w->comm_params);
-    if (w->comm_grads != w->grads) be->release_pinned(w->comm_grads);
+    if (!w->shares_comm && w->comm_params != w->params) be->release_pinned(w->comm_params);
+    if (!w->shares_comm && w->comm_grads != w->grads) be->release_pinned(w->comm_grads);
     if (w->comm_ahead != w->ahead) be->release_pinned(w->comm_ahead);
     be->release(w->ahead);
     be->release(w->residual);
-    be->release(w->params);
-    be->release(w->grads);
+    if (!w->shares) be->release(w->params);
+    if (!w->shares) be->release(w->grads);
     be->release(w->m);
     be->release(w->v);
     memset(w, 0, sizeof *w);

@@ -28,6 +28,9 @@ struct worker {
     int id;                          /* 0 ... N-1 */
     float *params, *grads, *m, *v;   /* in the backend's memory */
     float *comm_params, *comm_grads; /* the copies that the network reads and writes */
+    /* These are not its own, but another worker's or its group's (group.h): params and grads; the
+     * copies. */
+    bool shares, shares_comm;
     /* What the worker owns, ahead of its own values, and the copy that the network broadcasts
      * (lossynet's lead.c). Elements are in the order of m and v. NULL: not needed. */
     float *ahead, *comm_ahead;
@@ -35,7 +38,8 @@ struct worker {
     float *residual;
 };
 
-/* Allocates `count` parameters, as many gradients, moments for `owned` elements and, with `leads`,
+/* Allocates `count` parameters and as many gradients, unless it shares them, moments for `owned`
+ * elements and, with `leads`,
  * the values ahead of these, and with `carries` a residual; without training only parameters.
  * staged: the network reads host memory. The caller releases it, also after a failure. Returns 0,
  * or -1 after reporting. */

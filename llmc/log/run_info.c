@@ -33,6 +33,7 @@ void run_info_announce(const struct run_info *run) {
            (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
            run->ranks > 1 ? "es" : "", run->backend,
            run->faster_in_bf16 ? "\n(several times as fast with --dtype bf16)" : "");
+    if (o->group_size > 1) printf("groups of %d workers share a replica\n", o->group_size);
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)options_micro_batches(o, run->workers) * run->batch * run->seq);
     if (run->workers > 1)

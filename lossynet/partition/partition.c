@@ -25,10 +25,9 @@ static void add_bytes(struct lossynet_partition *partition, size_t owner, size_t
                  rest = count % partition->packet_elements;
     for (int phase = 0; phase < 2; phase++) {
         const lossynet_wire_dtype dtype = partition->dtype[phase];
-        const size_t bytes = full * lossynet_payload_bytes(dtype, partition->packet_elements) +
-                             lossynet_payload_bytes(dtype, rest);
-        partition->owner_bytes[phase][owner] += bytes;
-        partition->bytes[phase] += bytes;
+        partition->owner_bytes[phase][owner] +=
+            full * lossynet_payload_bytes(dtype, partition->packet_elements) +
+            lossynet_payload_bytes(dtype, rest);
     }
 }
 
@@ -67,8 +66,8 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
 lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
                                         int group, int buckets, const size_t *bucket_elements,
                                         size_t packet_bytes, lossynet_wire_dtype dtype) {
-    *partition = (struct lossynet_partition){
-        .workers = workers, .buckets = buckets, .group = group};
+    *partition =
+        (struct lossynet_partition){.workers = workers, .buckets = buckets, .group = group};
     partition->dtype[LOSSYNET_GRADIENT] = dtype;
     partition->dtype[LOSSYNET_PARAMETER] = dtype == LOSSYNET_INT4 ? LOSSYNET_INT8 : dtype;
     partition->packet_elements =

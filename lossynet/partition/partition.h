@@ -13,7 +13,7 @@
 
 struct lossynet_partition {
     int workers, buckets;
-    int group; /* workers of a group (settings.group), 1: each is on its own */
+    int group;                    /* workers of a group (settings.group), 1: each is on its own */
     size_t elements, packets;     /* in one vector */
     size_t packet_elements;       /* in a full packet */
     lossynet_wire_dtype dtype[2]; /* of payloads, by phase */
@@ -29,7 +29,6 @@ struct lossynet_partition {
     size_t *owner_start;   /* [workers + 1]: packets of all owners before this one */
 
     size_t *owner_bytes[2]; /* [workers], by phase: payloads of all an owner's packets */
-    size_t bytes[2];        /* of all owners */
 
     size_t largest_shard_packets, largest_owner_packets;
 };

@@ -206,6 +206,27 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, 
     same(events(log, "eval")[0], one[1], 1e-6, "val_loss", "replica_val_loss")
 
 
+@pytest.mark.parametrize("options", [[], ["--carry=1", "--wire-dtype=bf16"]], ids=["plain", "carry"])
+def test_groups_of_devices(data, tmp_path, options):
+    """Four workers, of which two each share a replica: in one process; in two, with a GPU and a whole
+    group each; in four, whose GPUs reach the group's vectors in memory that the processes share."""
+    logs = []
+    for ranks in [0, 2, 4]:
+        log = tmp_path / f"{ranks}.jsonl"
+        done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
+                       "--workers=4", "--group=2", "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3",
+                       "--seed=5", "--packet-bytes=512", "--eval-sequences=4", "--loss-rate=0.3",
+                       "--device=cuda", "--dtype=float32", f"--log={log}", *options,
+                       *(["--link=udp"] if ranks else []), program=EMULATED, ranks=ranks)
+        logs.append(events(log, "step") + events(log, "eval"))
+        assert "groups of 2" in done.stdout
+    assert len(logs[0]) == 3 + 1
+    for log in logs[1:]:
+        for one, other in zip(log, logs[0], strict=True):
+            fields = {"loss", "grad_norm", "drift", "mean_age", "val_loss", "replica_val_loss"}
+            same(one, other, 1e-6, *(fields & one.keys()))
+
+
 @pytest.mark.parametrize("dtype, modes, carry", [("float32", ["late", "others", "soon"], 1),
                                                  ("bf16", ["others"], 0)])
 def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry):

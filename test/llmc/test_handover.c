@@ -83,7 +83,7 @@ static int live(struct life *l) {
     if (data_parallel_open(d, true) || handover_give(&l->state, d, &l->place, &l->report))
         return -1;
     if (!l->report.survivors && data_parallel_initialise(d)) return -1;
-    pipeline_start(&d->pipeline, d->params);
+    assert_int_equal(data_parallel_start(d), 0);
     int failed = train(l);
     lossynet_rendezvous_close(&world);
     return failed;

@@ -336,6 +336,26 @@ static void test_same_bits_carried(void **state) {
     same_bits_with(settings);
 }
 
+/* Members of a group in one rank, or each in its own: with all that depends on who is whose partner. */
+static void test_same_bits_in_groups(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("burst:7", 0.3, LOSSYNET_HT);
+    settings.group = 2;
+    same_bits_with(settings);
+    settings.loss.model = "outage:2";
+    settings.estimator = LOSSYNET_BALANCED;
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 2;
+    settings.retransmission_budget = 0.2;
+    same_bits_with(settings);
+    settings.loss.model = "bernoulli";
+    settings.estimator = LOSSYNET_MEAN;
+    settings.error_feedback = true;
+    same_bits_with(settings);
+    settings.wire_dtype = LOSSYNET_INT8;
+    same_bits_with(settings);
+}
+
 static void same_bits_rounded(lossynet_wire_dtype wire_dtype) {
     struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
     settings.wire_dtype = wire_dtype;
@@ -767,6 +787,7 @@ int main(void) {
         cmocka_unit_test(test_same_bits_from_a_device),
         cmocka_unit_test(test_same_bits_retransmitted),
         cmocka_unit_test(test_same_bits_carried),
+        cmocka_unit_test(test_same_bits_in_groups),
         cmocka_unit_test(test_same_bits_rounded),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_whole_shards),

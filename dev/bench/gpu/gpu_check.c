@@ -209,7 +209,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     begin(&t, &o, world, o.workers ? o.workers : world->ranks);
     threads_choose(o.threads, world->ranks);
     if (prepare(&t, true)) return -1;
-    pipeline_start(&t.dp.pipeline, t.dp.params);
+    if (data_parallel_start(&t.dp)) return -1;
     for (t.at.step = 0; t.at.step < o.steps; t.at.step++) {
         if (training_step(&t, t.at.step) || (t.dp.unfinished && finish_step(&t))) return -1;
         t.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;

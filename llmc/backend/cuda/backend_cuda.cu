@@ -93,6 +93,16 @@ static void *allocate_pinned(size_t bytes) {
     return device_allocate_pinned(bytes);
 }
 
+static bool pin(void *memory, size_t bytes) {
+    device_scope scope;
+    return device_pin(memory, bytes);
+}
+
+static void unpin(void *memory) {
+    device_scope scope;
+    device_unpin(memory);
+}
+
 static void release_pinned(void *memory) {
     device_scope scope;
     device_release_pinned(memory);
@@ -460,6 +470,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.convert = convert;
     b.allocate_pinned = allocate_pinned;
     b.release_pinned = release_pinned;
+    b.pin = pin;
+    b.unpin = unpin;
     b.d2h_async = d2h_async;
     b.d2h_on_complete = d2h_on_complete;
     b.d2h_wait = d2h_wait;

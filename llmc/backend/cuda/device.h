@@ -97,6 +97,8 @@ void device_average_wait(void);
 /* Copies while operations compute; see backend.h and the drawing above. */
 void *device_allocate_pinned(size_t bytes);
 void device_release_pinned(void *memory);
+bool device_pin(void *memory, size_t bytes);
+void device_unpin(void *memory);
 void device_d2h_async(void *host, const void *from, size_t bytes);
 void device_d2h_on_complete(void (*call)(void *context), void *context);
 void device_d2h_wait(void);

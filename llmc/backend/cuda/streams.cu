@@ -96,6 +96,16 @@ void device_release_pinned(void *memory) {
     if (memory) CHECK(cudaFreeHost(memory));
 }
 
+bool device_pin(void *memory, size_t bytes) {
+    const bool done = cudaHostRegister(memory, bytes, cudaHostRegisterDefault) == cudaSuccess;
+    if (!done) cudaGetLastError(); /* otherwise the next launch would report this error */
+    return done;
+}
+
+void device_unpin(void *memory) {
+    CHECK(cudaHostUnregister(memory));
+}
+
 /* A stream that waits for an event waits for its last recording at the time of the call. */
 void device_d2h_async(void *host, const void *from, size_t bytes) {
     CHECK(cudaEventRecord(device.done, device.compute));

@@ -89,10 +89,11 @@ struct average {
     double pair, owner, expected_pair, expected_owner, age, sigma2;
 };
 
-static struct average walk_with(lossynet_wire_dtype wire_dtype, int workers, double p, double beta,
-                                const char *model) {
+static struct average walk_in_groups(lossynet_wire_dtype wire_dtype, int workers, int group,
+                                     double p, double beta, const char *model) {
     size_t elements = ELEMENTS;
     struct lossynet_settings settings = simple_settings(workers, &elements, 1, p);
+    settings.group = group;
     settings.loss.model = model;
     settings.loss.rate[LOSSYNET_GRADIENT] = 0.77; /* must not matter */
     settings.drift_samples = ELEMENTS;
@@ -121,6 +122,11 @@ static struct average walk_with(lossynet_wire_dtype wire_dtype, int workers, dou
     free_vectors(x);
     lossynet_close(comm);
     return sum;
+}
+
+static struct average walk_with(lossynet_wire_dtype wire_dtype, int workers, double p, double beta,
+                                const char *model) {
+    return walk_in_groups(wire_dtype, workers, 1, p, beta, model);
 }
 
 static struct average walk_and_measure(int workers, double p, double beta, const char *model) {
@@ -171,6 +177,22 @@ static void test_correlated_walk(void **state) {
 static void test_three_workers(void **state) {
     (void)state;
     walk_matches(3, 0.5);
+}
+
+/* Eight workers in groups of two: four replicas, of which each packet reaches three by itself. */
+static void test_walk_in_groups(void **state) {
+    (void)state;
+    const double p = 0.2, beta = 0.5;
+    double rho[LOSSYNET_LAGS];
+    for (int k = 0; k < LOSSYNET_LAGS; k++) rho[k] = pow(beta, k + 1);
+    const struct average a = walk_in_groups(LOSSYNET_FLOAT32, 8, 2, p, beta, "bernoulli");
+    const double pair = lossynet_drift_pair(4, p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
+    const double owner = lossynet_drift_owner(p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
+    within("pair of groups", 4, p, beta, a.pair, pair, 0.02);
+    within("owner to group", 4, p, beta, a.owner, owner, 0.02);
+    within("expected pair of groups", 4, p, beta, a.expected_pair, pair, 0.02);
+    within("expected owner to group", 4, p, beta, a.expected_owner, owner, 0.02);
+    within("mean age", 4, p, beta, a.age, p / (1 - p), 0.02);
 }
 
 /* Outages of whole steps: ages and drift as drift.c derives them, E|A-B| here by summing over all
@@ -384,6 +406,7 @@ int main(void) {
         cmocka_unit_test(test_random_walk),
         cmocka_unit_test(test_correlated_walk),
         cmocka_unit_test(test_three_workers),
+        cmocka_unit_test(test_walk_in_groups),
         cmocka_unit_test(test_outages),
         cmocka_unit_test(test_rounded_walk),
         cmocka_unit_test(test_lossy_is_flat),

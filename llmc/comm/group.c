@@ -1,0 +1,117 @@
+/* group.c — see group.h. */
+#include "llmc/comm/group.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/log/error.h"
+
+/* Every rank gives its gradient, the first one of a group the replica behind it. */
+static size_t vectors_of(const struct group *g, int place, bool training) {
+    return ((training ? 1 : 0) + (place == 0 ? 1 : 0)) * g->layout->count;
+}
+
+/* Makes all that the group shares pinned memory: a GPU copies from it, and adds it up. */
+static int pin(struct group *g, bool training) {
+    for (int i = 0; i < g->size; i++) {
+        const size_t bytes = vectors_of(g, i, training) * sizeof(float);
+        if (bytes && !g->be->pin(shared_memory_of(g->host, i), bytes))
+            return log_error("--group %d: no %.1f GB of pinned memory (ulimit -l tells how much a "
+                             "process may lock)",
+                             g->size, (double)bytes / 1e9);
+        g->pinned = i + 1;
+    }
+    return 0;
+}
+
+int group_open(struct group *g, const struct lossynet_world *world, int local, bool training) {
+    g->training = training;
+    if (g->size == 1) return 0;
+    const size_t P = g->layout->count;
+    g->ones = (float *)malloc((size_t)g->size * sizeof *g->ones);
+    g->members = (const float **)malloc((size_t)g->size * sizeof *g->members);
+    if (!g->ones || !g->members) return log_out_of_memory("the list of a group's workers", 0);
+    for (int i = 0; i < g->size; i++) g->ones[i] = 1;
+    if (local == 1) {
+        const size_t count = vectors_of(g, world->rank % g->size, training);
+        if (shared_memory_open(world, g->size, count * sizeof(float), &g->host)) return -1;
+        return g->staged ? pin(g, training) : 0;
+    }
+    if (!training) return 0;
+    g->apart = (float **)calloc((size_t)g->sets, sizeof *g->apart);
+    for (int e = 0; g->apart && e < g->sets; e++) {
+        g->apart[e] = (float *)g->be->allocate(P * sizeof(float));
+        if (!g->apart[e]) return log_out_of_memory("a member's gradient", 4.0 * (double)P);
+    }
+    return g->apart ? 0 : log_out_of_memory("the list of gradients", 0);
+}
+
+void group_close(struct group *g) {
+    for (int e = 0; g->apart && e < g->sets; e++) g->be->release(g->apart[e]);
+    free(g->apart);
+    free(g->ones);
+    free(g->members);
+    for (int i = 0; i < g->pinned; i++)
+        if (vectors_of(g, i, g->training)) g->be->unpin(shared_memory_of(g->host, i));
+    shared_memory_close(g->host);
+    memset(g, 0, sizeof *g);
+}
+
+/* The gradient of a member. */
+static float *gradient_of(const struct group *g, int member) {
+    return (float *)shared_memory_of(g->host, member) + (member == 0 ? g->layout->count : 0);
+}
+
+void group_share_vectors(const struct group *g, struct worker *worker, int i) {
+    struct worker *w = &worker[i];
+    const struct worker *first = &worker[i - i % g->size];
+    if (g->host) {
+        w->shares = !g->staged, w->shares_comm = true;
+        w->comm_params = (float *)shared_memory_of(g->host, 0);
+        w->comm_grads = g->training ? gradient_of(g, w->id % g->size) : NULL;
+        if (w->shares) w->params = w->comm_params, w->grads = w->comm_grads;
+    } else if (w != first) {
+        w->shares = w->shares_comm = true;
+        w->params = first->params, w->comm_params = first->comm_params;
+        w->grads = first->grads, w->comm_grads = first->comm_grads;
+    }
+}
+
+float *group_gradient(const struct group *g, const struct worker *w, int set) {
+    return !g->apart || w->id % g->size == 0 ? w->grads : g->apart[set];
+}
+
+/* to = the sum of n elements of `count` vectors, in order. to may be one of them. */
+static void add(const struct group *g, float *to, const float *const *from, int count, size_t n) {
+    if (n)
+        (g->staged ? g->be->weighted_sum_pinned : g->be->weighted_sum)(to, from, g->ones, count, n,
+                                                                       n);
+}
+
+bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket) {
+    if (!g->apart) return true;
+    const size_t offset = param_layout_bucket_offset(g->layout, bucket);
+    if (w->id % g->size) {
+        const float *const from[] = {w->grads + offset, g->apart[set] + offset};
+        add(g, w->grads + offset, from, 2, g->layout->bucket_elements[bucket]);
+    }
+    return w->id % g->size == g->size - 1;
+}
+
+int group_average(const struct group *g, const struct worker *w) {
+    if (!g->host) return 0;
+    if (shared_memory_wait(g->host)) return -1;
+    for (int b = 0; b < g->layout->buckets; b++) {
+        for (int owner = w->id % g->size; owner < g->workers; owner += g->size) {
+            size_t offset, count;
+            lossynet_shard(g->comm, owner, b, &offset, &count);
+            for (int i = 0; i < g->size; i++) g->members[i] = gradient_of(g, i) + offset;
+            add(g, w->comm_grads + offset, g->members, g->size, count);
+        }
+    }
+    return 0;
+}
+
+int group_wait(const struct group *g) {
+    return g->host ? shared_memory_wait(g->host) : 0;
+}

@@ -1,0 +1,69 @@
+/* group.h — workers that share a replica (--group G): their gradients come together inside the
+ * group, without loss, before packets leave for other groups.
+ *
+ * The members' gradients are added in order of workers, so that the sum has the same bits wherever
+ * the members live. Each has computed its gradient of 1/G of its loss: the sum is the group's mean.
+ *
+ *     a rank has whole groups     the first member computes into the group's vector, the others into
+ *                                 vectors apart; a bucket is added when a member has finished it
+ *     a rank has one member       the members' vectors, and one replica, lie in memory that the
+ *                                 group's ranks share (on GPUs: the copies that the network reads);
+ *                                 after backward each adds up what its partners own (lossynet.h),
+ *                                 which is what it sends or averages
+ */
+#ifndef LLMC_COMM_GROUP_H
+#define LLMC_COMM_GROUP_H
+
+#include "llmc/backend/backend.h"
+#include "llmc/comm/shared_memory.h"
+#include "llmc/comm/worker.h"
+#include "llmc/model/param_layout.h"
+#include "lossynet/lossynet.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct group {
+    int size, workers; /* G, N */
+    const struct backend *be;
+    const struct param_layout *layout;
+    struct lossynet_comm *comm; /* says who owns what; set by the caller before group_average */
+    bool training;
+    int pinned;                 /* so many members' memory is */
+    int sets;                   /* of workers that compute at the same time */
+    float **apart;              /* [sets], of P elements; NULL: not needed */
+    float *ones;                /* [G], the weights of a sum */
+    const float **members;      /* [G], what is added */
+    struct shared_memory *host; /* of a rank with one member; else NULL */
+    bool staged;                /* these are copies of vectors on GPUs */
+};
+
+/* Opens the group, of which size, workers, be, layout, sets and staged are set. `local`: workers of
+ * this rank. Collective. Returns 0, or -1 after reporting; the caller closes it in both cases. */
+int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
+void group_close(struct group *g);
+
+/* Sets the vectors of local worker i that are not its own: the first member's, or those in memory
+ * that ranks share. The group's first worker in this rank is worker[i - i % G]. */
+void group_share_vectors(const struct group *g, struct worker *worker, int i);
+
+/* Where a member's gradient is computed, with a set of activations. */
+float *group_gradient(const struct group *g, const struct worker *w, int set);
+
+/* Call when a bucket of that gradient is finished: adds it to the group's. Returns whether the
+ * group's is finished there: w is the last member that this rank has. */
+bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket);
+
+/* After backward of a rank with one member; else it does nothing: waits for the others, and adds up
+ * what this member sends or averages. Returns 0, or -1 after reporting. */
+int group_average(const struct group *g, const struct worker *w);
+
+/* After members have written to the replica that their ranks share: waits for the others. Returns
+ * 0, or -1 after reporting. */
+int group_wait(const struct group *g);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

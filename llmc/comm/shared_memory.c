@@ -1,0 +1,170 @@
+/* shared_memory.c — see shared_memory.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include "llmc/comm/shared_memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "llmc/log/error.h"
+
+enum { HEAD_BYTES = 4096, TOKEN_BYTES = 16 };
+enum { TRIES = 200 }; /* of a waiting rank, before it sleeps */
+
+struct head { /* of each member's memory; the barrier is that of member 0 */
+    unsigned char token[TOKEN_BYTES];
+    uint32_t waiting, rounds;
+};
+
+struct place { /* where a member's memory is */
+    int64_t pid;
+    int32_t file; /* its descriptor there; -1: the rank has none */
+    uint64_t bytes;
+    unsigned char token[TOKEN_BYTES]; /* a process of another host may have this pid */
+};
+
+struct shared_memory {
+    int rank, first, size; /* this rank, the group's first */
+    struct place *place;   /* [size] */
+    struct head **head;    /* [size], mapped */
+};
+
+/* ---- open ---- */
+
+static int report_no_memory(uint64_t bytes) {
+    return log_error("--group: no %.1f GB of memory to share with the group: %s",
+                     (double)bytes / 1e9, strerror(errno));
+}
+
+/* This rank's own memory. Returns its descriptor, or -1 after reporting. */
+static int create(struct place *mine, size_t bytes) {
+    mine->pid = getpid();
+    mine->bytes = HEAD_BYTES + bytes;
+    mine->file = memfd_create("train_llama2", MFD_CLOEXEC);
+    if (mine->file >= 0 && getrandom(mine->token, TOKEN_BYTES, 0) == TOKEN_BYTES &&
+        ftruncate(mine->file, (off_t)mine->bytes) == 0 &&
+        pwrite(mine->file, mine->token, TOKEN_BYTES, 0) == TOKEN_BYTES)
+        return mine->file;
+    report_no_memory(mine->bytes);
+    if (mine->file >= 0) close(mine->file);
+    return mine->file = -1;
+}
+
+/* Maps what a member has given. Returns 0, or -1 after reporting. */
+static int map(struct shared_memory *m, int member) {
+    const struct place *place = &m->place[member];
+    char path[64];
+    if (place->file < 0) return -1; /* which it has reported */
+    snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)place->pid, place->file);
+    const int file = open(path, O_RDWR | O_CLOEXEC);
+    unsigned char token[TOKEN_BYTES];
+    const bool reached = file >= 0 && pread(file, token, TOKEN_BYTES, 0) == TOKEN_BYTES &&
+                         memcmp(token, place->token, TOKEN_BYTES) == 0;
+    if (reached) {
+        void *at = mmap(NULL, place->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (at != MAP_FAILED) m->head[member] = (struct head *)at;
+    }
+    if (file >= 0) close(file);
+    if (m->head[member]) {
+        madvise(m->head[member], place->bytes, MADV_HUGEPAGE); /* where the system allows it */
+        return 0;
+    }
+    if (reached) return report_no_memory(place->bytes);
+    return log_error("--group %d: rank %d does not reach the memory of rank %d: expected ranks %d "
+                     "to %d on one host, started by one user",
+                     m->size, m->rank, m->first + member, m->first, m->first + m->size - 1);
+}
+
+int shared_memory_open(const struct lossynet_world *world, int size, size_t bytes,
+                       struct shared_memory **out) {
+    struct place *all = (struct place *)calloc((size_t)world->ranks, sizeof *all);
+    struct shared_memory *m = *out = (struct shared_memory *)calloc(1, sizeof *m);
+    int failed = !all || !m;
+    if (!failed) {
+        m->rank = world->rank;
+        m->first = world->rank / size * size;
+        m->size = size;
+        m->place = (struct place *)calloc((size_t)size, sizeof *m->place);
+        m->head = (struct head **)calloc((size_t)size, sizeof *m->head);
+        failed = !m->place || !m->head;
+    }
+    if (failed) {
+        free(all);
+        return log_out_of_memory("the list of a group's ranks", 0);
+    }
+    const int file = create(&all[world->rank], bytes);
+    failed = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
+    memcpy(m->place, all + m->first, (size_t)size * sizeof *m->place);
+    for (int r = 0; r < world->ranks && !failed; r++) failed = all[r].file < 0 ? -1 : 0;
+    int mine = failed; /* all learn whether all could map, before a descriptor is closed */
+    for (int i = 0; i < size && !mine; i++) mine = map(m, i);
+    all[world->rank].file = mine ? -1 : 0;
+    if (!failed) failed = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
+    for (int r = 0; r < world->ranks && !failed; r++) failed = all[r].file < 0 ? -1 : 0;
+    if (file >= 0) close(file);
+    free(all);
+    return failed ? -1 : 0;
+}
+
+void shared_memory_close(struct shared_memory *m) {
+    if (!m) return;
+    for (int i = 0; m->head && i < m->size; i++)
+        if (m->head[i]) munmap(m->head[i], m->place[i].bytes);
+    free(m->head);
+    free(m->place);
+    free(m);
+}
+
+void *shared_memory_of(const struct shared_memory *m, int member) {
+    return (char *)m->head[member] + HEAD_BYTES;
+}
+
+/* ---- the barrier ---- */
+
+/* Sleeps until *word is no longer `value`, or for a while. */
+static void sleep_while(uint32_t *word, uint32_t value) {
+    const struct timespec most = {.tv_sec = 0, .tv_nsec = 100000000};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &most, NULL, 0);
+}
+
+static int find_ended(const struct shared_memory *m) {
+    for (int i = 0; i < m->size; i++)
+        if (kill((pid_t)m->place[i].pid, 0) && errno == ESRCH)
+            return log_error("rank %d, of this rank's group, has ended", m->first + i);
+    return 0;
+}
+
+int shared_memory_wait(struct shared_memory *m) {
+    struct head *barrier = m->head[0];
+    const uint32_t round = __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&barrier->waiting, 1, __ATOMIC_ACQ_REL) == (uint32_t)m->size) {
+        __atomic_store_n(&barrier->waiting, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&barrier->rounds, round + 1, __ATOMIC_RELEASE);
+        syscall(SYS_futex, &barrier->rounds, FUTEX_WAKE, m->size, NULL, NULL, 0);
+        return 0;
+    }
+    for (int i = 0; __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round; i++) {
+        if (i < TRIES) {
+            sched_yield();
+            continue;
+        }
+        sleep_while(&barrier->rounds, round);
+        if (__atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round && find_ended(m))
+            return -1;
+    }
+    return 0;
+}

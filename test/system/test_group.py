@@ -1,0 +1,94 @@
+"""--group: workers that share a replica. The same bits wherever they live, what resumes, and what is
+refused."""
+import pytest
+
+from program import events, markov_tokens, run, succeed, write_tokens
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(20_000, 64, 1), 64)
+    write_tokens(folder / "val.bin", markov_tokens(1_000, 64, 2), 64)
+    return folder
+
+
+def options(data, *more):
+    return ["--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4",
+            "--batch=1", "--seq=32", "--lr=3e-3", "--warmup=2", "--seed=5", "--packet-bytes=512",
+            "--loss-rate=0.2", "--drift-samples=256", *more]
+
+
+def numbers(out):
+    """All that a run computes: of steps, evaluations and the model."""
+    timing = {"tokens_per_second", "step_ms", "communication_ms", "network"}
+    log = out / "log.jsonl"
+    steps = [{name: value for name, value in event.items() if name not in timing}
+             for kind in ("step", "eval") for event in events(log, kind)]
+    files = sorted(out.glob("checkpoint*/model.safetensors"))
+    return steps, [file.read_bytes() for file in files]
+
+
+@pytest.mark.parametrize("more", [[], ["--carry=1", "--wire-dtype=int8"],
+                                  ["--estimator=ht", "--loss-model=burst:5", "--lead=off"],
+                                  ["--repair=1", "--repair-budget=0.1", "--dtype=bf16",
+                                   "--wire-dtype=bf16"], ["--algorithm=reliable", "--loss-rate=0"]],
+                         ids=["plain", "carry", "burst", "repair", "reliable"])
+def test_same_bits_wherever_members_live(data, tmp_path, more):
+    """Two groups of two: in one process, in two of a whole group each, and in four of a member each,
+    whose groups share memory."""
+    found = []
+    for ranks in [0, 2, 4]:
+        out = tmp_path / str(ranks)
+        succeed(*options(data, "--group=2", "--steps=6", "--eval-every=3", "--save-every=3",
+                         "--keep=0", f"--out={out}", *more), ranks=ranks)
+        found.append(numbers(out))
+    steps, models = found[0]
+    assert len(steps) == 6 + 2 and len(models) == 2
+    assert found[1] == found[0] and found[2] == found[0]
+
+
+def test_one_group_shares_everything(data, tmp_path):
+    """--group host: all processes of this host share one replica, and nothing is sent."""
+    out, apart = tmp_path / "host", tmp_path / "apart"
+    done = succeed(*options(data, "--group=host", "--steps=4", f"--out={out}"), ranks=4)
+    assert "groups of 4 workers share a replica" in done.stdout
+    for step in events(out / "log.jsonl", "step"):
+        assert step["gradient_loss_rate"] == 0 and step["parameter_loss_rate"] == 0
+    succeed(*options(data, "--group=4", "--steps=4", f"--out={apart}"))
+    assert numbers(out)[0] == numbers(apart)[0]
+
+
+@pytest.mark.parametrize("ranks", [0, 4])
+def test_resumes_to_the_last_bit(data, tmp_path, ranks):
+    """From a checkpoint of one process, in one or in four."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more = ["--group=2", "--carry=1", "--steps=6", "--save-every=3", "--keep=0"]
+    succeed(*options(data, *more, f"--out={whole}"))
+    done = succeed(*options(data, *more, f"--out={parts}", f"--resume={whole}/checkpoint-00000003"),
+                   ranks=ranks)
+    assert "bit for bit" in done.stdout
+    assert numbers(parts)[1] == numbers(whole)[1][1:]
+
+
+def test_a_checkpoint_of_other_groups(data, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    succeed(*options(data, "--group=2", "--steps=2", "--save-every=2", f"--out={whole}"))
+    done = succeed(*options(data, "--group=4", "--steps=3", f"--out={parts}",
+                            f"--resume={whole}/checkpoint-00000002"))
+    assert "every replica starts as the model" in done.stdout
+
+
+@pytest.mark.parametrize("more, ranks, why", [
+    (["--group=3"], 0, "--group 3: expected a divisor of the 4 workers"),
+    (["--group=0"], 0, "--group: expected a number of workers from 1 on, or host, got '0'"),
+    (["--group=some"], 0, "--group: expected a number of workers from 1 on, or host, got 'some'"),
+    (["--group=2", "--algorithm=rps"], 0, "--group 2: expected --algorithm lossy or reliable, got rps"),
+    (["--group=2", "--multicast"], 0, "--group 2: expected no --multicast"),
+    (["--group=2", "--deadline=auto"], 0, "--group 2: expected no --multicast"),
+    (["--group=4"], 2, "--group 4: expected one worker in each process, or whole groups, got 2 "
+                       "workers in each"),
+])
+def test_refusals(data, more, ranks, why):
+    done = run(*options(data, "--steps=1", *more), ranks=ranks)
+    assert done.returncode == 2 and why in done.stderr
