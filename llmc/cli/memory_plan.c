@@ -91,8 +91,10 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
 /* What is kept to write a checkpoint from while training goes on. */
 static double copy_bytes(const struct memory_plan_settings *s, const struct memory_plan *e) {
     if (s->evaluating || !s->saves) return 0;
-    return (s->copies_model ? 4 * e->parameters : 0) + e->optimizer_bytes +
-           s->stale * others_of(s) * e->parameter_bytes + (s->carries ? e->parameter_bytes : 0) +
+    const double local = s->local ? s->local : 1; /* of a shared replica a member's part */
+    const double stale = s->stale * others_of(s) * 4 * e->parameters * local / group_of(s);
+    return (s->copies_model ? 4 * e->parameters : 0) + e->optimizer_bytes + stale +
+           (s->carries ? e->parameter_bytes : 0) +
            e->ahead_bytes;
 }
 

@@ -15,6 +15,7 @@
 #   --files N          of the corpus, for --prepare [64 of c4, 15 of fineweb: 10^10 tokens]
 #   --out DIR          checkpoints, log, perplexity [out/7b]; all nodes must share it
 #   --ranks N          GPUs [64; in a Slurm job: its tasks]
+#   --group N          GPUs of a node that share a replica [8, where the ranks are a multiple of it]
 #   --steps N          [2400]
 #   --link NAME        verbs, udp or mpi [verbs; in a rehearsal: udp]
 #   --interface NAME   of that link; one adapter per GPU: mlx5_0,mlx5_1,...
@@ -32,19 +33,22 @@
 #   memory of a GPU       = 71.738 GB   parameters, gradients, 1/64 of the optimizer state and sums
 #                                       in float32; weights in use and activations in bf16: an H100
 #                                       of 80 GB will do
-#   memory of its host    = 138.7 GB    per GPU: what travels lies in pinned memory. The copy of the
-#                                       model (27 GB) is rank 0's alone: 921 GB for 8 GPUs
-#   a checkpoint          = 250.669 GB  model, moments, and at 10% loss 64 replicas' stale packets;
-#                                       2 are kept, one is being written: 752 GB
-#   sent per GPU and step = 26.533 GB   gradients and parameters, bf16; as much is received
-#   on the link           = 543 ms      per step at 400 Gbit/s per GPU, or
-#                         = 2171 ms     at 100 Gbit/s
+#   memory of its host    = 89.2 GB     per GPU: what travels lies in pinned memory, of parameters one
+#                                       copy for a node. The copy of the model (27 GB) to save is
+#                                       rank 0's alone: 525 GB for 8 GPUs
+#   a checkpoint          = 99.729 GB   model, moments, and at 10% loss 8 replicas' stale packets;
+#                                       2 are kept, one is being written: 299 GB
+#   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without
+#                                       groups: 26.5 GB)
+#   on the link           = 60 ms       per step at 400 Gbit/s per GPU, or
+#                         = 241 ms      at 100 Gbit/s. (Without groups: 543 and 2171)
 #   computing             = 9.5 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
 #                                       parameter, and attention), a third more to recompute
-#   copies over PCIe        3.2 s       per step: 81 GB at 25 GB/s, in float32: gradients out, those
-#                                       of other ranks in, which the GPU averages, parameters in
-#   2400 steps            = 8.9 h       at 400 Gbit/s, or
-#                         = 9.9 h       at 100 Gbit/s; one after the other: what overlaps is saved
+#   copies over PCIe        3.4 s       per step: 84 GB at 25 GB/s, in float32: gradients out, the
+#                                       group's and other groups' in, which the GPU adds up, parameters
+#                                       in. In a group nothing of it overlaps with computing yet
+#   2400 steps            = 8.7 h       at 400 Gbit/s, or
+#                         = 8.8 h       at 100 Gbit/s
 #
 # The exchange runs at the speed that the pre-flight measures ("in", "out"), where that is less.
 set -u -o pipefail
@@ -54,11 +58,11 @@ usage() { sed -n '2,/^# What it takes/{/^# What it takes/d;s/^# \{0,1\}//;p}' "$
 say() { printf '\n== %s\n' "$*"; }
 
 # ---- options --------------------------------------------------------------------------------
-loss=0.1 from= corpus=c4 data= tokenizer= files= out= ranks= steps= link= interface= hosts=
+loss=0.1 from= corpus=c4 data= tokenizer= files= out= ranks= group= steps= link= interface= hosts=
 prepare= rehearse= print= preflight=yes
 while [ $# -gt 0 ]; do
     case $1 in
-    --loss | --from | --corpus | --data | --tokenizer | --files | --out | --ranks | --steps | \
+    --loss | --from | --corpus | --data | --tokenizer | --files | --out | --ranks | --group | --steps | \
         --link | --interface | --hosts)
         [ $# -gt 1 ] || fail "$1: expected a value after it (see --help)" 2
         printf -v "${1#--}" %s "$2"
@@ -77,7 +81,7 @@ tokenize=${TOKENIZE:-$here/build/tokenize}
 case $loss in
 '' | *[!0-9.]* | *.*.*) fail "--loss: expected a number from 0 to 1, got '$loss'" 2 ;;
 esac
-for number in files ranks steps; do
+for number in files ranks group steps; do
     case ${!number} in
     *[!0-9]* | 0*) fail "--$number: expected a whole number, got '${!number}'" 2 ;;
     esac
@@ -89,6 +93,7 @@ esac
 [ -z "$hosts" ] || [ -r "$hosts" ] || fail "--hosts: cannot read '$hosts'" 2
 job=${SLURM_JOB_ID-}
 ranks=${ranks:-${SLURM_NTASKS:-64}}
+group=${group:-$((ranks % 8 ? 1 : 8))}
 
 if [ "$rehearse" ]; then
     out=${out:-out/rehearsal}
@@ -115,7 +120,7 @@ else
     evaluation=(--device cuda --dtype bf16)
 fi
 run=("${model[@]}" --train "$data/train_*.bin" --val "$data/val*.bin" --loss-rate "$loss"
-    --link "$link" --out "$out")
+    --link "$link" --group "$group" --out "$out")
 [ -z "$interface" ] || run+=(--interface "$interface")
 run+=("$@")
 

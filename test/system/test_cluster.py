@@ -217,7 +217,8 @@ def test_commands(tmp_path):
     assert look.startswith(f"mpirun -np 64 --bind-to none --hostfile {tmp_path}/hosts -x PATH ")
     assert " --preflight --model Llama-2-7b-hf --device cuda --dtype bf16 " in look
     assert train.replace(" --resume auto ", " --preflight ") == look
-    assert train.rstrip().endswith("--loss-rate 0.2 --link verbs --out out/7b --interface mlx5_0 "
+    assert train.rstrip().endswith("--loss-rate 0.2 --link verbs --group 8 --out out/7b --interface "
+                                   "mlx5_0 "
                                    "--seed 7")
     assert "perplexity.sh out/7b/checkpoint-... -" in perplexity
     slurm = Slurm(tmp_path)
@@ -265,7 +266,7 @@ def test_the_arithmetic_of_its_comment():
     for gbps, answer in answers.items():
         link = number(r"([\d.]+) ms per step on the link", answer)
         assert said["on the link", gbps] == round(link)
-        hours = steps * (computing + 3.2 + link / 1e3) / 3600
+        hours = steps * (computing + 3.4 + link / 1e3) / 3600
         assert said[f"{steps:.0f} steps", gbps] == pytest.approx(hours, abs=0.06)
     assert len(said) == 10
 
