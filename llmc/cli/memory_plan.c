@@ -94,8 +94,7 @@ static double copy_bytes(const struct memory_plan_settings *s, const struct memo
     const double local = s->local ? s->local : 1; /* of a shared replica a member's part */
     const double stale = s->stale * others_of(s) * 4 * e->parameters * local / group_of(s);
     return (s->copies_model ? 4 * e->parameters : 0) + e->optimizer_bytes + stale +
-           (s->carries ? e->parameter_bytes : 0) +
-           e->ahead_bytes;
+           (s->carries ? e->parameter_bytes : 0) + e->ahead_bytes;
 }
 
 /* What a rank keeps of the view before and what it gets (handover.c): parameters and the moments that it
