@@ -443,6 +443,7 @@ bench-network:
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_network.py $(BENCH_NETWORK)
 	@$(MAKE) --no-print-directory $(BUILD)/late_ranks
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_late.py
+	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_group.py
 
 # Of two versions of clang-format the results differ a little; 14 is Debian 12's.
 format:

@@ -370,8 +370,8 @@ class Hosts:
     def execute(self, space, *command, text=None):
         return sh("ip", "netns", "exec", space, *command, text=text)
 
-    def start(self, program, *arguments, ranks=0, mpi="eth1", flags=(), environment=None):
-        """Starts one rank of a program on each of the first `ranks` hosts (0: all), under mpirun,
+    def start(self, program, *arguments, ranks=0, each=1, mpi="eth1", flags=(), environment=None):
+        """Starts `each` ranks of a program on each of the first `ranks` hosts (0: all), under mpirun,
         whose own messages go over `mpi`. Returns the Popen, with pipes for its output."""
         first = self.names[0]
         hosts = self.names[:ranks] if ranks else self.names
@@ -381,7 +381,8 @@ class Hosts:
                    "--mca", f"oob_tcp_disable_ipv{10 - self.ipv}_family", "1",
                    "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--bind-to", "none",
                    "-x", "OMP_NUM_THREADS", "-x", "GOMP_SPINCOUNT", *flags,
-                   "--host", ",".join(f"{name}:1" for name in hosts), "-np", len(hosts), program,
+                   "--host", ",".join(f"{name}:{each}" for name in hosts), "-np", each * len(hosts),
+                   program,
                    *arguments]
         # The folder for Open MPI's sockets has to be a short path.
         command = ["ip", "netns", "exec", first, "unshare", "--uts", "sh", "-c",

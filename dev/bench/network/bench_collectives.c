@@ -1,6 +1,7 @@
-/* bench_collectives.c — what we are compared with: MPI_Reduce_scatter and MPI_Allgather.
+/* bench_collectives.c — what we are compared with: MPI_Reduce_scatter and MPI_Allgather,
+ * or with `allreduce` MPI_Allreduce.
  *
- *     mpirun -np 4 bench_collectives MIB ROUNDS SECONDS
+ *     mpirun -np 4 bench_collectives MIB ROUNDS SECONDS [allreduce]
  *
  * Each round averages MIB of float32 and hands the result to all ranks. Prints {"ms": T} for each
  * of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
@@ -8,14 +9,16 @@
 #include "dev/bench/network/bench_time.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 int main(int argc, char **argv) {
     int rank, ranks, failed = 0;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc != 4) {
-        fprintf(stderr, "usage: bench_collectives MIB ROUNDS SECONDS\n");
+    const bool at_once = argc == 5 && strcmp(argv[4], "allreduce") == 0;
+    if (argc != 4 && !at_once) {
+        fprintf(stderr, "usage: bench_collectives MIB ROUNDS SECONDS [allreduce]\n");
         MPI_Abort(MPI_COMM_WORLD, 2);
     }
     const int rounds = atoi(argv[2]), share = (atoi(argv[1]) << 18) / ranks, count = share * ranks;
@@ -30,8 +33,12 @@ int main(int argc, char **argv) {
 
     for (int round = -1; round < rounds; round++) {
         const double begun = bench_start();
-        MPI_Reduce_scatter(gradient, average, shares, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-        MPI_Allgather(average, share, MPI_FLOAT, params, share, MPI_FLOAT, MPI_COMM_WORLD);
+        if (at_once) {
+            MPI_Allreduce(gradient, params, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        } else {
+            MPI_Reduce_scatter(gradient, average, shares, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+            MPI_Allgather(average, share, MPI_FLOAT, params, share, MPI_FLOAT, MPI_COMM_WORLD);
+        }
         if (round < 0) {
             MPI_Barrier(MPI_COMM_WORLD);
             continue;

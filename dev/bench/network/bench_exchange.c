@@ -1,15 +1,18 @@
 /* bench_exchange.c — reduce and broadcast of a vector, as a training step does them, and no model.
  *
  *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16|int8|int4] [encrypt]
+ *                                 [group=G]
  *
  * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks, one
  * worker per rank, link udp, paced to GBPS (0: not at all); bf16, int8, int4:
- * rounded on the way, so that less is sent; encrypt: every datagram is sealed. Prints {"ms": T} for
+ * rounded on the way, so that less is sent; encrypt: every datagram is sealed;
+ * group: G ranks of a host share a replica (llmc/comm/group.h). Prints {"ms": T} for
  * each of at most ROUNDS rounds after one that warms up, stops after SECONDS, and ends with a line
  * of counters over all rounds and ranks: packets expected and arrived, what the network did to
  * others, CPU seconds and payload bytes of the timed rounds.
  */
 #include "dev/bench/network/bench_time.h"
+#include "llmc/comm/group.h"
 #include "lossynet/lossynet.h"
 
 #include <inttypes.h>
@@ -23,21 +26,27 @@ struct bench {
     struct lossynet_world world;
     struct lossynet_comm *comm;
     size_t elements;
-    float *vector;
+    float *vector; /* what is averaged, and without groups also what is received */
+    struct group group;
+    struct param_layout layout;
+    struct worker worker; /* with groups: its vectors */
     float off; /* int4 rounds elements of up to 9 by less than 2, the others leave them */
     struct lossynet_counters sum;
 };
 
 static void fill(struct bench *b) {
-    for (size_t i = 0; i < b->elements; i++) b->vector[i] = (float)b->world.rank + (float)(i % 7);
+    const float share = 1.0f / (float)b->group.size;
+    for (size_t i = 0; i < b->elements; i++)
+        b->vector[i] = ((float)b->world.rank + (float)(i % 7)) * share;
 }
 
 /* Where everything arrived, every element is the average; elsewhere it lies between the
  * extremes; but for rounding. */
 static bool averages_are_right(const struct bench *b, bool everything) {
     const float most = (float)(b->world.ranks - 1), off = b->off;
+    const float *received = b->group.host ? b->worker.params : b->vector;
     for (size_t i = 0; i < b->elements; i++) {
-        const float rest = b->vector[i] - (float)(i % 7);
+        const float rest = received[i] - (float)(i % 7);
         const float low = everything ? most / 2 : 0, high = everything ? most / 2 : most;
         if (!(rest >= low - off && rest <= high + off)) return false;
     }
@@ -53,6 +62,15 @@ static void add_counters(struct lossynet_counters *sum, const struct lossynet_co
     for (int event = 0; event < LOSSYNET_EVENTS; event++) sum->network[event] += c->network[event];
 }
 
+/* As an owner's update does: from its gradient to its parameters. */
+static void copy_own(struct bench *b) {
+    for (int i = 0; i < b->layout.buckets; i++) {
+        size_t offset, count;
+        lossynet_shard(b->comm, b->world.rank, i, &offset, &count);
+        memcpy(b->worker.params + offset, b->vector + offset, count * sizeof *b->vector);
+    }
+}
+
 /* Adds the CPU seconds that it took, user and system, to `cpu`. */
 static lossynet_status one_round(struct bench *b, int round, double *begun, double cpu[2]) {
     double before[2], after[2];
@@ -60,8 +78,12 @@ static lossynet_status one_round(struct bench *b, int round, double *begun, doub
     bench_cpu(&before[0], &before[1]);
     *begun = bench_start();
     lossynet_status status = lossynet_step_begin(b->comm, (uint64_t)(round + 1));
+    if (!status && group_average(&b->group, &b->worker)) status = LOSSYNET_LINK;
     if (!status) status = lossynet_reduce(b->comm, &b->vector, false);
-    if (!status) status = lossynet_broadcast(b->comm, &b->vector, false);
+    if (b->group.host) copy_own(b);
+    float *received = b->group.host ? b->worker.params : b->vector;
+    if (!status) status = lossynet_broadcast(b->comm, &received, false);
+    if (!status && group_wait(&b->group)) status = LOSSYNET_LINK;
     bench_cpu(&after[0], &after[1]);
     for (int i = 0; i < 2; i++) cpu[i] += round >= 0 ? after[i] - before[i] : 0;
     return status;
@@ -103,8 +125,8 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
     const int buckets = (mib + 3) / 4;
     size_t *bucket_elements = malloc((size_t)buckets * sizeof *bucket_elements);
     b->elements = (size_t)mib << 18;
-    b->vector = malloc(b->elements * sizeof *b->vector);
-    if (!bucket_elements || !b->vector) {
+    if (b->group.size == 1) b->vector = malloc(b->elements * sizeof *b->vector);
+    if (!bucket_elements || (b->group.size == 1 && !b->vector)) {
         free(bucket_elements);
         return LOSSYNET_NO_MEMORY;
     }
@@ -113,6 +135,7 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
         bucket_elements[i] = left < BUCKET_ELEMENTS ? left : BUCKET_ELEMENTS;
     }
     const struct lossynet_settings settings = {.workers = b->world.ranks,
+                                               .group = b->group.size,
                                                .buckets = buckets,
                                                .bucket_elements = bucket_elements,
                                                .loss = {.model = "bernoulli"},
@@ -122,13 +145,27 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
                                                .pace_gbps = gbps,
                                                .encrypt = encrypt};
     const lossynet_status status = lossynet_open(&b->world, &settings, &b->comm);
-    free(bucket_elements);
+    b->layout.buckets = buckets;
+    b->layout.bucket_elements = bucket_elements;
+    b->layout.count = b->elements;
     b->off = wire_dtype == LOSSYNET_INT4 ? 2 : 0;
     return status;
 }
 
+static lossynet_status open_group(struct bench *b) {
+    b->group.workers = b->world.ranks;
+    b->group.be = backend_cpu(DTYPE_FLOAT32);
+    b->group.layout = &b->layout;
+    b->group.comm = b->comm;
+    b->worker.id = b->world.rank;
+    if (group_open(&b->group, &b->world, 1, true)) return LOSSYNET_NO_MEMORY;
+    group_share_vectors(&b->group, &b->worker, 0);
+    b->vector = b->worker.grads;
+    return LOSSYNET_OK;
+}
+
 int main(int argc, char **argv) {
-    struct bench b = {0};
+    struct bench b = {.group.size = 1};
     if (lossynet_bootstrap(&argc, &argv, &b.world)) return 1;
     static const char *const names[] = {"float32", "bf16", "int8", "int4"};
     lossynet_wire_dtype wire_dtype = LOSSYNET_FLOAT32;
@@ -141,19 +178,24 @@ int main(int argc, char **argv) {
             wire_dtype = (lossynet_wire_dtype)dtype;
             found = true;
         }
+        found |= sscanf(argv[i], "group=%d", &b.group.size) == 1;
         known &= found;
     }
     if (!known || atoi(argv[1]) < 1 || b.world.ranks < 2) {
         fprintf(stderr, "usage: mpirun -np RANKS bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS "
-                        "[bf16|int8|int4] [encrypt]\n");
+                        "[bf16|int8|int4] [encrypt] [group=G]\n");
         lossynet_shutdown(2);
         return 2;
     }
     lossynet_status status =
         open_net(&b, atoi(argv[1]), argv[4], atof(argv[5]), wire_dtype, encrypt);
+    const bool shares = b.group.size > 1;
+    if (!status && shares) status = open_group(&b);
     if (!status) status = measure(&b, atoi(argv[2]), atof(argv[3]));
     lossynet_close(b.comm);
-    free(b.vector);
+    if (!shares) free(b.vector);
+    group_close(&b.group);
+    free(b.layout.bucket_elements);
     lossynet_shutdown(status ? 1 : 0);
     return status ? 1 : 0;
 }
