@@ -281,26 +281,30 @@ int data_parallel_initialise(struct data_parallel *d) {
     return failed ? -1 : group_wait(&d->group);
 }
 
-/* All of the replicas, to where the network reads them. Where ranks share a replica there, each of
- * them what its partners own. */
-static void send_replicas(struct data_parallel *d) {
+/* Copies what this rank's partners own, where ranks share the copies that the network reads, between
+ * these and the device. */
+static void move_partners(const struct data_parallel *d, worker_mover mover, float *comm_vector) {
     const struct worker *w = &d->worker[0];
-    if (!d->group.host || !d->pipeline.staged) {
-        pipeline_send(&d->pipeline, d->params, false);
-        return;
-    }
     for (int b = 0; b < d->layout->buckets; b++) {
         for (int owner = w->id % d->group.size; owner < d->workers; owner += d->group.size) {
             size_t offset, count;
             lossynet_shard(d->comm, owner, b, &offset, &count);
-            worker_send(w, d->be, w->comm_params, offset, count);
+            mover(w, d->be, comm_vector, offset, count);
         }
     }
-    d->be->d2h_wait();
+}
+
+static bool shares_copies(const struct data_parallel *d) {
+    return d->group.host && d->pipeline.staged;
 }
 
 int data_parallel_start(struct data_parallel *d) {
-    send_replicas(d);
+    if (shares_copies(d)) {
+        move_partners(d, worker_send, d->params[0]);
+        d->be->d2h_wait();
+    } else {
+        pipeline_send(&d->pipeline, d->params, false);
+    }
     lossynet_start(d->comm, d->params);
     if (group_wait(&d->group)) return -1;
     pipeline_receive(&d->pipeline, d->params, false);
@@ -480,6 +484,8 @@ int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
     average_early(d);
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     if (group_average(&d->group, &d->worker[0])) return -1;
+    /* What is lost of it is kept on the device (keep_residual). */
+    if (shares_copies(d) && d->keeps_lost) move_partners(d, worker_receive, d->grads[0]);
     return average(d, d->grads, start) || averaged_norm(d, norm) ? -1 : 0;
 }
 

@@ -83,9 +83,9 @@ float *group_gradient(const struct group *g, const struct worker *w, int set) {
 
 /* to = the sum of n elements of `count` vectors, in order. to may be one of them. */
 static void add(const struct group *g, float *to, const float *const *from, int count, size_t n) {
-    if (n)
-        (g->staged ? g->be->weighted_sum_pinned : g->be->weighted_sum)(to, from, g->ones, count, n,
-                                                                       n);
+    const bool pinned = g->host && g->staged; /* else they are where the backend computes */
+    if (!n) return;
+    (pinned ? g->be->weighted_sum_pinned : g->be->weighted_sum)(to, from, g->ones, count, n, n);
 }
 
 bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket) {

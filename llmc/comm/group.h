@@ -36,7 +36,7 @@ struct group {
     float *ones;                /* [G], the weights of a sum */
     const float **members;      /* [G], what is added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
-    bool staged;                /* these are copies of vectors on GPUs */
+    bool staged;                /* vectors are on GPUs, and the network reads copies */
 };
 
 /* Opens the group, of which size, workers, be, layout, sets and staged are set. `local`: workers of
