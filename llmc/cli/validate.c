@@ -150,13 +150,13 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     char *end;
     const long size = strtol(o->group, &end, 10);
     if (!strcmp(o->group, "host") && !o->dry_run) {
-        o->group_size = world->local_ranks * local;
+        o->group_size = o->generate ? 1 : world->local_ranks * local;
         return 0;
     }
     if (end == o->group || *end || size < 1 || size > 65534)
         return log_error("--group: expected a number of workers from 1 on, or host%s, got '%s'",
                          o->dry_run ? ", which --dry-run does not know" : "", o->group);
-    o->group_size = (int)size;
+    o->group_size = o->generate ? 1 : (int)size; /* text is made up by one worker */
     if (!o->dry_run && size > 1 && workers % size == 0 && local > 1 && local % size)
         return log_error("--group %ld: expected one worker in each process, or whole groups, got "
                          "%d workers in each",

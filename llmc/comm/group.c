@@ -6,15 +6,15 @@
 
 #include "llmc/log/error.h"
 
-/* Every rank gives its gradient, the first one of a group the replica behind it. */
-static size_t vectors_of(const struct group *g, int place, bool training) {
-    return ((training ? 1 : 0) + (place == 0 ? 1 : 0)) * g->layout->count;
+/* Elements that a member gives: the first one the replica, and every one its gradient. */
+static size_t vectors_of(const struct group *g, int place) {
+    return ((place == 0 ? 1 : 0) + (g->training ? 1 : 0)) * g->layout->count;
 }
 
 /* Makes all that the group shares pinned memory: a GPU copies from it, and adds it up. */
-static int pin(struct group *g, bool training) {
+static int pin(struct group *g) {
     for (int i = 0; i < g->size; i++) {
-        const size_t bytes = vectors_of(g, i, training) * sizeof(float);
+        const size_t bytes = vectors_of(g, i) * sizeof(float);
         if (bytes && !g->be->pin(shared_memory_of(g->host, i), bytes))
             return log_error("--group %d: no %.1f GB of pinned memory (ulimit -l tells how much a "
                              "process may lock)",
@@ -33,9 +33,9 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
     if (!g->ones || !g->members) return log_out_of_memory("the list of a group's workers", 0);
     for (int i = 0; i < g->size; i++) g->ones[i] = 1;
     if (local == 1) {
-        const size_t count = vectors_of(g, world->rank % g->size, training);
+        const size_t count = vectors_of(g, world->rank % g->size);
         if (shared_memory_open(world, g->size, count * sizeof(float), &g->host)) return -1;
-        return g->staged ? pin(g, training) : 0;
+        return g->staged ? pin(g) : 0;
     }
     if (!training) return 0;
     g->apart = (float **)calloc((size_t)g->sets, sizeof *g->apart);
@@ -52,7 +52,7 @@ void group_close(struct group *g) {
     free(g->ones);
     free(g->members);
     for (int i = 0; i < g->pinned; i++)
-        if (vectors_of(g, i, g->training)) g->be->unpin(shared_memory_of(g->host, i));
+        if (vectors_of(g, i)) g->be->unpin(shared_memory_of(g->host, i));
     shared_memory_close(g->host);
     memset(g, 0, sizeof *g);
 }
