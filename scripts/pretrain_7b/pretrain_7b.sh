@@ -15,7 +15,8 @@
 #   --files N          of the corpus, for --prepare [64 of c4, 15 of fineweb: 10^10 tokens]
 #   --out DIR          checkpoints, log, perplexity [out/7b]; all nodes must share it
 #   --ranks N          GPUs [64; in a Slurm job: its tasks]
-#   --group N          GPUs of a node that share a replica [8, where the ranks are a multiple of it]
+#   --group N          GPUs of a node that share a replica [8; with 8 ranks or fewer, or another
+#                      number than a multiple of 8: 1]
 #   --steps N          [2400]
 #   --link NAME        verbs, udp or mpi [verbs; in a rehearsal: udp]
 #   --interface NAME   of that link; one adapter per GPU: mlx5_0,mlx5_1,...
@@ -93,7 +94,7 @@ esac
 [ -z "$hosts" ] || [ -r "$hosts" ] || fail "--hosts: cannot read '$hosts'" 2
 job=${SLURM_JOB_ID-}
 ranks=${ranks:-${SLURM_NTASKS:-64}}
-group=${group:-$((ranks % 8 ? 1 : 8))}
+group=${group:-$((ranks % 8 || ranks == 8 ? 1 : 8))}
 
 if [ "$rehearse" ]; then
     out=${out:-out/rehearsal}
