@@ -86,6 +86,10 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
         lossynet_log("%s", why);
         return status;
     }
+    if (comm->loss.replay && settings->residuals) {
+        lossynet_log("loss model replay, error feedback: expected vectors in the host's memory");
+        return LOSSYNET_INVALID;
+    }
     status = lossynet_partition_open(&comm->partition, settings->workers,
                                      settings->group > 1 ? settings->group : 1, settings->buckets,
                                      settings->bucket_elements, packet_bytes, settings->wire_dtype);

@@ -192,7 +192,8 @@ int comm_check(const struct options *o, int workers) {
         wrong = log_error("--wire-dtype %s: expected --algorithm lossy or reliable, got %s, whose "
                           "workers step on what they receive: most steps are too small for %s",
                           wire, algorithm_names[o->algorithm], wire);
-    } else if (comm_check_device(o, o->device == DEVICE_CUDA)) {
+    } else if (comm_check_device(o, o->device == DEVICE_CUDA) ||
+               (comm_group(o) > 1 && comm_check_group(o, workers))) {
         wrong = -1;
     } else if (o->key_file && !o->encrypt) {
         wrong = log_error("--key-file %s: expected --encrypt with it", o->key_file);
@@ -206,8 +207,6 @@ int comm_check(const struct options *o, int workers) {
                       "single workers; --gradient-repair is fine");
     } else if (o->repair_budget > 0 && !o->gradient_repair && !o->parameter_repair) {
         wrong = log_error("--repair-budget: expected --repair too, the rounds that may use it");
-    } else if (comm_group(o) > 1 && comm_check_group(o, workers)) {
-        wrong = -1;
     } else if (lossynet_loss_check(&evenly, why, sizeof why)) {
         wrong = log_error("--loss-model: %s", why);
     } else if (lossynet_loss_check(&loss, why, sizeof why)) {

@@ -176,7 +176,7 @@ static void keep_link(const struct lossynet_comm *comm, int v, int owner, const 
                                      .count = count,
                                      .held = &u->held[at],
                                      .held_apart = &u->held_apart[at],
-                                     .has_error = lossynet_feedback_error(comm, v) != NULL};
+                                     .has_error = lossynet_has_blocks(partition)};
             const unsigned sent = gradients(comm, v, at);
             any |= sent > 0;
             if (!before && !told)
