@@ -210,6 +210,7 @@ static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
  * then. */
 static int find_ended(const struct rendezvous *r, const struct lossynet_meeting *m) {
     int found = 0;
+    if (!m->missing) return 0;
     memset(m->missing, 0, (size_t)r->ranks * sizeof *m->missing);
     m->find_ended(m->context, m->missing);
     for (int rank = 0; rank < r->ranks; rank++) {
@@ -384,13 +385,17 @@ static lossynet_status meet_root(struct rendezvous *r, const struct lossynet_mee
 /* ---- open and close ---- */
 
 lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, int *port) {
-    struct sockaddr_storage bound = {0};
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } bound;
     socklen_t bytes = sizeof bound;
+    memset(&bound, 0, sizeof bound);
     *listener = listen_at(address);
     if (*listener < 0) return LOSSYNET_LINK;
-    getsockname(*listener, (struct sockaddr *)&bound, &bytes);
-    *port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                              : ((struct sockaddr_in *)&bound)->sin_port);
+    getsockname(*listener, &bound.any, &bytes);
+    *port = ntohs(bound.any.sa_family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port);
     return LOSSYNET_OK;
 }
 
