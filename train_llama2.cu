@@ -278,7 +278,7 @@ static int trainer_choose(struct trainer *t, bool training) {
 /* Opens the comm, allocates all. */
 static int trainer_allocate(struct trainer *t, bool training) {
     if (data_parallel_open(&t->dp, training)) return -1;
-    t->sets = t->dp.sets;
+    t->sets = t->dp.group.sets;
     t->activations = (struct activations *)calloc((size_t)t->sets, sizeof *t->activations);
     t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);
     if (!t->activations || !t->result) return log_out_of_memory("the list of workers", 0);

@@ -102,7 +102,6 @@ static int open_group(struct data_parallel *d, bool training, bool staged) {
                                 .members = NULL,
                                 .host = NULL};
     d->group = group;
-    d->sets = group.sets;
     return group_open(&d->group, &d->world, d->local, training);
 }
 

@@ -45,8 +45,6 @@ struct data_parallel {
     struct lossynet_comm *comm;
     int local;
     struct worker *worker; /* [local] */
-    int sets; /* workers of different groups that compute at the same time, each in one thread; 1:
-                    workers take turns, and each uses all threads */
     struct group group;
     float **params, **grads;         /* [local], the workers' vectors, as lossynet takes them */
     const float **ahead;             /* [local], what owners broadcast ahead of their own values */

@@ -30,10 +30,11 @@ struct group {
     const struct param_layout *layout;
     struct lossynet_comm *comm; /* says who owns what; set by the caller before group_average */
     bool training;
-    int pinned;                 /* so many members' memory is */
-    int sets;                   /* of workers that compute at the same time */
-    float **apart;              /* [sets], of P elements; NULL: not needed */
-    float *ones;                /* [G], the weights of a sum */
+    int pinned;    /* so many members' memory is */
+    int sets;      /* of activations, each of a thread that computes whole groups; 1: workers take
+                                   turns, and each uses all threads */
+    float **apart; /* [sets], of P elements; NULL: not needed */
+    float *ones;   /* [G], the weights of a sum */
     const float **members;      /* [G], what is added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
     bool staged;                /* vectors are on GPUs, and the network reads copies */

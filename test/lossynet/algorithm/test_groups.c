@@ -5,11 +5,14 @@
 
 enum { WORKERS = 6, GROUP = 3, ELEMENTS = WORKERS * 160 };
 
-static struct lossynet_settings grouped(size_t *elements, double p) {
-    *elements = ELEMENTS;
-    struct lossynet_settings settings = simple_settings(WORKERS, elements, 1, p);
-    settings.group = GROUP;
-    return settings;
+/* In its first step. */
+static struct lossynet_comm *open_groups(int group, double p) {
+    size_t elements = ELEMENTS;
+    struct lossynet_settings settings = simple_settings(WORKERS, &elements, 1, p);
+    settings.group = group;
+    struct lossynet_comm *comm = open_alone(&settings);
+    lossynet_step_begin(comm, 0);
+    return comm;
 }
 
 /* Worker w's element e. */
@@ -36,11 +39,8 @@ static int owner_at(const struct lossynet_comm *comm, size_t e) {
 
 static void test_owners_average_their_partners(void **state) {
     (void)state;
-    size_t elements;
-    const struct lossynet_settings settings = grouped(&elements, 0);
-    struct lossynet_comm *comm = open_alone(&settings);
+    struct lossynet_comm *comm = open_groups(GROUP, 0);
     float **x = fill();
-    lossynet_step_begin(comm, 0);
     assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
     for (size_t e = 0; e < ELEMENTS; e++) {
         const int owner = owner_at(comm, e);
@@ -56,11 +56,8 @@ static void test_owners_average_their_partners(void **state) {
 
 static void test_partners_receive_what_owners_send(void **state) {
     (void)state;
-    size_t elements;
-    const struct lossynet_settings settings = grouped(&elements, 0);
-    struct lossynet_comm *comm = open_alone(&settings);
+    struct lossynet_comm *comm = open_groups(GROUP, 0);
     float **x = fill();
-    lossynet_step_begin(comm, 0);
     assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
     for (size_t e = 0; e < ELEMENTS; e++) {
         const int owner = owner_at(comm, e);
@@ -73,13 +70,9 @@ static void test_partners_receive_what_owners_send(void **state) {
 
 /* What all workers send in a step, in a phase. */
 static struct lossynet_counters traffic(int group, double p) {
-    size_t elements = ELEMENTS;
-    struct lossynet_settings settings = simple_settings(WORKERS, &elements, 1, p);
     struct lossynet_counters counters;
-    settings.group = group;
-    struct lossynet_comm *comm = open_alone(&settings);
+    struct lossynet_comm *comm = open_groups(group, p);
     float **x = fill();
-    lossynet_step_begin(comm, 0);
     assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
     assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
     assert_int_equal(lossynet_step_counters(comm, 0, &counters), LOSSYNET_OK);
