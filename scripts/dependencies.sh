@@ -25,6 +25,7 @@ python3-sentencepiece:the_tokenizer_to_compare_with
 xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_environment
 iproute2:network_namespaces nginx-light:a_web_service_beside_training nftables:loses_packets
 ethtool:switches_off_segmentation etcd-server:knows_who_takes_part(etcd)
+openssh-server:starts_ranks_on_hosts_of_tests_(the_system's_own_stays_off)
 clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library
 libns3-dev:simulates_a_network(ns-3)"
 [ "$(uname -m)" != x86_64 ] ||
@@ -68,6 +69,11 @@ if [ "$(id -u)" != 0 ]; then
     fi
     sudo=sudo
 fi
+case $names in *openssh-server*) # Debian does not start it where this file is
+    $sudo mkdir -p /etc/ssh
+    $sudo touch /etc/ssh/sshd_not_to_be_run
+    echo "  (To have this machine's own SSH server, remove /etc/ssh/sshd_not_to_be_run.)" ;;
+esac
 log=$(mktemp)
 if ! { $sudo apt-get update && $sudo env DEBIAN_FRONTEND=noninteractive \
        apt-get install -y --no-install-recommends $names; } >"$log" 2>&1; then

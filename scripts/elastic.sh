@@ -17,8 +17,10 @@
 #   srun --no-kill --mpi=none -n 8 build/train_llama2 --meet etcd://HOST:2379/$SLURM_JOB_ID \
 #       --meet-ranks 8 OPTION...
 #
-# SIGINT, SIGTERM and SIGUSR1 are passed on, and nothing is started again then. If all processes die at
-# once, those that are started again go on from the last checkpoint (--resume auto).
+# SIGINT, SIGTERM and SIGUSR1 are passed on, and nothing is started again then. A process whose connection
+# ends is killed, and another one started; if this script is killed, all on other hosts are. If all
+# processes die at once, those that are started again go on from the last checkpoint (--resume auto), but
+# not after a connection has ended: a process there may still be training.
 # 0: a process has ended well; 1: none is left; 2: wrong usage. TRAIN_LLAMA2: the program
 # [build/train_llama2].
 set -u -o pipefail
@@ -114,14 +116,14 @@ etcd_open() {
 # ---- processes ------------------------------------------------------------------------------
 # By number: what it runs as, how often it was started again, when it is started (again), how it ended.
 pids=() again=() due=() ended=() inputs=()
-stopping=''
+stopping='' stopped=0 unsure=''
 
-# Passes the signals on that stand on its standard input, one a line, and SIGTERM at its end: where the
-# connection is gone. A shell's background program ignores SIGINT.
+# Passes the signals on that stand on its standard input, one a line. At its end the connection is gone,
+# and another process is started in place of this one, which is killed: SIGTERM would end the run for all.
 # shellcheck disable=SC2016  # the other host's shell expands it
 over_ssh='exec 3<&0
 "$@" </dev/null & program=$!
-{ while read -r signal <&3; do kill -s "$signal" "$program"; done; kill "$program"; } 2>/dev/null &
+{ while read -r signal <&3; do kill -s "$signal" "$program"; done; kill -s KILL "$program"; } 2>/dev/null &
 wait "$program"; code=$?
 kill $! 2>/dev/null
 exit "$code"'
@@ -129,16 +131,18 @@ exit "$code"'
 remote() { # remote NUMBER COMMAND: over a connection that nothing else holds open
     local fd
     for fd in "${inputs[@]}"; do exec {fd}>&-; done
-    exec ssh -o BatchMode=yes "${hosts[$1 % ${#hosts[@]}]}" "$2" <"$folder/input.$1"
+    # A host that is gone without a word is noticed after 15 s.
+    exec ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 \
+        "${hosts[$1 % ${#hosts[@]}]}" "$2" <"$folder/input.$1"
 }
 
 quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; } # for any shell
 
 start() { # start NUMBER
     local options=(--meet "$meet" --meet-ranks "$ranks" "${arguments[@]}")
+    # All ranks are processes of this script: one that is not registered any more is dead.
+    [ "${again[$1]}" -eq 0 ] || [ -n "$unsure" ] || options+=(--meet-anew)
     if [ "${#hosts[@]}" -eq 0 ]; then
-        # All ranks are processes of this script: one that is not registered any more is dead.
-        [ "${again[$1]}" -eq 0 ] || options+=(--meet-anew)
         launch "$program" "${options[@]}" </dev/null
     else
         local input word command='sh -c'
@@ -153,13 +157,19 @@ start() { # start NUMBER
     pids[$1]=$!
 }
 
-# Passes a signal on, and starts nothing again.
+# Passes a signal on, and starts nothing again. A shell's background program ignores SIGINT, so over ssh
+# the first is SIGTERM, and another one, a second later, SIGKILL: a trainer on this host ends by it, too.
 stop() {
-    local i
+    local i far=$1
+    if [ "$1" = INT ]; then
+        far=TERM
+        [ -z "$stopping" ] || [ "$SECONDS" -le $((stopped + 1)) ] || far=KILL
+    fi
+    [ -n "$stopping" ] || stopped=$SECONDS
     stopping=$1
     for i in "${!pids[@]}"; do
         if [ "${#hosts[@]}" -eq 0 ]; then kill -s "$1" "${pids[$i]}" 2>/dev/null
-        else echo "${1/INT/TERM}" >&"${inputs[$i]}"; fi
+        else echo "$far" >&"${inputs[$i]}"; fi
     done
 }
 trap 'stop INT' INT
@@ -179,7 +189,10 @@ settle() { # settle NUMBER
     fi
     how="ended with exit code $code"
     [ "$code" -le 128 ] || how="was killed by signal $((code - 128))"
-    [ "${#hosts[@]}" -eq 0 ] || how="$how on ${hosts[$i % ${#hosts[@]}]}"
+    if [ "${#hosts[@]}" -gt 0 ]; then
+        how="$how on ${hosts[$i % ${#hosts[@]}]}"
+        [ "$code" -ne 255 ] || unsure=yes # the connection has ended; the process, too?
+    fi
     if [ -n "$stopping" ] || [ "$code" -eq 0 ] || [ "$code" -eq 2 ]; then
         ended[i]=$code
     elif [ "${again[$i]}" -ge "$most" ]; then

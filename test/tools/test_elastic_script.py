@@ -13,7 +13,8 @@ from test_program import data, settings  # pylint: disable=unused-import
 
 needs_etcd = pytest.mark.skipif(not shutil.which("etcd"), reason="etcd is not installed")
 
-# Notes how it is started, and does what comes next in `plan`: a signal, an exit code, or "wait".
+# Notes how it is started, and does what comes next in `plan`: a signal, an exit code, "wait", or
+# "deaf" to SIGTERM.
 TRAINER = """#!/bin/bash
 exec 9>"$NOTES/lock"; flock 9
 echo "$$ $*" >>"$NOTES/started"
@@ -22,6 +23,7 @@ exec 9>&-
 note() { echo "$1" >>"$NOTES/signals"; exit 0; }
 trap 'note INT' INT; trap 'note TERM' TERM; trap 'note USR1' USR1
 case $what in
+deaf) trap 'echo TERM >>"$NOTES/signals"' TERM; echo ready >>"$NOTES/ready"; while :; do sleep 0.1; done ;;
 wait) echo ready >>"$NOTES/ready"; while :; do sleep 0.1; done ;;
 [A-Z]*) kill -s "$what" $$ ;;
 *) exit "$what" ;;
@@ -29,7 +31,7 @@ esac
 """
 # Goes to no host: notes its name, and runs the command as ssh does, in the login's shell.
 SSH = """#!/bin/sh
-shift 2
+while [ "$1" = -o ]; do shift 2; done
 echo "$1" >>"$NOTES/hosts"
 shift
 exec sh -c "$*"
@@ -96,6 +98,14 @@ def script(tmp_path):
     one.end()
 
 
+def lives(pid):
+    """Whether a process is there that has not ended; nobody may have waited for it."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def options_of(line):
     return line.split(" ", 1)[1]
 
@@ -159,8 +169,8 @@ def test_hosts(script):
     process = script.start("KILL wait wait wait", "-n", 3, "--hosts", "a,b", *URL, "--", "it's $HOME")
     script.wait(lambda: len(script.lines("ready")) == 3)
     assert sorted(script.lines("hosts")) in (["a", "a", "a", "b"], ["a", "a", "b", "b"])
-    for line in script.lines("started"):
-        assert options_of(line) == "--meet etcd://nowhere:1/r --meet-ranks 3 it's $HOME"
+    first = "--meet etcd://nowhere:1/r --meet-ranks 3 it's $HOME"
+    assert sorted(map(options_of, script.lines("started"))) == [first] * 3 + [first + " --meet-anew"]
     process.send_signal(signal.SIGINT)
     assert process.wait(TIMEOUT) == 0
     assert script.lines("signals") == ["TERM"] * 3
@@ -170,7 +180,25 @@ def test_a_connection_that_ends_takes_its_rank_along(script):
     process = script.start("wait wait", "-n", 2, "--hosts", "a", *URL, "--")
     script.wait(lambda: len(script.lines("ready")) == 2)
     process.kill()  # and with it its ends of the connections
-    script.wait(lambda: script.lines("signals") == ["TERM"] * 2)
+    script.wait(lambda: not any(lives(line.split(" ")[0]) for line in script.lines("started")))
+    assert not script.lines("signals")
+
+
+def test_who_only_lost_its_connection_may_be_alive(script):
+    """So the word that all are dead is given to nobody any more."""
+    script.run("255 1 0", "-n", 1, "--hosts", "a", *URL, "--")
+    assert "--meet-anew" not in "".join(script.lines("started")[1:])
+
+
+def test_a_trainer_far_away_that_does_not_stop(script):
+    process = script.start("deaf", "-n", 1, "--hosts", "a", *URL, "--")
+    script.wait(lambda: script.lines("ready"))
+    process.send_signal(signal.SIGINT)
+    script.wait(lambda: script.lines("signals") == ["TERM"])
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    assert process.wait(TIMEOUT) == 128 + signal.SIGKILL
 
 
 @pytest.mark.parametrize("arguments, said", [
