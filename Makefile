@@ -282,6 +282,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
 # round_trips     what a step costs by round trip and loss, on the same simulated network
 # late_ranks      what late ranks cost the others, with a deadline and without, on the same network;
 #                 optimised and without sanitizers, since it has many ranks
+# long_path       how busy links stay over long round trips; the same, since there are many packets
 # thread/...      tests whose ranks are threads, with the thread sanitizer; without OpenMP, whose
 #                 library is not built for it: races would be seen in every barrier
 INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
@@ -293,7 +294,7 @@ THREADED := $(BUILD)/thread/test/lossynet/test_lossynet_udp
 LOSSYNET_LIBS := -lm $(if $(filter 1,$(SECURE)),-lcrypto)
 HAVE_CLANG := $(shell command -v clang)
 
-instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(BUILD)/late_ranks \
+instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(BUILD)/late_ranks $(BUILD)/long_path \
               $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
 
 $(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
@@ -322,8 +323,9 @@ $(BUILD)/simulated/%.o: %.c
 	@echo '  CC   $<, simulated'
 	@$(CC) $(INSTRUMENTED) -O2 -include dev/simulation/threads.h -MMD -c $< -o $@
 
-$(BUILD)/late_ranks: $(patsubst %.c,$(BUILD)/simulated/%.o,$(LOSSYNET) dev/simulation/late_ranks.c \
-                      dev/simulation/simulation.c)
+SIMULATED_RANKS := $(BUILD)/late_ranks $(BUILD)/long_path
+$(SIMULATED_RANKS): $(BUILD)/%: $(patsubst %.c,$(BUILD)/simulated/%.o,$(LOSSYNET) \
+                                  dev/simulation/simulation.c) $(BUILD)/simulated/dev/simulation/%.o
 	$(call link,$(LOSSYNET_LIBS))
 
 $(BUILD)/thread/%.o: %.c

@@ -22,7 +22,7 @@
 enum {
     FIBERS = 4,              /* for each rank */
     BLOCK = 64,              /* fibers whose first to wake is remembered */
-    ON_THE_WAY = 256,        /* for each rank, to a rank */
+    ON_THE_WAY = 256,        /* for each rank, to a rank; or two receive queues */
     STACK_BYTES = 128 << 10, /* of which memory is taken where it is touched */
 };
 static const double READING = 4e-6,
@@ -471,7 +471,8 @@ static struct flight take_first(struct simulated_link *link) {
 void simulation_deliver(int receiver, int peer, const uint8_t *bytes, size_t count, double delay) {
     struct simulated_link *link = sim.link[receiver];
     if (!link) return;
-    if (link->flying == ON_THE_WAY * sim.settings.ranks) {
+    if (link->flying >= ON_THE_WAY * sim.settings.ranks &&
+        link->flying >= 2 * sim.settings.receive_queue) {
         link->overruns++;
         return;
     }
@@ -519,10 +520,12 @@ static void forget_shown(struct simulated_link *link) {
 
 static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arrivals) {
     struct simulated_link *link = (struct simulated_link *)base;
-    int n = 0, waiting = 0;
+    int n = 0, waiting;
     forget_shown(link);
     if (link->flying == 0 || link->flights[0].due > sim.now) return 0;
-    for (int i = 0; i < link->flying; i++) waiting += link->flights[i].due <= sim.now;
+    waiting = link->flying; /* or fewer, where that matters: */
+    if (waiting > base->features.receive_queue)
+        for (int i = 0; i < link->flying; i++) waiting -= link->flights[i].due > sim.now;
     while (n < LOSSYNET_BATCH && link->flying > 0 && link->flights[0].due <= sim.now) {
         const struct flight f = take_first(link);
         if (simulation_random() % (uint64_t)waiting-- >= (uint64_t)base->features.receive_queue) {
@@ -578,6 +581,8 @@ lossynet_status simulation_link_open(const struct lossynet_link_settings *settin
         .features.payload_most =
             settings->payload_bytes ? settings->payload_bytes : sim.settings.payload_most,
         .features.receive_queue = sim.settings.receive_queue,
+        .features.queue_setting = "net.core.rmem_max",
+        .features.queue_bytes = 1984, /* as over UDP with an MTU of 1,500 */
         .send = link_send,
         .receive = link_receive,
         .wait = link_wait,

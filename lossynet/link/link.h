@@ -44,6 +44,8 @@ struct lossynet_link_features {
                             all ranks, a multiple of 4 */
     int receive_queue;   /* datagrams of full size that this rank can hold before it looks at them;
                             the transport lets peers have half as many on their way */
+    const char *queue_setting; /* the system's, which bounds that; NULL: none does */
+    size_t queue_bytes;        /* that a datagram of full size takes of it */
 };
 
 struct lossynet_link {

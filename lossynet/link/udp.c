@@ -294,6 +294,8 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     /* The kernel counts about this much for a datagram. */
     size_t packet = 2 * (u->link.features.payload_most + WIRE_HEADER_BYTES) + 1024;
     u->link.features.receive_queue = (int)(u->socket.granted / packet);
+    u->link.features.queue_setting = u->socket.setting;
+    u->link.features.queue_bytes = packet / 2; /* it counts twice what the setting says */
     prctl(PR_SET_TIMERSLACK, 1000); /* ns: sleeps that end in time */
     *out = &u->link;
     return LOSSYNET_OK;

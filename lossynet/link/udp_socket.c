@@ -25,8 +25,9 @@
 #endif
 
 enum {
-    BUFFER_BYTES = 8 << 20, /* of what came in, asked for */
-    BUFFER_LEAST = 1 << 20, /* below, warn */
+    BUFFER_BYTES = 64 << 20, /* of what came in, asked for: long paths hold much */
+    BUFFER_LEAST = 1 << 20,  /* below, warn, ... */
+    BUFFER_SHORT = 8 << 20,  /* ... and tell what is enough where paths are short */
     /* Of what is to leave, asked for: a few ms at 1 Gbit/s. What lies in the host's own queue
      * delays credit and everything else that peers wait for; more may be more than that queue
      * holds. */
@@ -211,11 +212,12 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     s->segmentation = setsockopt(s->fd, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof segment) == 0;
     setsockopt(s->fd, IPPROTO_UDP, UDP_GRO, &one, sizeof one); /* datagrams may come in one piece */
     s->granted = request_buffer(s->fd, SO_RCVBUF, SO_RCVBUFFORCE, BUFFER_BYTES);
+    if (s->granted / 2 < BUFFER_BYTES) s->setting = "net.core.rmem_max";
     request_buffer(s->fd, SO_SNDBUF, SO_SNDBUFFORCE, QUEUE_BYTES);
     if (s->granted / 2 < BUFFER_LEAST)
         lossynet_log("a receive buffer of %zu KiB is small for full speed: as root, sysctl -w "
                      "net.core.rmem_max=%d",
-                     s->granted >> 11, BUFFER_BYTES);
+                     s->granted >> 11, BUFFER_SHORT);
     return LOSSYNET_OK;
 }
 

@@ -61,11 +61,12 @@ struct udp_outgoing {
 
 struct udp_socket {
     int fd;
-    size_t granted;    /* receive buffer, as the kernel counts it */
-    bool segmentation; /* UDP_SEGMENT works */
-    bool errors;       /* the kernel has messages of other hosts for us */
-    bool fragments;    /* the path's MTU has shrunk below our datagrams */
-    int family, dscp;  /* traffic class of bulk datagrams */
+    size_t granted;      /* receive buffer, as the kernel counts it */
+    const char *setting; /* of the kernel, that made it smaller than was asked for; NULL: none */
+    bool segmentation;   /* UDP_SEGMENT works */
+    bool errors;         /* the kernel has messages of other hosts for us */
+    bool fragments;      /* the path's MTU has shrunk below our datagrams */
+    int family, dscp;    /* traffic class of bulk datagrams */
     struct udp_incoming in;
     struct udp_outgoing out;
 };

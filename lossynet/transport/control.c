@@ -164,7 +164,7 @@ static bool is_possible(const struct lossynet_transport *t, const uint8_t *state
 /* Who has seen a little more than was sent has believed a wrong sequence, and has seen all. */
 static bool take_credit(const struct lossynet_flow *flow, uint32_t told, uint32_t sent,
                         uint32_t *credit) {
-    if (later(told, sent + (uint32_t)(LOSSYNET_REACH * flow->window))) return false;
+    if (later(told, sent + (uint32_t)(LOSSYNET_REACH * flow->window.most))) return false;
     if (later(told, sent)) told = sent;
     if (!later(told, *credit)) return false;
     *credit = told;
@@ -209,6 +209,7 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
     if (credited) flow->credited = now;
     if (news || credited) flow->blocked = false; /* as far as is known */
     if (news || credited) lossynet_timer_news(t, p);
+    lossynet_window_report(t, peer, (uint32_t)wire_get(from + 32, 4));
     if (!later(credit, flow->sent) && !later(group, t->sender.group_sent))
         lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
 }

@@ -65,9 +65,8 @@ static double push(struct lossynet_transport *t, int peer, int which, double now
     bool repeated = false;
     double oldest = HUGE_VAL, due = HUGE_VAL; /* of those that were sent; when one is overtaken */
     uint32_t most = m->fragments - m->acked_before;
-    uint32_t window =
-        p->flow.window < LOSSYNET_FRAGMENTS ? (uint32_t)p->flow.window : LOSSYNET_FRAGMENTS;
-    if (most > window) most = window;
+    if (most > (uint32_t)p->flow.window.least) most = (uint32_t)p->flow.window.least;
+    if (most > LOSSYNET_FRAGMENTS) most = LOSSYNET_FRAGMENTS;
     if (!listens) most = 1;
     int n = 0;
     for (uint32_t i = 0; i < most && n < LOSSYNET_BATCH; i++) {

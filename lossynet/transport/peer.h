@@ -2,7 +2,7 @@
  *
  *     live      whether it answers                        watched by progress.c
  *     round_trip                                          timer.c
- *     flow      datagrams on their way, in both directions   send.c, recv.c
+ *     flow      datagrams on their way, in both directions   send.c, recv.c, window.c
  *     control   what it told of itself, and what we owe it    control.c
  *     tx, rx    the present phase of each kind             send.c, recv.c
  *     message   the present rounds of small messages        message.c
@@ -25,6 +25,7 @@ struct lossynet_timer {
 
 struct lossynet_round_trip { /* to it and back, of small messages: RFC 6298, section 2 */
     double mean, deviation;  /* s; 0: not known yet */
+    double least;            /* s, of late: without queues */
 };
 
 struct lossynet_liveness {
@@ -46,8 +47,17 @@ struct lossynet_loss_report { /* what a peer told of our DATA, since the pace la
     uint32_t seen, received;
 };
 
+struct lossynet_window { /* DATA that may be on their way to it */
+    int now, least, most;
+    bool full;     /* it has held up DATA in the present sample, */
+    double since;  /* which has begun then; 0: there is none */
+    uint32_t came; /* DATA that had come there, then */
+    double rate;   /* that come there per second, the most of late */
+    int narrow;    /* samples in a row in which it was too small, at its largest */
+};
+
 struct lossynet_flow {
-    int window;                          /* DATA that may be on their way to it */
+    struct lossynet_window window;
     bool blocked;                        /* DATA could not leave: window or phase */
     bool shut;                           /* since its phase is, ... */
     double shut_since;                   /* ... which it was not before */

@@ -10,7 +10,7 @@
  *                    |        |       |
  *                 send.c   recv.c   message.c
  *                    |        |       |
- *                 control.c, pacing.c, timer.c, deadline.c, agenda.c
+ *                 control.c, pacing.c, window.c, timer.c, deadline.c, agenda.c
  *                    |
  *                 session.c: seals, verifies  -->  link->send, link->receive
  *
@@ -111,8 +111,10 @@ struct lossynet_session { /* what all datagrams of a run have in common */
     bool two_classes;               /* DATA has a class of its own */
     bool multicast;
     double peer_timeout;
-    int window;    /* DATA that a peer may have on its way to us */
-    uint64_t step; /* the caller's, for lines of the log; atomic */
+    int window;       /* DATA that a peer may have on its way to us, at most */
+    int credit_every; /* after so many a peer is given credit */
+    bool told_window; /* a line has said that receive queues keep paths idle */
+    uint64_t step;    /* the caller's, for lines of the log; atomic */
 };
 
 struct lossynet_sender {
@@ -310,6 +312,15 @@ void lossynet_pacing_report(struct lossynet_transport *t, int peer, uint32_t see
                             uint32_t received);
 /* The next rate, when the share `lost` was lost at the present one. */
 double lossynet_pacing_step(struct lossynet_pacing *pacing, double lost, double now);
+
+/* ---- window.c ---- */
+
+/* How much peers may have on their way to us: session.window. */
+void lossynet_window_open(struct lossynet_transport *t);
+/* A peer has told us the same. */
+void lossynet_window_told(struct lossynet_transport *t, int peer, int most);
+/* A peer's state: so many of our DATA have come there. */
+void lossynet_window_report(struct lossynet_transport *t, int peer, uint32_t came);
 
 /* ---- control.c: state, probes, the end of phases, leaving ---- */
 

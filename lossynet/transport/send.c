@@ -45,7 +45,7 @@ static void encode(struct lossynet_transport *t, int kind, int n, uint32_t *sequ
 
 /* How many datagrams a window lets through: not a trickle, unless it is all there is. */
 static int room(const struct lossynet_flow *flow, uint32_t sent, uint32_t credit, int most) {
-    int free = flow->window - (int)(sent - credit), least = flow->window / 4;
+    int free = flow->window.now - (int)(sent - credit), least = flow->window.now / 4;
     if (least > most / 2) least = most / 2;
     if (free < least) return 0;
     return free < most ? free : most;
@@ -90,12 +90,13 @@ static int push_peer(struct lossynet_transport *t, int kind, int rank, double *w
     if (most == 0) {
         flow->blocked = true;
         flow->shut |= !is_open(t, p, kind);
+        flow->window.full |= is_open(t, p, kind);
         return 0;
     }
     bool idle = flow->sent == flow->credit;
     int n = send_batch(t, kind, rank, tx, most, &flow->sent, wait);
     if (n < 0) return n;
-    if (idle) flow->credited = t->receiver.now;
+    if (idle) flow->credited = t->receiver.now, flow->window.since = 0;
     if (tx->complete) lossynet_send_complete(tx);
     return n;
 }
@@ -116,6 +117,7 @@ static bool push_group(struct lossynet_transport *t, double *wait) {
         if (is_open(t, p, kind))
             free = room(flow, t->sender.group_sent, flow->group_credit, t->pacing.batch);
         if (free == 0) flow->blocked = true;
+        flow->window.full |= free == 0 && is_open(t, p, kind);
         if (free < most) most = free;
     }
     if (most == 0) return false;

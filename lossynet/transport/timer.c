@@ -5,6 +5,7 @@
 
 static const double EARLY = 0.1;        /* round trips before the first repetition */
 static const double OVERTAKEN = 0.1;    /* s, what came later was sent later */
+static const double FORGET = 1.0 / 64;  /* of the least round trip, with each that is longer */
 static const double GRANULARITY = 1e-4; /* s, of the loop's turns */
 
 double lossynet_timer_slowness(const struct lossynet_transport *t) {
@@ -58,11 +59,13 @@ bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *p
  * answers to what was repeated count too. */
 void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
     if (r->mean == 0) {
-        *r = (struct lossynet_round_trip){.mean = seconds, .deviation = seconds / 2};
+        *r = (struct lossynet_round_trip){
+            .mean = seconds, .deviation = seconds / 2, .least = seconds};
         return;
     }
     r->deviation += 0.25 * (fabs(seconds - r->mean) - r->deviation);
     r->mean += 0.125 * (seconds - r->mean);
+    r->least = seconds < r->least ? seconds : r->least + FORGET * (r->mean - r->least);
 }
 
 /* A peer that was stopped for a moment must not make the next loss as expensive: the deviation

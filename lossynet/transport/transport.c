@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-enum { FRAGMENT_BYTES = 8192, WINDOW_MIN = 4, WINDOW_MAX = 1024 };
+enum { FRAGMENT_BYTES = 8192 };
 
 static const double PEER_TIMEOUT = 10;
 
@@ -70,10 +70,9 @@ static lossynet_status introduce(struct lossynet_transport *t,
     t->session.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
 
     /* All peers together may fill half of the queue; the rest is for what is not counted. */
-    int window = t->link->features.receive_queue / 2 / (ranks - 1);
-    session->window = window < WINDOW_MIN ? WINDOW_MIN : window > WINDOW_MAX ? WINDOW_MAX : window;
+    lossynet_window_open(t);
     status = share_hello(t, share, context, all, (struct hello){.window = session->window});
-    for (int r = 0; r < ranks && !status; r++) t->peers[r].flow.window = (int)all[r].window;
+    for (int r = 0; r < ranks && !status; r++) lossynet_window_told(t, r, (int)all[r].window);
     return status;
 }
 

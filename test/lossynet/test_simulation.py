@@ -45,6 +45,28 @@ def test_others_are_sent_to():
     assert got["beside_late_ms"] <= 50 and got["beside_stopped_ms"] <= 150, got
 
 
+def long_path(round_trip, queue, mib=32, ranks=4):
+    command = [str(BUILD / "long_path"), str(round_trip), "1", str(queue), str(mib), str(ranks)]
+    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
+    words = done.stdout.split()
+    return {name: float(value) for name, value in zip(words[::2], words[1::2])}, done.stderr
+
+
+@pytest.mark.parametrize("round_trip,busy", [(2e-4, 0.98), (1e-2, 0.94), (1e-1, 0.85)])
+def test_windows_follow_the_path(round_trip, busy):
+    """Links of 1 Gbit/s stay busy where receive buffers hold what the path does, and short paths do not queue more."""
+    got, said = long_path(round_trip, 33825)
+    assert got["busy"] >= busy and got["queue_ms"] <= 12, got
+    assert "receive buffer" not in said
+
+
+def test_a_small_receive_buffer_on_a_long_path():
+    """One line, of each end at most, says what it costs and what to set."""
+    got, said = long_path(1e-1, 4226)
+    assert got["busy"] < 0.4 and 1 <= said.count("receive buffer has room for 704 packets") <= 2, (got, said)
+    assert "leaves at most 85" in said and "32 MiB on each host: as root, sysctl -w net.core.rmem_max=33554432" in said, said
+
+
 def late_ranks(ranks, what, deadline, seed=1, carry=True):
     command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed)] + ["carry"] * carry
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)

@@ -1,0 +1,98 @@
+/* window.c — how many DATA may be on their way to a peer.
+ *
+ * A rank tells its peers how many DATA each of them may have on its way to it: together they fill
+ * half of its receive queue at most, whatever becomes of its processor. Over a short path that is
+ * more than the path needs, and what is sent ahead of need waits in queues and delays everything
+ * behind it. Over a long path it may be less, and the path stands idle. So a window follows what
+ * the path holds, as in BBR (Cardwell et al. 2016, BBR: Congestion-Based Congestion Control):
+ *
+ *     window = 2 * (DATA that come there per second) * (round trip)
+ *
+ * from what is enough over short paths up to what the peer allows. While the window is what holds
+ * DATA up, the rate is the window per round trip, and the window doubles with each. The rate is
+ * that of DATA which came, and not of credit, which counts lost DATA too: a path that loses what is
+ * too much for it does not widen the window.
+ *
+ * A sample takes a round trip or more, and begins with the first news after a pause: pauses tell
+ * nothing. A higher rate is believed at once; a lower one gradually, and only where the window was
+ * what limited it.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <math.h>
+#include <stdio.h>
+
+enum { WINDOW_MIN = 4, WINDOW_SHORT = 1024, QUEUE_SHORT = 4096, NARROW = 16 };
+
+static const double GAIN = 2;
+static const double FALL = 0.125;
+static const double SAMPLE = 0.01;     /* s, at least: answers may come in bunches */
+static const double EXAMPLE = 1e9 / 8; /* bytes per second, of which the line tells */
+static const double PATH_HEADERS = 42; /* bytes: Ethernet, IPv4, UDP */
+
+/* DATA that each of so many peers may have on its way into a receive queue. */
+static int share(int queue, int peers) {
+    const int window = queue / 2 / peers;
+    return window < WINDOW_MIN ? WINDOW_MIN : window;
+}
+
+/* The least, which is enough over short paths. */
+static int least(const struct lossynet_transport *t, int most) {
+    const int window = share(QUEUE_SHORT, t->world.ranks - 1);
+    const int enough = window < WINDOW_SHORT ? window : WINDOW_SHORT;
+    return most < enough ? most : enough;
+}
+
+void lossynet_window_open(struct lossynet_transport *t) {
+    t->session.window = share(t->link->features.receive_queue, t->world.ranks - 1);
+    t->session.credit_every = (least(t, t->session.window) + 3) / 4;
+}
+
+void lossynet_window_told(struct lossynet_transport *t, int peer, int most) {
+    struct lossynet_window *w = &t->peers[peer].flow.window;
+    w->most = most;
+    w->least = w->now = least(t, most);
+}
+
+/* The receive queue of the peers' hosts keeps paths idle. One rank says so, once. */
+static void tell(struct lossynet_transport *t, int peer) {
+    const struct lossynet_link_features *link = &t->link->features;
+    const struct lossynet_window *w = &t->peers[peer].flow.window;
+    const double round_trip = t->peers[peer].round_trip.least;
+    const double bytes = (double)(WIRE_HEADER_BYTES + t->shape.packet_bytes) + PATH_HEADERS;
+    const double needed = 2 * EXAMPLE * round_trip / bytes * (double)link->queue_bytes;
+    char what[128] = "no setting allows more";
+    if (t->session.told_window || t->world.rank != (peer == 0)) return;
+    t->session.told_window = true;
+    if (link->queue_setting)
+        snprintf(what, sizeof what,
+                 "1 Gbit/s takes a receive buffer of %.0f MiB on each host: as root, sysctl -w "
+                 "%s=%.0f",
+                 ceil(needed / 0x1p20), link->queue_setting, ceil(needed / 0x1p20) * 0x1p20);
+    lossynet_log(
+        "rank %d: a round trip of %.3g ms to rank %d, whose receive buffer has room for %d "
+        "packets of each rank, leaves at most %.3g Mbit/s to it; %s",
+        t->world.rank, 1e3 * round_trip, peer, w->most, 8e-6 * w->most * bytes / round_trip, what);
+}
+
+void lossynet_window_report(struct lossynet_transport *t, int peer, uint32_t came) {
+    struct lossynet_window *w = &t->peers[peer].flow.window;
+    const double round_trip = t->peers[peer].round_trip.least, now = t->receiver.now;
+    if (round_trip == 0 || came == w->came) return;
+    const double seconds = now - w->since, rate = (int32_t)(came - w->came) / seconds;
+    if (w->since > 0 && seconds < fmax(round_trip, SAMPLE)) return;
+    if (w->since > 0) {
+        if (rate > w->rate)
+            w->rate = rate;
+        else if (w->full)
+            w->rate += FALL * (rate - w->rate);
+        const double wanted = GAIN * w->rate * round_trip;
+        w->now = (int)fmin(fmax(wanted, w->least), w->most);
+        const bool narrow = w->full && GAIN * rate * round_trip > w->most;
+        w->narrow = narrow ? w->narrow + 1 : 0;
+        if (w->narrow == NARROW) tell(t, peer);
+    }
+    w->since = now;
+    w->came = came;
+    w->full = false;
+}
