@@ -282,7 +282,7 @@ static enum agreement_result take(struct agreement *a, const struct view *next, 
     if (a->state == AGREEMENT_OUTSIDE) a->taken = now;
     a->state = AGREEMENT_INSIDE;
     a->changed = false;
-    a->look = now + 1;
+    a->look = a->soonest = now + 1;
     a->orphaned = -1;
     a->obstacle = AGREEMENT_NO_OBSTACLE;
     return AGREEMENT_VIEW;
@@ -511,6 +511,10 @@ static bool has_changed(const struct agreement *a, const struct room *room) {
     struct member *joiner = waiting(a, room, &joiners);
     free(joiner);
     return joiners > 0;
+}
+
+void agreement_hasten(struct agreement *a) {
+    a->look = a->soonest;
 }
 
 void agreement_watch(struct agreement *a, double now) {

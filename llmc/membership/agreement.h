@@ -74,7 +74,7 @@ struct agreement {
     bool asked;                  /* leaving, and not knowing who is missing: who has ended */
     int64_t lease;               /* 0: not registered, as far as known */
     double taken, pause, resume; /* when it was taken in; seconds; outside: not registered before */
-    double look;                 /* when the store is asked next while inside */
+    double look, soonest;        /* when the store is asked next while inside; not before */
     bool changed;                /* inside: as membership_has_changed */
     int64_t found; /* epoch that was there when this process came, < 0: not known yet */
     double found_at;
@@ -112,6 +112,10 @@ enum agreement_result agreement_step(struct agreement *a, double now);
 /* In every state, about once a second: keeps the registration; inside, looks whether something
  * changed. */
 void agreement_watch(struct agreement *a, double now);
+
+/* Inside: lets the next agreement_watch look, since somebody may have registered; but not within the
+ * first second of a view, so that those who come together are taken in together. */
+void agreement_hasten(struct agreement *a);
 
 /* Ends the view, whose members all stop, by an empty one: the run may begin again, with other
  * options. STORE_CHANGED: there is a newer view, which stays. */

@@ -20,12 +20,29 @@ void store_entries_clear(struct store_entries *e) {
 bool etcd_built(void) {
     return false;
 }
+static int not_built(void) {
+    return log_error("this program was built without libcurl and cannot ask etcd");
+}
 int etcd_open(const char *host, int port, struct store **out) {
     (void)host, (void)port, (void)out;
-    return log_error("this program was built without libcurl and cannot ask etcd");
+    return not_built();
 }
 const char *etcd_local_address(const struct store *store) {
     return (void)store, "";
+}
+int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_watch **out) {
+    (void)host, (void)port, (void)prefix, (void)out;
+    return not_built();
+}
+enum etcd_watch_result etcd_watch_wait(struct etcd_watch *w, bool listens, double seconds) {
+    (void)w, (void)listens, (void)seconds;
+    return ETCD_WATCH_ENDED;
+}
+void etcd_watch_end(struct etcd_watch *w) {
+    (void)w;
+}
+void etcd_watch_close(struct etcd_watch *w) {
+    (void)w;
 }
 
 #else
@@ -33,11 +50,13 @@ const char *etcd_local_address(const struct store *store) {
 #include <curl/curl.h>
 #include <jansson.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 #include "llmc/log/error.h"
+#include "llmc/log/jsonl.h"
 
 enum { TIME_LIMIT = 2000 /* ms */, ANSWER_MOST = 256 << 20 };
 
@@ -190,16 +209,22 @@ static enum store_status take_entries(struct etcd *e, const json_t *list,
     return STORE_DONE;
 }
 
-static enum store_status etcd_list(struct store *s, const char *prefix, struct store_entries *out) {
-    struct etcd *e = (struct etcd *)s;
+/* A request about all keys that begin with the prefix. */
+static json_t *request_of(const char *prefix) {
     char end[300];
-    json_t *answer, *request = json_object();
-    *out = (struct store_entries){0};
-    /* The first key behind all that begin with the prefix. */
+    json_t *request = json_object();
+    /* The first key behind them. */
     snprintf(end, sizeof end, "%s", prefix);
     end[strlen(end) - 1]++;
     json_object_set_new(request, "key", encoded(prefix));
     json_object_set_new(request, "range_end", encoded(end));
+    return request;
+}
+
+static enum store_status etcd_list(struct store *s, const char *prefix, struct store_entries *out) {
+    struct etcd *e = (struct etcd *)s;
+    json_t *answer, *request = request_of(prefix);
+    *out = (struct store_entries){0};
     json_object_set_new(request, "sort_order", json_string("ASCEND"));
     json_object_set_new(request, "sort_target", json_string("CREATE"));
     enum store_status status = ask(e, "kv/range", request, &answer);
@@ -271,33 +296,145 @@ static void begin_curl(void) {
     curl_global_init(CURL_GLOBAL_DEFAULT);
 }
 
+/* What all connections have in common. Returns 0, or -1 after reporting. */
+static int new_connection(CURL **curl, struct curl_slist **headers) {
+    pthread_once(&curl_once, begin_curl);
+    *curl = curl_easy_init();
+    *headers = curl_slist_append(NULL, "Content-Type: application/json");
+    if (!*curl || !*headers) return log_error("libcurl cannot be initialised");
+    curl_easy_setopt(*curl, CURLOPT_HTTPHEADER, *headers);
+    curl_easy_setopt(*curl, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(*curl, CURLOPT_NOPROXY, "*");
+    return 0;
+}
+
+static void url_of(const char *host, int port, const char *path, char url[300]) {
+    const bool bare = strchr(host, ':') != NULL; /* an IPv6 address */
+    snprintf(url, 300, "http://%s%s%s:%d/v3/%s", bare ? "[" : "", host, bare ? "]" : "", port,
+             path);
+}
+
 int etcd_open(const char *host, int port, struct store **out) {
     *out = NULL;
-    pthread_once(&curl_once, begin_curl);
     struct etcd *e = (struct etcd *)calloc(1, sizeof *e);
     if (!e) return log_out_of_memory("the connection to etcd", (double)sizeof *e);
     e->store = (struct store){etcd_list, etcd_commit, etcd_grant, etcd_keep, etcd_close, ""};
-    const bool bare = strchr(host, ':') != NULL; /* an IPv6 address */
-    snprintf(e->base, sizeof e->base, "http://%s%s%s:%d/v3/", bare ? "[" : "", host,
-             bare ? "]" : "", port);
-    e->curl = curl_easy_init();
-    e->headers = curl_slist_append(NULL, "Content-Type: application/json");
-    if (!e->curl || !e->headers) {
+    url_of(host, port, "", e->base);
+    if (new_connection(&e->curl, &e->headers)) {
         etcd_close(&e->store);
-        return log_error("libcurl cannot be initialised");
+        return -1;
     }
-    curl_easy_setopt(e->curl, CURLOPT_HTTPHEADER, e->headers);
     curl_easy_setopt(e->curl, CURLOPT_WRITEFUNCTION, take_answer);
     curl_easy_setopt(e->curl, CURLOPT_WRITEDATA, e);
     curl_easy_setopt(e->curl, CURLOPT_TIMEOUT_MS, (long)TIME_LIMIT);
-    curl_easy_setopt(e->curl, CURLOPT_NOSIGNAL, 1L);
-    curl_easy_setopt(e->curl, CURLOPT_NOPROXY, "*");
     *out = &e->store;
     return 0;
 }
 
 const char *etcd_local_address(const struct store *store) {
     return ((const struct etcd *)store)->local;
+}
+
+/* ---- a connection over which etcd says what is written ----
+ *
+ * An answer that does not end. What it says is not read: that it says something is enough. */
+
+struct etcd_watch {
+    CURLM *multi;
+    CURL *curl;
+    struct curl_slist *headers;
+    char url[300];
+    char *request;
+    double tried; /* when it connected last */
+    bool connected, written;
+    atomic_bool ended;
+};
+
+static size_t take_word(char *data, size_t size, size_t count, void *user) {
+    (void)data;
+    ((struct etcd_watch *)user)->written = true;
+    return size * count;
+}
+
+static void disconnect(struct etcd_watch *w) {
+    if (w->connected) curl_multi_remove_handle(w->multi, w->curl);
+    w->connected = false;
+}
+
+void etcd_watch_close(struct etcd_watch *w) {
+    if (!w) return;
+    disconnect(w);
+    if (w->curl) curl_easy_cleanup(w->curl);
+    if (w->multi) curl_multi_cleanup(w->multi);
+    curl_slist_free_all(w->headers);
+    free(w->request);
+    free(w);
+}
+
+static void prepare_watch(struct etcd_watch *w) {
+    curl_easy_setopt(w->curl, CURLOPT_URL, w->url);
+    curl_easy_setopt(w->curl, CURLOPT_POSTFIELDS, w->request);
+    curl_easy_setopt(w->curl, CURLOPT_WRITEFUNCTION, take_word);
+    curl_easy_setopt(w->curl, CURLOPT_WRITEDATA, w);
+    curl_easy_setopt(w->curl, CURLOPT_FAILONERROR, 1L);
+    curl_easy_setopt(w->curl, CURLOPT_CONNECTTIMEOUT_MS, (long)TIME_LIMIT);
+    /* A store that is gone without a word is noticed, and connected to again. */
+    curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPALIVE, 1L);
+    curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPIDLE, 5L);
+    curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPINTVL, 5L);
+}
+
+int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_watch **out) {
+    *out = NULL;
+    struct etcd_watch *w = (struct etcd_watch *)calloc(1, sizeof *w);
+    if (!w) return log_out_of_memory("the connection to etcd", (double)sizeof *w);
+    json_t *request = json_object(), *what = request_of(prefix), *without = json_array();
+    json_array_append_new(without, json_string("NODELETE"));
+    json_object_set_new(what, "filters", without);
+    json_object_set_new(request, "create_request", what);
+    w->request = json_dumps(request, JSON_COMPACT);
+    json_decref(request);
+    url_of(host, port, "watch", w->url);
+    w->tried = -1;
+    w->multi = curl_multi_init();
+    if (new_connection(&w->curl, &w->headers) || !w->multi || !w->request) {
+        etcd_watch_close(w);
+        return log_error("cannot prepare a connection to etcd");
+    }
+    prepare_watch(w);
+    *out = w;
+    return 0;
+}
+
+static void connect_again(struct etcd_watch *w, double now) {
+    if (w->connected || (w->tried >= 0 && now < w->tried + 1)) return;
+    w->tried = now;
+    w->connected = !curl_multi_add_handle(w->multi, w->curl);
+}
+
+enum etcd_watch_result etcd_watch_wait(struct etcd_watch *w, bool listens, double seconds) {
+    const double end = log_seconds() + seconds;
+    if (listens)
+        connect_again(w, log_seconds());
+    else
+        disconnect(w);
+    for (;;) {
+        int some;
+        if (atomic_load(&w->ended)) return ETCD_WATCH_ENDED;
+        curl_multi_perform(w->multi, &some);
+        while (curl_multi_info_read(w->multi, &some)) disconnect(w);
+        if (w->written) break;
+        const double left = end - log_seconds();
+        if (left <= 0) return ETCD_WATCH_TIME;
+        curl_multi_poll(w->multi, NULL, 0, 1 + (int)(1e3 * left), &some);
+    }
+    w->written = false;
+    return ETCD_WATCH_WRITTEN;
+}
+
+void etcd_watch_end(struct etcd_watch *w) {
+    atomic_store(&w->ended, true);
+    curl_multi_wakeup(w->multi);
 }
 
 #endif

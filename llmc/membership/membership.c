@@ -27,11 +27,10 @@ struct membership {
     pthread_mutex_t lock; /* over the agreement and its store */
     struct agreement agreement;
     atomic_bool changed;
-    /* The thread that watches, and how it is ended. */
+    /* The thread that watches, and what wakes it. */
     pthread_t thread;
-    bool watched, ends; /* ends: under end_lock */
-    pthread_mutex_t end_lock;
-    pthread_cond_t end;
+    bool watched;
+    struct etcd_watch *registrations;
     /* What was said to the user. */
     bool said_away;
     enum agreement_obstacle said;
@@ -101,22 +100,19 @@ static void reach(void *context, const struct member *m, int members, enum reach
 
 /* ---- the thread ---- */
 
+/* Rank 0, which takes in who waits, hears of registrations at once. */
 static void *watch(void *user) {
     struct membership *m = (struct membership *)user;
-    pthread_mutex_lock(&m->end_lock);
-    while (!m->ends) {
-        pthread_mutex_unlock(&m->end_lock);
+    enum etcd_watch_result heard = ETCD_WATCH_TIME;
+    while (heard != ETCD_WATCH_ENDED) {
         pthread_mutex_lock(&m->lock);
+        if (heard == ETCD_WATCH_WRITTEN) agreement_hasten(&m->agreement);
         agreement_watch(&m->agreement, log_seconds());
         atomic_store(&m->changed, m->agreement.changed);
+        const bool first = m->agreement.view.self == 0;
         pthread_mutex_unlock(&m->lock);
-        struct timespec wake;
-        clock_gettime(CLOCK_REALTIME, &wake);
-        wake.tv_sec++;
-        pthread_mutex_lock(&m->end_lock);
-        if (!m->ends) pthread_cond_timedwait(&m->end, &m->end_lock, &wake);
+        heard = etcd_watch_wait(m->registrations, first, 1);
     }
-    pthread_mutex_unlock(&m->end_lock);
     return NULL;
 }
 
@@ -224,6 +220,9 @@ static int begin(struct membership *m, const struct membership_settings *s) {
     if (same == AGREEMENT_AWAY) return away(m);
     if (same != AGREEMENT_VIEW) return same == AGREEMENT_COMPLETE ? 1 : -1;
     describe_self(m, s->port, &m->agreement.self);
+    char prefix[80];
+    snprintf(prefix, sizeof prefix, "%s/member/", m->url.run);
+    if (etcd_watch_open(m->url.host, m->url.port, prefix, &m->registrations)) return -1;
     if (pthread_create(&m->thread, NULL, watch, m))
         return log_error("cannot start the thread that keeps this rank registered");
     m->watched = true;
@@ -235,8 +234,6 @@ static int open_store(const struct membership_settings *settings, struct members
     struct membership *m = *out = (struct membership *)calloc(1, sizeof *m);
     if (!m) return log_out_of_memory("the membership", (double)sizeof *m);
     pthread_mutex_init(&m->lock, NULL);
-    pthread_mutex_init(&m->end_lock, NULL);
-    pthread_cond_init(&m->end, NULL);
     m->first_ranks = settings->first_ranks;
     m->name = strdup(settings->url);
     const int status = m->name ? membership_url_parse(settings->url, &m->url)
@@ -305,17 +302,13 @@ int membership_dissolve(struct membership *m) {
 void membership_close(struct membership *m) {
     if (!m) return;
     if (m->watched) {
-        pthread_mutex_lock(&m->end_lock);
-        m->ends = true;
-        pthread_cond_signal(&m->end);
-        pthread_mutex_unlock(&m->end_lock);
+        etcd_watch_end(m->registrations);
         pthread_join(m->thread, NULL);
         agreement_withdraw(&m->agreement);
     }
     agreement_clear(&m->agreement);
+    etcd_watch_close(m->registrations);
     if (m->store) m->store->close(m->store);
-    pthread_cond_destroy(&m->end);
-    pthread_mutex_destroy(&m->end_lock);
     pthread_mutex_destroy(&m->lock);
     free(m->name);
     free(m);

@@ -481,6 +481,53 @@ static void test_a_run_whose_members_are_dead_is_taken_over(void **state) {
     leave(&heir);
 }
 
+/* ---- hearing of writes ---- */
+
+static enum etcd_watch_result heard(struct etcd_watch *w, double seconds) {
+    return etcd_watch_wait(w, true, seconds);
+}
+
+/* Until nothing is heard any more: a new connection is heard, too. */
+static void hear_all(struct etcd_watch *w) {
+    comes(heard(w, 0.1) == ETCD_WATCH_WRITTEN);
+    while (heard(w, 0.3) == ETCD_WATCH_WRITTEN) continue;
+}
+
+static void test_writes_are_heard(void **state) {
+    (void)state;
+    struct etcd_watch *w;
+    struct store *s = connected();
+    assert_int_equal(etcd_watch_open("127.0.0.1", client_port, "store/heard/", &w), 0);
+    hear_all(w);
+    assert_int_equal(put(s, "store/away", 0, "1", 0), STORE_DONE);
+    assert_int_equal(put(s, "store/deaf", 0, "1", 0), STORE_DONE);
+    assert_int_equal(heard(w, 0.3), ETCD_WATCH_TIME);
+    assert_int_equal(put(s, "store/heard/a", 0, "1", 0), STORE_DONE);
+    assert_int_equal(heard(w, 100), ETCD_WATCH_WRITTEN);
+    assert_int_equal(heard(w, 0.3), ETCD_WATCH_TIME);
+    char value[64];
+    const int64_t first = revision_of(s, "store/heard/a", value);
+    /* What is removed is no news; nor is what is written while nobody listens, until one connects. */
+    assert_int_equal(put(s, "store/heard/a", first, NULL, 0), STORE_DONE);
+    assert_int_equal(heard(w, 0.3), ETCD_WATCH_TIME);
+    assert_int_equal(etcd_watch_wait(w, false, 0), ETCD_WATCH_TIME);
+    assert_int_equal(put(s, "store/heard/b", 0, "1", 0), STORE_DONE);
+    assert_int_equal(etcd_watch_wait(w, false, 0.3), ETCD_WATCH_TIME);
+    hear_all(w);
+    /* The store is away, and comes back. */
+    etcd_stop();
+    for (int i = 0; i < 3; i++) assert_int_equal(heard(w, 0.3), ETCD_WATCH_TIME);
+    etcd_start();
+    hear_all(w);
+    comes(keys(s, "store/heard/") == 1);
+    assert_int_equal(put(s, "store/heard/c", 0, "1", 0), STORE_DONE);
+    assert_int_equal(heard(w, 100), ETCD_WATCH_WRITTEN);
+    etcd_watch_end(w);
+    assert_int_equal(heard(w, 100), ETCD_WATCH_ENDED);
+    etcd_watch_close(w);
+    s->close(s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_one_of_two_writes_wins),
@@ -488,6 +535,7 @@ int main(void) {
         cmocka_unit_test(test_a_lease_ends),
         cmocka_unit_test(test_etcd_is_restarted),
         cmocka_unit_test(test_who_listens_is_reached),
+        cmocka_unit_test(test_writes_are_heard),
         cmocka_unit_test(test_two_meet_and_a_third_joins),
         cmocka_unit_test(test_who_is_left_out_comes_back_as_new),
         cmocka_unit_test(test_a_rank_stands_still_without_the_store),

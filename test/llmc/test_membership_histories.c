@@ -132,9 +132,20 @@ static bool same_members(const struct view *a, const struct view *b) {
     return same;
 }
 
+/* Somebody registers. Who is rank 0 may hear of it at once. */
+static void hear(struct world *w) {
+    for (int s = 0; s < w->slots; s++) {
+        struct process *p = &w->process[s];
+        if (!p->alive || p->a.view.self != 0 || !w->up || !w->asks[s] || !chance(0.5)) continue;
+        agreement_hasten(&p->a);
+        p->watch = now(w);
+    }
+}
+
 /* A view is written. */
 static void see_write(void *context, const struct store_write *write) {
     struct world *w = (struct world *)context;
+    if (write->value && !strncmp(write->key, "run/member/", 11)) hear(w);
     if (strcmp(write->key, "run/view") != 0) return;
     struct view v;
     check_that(w, write->value && view_from_json(write->value, &v), "no view is written");

@@ -9,7 +9,7 @@ Counts the sequences that were trained, against the same without deaths, for
     torchrun     PyTorch DDP over Gloo under torchrun --max-restarts: all start again from a checkpoint
 
     bench_elastic.py [--seconds 200] [--period 20] [--every 50] [--torch PYTHON] [WAY ...]
-    bench_elastic.py [--seconds 200] join    what a fifth rank that comes costs, every 10 seconds
+    bench_elastic.py [--seconds 200] [--tiny] join    what a fifth rank that comes costs, every 10 seconds
     bench_elastic.py [--rounds 10] calm      a step under mpirun and with --meet, where nobody dies, in turns
 
 Every way is compared with itself, undisturbed, right before. Steps that are made again after a
@@ -87,8 +87,9 @@ class Meet(Way):
         write_tokens(folder / "train.bin", [random.randrange(512) for _ in range(200_000)], 512)
 
     def command(self, rank):
-        return [PROGRAM, "--model=1M", f"--train={self.folder}/train.bin", "--batch=4", "--seq=256",
-                "--steps=1000000", "--lr=1e-3", f"--out={self.folder}/out", "--quiet",
+        shape = ["260K", 1, 32] if self.options.tiny else ["1M", 4, 256]
+        return [PROGRAM, *map("--{}={}".format, ("model", "batch", "seq"), shape),
+                f"--train={self.folder}/train.bin", "--steps=1000000", "--lr=1e-3", f"--out={self.folder}/out", "--quiet",
                 f"--meet={self.etcd.url(self.run())}", f"--meet-ranks={RANKS}",
                 *self.more()]
 
@@ -296,6 +297,7 @@ def main():
     parser.add_argument("--period", type=float, default=20)
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--torch", help="a Python with torch and torchft")
+    parser.add_argument("--tiny", action="store_true", help="join: steps of some 10 ms, not 150")
     parser.add_argument("--rounds", type=int, default=10, help="of calm")
     parser.add_argument("ways", nargs="*", metavar="WAY", help=", ".join([*WAYS, "join, calm"]))
     options = parser.parse_args()
