@@ -296,7 +296,7 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     u->link.features.receive_queue = (int)(u->socket.granted / packet);
     u->link.features.queue_setting = u->socket.setting;
     u->link.features.queue_bytes = packet / 2; /* it counts twice what the setting says */
-    prctl(PR_SET_TIMERSLACK, 1000); /* ns: sleeps that end in time */
+    prctl(PR_SET_TIMERSLACK, 1000);            /* ns: sleeps that end in time */
     *out = &u->link;
     return LOSSYNET_OK;
 close_link:

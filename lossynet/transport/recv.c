@@ -89,8 +89,7 @@ void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wir
     if (h->sequence - *seen < (uint32_t)(LOSSYNET_REACH * t->session.window))
         *seen = h->sequence + 1;
     flow->came++;
-    if (++flow->unacknowledged >= (uint32_t)t->session.credit_every)
-        p->control.state_due = true;
+    if (++flow->unacknowledged >= (uint32_t)t->session.credit_every) p->control.state_due = true;
     struct lossynet_packet packet;
     uint64_t *wrong = t->failed ? &rejected->late : reject(t, h, &packet);
     if (wrong) {
