@@ -21,7 +21,7 @@ static struct {
     int ranks;
     double share;          /* of datagrams that is lost */
     uint64_t control;      /* datagrams sent, but for DATA */
-    int lose;              /* so many of rank 0's next MESSAGEs to rank 1 */
+    int lose;              /* so many of rank 1's next MESSAGEs to rank 0 */
     double step, round[2]; /* seconds: of a step; of an exchange, undisturbed and with that loss */
     double data_left;      /* when the last DATA between the first three ranks left */
 } run;
@@ -36,7 +36,7 @@ static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
     int type = wire_type(bytes);
     run.control += type != WIRE_DATA;
     if (type == WIRE_DATA && sender < LATE && receiver < LATE) run.data_left = simulation_now();
-    if (run.lose && type == WIRE_MESSAGE && sender == 0 && receiver == 1) {
+    if (run.lose && type == WIRE_MESSAGE && sender == 1 && receiver == 0) {
         run.lose--;
         return;
     }

@@ -94,12 +94,26 @@ void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int
     if (type == WIRE_STATE) p->control.state_due = p->control.answer_due = false;
 }
 
+double lossynet_control_tell(const struct lossynet_peer *peer, double now) {
+    const double pause = lossynet_timer_first(peer);
+    return pause > RTO_MIN ? now + pause : 0;
+}
+
+/* Returns when to tell it again that a phase is open. */
+static double tell_again(struct lossynet_peer *p, struct lossynet_rx *rx, double now) {
+    if (rx->tell > now) return rx->tell;
+    if (rx->tell > 0 && rx->received == 0 && !rx->done) p->control.state_due = true;
+    rx->tell = 0;
+    return HUGE_VAL;
+}
+
 double lossynet_control_push(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_control *control = &p->control;
     double due = HUGE_VAL;
     for (int kind = 0; kind < 2; kind++) {
         struct lossynet_tx *tx = &p->tx[kind];
+        due = fmin(due, tell_again(p, &p->rx[kind], now));
         if (!tx->done_waits) continue;
         if (lossynet_timer_is_due(t, p, &tx->done, now)) {
             if (t->link->features.reliable) tx->done.since = HUGE_VAL;
@@ -130,8 +144,10 @@ double lossynet_control_push(struct lossynet_transport *t, int peer, double now)
 
 bool lossynet_control_busy(const struct lossynet_transport *t) {
     const int *unconfirmed = &t->agenda.count[LOSSYNET_UNCONFIRMED];
-    return t->rounds[LOSSYNET_MEETING].open || t->rounds[LOSSYNET_PULSE].open ||
-           t->threads.closing || unconfirmed[0] > 0 || unconfirmed[1] > 0;
+    bool exchanges = false;
+    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++)
+        exchanges |= t->rounds[which].open && t->agenda.count[LOSSYNET_EXCHANGES + which] > 0;
+    return exchanges || t->threads.closing || unconfirmed[0] > 0 || unconfirmed[1] > 0;
 }
 
 /* ---- receiving ---- */

@@ -5,6 +5,10 @@
  * acknowledged in time, sooner when later ones were. A rank that has not begun the round yet drops
  * fragments; when it begins, its own fragments say so, and all are sent again at once.
  *
+ * A caller waits until it has the others' parts. Its own, if small, is copied and sent on until it
+ * is acknowledged, while the caller goes on; the next round of the kind waits for that. So a round
+ * takes half a round trip where nothing is lost.
+ *
  * There are two kinds of rounds, each counted on its own. For rounds of kind WIRE_MESSAGES all
  * ranks wait. A round of kind WIRE_PULSES belongs to a step: with a deadline it goes on without the
  * part of a rank that is late (deadline.c), and a late rank finds that others have left the round
@@ -31,7 +35,8 @@ static uint32_t fragments(const struct lossynet_transport *t, size_t bytes) {
 static bool all_acknowledged(const struct lossynet_transport *t, const struct lossynet_peer *p,
                              int which) {
     return p->message[which].acked_before == p->message[which].fragments ||
-           (int32_t)(p->control.complete[which] - t->rounds[which].begun) >= 0;
+           (int32_t)(p->control.complete[which] - t->rounds[which].begun) >= 0 ||
+           (t->rounds[which].keeps && p->live.left);
 }
 
 /* The peer has ended this round, maybe without us: its parameters of the step follow. */
@@ -199,7 +204,7 @@ bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
     struct lossynet_rounds *round = &t->rounds[which];
     const int ranks = t->world.ranks, *count = t->agenda.count + which;
     const int lacking = count[LOSSYNET_LACKS];
-    const bool all = count[LOSSYNET_EXCHANGES] == 0;
+    const bool all = count[LOSSYNET_EXCHANGES] == 0 || (round->keeps && lacking == 0);
     if (lacking == 0 && round->complete != round->begun) {
         round->complete = round->begun; /* from now on every state says so */
         for (int r = 0; r < ranks; r++) t->peers[r].control.ack_due[which] = true;
@@ -216,16 +221,34 @@ bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
     return true;
 }
 
+bool lossynet_message_settled(struct lossynet_transport *t, int which) {
+    return !t->rounds[which].open || t->agenda.count[LOSSYNET_EXCHANGES + which] == 0;
+}
+
+/* Where our parts are small, and move without the caller, they are copied: it need not wait until
+ * they have arrived, but only for the others'. */
+static const uint8_t *keep(struct lossynet_transport *t, int which, const uint8_t *out,
+                           const size_t *offset, bool same) {
+    struct lossynet_rounds *round = &t->rounds[which];
+    const size_t first = same ? offset[t->world.rank] : 0;
+    const size_t bytes = offset[same ? t->world.rank + 1 : t->world.ranks] - first;
+    round->keeps = which == LOSSYNET_MEETING && t->threads.threaded && bytes <= LOSSYNET_KEPT_BYTES;
+    if (!round->keeps) return out + first;
+    if (bytes) memcpy(round->kept, out + first, bytes);
+    return round->kept;
+}
+
 void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
                             const size_t *out_offset, bool same, uint8_t *in,
                             const size_t *in_offset) {
     t->rounds[which].begun++;
     t->rounds[which].open = true;
     t->rounds[which].half = 0;
+    const uint8_t *parts = keep(t, which, out, out_offset, same);
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_message *m = &t->peers[r].message[which];
         int part = same ? t->world.rank : r;
-        m->out = out + out_offset[part];
+        m->out = same ? parts : parts + out_offset[part];
         m->in = in + in_offset[r];
         m->out_bytes = out_offset[part + 1] - out_offset[part];
         m->in_bytes = in_offset[r + 1] - in_offset[r];

@@ -35,7 +35,8 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
                                    .done = rx->next_done,
                                    .announced = rx->next_announced,
                                    .idle = rx->next_done && rx->next_idle,
-                                   .last = now};
+                                   .last = now,
+                                   .tell = lossynet_control_tell(&t->peers[r], now)};
         t->peers[r].control.state_due = !self;
     }
     t->phase[phase].opened++;
@@ -155,10 +156,11 @@ static lossynet_status exchange(struct lossynet_transport *t, int which, const u
                                 const size_t *out_offset, bool same, uint8_t *in,
                                 const size_t *in_offset, uint8_t *came) {
     lossynet_progress_enter(t);
+    lossynet_status status = lossynet_progress_until(t, lossynet_message_settled, which);
     lossynet_message_begin(t, which, out, out_offset, same, in, in_offset);
-    lossynet_status status = lossynet_progress_until(t, lossynet_message_exchanged, which);
+    if (!status) status = lossynet_progress_until(t, lossynet_message_exchanged, which);
     if (!status) lossynet_progress_push(t, lossynet_now()); /* our last acknowledgements */
-    t->rounds[which].open = false;
+    t->rounds[which].open = !status && t->rounds[which].keeps;
     lossynet_agenda_all(t);
     for (int r = 0; came && r < t->world.ranks; r++) {
         const struct lossynet_message *m = &t->peers[r].message[which];

@@ -228,6 +228,9 @@ static void say_leave(struct lossynet_transport *t) {
 void lossynet_progress_stop(struct lossynet_transport *t) {
     if (!t->threads.threaded) return;
     lossynet_progress_enter(t);
+    const lossynet_status failed = t->failed;
+    lossynet_progress_until(t, lossynet_message_settled, LOSSYNET_MEETING);
+    t->failed = failed; /* whoever dies now has been left */
     say_leave(t);
     t->threads.stop = true;
     lossynet_progress_leave(t);

@@ -128,11 +128,15 @@ struct lossynet_sender {
 
 enum { LOSSYNET_MEETING, LOSSYNET_PULSE }; /* message rounds: all wait; late ranks are left out */
 
+enum { LOSSYNET_KEPT_BYTES = 64 << 10 }; /* of our parts of a round, to all ranks together */
+
 struct lossynet_rounds { /* of messages of a kind */
     uint32_t begun;
     uint32_t complete; /* here: we have everybody's part */
-    bool open;
-    double half; /* when half of the ranks were done; 0: not yet */
+    bool open;         /* the caller waits, or our part is still to be acknowledged */
+    bool keeps;        /* ours lies in `kept`: the caller need not wait for that */
+    uint8_t *kept;     /* [LOSSYNET_KEPT_BYTES] */
+    double half;       /* when half of the ranks were done; 0: not yet */
 };
 
 struct lossynet_receiver {
@@ -331,6 +335,9 @@ struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transpo
 /* Sends one datagram with our state. */
 void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
                            uint32_t index, uint32_t packet);
+/* When to tell a peer again that a phase is open, which has been told now; 0: never. Over a long
+ * round trip its question would take too long, where the first was lost. */
+double lossynet_control_tell(const struct lossynet_peer *peer, double now);
 /* Sends to a peer what is due; returns when something will be. */
 double lossynet_control_push(struct lossynet_transport *t, int peer, double now);
 /* A datagram other than DATA and MESSAGE; false when it is malformed. What DONE and the ACK of a
@@ -399,9 +406,11 @@ double lossynet_message_owed(const struct lossynet_transport *t, int peer);
 void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
                             const size_t *out_offset, bool same, uint8_t *in,
                             const size_t *in_offset);
-/* For lossynet_progress_until: all parts of the round of this kind have come, and ours have
- * arrived; but for those of late ranks in a LOSSYNET_PULSE. */
+/* For lossynet_progress_until: all parts of the round of this kind have come, and ours have arrived
+ * or are kept; but for those of late ranks in a LOSSYNET_PULSE. */
 bool lossynet_message_exchanged(struct lossynet_transport *t, int which);
+/* The same: what we kept of our parts has arrived, so that the next round may begin. */
+bool lossynet_message_settled(struct lossynet_transport *t, int which);
 
 /* ---- send.c ---- */
 

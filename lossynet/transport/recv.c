@@ -16,6 +16,8 @@ static const double PATIENCE = 2;
 static const double PATIENCE_SHARE = 0.2; /* or of the time after which a peer is dead */
 static const double PATIENCE_PHASES = 8;  /* or so many times what phases take to wait for */
 
+static const double REORDERING = 0.25; /* of a round trip */
+
 enum {
     VANISHED = 64
 }; /* packets of a peer in a row of which none has come, before a line says so */
@@ -156,6 +158,12 @@ static void notice_black_hole(struct lossynet_transport *t, int peer,
             t->world.rank, lossynet_session_step(t), flow->vanished, peer, t->shape.packet_bytes);
 }
 
+/* Seconds after which what has not come was not overtaken by what came: RFC 8985 (RACK), section
+ * 6.2 takes a quarter of a round trip, too. */
+static double most_overtaken(const struct lossynet_peer *p) {
+    return fmax(GRACE_MAX, REORDERING * p->round_trip.mean);
+}
+
 /* Ends a peer's phase to us when it is over: all has come, or what has not is lost. Returns when to
  * look again, if nothing comes. */
 static double check_complete(struct lossynet_transport *t, int kind, int peer) {
@@ -181,6 +189,8 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     bool quiet = receiver->empty - silent_since > receiver->grace;
     /* Whoever has left answers no more; all that it sent is on its way. */
     bool answered = p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0;
+    const double overtaken = t->session.two_classes ? HUGE_VAL : most_overtaken(p);
+    answered |= receiver->empty - silent_since > overtaken;
     if (all || (quiet && answered)) {
         rx->state = RX_OVER;
         rx->over = receiver->now;
@@ -190,7 +200,7 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     if (answered) return silent_since + receiver->grace;
     if (lossynet_timer_is_due(t, p, &rx->probe, receiver->now))
         lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, rx->nonce);
-    return lossynet_timer_due(t, &rx->probe, receiver->now);
+    return fmin(silent_since + overtaken, lossynet_timer_due(t, &rx->probe, receiver->now));
 }
 
 static double patience(const struct lossynet_transport *t,
