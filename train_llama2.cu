@@ -155,13 +155,13 @@ static void recompute_layer(const struct backend *be, const struct param_layout 
 /* Forward, classifier and backward of B x T tokens. Gradients of scale * sum of the losses go to
  * `grads` (added to what is there with `accumulate`); a->losses (B*T) keeps the losses. */
 static void model_forward_backward(const struct backend *be, const struct param_layout *l,
-                                   const weight *params, float *grads, struct activations *a, int B,
-                                   int T, float scale, bool accumulate,
-                                   const struct bucket_hooks *hooks) {
+                                   const weight *params, const struct gradient_place *grads,
+                                   struct activations *a, int B, int T, float scale,
+                                   bool accumulate, const struct bucket_hooks *hooks) {
     const struct llama_config *c = &l->config;
     const int N = B * T, C = c->width, F = c->hidden, H = c->heads, K = c->kv_heads;
     const int D = c->head_size, QKV = (H + 2 * K) * D;
-#define G(where) (grads + (where))
+#define G(where) param_layout_gradient(l, grads, where)
     model_forward(be, l, params, a, B, T, hooks);
     if (!c->tied) bucket_needed(hooks, 0);
     be->classifier(a->losses, a->dnorm, G(l->classifier), a->last_norm, W(l->classifier),
@@ -336,9 +336,8 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     double counts;
     const int M = data_parallel_micro_batches(&t->dp, w, &counts);
     const float scale = (float)(counts / t->dp.group.size) / ((float)B * T * M);
-    float *gradient = data_parallel_gradient(&t->dp, w, set);
-    struct bucket_context buckets = {
-        .t = t, .w = w, .set = set, .waited = 0, .status = LOSSYNET_OK};
+    const struct gradient_place gradient = data_parallel_gradient(&t->dp, w, set);
+    struct bucket_context buckets = {t, w, set, 0, LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     struct worker_result *result = &t->result[w - t->dp.worker];
     (void)context;
@@ -352,7 +351,7 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
         dataloader_batch(t->train, t->at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
                          a->host_targets);
         activations_send(a, t->be, B * T);
-        model_forward_backward(t->be, &t->layout, params, gradient, a, B, T, scale, m > 0, &hooks);
+        model_forward_backward(t->be, &t->layout, params, &gradient, a, B, T, scale, m > 0, &hooks);
         result->loss += counts * mean_loss(activations_losses(a, t->be, B * T), B * T) / M;
     }
     result->waited = buckets.waited;
@@ -395,7 +394,7 @@ static int forward_backward(struct trainer *t, int step) {
     double waited = 0;
     if (data_parallel_begin(&t->dp, &step)) return FAILED;
     for_each_worker(t, worker_gradient, NULL);
-    t->dp.pipeline.arriving = false; /* forward has received each bucket */
+    if (t->result[0].loss >= 0) t->dp.pipeline.arriving = false; /* forward has them all */
     for (int w = 0; w < t->dp.local; w++) {
         if (t->result[w].status) return FAILED;
         waited = fmax(waited, t->result[w].waited);
@@ -505,10 +504,9 @@ struct evaluation_work {
 };
 
 /* Sum of the losses of B windows of T tokens, without the first `skip` of each. */
-static double evaluate_batch(struct trainer *t, const float *params, struct activations *e, int B,
+static double evaluate_batch(struct trainer *t, const weight *weights, struct activations *e, int B,
                              int T, int skip) {
     const struct llama_config *c = &t->layout.config;
-    const weight *weights = data_parallel_weights(&t->dp, params);
     activations_send(e, t->be, B * T);
     model_forward(t->be, &t->layout, weights, e, B, T, NULL);
     t->be->classifier(e->losses, NULL, NULL, e->last_norm,
@@ -525,13 +523,15 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
     struct evaluation_work *work = (struct evaluation_work *)context;
     double *sums = t->dp.mine + 3 * (w - t->dp.worker); /* losses: model's, replica's; tokens */
     memset(sums, 0, 3 * sizeof *sums);
-    for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
-        const struct dataloader_batch b =
-            dataloader_window_batch(t->val, &i, (uint64_t)t->dp.workers, work->windows, t->B,
-                                    e->host_tokens, e->host_targets);
-        sums[0] += evaluate_batch(t, work->fresh, e, b.windows, b.length, b.skip);
-        if (work->replicas) sums[1] += evaluate_batch(t, w->params, e, b.windows, b.length, b.skip);
-        sums[2] += (double)b.windows * (b.length - b.skip);
+    for (int pass = 0; pass < (work->replicas ? 2 : 1); pass++) {
+        const weight *weights = data_parallel_weights(&t->dp, pass ? w->params : work->fresh);
+        for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
+            const struct dataloader_batch b =
+                dataloader_window_batch(t->val, &i, (uint64_t)t->dp.workers, work->windows, t->B,
+                                        e->host_tokens, e->host_targets);
+            sums[pass] += evaluate_batch(t, weights, e, b.windows, b.length, b.skip);
+            if (!pass) sums[2] += (double)b.windows * (b.length - b.skip);
+        }
     }
 }
 

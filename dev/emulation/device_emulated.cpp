@@ -31,7 +31,8 @@ static std::map<void *, block> blocks; /* by the address given out */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static bool opened;
 static char name[64] = "emulated", identity[16];
-static size_t limit; /* EMULATED_MEMORY: bytes of the device; 0: no limit */
+static size_t limit;      /* EMULATED_MEMORY: bytes of the device; 0: no limit */
+static size_t used, most; /* bytes: now, and at the peak */
 static void *scratch[SCRATCHES];
 static size_t scratch_bytes[SCRATCHES];
 
@@ -68,6 +69,16 @@ static void choose_streams(void) {
     exit(2);
 }
 
+/* EMULATED_PEAK=FILE: the most bytes of the device that were in use, in FILE.<device>. */
+static void write_peak(void) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s.%s", getenv("EMULATED_PEAK"), identity);
+    FILE *file = fopen(path, "w");
+    if (!file) return;
+    fprintf(file, "%zu\n", most);
+    fclose(file);
+}
+
 bool device_open(int local_rank, char *why, size_t why_size) {
     const char *wanted = getenv("EMULATED_DEVICE"), *memory = getenv("EMULATED_MEMORY");
     const char *devices = getenv("EMULATED_DEVICES");
@@ -80,6 +91,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     if (memory) limit = strtoull(memory, NULL, 10);
     if (!opened && streams_open() != cudaSuccess) return false;
     choose_streams();
+    if (!opened && getenv("EMULATED_PEAK")) atexit(write_peak);
     opened = true;
     return true;
 }
@@ -102,14 +114,8 @@ const char *device_product_library(void) {
 
 /* ---- memory ---- */
 
-static size_t used_bytes(void) {
-    size_t sum = 0;
-    for (const auto &entry : blocks) sum += entry.second.bytes;
-    return sum;
-}
-
 size_t device_memory_free(void) {
-    if (limit) return limit > used_bytes() ? limit - used_bytes() : 0;
+    if (limit) return limit > used ? limit - used : 0;
     return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
 }
 
@@ -125,6 +131,8 @@ void *device_allocate(size_t bytes) {
     if (mprotect(pages, whole, PROT_READ | PROT_WRITE)) abort();
     char *memory = pages + (whole - bytes) / ALIGNMENT * ALIGNMENT;
     blocks[memory] = {pages, whole};
+    used += whole;
+    if (used > most) most = used;
     return memory;
 }
 
@@ -137,6 +145,7 @@ void device_release(void *memory) {
     cudaDeviceSynchronize(); /* as cudaFree does */
     auto found = blocks.find(memory);
     if (found == blocks.end()) abort(); /* not a block, or released twice */
+    used -= found->second.bytes;
     munmap(found->second.pages, found->second.bytes + (size_t)sysconf(_SC_PAGESIZE));
     blocks.erase(found);
 }

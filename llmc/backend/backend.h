@@ -86,12 +86,14 @@ struct backend {
      * soon as everything that was copied so far is there, in the order of these calls; `call` must
      * not use the backend. d2h_wait also waits for the operations called before a d2h_async of 0
      * bytes. d2h_mark notes how far copies have been called; d2h_wait_mark waits for those before
-     * the last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1.
+     * the last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1. With d2h_order_mark the host does
+     * not wait, but operations called later do, so that they may change what was copied.
      *
      * h2d_async copies `host` to `to` before any operation that is called later. The copy may
      * begin while earlier operations still run, so `to` must not be used by operations called
      * since the host last waited (d2h_wait, download, sum_of_squares). The caller must not change
-     * `host` until it has waited for a later operation. */
+     * `host` until it has waited for a later operation. h2d_convert_async copies n float32 in the
+     * same way, and rounds them as `convert` does. */
     void *(*allocate_pinned)(size_t bytes); /* NULL if out of memory; not zeroed */
     void (*release_pinned)(void *memory);   /* NULL is fine */
     /* Makes other memory of the host's, from the begin of a page on, pinned memory. False where the
@@ -103,7 +105,9 @@ struct backend {
     void (*d2h_wait)(void);
     void (*d2h_mark)(int mark);
     void (*d2h_wait_mark)(int mark);
+    void (*d2h_order_mark)(int mark);
     void (*h2d_async)(void *to, const void *host, size_t bytes);
+    void (*h2d_convert_async)(weight *to, const float *host, size_t n);
     /* A dma-buf file descriptor through which other devices access `memory`, at *offset. The
      * caller closes it. -1: there is none. */
     int (*export_memory)(const void *memory, size_t bytes, size_t *offset);

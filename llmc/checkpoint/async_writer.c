@@ -298,7 +298,7 @@ static int copy_model(struct async_writer *s, const float *model) {
     if (!s->model)
         return log_out_of_memory("the copy of the model that a checkpoint is written from",
                                  (double)bytes);
-    s->run->download(s->model, model, bytes);
+    s->run->replicas.download(s->model, model, bytes);
     return 0;
 }
 

@@ -68,6 +68,13 @@ struct resume_comm {
     int all_workers; /* value of the argument `worker` that means all of them */
 };
 
+/* Between memory of the workers and the host's; several threads may call these at once. */
+struct resume_memory {
+    bool on_device; /* a call costs more than its bytes, so few large calls are made */
+    void (*upload)(void *to, const void *host, size_t bytes);
+    void (*download)(void *host, const void *from, size_t bytes);
+};
+
 /* A run and its memory. Everything belongs to the trainer, which keeps it as long as the
  * functions below are called. */
 struct resume_run {
@@ -77,10 +84,7 @@ struct resume_run {
     const bool *ahead;            /* the last broadcast sent the workers' `ahead` */
     struct resume_worker *worker; /* [local] */
     struct resume_comm comm;
-    /* between the workers' memory and the host's; several threads may call them at once */
-    bool on_device; /* a call costs more than its bytes, so few large calls are made */
-    void (*upload)(void *to, const void *host, size_t bytes);
-    void (*download)(void *host, const void *from, size_t bytes);
+    struct resume_memory moments, replicas; /* moments and `ahead`; params, and the model */
 };
 
 /* ---- resuming ---- */

@@ -86,10 +86,11 @@ struct window {
 static size_t window_at(const struct resume_run *r, struct window *w, size_t at, size_t count,
                         bool back, float **place) {
     if (at >= w->first + w->count) {
-        if (back && w->count) r->upload(w->device + w->first, w->host, w->count * sizeof(float));
+        if (back && w->count)
+            r->replicas.upload(w->device + w->first, w->host, w->count * sizeof(float));
         w->first = at;
         w->count = w->total - at < WINDOW ? w->total - at : WINDOW;
-        r->download(w->host, w->device + w->first, w->count * sizeof(float));
+        r->replicas.download(w->host, w->device + w->first, w->count * sizeof(float));
     }
     size_t there = w->first + w->count - at;
     *place = w->host + (at - w->first);
@@ -118,7 +119,7 @@ static int window_runs(const struct resume_run *r, float *vector, const char *ta
             run.count -= (int64_t)n;
         }
     }
-    if (back && w.count) r->upload(vector + w.first, w.host, w.count * sizeof(float));
+    if (back && w.count) r->replicas.upload(vector + w.first, w.host, w.count * sizeof(float));
     free(w.host);
     return 0;
 }
@@ -133,8 +134,8 @@ static void add_moments(const struct resume_run *r, const struct resume_worker *
     void *v = snapshot_add(out, "F32", elements, 0, "worker.%d.v", w->id);
     if (!table || !m || !v) return;
     memcpy(table, scratch, runs * sizeof *scratch);
-    r->download(m, w->m, elements * sizeof(float));
-    r->download(v, w->v, elements * sizeof(float));
+    r->moments.download(m, w->m, elements * sizeof(float));
+    r->moments.download(v, w->v, elements * sizeof(float));
 }
 
 static void add_ahead(const struct resume_run *r, const struct resume_worker *w,
@@ -143,7 +144,7 @@ static void add_ahead(const struct resume_run *r, const struct resume_worker *w,
     if (!*r->ahead) return;
     owned_runs(r, w->id, scratch, &elements);
     void *ahead = snapshot_add(out, "F32", elements, 0, "worker.%d.ahead", w->id);
-    if (ahead) r->download(ahead, w->ahead, elements * sizeof(float));
+    if (ahead) r->moments.download(ahead, w->ahead, elements * sizeof(float));
 }
 
 static int add_replica(const struct resume_run *r, const struct resume_worker *w,
@@ -157,7 +158,7 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
     if (table && values) {
         memcpy(table, list ? list : (struct run *)table, runs * sizeof *list);
     }
-    if (table && values && r->on_device) {
+    if (table && values && r->replicas.on_device) {
         status = window_runs(r, w->params, (const char *)table, runs, (char *)values, false);
     } else if (table && values) {
         for (size_t i = 0; i < runs; i++) { /* the list now says where each run's values go */
@@ -167,8 +168,8 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
         }
 #pragma omp parallel for if (runs > 64)
         for (size_t i = 0; i < runs; i++) {
-            r->download(values + list[i].count, w->params + list[i].offset,
-                        (size_t)table[2 * i + 1] * sizeof(float));
+            r->replicas.download(values + list[i].count, w->params + list[i].offset,
+                                 (size_t)table[2 * i + 1] * sizeof(float));
         }
     }
     free(list);
@@ -309,8 +310,8 @@ static int64_t take_moments(const struct resume_run *r, const struct source *s, 
         if (n > 0) {
             size_t to = mine + (size_t)(start - a.offset);
             size_t at = (theirs + (size_t)(start - b.offset)) * sizeof(float);
-            r->upload(m + to, (const char *)sm->data + at, (size_t)n * sizeof(float));
-            r->upload(v + to, (const char *)sv->data + at, (size_t)n * sizeof(float));
+            r->moments.upload(m + to, (const char *)sm->data + at, (size_t)n * sizeof(float));
+            r->moments.upload(v + to, (const char *)sv->data + at, (size_t)n * sizeof(float));
             taken += n;
         }
         if (a_end <= b_end) mine += (size_t)a.count, i++;
@@ -353,8 +354,9 @@ static int load_ahead(const struct resume_run *r, const struct source *s,
         if (!ahead) return -1;
         for (size_t i = 0; i < table.runs; i++) {
             struct run run = run_at(&table, i);
-            r->upload(w->params + run.offset, (const char *)ahead->data + done * sizeof(float),
-                      (size_t)run.count * sizeof(float));
+            r->replicas.upload(w->params + run.offset,
+                               (const char *)ahead->data + done * sizeof(float),
+                               (size_t)run.count * sizeof(float));
             done += (size_t)run.count;
         }
     }
@@ -368,12 +370,13 @@ static int load_replica(const struct resume_run *r, const struct source *s,
     if (get_table(s, w->id, "stale", r->facts.layout->count, &table, &elements)) return -1;
     const struct safetensors_view *values = get(s, w->id, "replica", "F32", (int64_t)elements, 0);
     if (!values) return -1;
-    if (r->on_device)
+    if (r->replicas.on_device)
         return window_runs(r, w->params, table.data, table.runs, (char *)values->data, true);
     for (size_t i = 0; i < table.runs; i++) {
         struct run run = run_at(&table, i);
-        r->upload(w->params + run.offset, (const char *)values->data + done * sizeof(float),
-                  (size_t)run.count * sizeof(float));
+        r->replicas.upload(w->params + run.offset,
+                           (const char *)values->data + done * sizeof(float),
+                           (size_t)run.count * sizeof(float));
         done += (size_t)run.count;
     }
     return 0;

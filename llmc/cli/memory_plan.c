@@ -37,6 +37,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.copies_model = true;
     s.carries = o->carry > 0 && o->algorithm == ALGORITHM_LOSSY;
     s.changes = o->meet != NULL;
+    s.gpu_direct = o->gpu_direct;
     s.threads = o->threads ? o->threads : omp_get_max_threads();
     return s;
 }
@@ -58,6 +59,29 @@ void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->sets = s->local / group_of(s) >= s->threads ? s->threads : 1;
     s->staged = ranks > 1;
     s->copies_model = rank == 0;
+}
+
+/* A rank with one worker; where ranks change, they hand over float32 replicas. */
+bool memory_plan_has_masters(const struct memory_plan_settings *s) {
+    return s->device && s->staged && s->dtype == DTYPE_BF16 && s->local <= 1 &&
+           s->sharded_optimizer && !s->changes && !s->evaluating;
+}
+
+/* A step with several micro-batches adds them up in the whole gradient, and what is lost of it is
+ * looked for there. */
+int memory_plan_gradient_slots(const struct llama_config *config,
+                               const struct memory_plan_settings *s) {
+    enum { SLOTS = 3 };
+    const bool whole = s->micro_batches > 1 || s->carries || s->gpu_direct;
+    return memory_plan_has_masters(s) && !whole && config->layers + 2 <= BACKEND_MARKS ? SLOTS : 0;
+}
+
+/* Elements of a gradient in slots, as param_layout_gradient_elements has them. */
+static double gradient_elements(const struct llama_config *c, int slots) {
+    const double P = (double)config_parameters(c), C = c->width, table = C * c->vocabulary;
+    const double layer = (P - C - (c->tied ? 1 : 2) * table) / c->layers + C;
+    if (!slots) return P;
+    return c->tied ? slots * layer + table : slots * fmax(layer, table);
 }
 
 /* Working memory of operations (backend_cuda.cu): the logits of a chunk, sums of the backward
@@ -125,12 +149,18 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const double apart = shared || G == 1 ? 0 : s->sets ? s->sets : 1; /* members' gradients */
     const bool half = s->dtype == DTYPE_BF16;
     e.parameters = P;
-    e.parameter_bytes = 4 * P * replicas;
-    e.gradient_bytes = s->evaluating ? 0 : 4 * P * (shared ? 1 : V / G + apart);
+    const bool masters = memory_plan_has_masters(s);
+    const double on_host = 4 * P * replicas; /* a device's copies of them are there */
+    e.parameter_bytes = masters ? 4 * P / N : on_host;
+    const double gradient = 4 * gradient_elements(config, memory_plan_gradient_slots(config, s));
+    e.gradient_bytes = s->evaluating ? 0
+                       : masters     ? gradient + 4 * P / N
+                                     : 4 * P * (shared ? 1 : V / G + apart);
     e.optimizer_bytes = s->evaluating ? 0 : s->sharded_optimizer ? 8 * P * V / N : 8 * P * V;
     if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
     e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
     e.working_bytes = s->device ? device_bytes(config, s) : cpu_bytes(config, s);
+    if (masters) e.working_bytes += BACKEND_CUDA_RECEIVED_BYTES;
     e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* On a device lost gradients are kept there, and not in lossynet's memory. */
     e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;
@@ -156,7 +186,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
     e.travel_bytes = 0;
     if (s->device && s->staged)
-        e.travel_bytes = e.parameter_bytes / (shared ? G : 1) +
+        e.travel_bytes = on_host / (shared ? G : 1) +
                          (s->evaluating ? 0 : 4 * P * (shared ? 1 : V / G)) + e.ahead_bytes;
     /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
     if (s->device)
@@ -204,9 +234,13 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (s->local > 1) printf("of a rank with %d of %d workers ", s->local, s->workers);
     printf("(%s; GB = 10^9 bytes)\n",
            s->dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
-    line("parameters", e.parameter_bytes, "");
+    const bool masters = memory_plan_has_masters(s);
+    const char *part = memory_plan_gradient_slots(config, s)
+                           ? "three buckets, and the average of the 1/N it owns"
+                           : "and the average of the 1/N it owns";
+    line("parameters", e.parameter_bytes, masters ? "float32 of the 1/N it owns" : "");
     if (e.weight_bytes > 0) line("weights in use", e.weight_bytes, "bf16");
-    line("gradients", e.gradient_bytes, "");
+    line("gradients", e.gradient_bytes, masters ? part : "");
     line("optimizer state", e.optimizer_bytes,
          s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
     if (s->leads) line("values ahead", e.ahead_bytes, "of the 1/N it owns, broadcast (--lead)");

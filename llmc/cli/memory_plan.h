@@ -40,6 +40,7 @@ struct memory_plan_settings {
     bool staged;       /* several ranks: with a device, the network reads host memory */
     bool changes;      /* ranks may die and join: what they hand over then (handover.h) */
     bool leads;        /* owners keep what they broadcast ahead of the model (--lead) */
+    bool gpu_direct;   /* network hardware reads gradients on the device */
 };
 
 struct memory_plan {
@@ -79,6 +80,12 @@ enum { MEMORY_PLAN_PROGRAM_BYTES = 10000000 };
  * yet: it is assumed to evaluate and to save. */
 struct memory_plan_settings memory_plan_of_options(const struct options *options, int workers,
                                                    int seq);
+
+/* Whether a device keeps float32 only of what its worker owns, and so many slots of its gradient
+ * (worker.h; param_layout.h), 0: all of it. Of a run that is placed, on its device. */
+bool memory_plan_has_masters(const struct memory_plan_settings *s);
+int memory_plan_gradient_slots(const struct llama_config *config,
+                               const struct memory_plan_settings *s);
 
 /* Makes it a rank of a run on `ranks` ranks, with its share of the workers. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank);

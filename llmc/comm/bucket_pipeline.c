@@ -64,6 +64,14 @@ static void send_owned(const struct bucket_pipeline *s, const struct worker *w, 
     }
 }
 
+static void send_gradient(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
+    const size_t offset = param_layout_bucket_offset(s->layout, bucket);
+    const size_t count = s->layout->bucket_elements[bucket];
+    const float *from = param_layout_gradient(s->layout, &w->gradient, offset);
+    if (s->staged && !w->shares)
+        s->be->d2h_async(w->comm_grads + offset, from, count * sizeof *from);
+}
+
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
@@ -72,8 +80,10 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);
     else
-        worker_send(w, s->be, w->comm_grads, offset, w->shares ? 0 : count);
+        send_gradient(s, w, bucket);
     if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
+    const int next = bucket + 1 - w->gradient.slots; /* it had the slot of the next bucket */
+    if (w->gradient.slots && next >= 0) s->be->d2h_order_mark(next);
     if (!s->overlap) return;
     if (s->staged)
         s->be->d2h_on_complete(gradient_sent, &s->notice[w - s->worker]);
@@ -97,11 +107,22 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     lossynet_status status =
         s->overlap ? lossynet_bucket_wait(s->comm, bucket, &slept) : LOSSYNET_OK;
     if (s->arriving) worker_receive(w, s->be, w->comm_params, offset, count);
-    if (s->weights && !s->current)
+    if (s->weights && !s->current && !w->master)
         s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,
                        count);
     *waited += slept;
     return status;
+}
+
+/* Of workers with masters: what they own, which lies apart. */
+static void move_owned(const struct bucket_pipeline *s, worker_owned_mover mover) {
+    for (int w = 0; w < s->local; w++) {
+        size_t state = 0, offset, count;
+        for (int b = 0; b < s->layout->buckets; b++, state += count) {
+            lossynet_shard(s->comm, s->worker[w].id, b, &offset, &count);
+            mover(&s->worker[w], s->be, offset, state, count);
+        }
+    }
 }
 
 static void move(const struct bucket_pipeline *s, worker_mover mover, float *const *vectors,
@@ -117,12 +138,18 @@ static void move(const struct bucket_pipeline *s, worker_mover mover, float *con
 }
 
 void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
-    move(s, worker_send, vectors, shards);
+    if (!s->worker[0].master)
+        move(s, worker_send, vectors, shards);
+    else if (shards)
+        move_owned(s, worker_send_masters);
     if (s->staged) s->be->d2h_wait();
 }
 
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
-    move(s, worker_receive, vectors, shards);
+    if (s->worker[0].master && shards)
+        move_owned(s, worker_receive_averages);
+    else
+        move(s, worker_receive, vectors, shards);
 }
 
 void pipeline_broadcast(struct bucket_pipeline *s) {

@@ -10,6 +10,8 @@
  *     backward has finished a bucket     what was lost before is added; it is copied to the host;
  *                                        then lossynet is told
  *     a bucket is there at all workers   pipeline_bucket_sent; the owners may average it
+ *                                        (a gradient in slots: before backward writes to its slot
+ *                                        again, it waits for the copy)
  *     all gradients are finished         pipeline_gradients_sent waits for the last copy
  *     the owners have averaged           pipeline_receive copies their shards to the device
  *     the owners have updated            pipeline_send copies their shards to the host
@@ -48,8 +50,9 @@ struct bucket_pipeline {
     float carried;   /* --carry, where workers have residuals */
     /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
     const char *sends;
-    weight *
-        weights; /* the parameters that are computed with, if they are not float32; otherwise NULL */
+    /* The parameters that are computed with, if they are not float32; otherwise NULL. With masters
+     * (worker.h) they are the replica, which is rounded as it comes. */
+    weight *weights;
     bool current;                   /* and AdamW wrote them: there is nothing to convert */
     struct pipeline_notice *notice; /* [local] */
 };

@@ -37,6 +37,9 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     d->be = choice->backend;
     const struct lossynet_settings network = comm_settings(d->options, d->layout, d->workers);
     run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
+    d->masters = memory_plan_has_masters(&run);
+    d->slots = memory_plan_gradient_slots(&d->layout->config, &run);
+    d->memory = d->masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
     return memory_check(d->options, &d->world, &d->layout->config, &run);
 }
 
@@ -125,19 +128,25 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         k->id = d->world.rank * d->local + w;
-        size_t owned = worker_steps_alone(d->options) ? P : lossynet_owned_elements(d->comm, k->id);
+        const bool alone = worker_steps_alone(d->options);
+        const struct worker_needs needs = {.owned =
+                                               alone ? P : lossynet_owned_elements(d->comm, k->id),
+                                           .training = training,
+                                           .staged = staged,
+                                           .masters = d->masters,
+                                           .leads = comm_leads(d->options, d->workers),
+                                           .carries = d->keeps_lost,
+                                           .slots = d->slots};
         group_share_vectors(&d->group, d->worker, w);
-        if (worker_allocate(k, d->be, P, owned, training, staged,
-                            comm_leads(d->options, d->workers), d->keeps_lost))
-            return -1;
+        if (worker_allocate(k, d->be, d->layout, &needs)) return -1;
         d->params[w] = k->comm_params;
         d->grads[w] = k->comm_grads;
         d->ahead[w] = k->comm_ahead;
     }
     if (d->workers == 1) return 0;
-    d->model_is_borrowed = staged && training;
+    d->model_is_borrowed = staged && training && !d->masters;
     d->model = d->model_is_borrowed ? d->worker[0].grads : NULL;
-    if (!d->model) d->model = (float *)d->be->allocate(P * sizeof(float));
+    if (!d->model) d->model = (float *)d->memory->allocate(P * sizeof(float));
     return d->model ? 0 : log_out_of_memory("the model put together", 4.0 * (double)P);
 }
 
@@ -164,6 +173,7 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
     if (d->be->weight_bytes == sizeof(float)) return 0;
     const size_t P = d->layout->count;
     d->pipeline.weights = d->be->allocate(P * d->be->weight_bytes);
+    for (int w = 0; w < d->local && d->masters; w++) d->worker[w].weights = d->pipeline.weights;
     return d->pipeline.weights ? 0 : log_out_of_memory("weights in use", 2.0 * (double)P);
 }
 
@@ -181,7 +191,7 @@ void data_parallel_close(struct data_parallel *d) {
     lossynet_close(d->comm); /* before what it was given */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
     group_close(&d->group);
-    if (d->be) d->be->release(d->model);
+    if (d->be) d->memory->release(d->model);
     if (d->be) d->be->release(d->pipeline.weights);
     pipeline_close(&d->pipeline);
     free(d->worker);
@@ -204,16 +214,21 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
     if (data_parallel_replicas_are_exact(d)) return 0;
     *model = d->model;
     const size_t P = d->layout->count;
-    const bool staged = d->pipeline.staged;
-    float *host = staged ? host_vector(d->be, d->model, P, false) : d->model;
+    const bool moves = d->pipeline.staged && !d->masters;
+    float *host = moves ? host_vector(d->be, d->model, P, false) : d->model;
     int failed = !host || lossynet_gather_fresh(d->comm, d->params, host) ? -1 : 0;
-    if (staged && !failed) d->be->upload(d->model, host, P * sizeof(float));
-    if (staged) host_vector_end(d->be, host);
+    if (moves && !failed) d->be->upload(d->model, host, P * sizeof(float));
+    if (moves) host_vector_end(d->be, host);
     return failed;
 }
 
-const weight *data_parallel_weights(const struct data_parallel *d, const float *params) {
+const weight *data_parallel_weights(struct data_parallel *d, const float *params) {
     if (!d->pipeline.weights) return params;
+    if (d->masters) { /* in the place of the replica, which the next step brings again */
+        d->be->h2d_convert_async(d->pipeline.weights, params, d->layout->count);
+        d->pipeline.arriving = true;
+        return d->pipeline.weights;
+    }
     d->be->convert(d->pipeline.weights, params, d->layout->count);
     return d->pipeline.weights;
 }
@@ -262,9 +277,10 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
 int data_parallel_initialise(struct data_parallel *d) {
-    const bool filled = d->worker[0].shares && d->world.rank % d->group.size; /* by another rank */
+    const bool shares = d->worker[0].shares || (d->masters && d->group.host);
+    const bool filled = shares && d->world.rank % d->group.size; /* by another rank */
     if (filled) return group_wait(&d->group);
-    float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
+    float *first = host_vector(d->memory, d->worker[0].params, d->layout->count, false);
     int failed = first ? 0 : -1;
     if (!failed && file_is_directory(d->options->model)) {
         size_t count;
@@ -274,9 +290,9 @@ int data_parallel_initialise(struct data_parallel *d) {
     } else if (!failed) {
         param_layout_initialise(d->layout, (uint64_t)d->options->seed, first);
     }
-    for (int w = d->be->on_device ? 0 : 1; w < d->local && !failed; w++)
+    for (int w = d->memory->on_device ? 0 : 1; w < d->local && !failed; w++)
         if (!d->worker[w].shares) worker_initialise(&d->worker[w], d->be, first, d->layout->count);
-    host_vector_end(d->be, first);
+    host_vector_end(d->memory, first);
     return failed ? -1 : group_wait(&d->group);
 }
 
@@ -297,8 +313,22 @@ static bool shares_copies(const struct data_parallel *d) {
     return d->group.host && d->pipeline.staged;
 }
 
+/* Masters begin as the replica, which is the host's. */
+static void set_masters(const struct data_parallel *d) {
+    for (int w = 0; w < d->local; w++) {
+        const struct worker *k = &d->worker[w];
+        size_t state = 0, offset, count;
+        for (int b = 0; b < d->layout->buckets; b++, state += count) {
+            lossynet_shard(d->comm, k->id, b, &offset, &count);
+            d->be->upload(k->master + state, k->params + offset, count * sizeof(float));
+        }
+    }
+}
+
 int data_parallel_start(struct data_parallel *d) {
-    if (shares_copies(d)) {
+    if (d->masters) {
+        set_masters(d);
+    } else if (shares_copies(d)) {
         move_partners(d, worker_send, d->params[0]);
         d->be->d2h_wait();
     } else {
@@ -338,9 +368,13 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
     out->whole_moments = worker_steps_alone(d->options);
     out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
     out->ahead = &d->sent_ahead;
-    out->on_device = d->be->on_device;
-    out->upload = d->be->upload;
-    out->download = d->be->download;
+    const struct backend *const of[] = {d->be, d->memory};
+    struct resume_memory *const memory[] = {&out->moments, &out->replicas};
+    for (int i = 0; i < 2; i++) {
+        memory[i]->on_device = of[i]->on_device;
+        memory[i]->upload = of[i]->upload;
+        memory[i]->download = of[i]->download;
+    }
     out->worker = (struct resume_worker *)calloc((size_t)d->local, sizeof *out->worker);
     if (!out->worker) return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
@@ -384,7 +418,8 @@ int data_parallel_micro_batches(const struct data_parallel *d, const struct work
     return own;
 }
 
-float *data_parallel_gradient(const struct data_parallel *d, const struct worker *w, int set) {
+struct gradient_place data_parallel_gradient(const struct data_parallel *d, const struct worker *w,
+                                             int set) {
     return group_gradient(&d->group, w, set);
 }
 
@@ -447,11 +482,13 @@ static int average(struct data_parallel *d, float *const *vectors, double start)
 /* Norm of the averaged gradient, of which each owner holds its part. */
 static int averaged_norm(struct data_parallel *d, double *norm) {
     const int buckets = d->layout->buckets;
+    size_t state = 0; /* of the one worker with masters */
     for (int i = 0; i < d->local * buckets; i++) {
         const struct worker *w = &d->worker[i / buckets];
         size_t offset;
         lossynet_shard(d->comm, w->id, i % buckets, &offset, &d->shard_count[i]);
-        d->shard[i] = w->grads + offset;
+        d->shard[i] = w->average ? w->average + state : w->grads + offset;
+        state += d->shard_count[i];
     }
     d->be->sums_of_squares(d->shard_sum, d->shard, d->shard_count, d->local * buckets);
     for (int w = 0; w < d->local; w++) {
@@ -519,7 +556,8 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
             lossynet_shard(d->comm, k->id, b, &offset, &count);
             worker_update(k, d->be, d->layout, d->options, &step, state, offset, count);
             if (d->sent_ahead && step.lead == 0) /* a replayed owner that did not lead */
-                d->be->copy(k->ahead + state, k->params + offset, count * sizeof(float));
+                d->be->copy(k->ahead + state, k->master ? k->master + state : k->params + offset,
+                            count * sizeof(float));
             state += count;
         }
         if (d->sent_ahead) worker_send_ahead(k, d->be, state);

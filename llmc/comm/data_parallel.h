@@ -4,8 +4,9 @@
  * A rank hosts `local` of the N workers. Each worker has a replica of the parameters, a gradient,
  * and the optimizer state of what it owns (ZeRO-1): P/N elements of each moment. Only `rps` and
  * `naive`, whose workers step on their own, keep moments for all P. On a GPU all vectors lie in its
- * memory. They are float32: the owner's shard of `params` is the master weights. With --group
- * workers share a replica and a gradient (group.h).
+ * memory. They are float32: the owner's shard of `params` is the master weights. Where GPUs of
+ * several ranks compute in bfloat16, float32 replicas are in the host's memory alone (worker.h). With
+ * --group workers share a replica and a gradient (group.h).
  *
  * The trainer computes gradients and calls, in each step:
  *
@@ -40,7 +41,9 @@ struct data_parallel {
     const struct param_layout *layout;
     struct lossynet_world world;
     int workers;              /* N */
-    const struct backend *be; /* set by data_parallel_choose */
+    const struct backend *be; /* set by data_parallel_choose, and these two: */
+    bool masters;             /* float32 replicas are the host's alone (worker.h) */
+    int slots;                /* of gradients (param_layout.h) */
     /* set by data_parallel_open */
     struct lossynet_comm *comm;
     int local;
@@ -51,6 +54,7 @@ struct data_parallel {
     bool sent_ahead;                 /* the last broadcast sent `ahead` */
     bool keeps_lost;                 /* the workers have residuals (worker.h) */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
+    const struct backend *memory;    /* where the float32 replicas and the model lie */
     float *model;                    /* P: the owners' shards put together; N > 1 */
     bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */
     const float **shard;     /* [local * buckets]: the gradients of what workers own, */
@@ -96,12 +100,13 @@ bool data_parallel_is_lossless(const struct data_parallel *d);
 /* Every replica equals the model: what is sent is the model, and it arrives as it was. */
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);
 
-/* *model (P elements, in the backend's memory): a replica if replicas are exact; otherwise the
+/* *model (P elements, in d->memory): a replica if replicas are exact; otherwise the
  * owners' shards. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
 int data_parallel_model(struct data_parallel *d, const float **model);
 
-/* Parameters (P) in the type that operations take; float32 ones are returned as they are. */
-const weight *data_parallel_weights(const struct data_parallel *d, const float *params);
+/* Parameters (P, in d->memory) in the type that operations take; float32 ones are returned as they
+ * are. Until the next call, or the next step. */
+const weight *data_parallel_weights(struct data_parallel *d, const float *params);
 
 /* Elements of each moment that a worker keeps, at most. */
 size_t data_parallel_moments(const struct data_parallel *d);
@@ -133,7 +138,8 @@ int data_parallel_micro_batches(const struct data_parallel *d, const struct work
                                 double *counts);
 /* Where a local worker's gradient, of 1/G of its loss (group.h), is computed with a set of
  * activations, and what to call when a bucket of it is finished: with overlap it may leave. */
-float *data_parallel_gradient(const struct data_parallel *d, const struct worker *w, int set);
+struct gradient_place data_parallel_gradient(const struct data_parallel *d, const struct worker *w,
+                                             int set);
 void data_parallel_gradient_done(const struct data_parallel *d, const struct worker *w, int set,
                                  int bucket);
 /* What a rank has learnt that all must know before they do anything together. */

@@ -77,8 +77,10 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
     }
 }
 
-float *group_gradient(const struct group *g, const struct worker *w, int set) {
-    return !g->apart || w->id % g->size == 0 ? w->grads : g->apart[set];
+struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set) {
+    struct gradient_place place = w->gradient;
+    if (g->apart && w->id % g->size) place.first = g->apart[set];
+    return place;
 }
 
 /* to = the sum of n elements of `count` vectors, in order. to may be one of them. */

@@ -50,7 +50,7 @@ void group_close(struct group *g);
 void group_share_vectors(const struct group *g, struct worker *worker, int i);
 
 /* Where a member's gradient is computed, with a set of activations. */
-float *group_gradient(const struct group *g, const struct worker *w, int set);
+struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set);
 
 /* Call when a bucket of that gradient is finished: adds it to the group's. Returns whether the
  * group's is finished there: w is the last member that this rank has. */

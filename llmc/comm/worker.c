@@ -16,21 +16,39 @@ static int take_comm(float **copy, float *vector, const struct backend *be, bool
     return staged ? take(copy, be->allocate_pinned, count, what) : 0;
 }
 
-int worker_allocate(struct worker *w, const struct backend *be, size_t count, size_t owned,
-                    bool training, bool staged, bool leads, bool carries) {
+/* Of what the worker owns, float32 beside the moments. */
+static int take_masters(struct worker *w, const struct backend *be, size_t owned) {
+    w->params = w->comm_params;
+    return take(&w->master, be->allocate, owned, "what a worker owns of the parameters") ||
+                   take(&w->average, be->allocate, owned, "an averaged gradient")
+               ? -1
+               : 0;
+}
+
+int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
+                    const struct worker_needs *needs) {
+    const size_t count = layout->count, owned = needs->owned;
+    const bool staged = needs->staged;
     const char *parameters = "a worker's parameters (--dry-run tells what a run needs)";
     const char *gradient = "a worker's gradient";
-    if (!w->shares && take(&w->params, be->allocate, count, parameters)) return -1;
+    if (!w->shares && !needs->masters && take(&w->params, be->allocate, count, parameters))
+        return -1;
     if (!w->shares_comm && take_comm(&w->comm_params, w->params, be, staged, count, parameters))
         return -1;
-    if (!training) return 0;
-    if (!w->shares && take(&w->grads, be->allocate, count, gradient)) return -1;
+    if (!needs->training) return 0;
+    if (needs->masters && take_masters(w, be, owned)) return -1;
+    const size_t elements = param_layout_gradient_elements(layout, needs->slots);
+    if (!w->shares && take(&w->grads, be->allocate, elements, gradient)) return -1;
     if (!w->shares_comm && take_comm(&w->comm_grads, w->grads, be, staged, count, gradient))
         return -1;
+    const struct gradient_place place = {w->grads, needs->slots,
+                                         param_layout_gradient_slot(layout)};
+    w->gradient = place;
     if (take(&w->m, be->allocate, owned, "optimizer state")) return -1;
     if (take(&w->v, be->allocate, owned, "optimizer state")) return -1;
-    if (carries && take(&w->residual, be->allocate, count, "lost gradients (--carry)")) return -1;
-    if (!leads) return 0;
+    if (needs->carries && take(&w->residual, be->allocate, count, "lost gradients (--carry)"))
+        return -1;
+    if (!needs->leads) return 0;
     const char *ahead = "the values that a worker broadcasts (--lead off does without)";
     if (take(&w->ahead, be->allocate, owned, ahead)) return -1;
     w->comm_ahead = w->ahead;
@@ -38,11 +56,14 @@ int worker_allocate(struct worker *w, const struct backend *be, size_t count, si
 }
 
 void worker_release(struct worker *w, const struct backend *be) {
+    if (w->master) w->params = NULL; /* the host's */
     if (!w->shares_comm && w->comm_params != w->params) be->release_pinned(w->comm_params);
     if (!w->shares_comm && w->comm_grads != w->grads) be->release_pinned(w->comm_grads);
     if (w->comm_ahead != w->ahead) be->release_pinned(w->comm_ahead);
     be->release(w->ahead);
     be->release(w->residual);
+    be->release(w->master);
+    be->release(w->average);
     if (!w->shares) be->release(w->params);
     if (!w->shares) be->release(w->grads);
     be->release(w->m);
@@ -67,6 +88,16 @@ void worker_send(const struct worker *w, const struct backend *be, float *comm_v
         be->d2h_async(comm_vector + offset, from + offset, count * sizeof(float));
 }
 
+void worker_send_masters(const struct worker *w, const struct backend *be, size_t offset,
+                         size_t state, size_t count) {
+    if (count) be->d2h_async(w->comm_params + offset, w->master + state, count * sizeof(float));
+}
+
+void worker_receive_averages(const struct worker *w, const struct backend *be, size_t offset,
+                             size_t state, size_t count) {
+    if (count) be->h2d_async(w->average + state, w->comm_grads + offset, count * sizeof(float));
+}
+
 void worker_send_ahead(const struct worker *w, const struct backend *be, size_t owned) {
     if (w->comm_ahead != w->ahead && owned)
         be->d2h_async(w->comm_ahead, w->ahead, owned * sizeof(float));
@@ -75,6 +106,12 @@ void worker_send_ahead(const struct worker *w, const struct backend *be, size_t 
 void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
                     size_t offset, size_t count) {
     float *to = device_vector(w, comm_vector);
+    if (w->master && comm_vector == w->comm_params) {
+        if (count)
+            be->h2d_convert_async((char *)w->weights + offset * be->weight_bytes,
+                                  comm_vector + offset, count);
+        return;
+    }
     if (to != comm_vector && count)
         be->h2d_async(to + offset, comm_vector + offset, count * sizeof(float));
 }
@@ -98,12 +135,13 @@ void worker_update(const struct worker *w, const struct backend *be,
         while (span->offset + span->count <= offset + done) span++;
         size_t n = span->offset + span->count - (offset + done);
         if (n > count - done) n = count - done;
-        float *params = w->params + offset + done;
+        float *params = w->master ? w->master + state + done : w->params + offset + done;
+        const float *gradient = w->master ? w->average + state + done : w->grads + offset + done;
         weight *in_use = params;
         if (s->weights) in_use = (char *)s->weights + (offset + done) * be->weight_bytes;
         float *ahead = s->lead != 0 ? w->ahead + state + done : NULL;
-        be->adamw(in_use, params, w->m + state + done, w->v + state + done, ahead,
-                  w->grads + offset + done, n, &adamw, s->step + 1, (float)s->learning_rate,
+        be->adamw(in_use, params, w->m + state + done, w->v + state + done, ahead, gradient, n,
+                  &adamw, s->step + 1, (float)s->learning_rate,
                   span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
         done += n;
     }

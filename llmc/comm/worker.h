@@ -9,6 +9,15 @@
  *
  * Otherwise the copies are the vectors themselves, and these functions do nothing.
  * bucket_pipeline.h says what is sent and received when.
+ *
+ * A GPU that computes in bfloat16 then needs float32 only of what its worker owns (worker_has_masters;
+ * ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned as in stage 2):
+ *
+ *     parameters   the replica is the weights in use; its float32 copy is the network's, in the host's
+ *                  memory, from which buckets are rounded as they come
+ *     what it owns master values, which AdamW steps on, and the averaged gradient
+ *     gradient     where a step has one micro-batch, of a few buckets (`gradient.slots`): a slot is
+ *                  written again when its bucket is on the host
  */
 #ifndef LLMC_COMM_WORKER_H
 #define LLMC_COMM_WORKER_H
@@ -26,8 +35,13 @@ extern "C" {
 
 struct worker {
     int id;                          /* 0 ... N-1 */
-    float *params, *grads, *m, *v;   /* in the backend's memory */
+    float *params, *grads, *m, *v;   /* in the backend's memory; params with masters: comm_params */
     float *comm_params, *comm_grads; /* the copies that the network reads and writes */
+    struct gradient_place gradient;  /* first: grads */
+    /* Of what the worker owns, in the order of m and v, in the backend's memory: the float32 values,
+     * and the averaged gradient. NULL: both lie in params and grads. */
+    float *master, *average;
+    weight *weights; /* with masters: the replica in use, P; not its own */
     /* These are not its own, but another worker's or its group's (group.h): params and grads; the
      * copies. */
     bool shares, shares_comm;
@@ -38,13 +52,19 @@ struct worker {
     float *residual;
 };
 
-/* Allocates `count` parameters and as many gradients, unless it shares them, moments for `owned`
- * elements and, with `leads`,
- * the values ahead of these, and with `carries` a residual; without training only parameters.
- * staged: the network reads host memory. The caller releases it, also after a failure. Returns 0,
- * or -1 after reporting. */
-int worker_allocate(struct worker *w, const struct backend *be, size_t count, size_t owned,
-                    bool training, bool staged, bool leads, bool carries);
+struct worker_needs {
+    size_t owned;        /* elements of what the worker owns */
+    bool training;       /* else only parameters are needed */
+    bool staged;         /* the network reads host memory */
+    bool masters;        /* float32 only of what it owns is in the backend's memory */
+    bool leads, carries; /* values ahead of what it owns; a residual */
+    int slots;           /* of the gradient (param_layout.h) */
+};
+
+/* Allocates the vectors of which it is not told (shares, shares_comm) that they are another's. The
+ * caller releases it, also after a failure. Returns 0, or -1 after reporting. */
+int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
+                    const struct worker_needs *needs);
 void worker_release(struct worker *w, const struct backend *be);
 
 /* Copies parameters (count, in host memory) to the backend's vector and to the network's copy. */
@@ -55,6 +75,12 @@ void worker_initialise(struct worker *w, const struct backend *be, const float *
  * leave them; see d2h_async in backend.h. comm_vector: comm_params or comm_grads. */
 void worker_send(const struct worker *w, const struct backend *be, float *comm_vector,
                  size_t offset, size_t count);
+/* Of a worker with masters: copies these to comm_params, or the averages from comm_grads, `count`
+ * elements at `offset` of the vector and `state` of what it owns. */
+void worker_send_masters(const struct worker *w, const struct backend *be, size_t offset,
+                         size_t state, size_t count);
+void worker_receive_averages(const struct worker *w, const struct backend *be, size_t offset,
+                             size_t state, size_t count);
 /* Copies all of `ahead` to the host in the same way. */
 void worker_send_ahead(const struct worker *w, const struct backend *be, size_t owned);
 /* Copies what the network wrote to the device, before any operation called later; see h2d_async
@@ -88,6 +114,10 @@ void worker_update(const struct worker *w, const struct backend *be,
 /* worker_send or worker_receive */
 typedef void (*worker_mover)(const struct worker *w, const struct backend *be, float *comm_vector,
                              size_t offset, size_t count);
+
+/* worker_send_masters or worker_receive_averages */
+typedef void (*worker_owned_mover)(const struct worker *w, const struct backend *be, size_t offset,
+                                   size_t state, size_t count);
 
 #ifdef __cplusplus
 }

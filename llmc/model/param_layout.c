@@ -62,6 +62,30 @@ size_t param_layout_bucket_offset(const struct param_layout *l, int bucket) {
     return offset;
 }
 
+/* Of the buckets that share slots, the largest. */
+size_t param_layout_gradient_slot(const struct param_layout *layout) {
+    const int shared = layout->buckets - (layout->config.tied ? 1 : 0);
+    size_t slot = 0;
+    for (int b = 0; b < shared; b++)
+        if (layout->bucket_elements[b] > slot) slot = layout->bucket_elements[b];
+    return slot;
+}
+
+size_t param_layout_gradient_elements(const struct param_layout *layout, int slots) {
+    const size_t table = layout->config.tied ? layout->bucket_elements[layout->buckets - 1] : 0;
+    return slots ? (size_t)slots * param_layout_gradient_slot(layout) + table : layout->count;
+}
+
+float *param_layout_gradient(const struct param_layout *layout, const struct gradient_place *place,
+                             size_t offset) {
+    if (!place->slots) return place->first + offset;
+    int bucket = 0;
+    for (size_t n; offset >= (n = layout->bucket_elements[bucket]); bucket++) offset -= n;
+    const bool apart = layout->config.tied && bucket == layout->buckets - 1;
+    return place->first + (size_t)(apart ? place->slots : bucket % place->slots) * place->slot +
+           offset;
+}
+
 /* In the order of hf_model_tensors. */
 void param_layout_tensors(const struct param_layout *l, float *vector,
                           struct named_tensor *tensors) {

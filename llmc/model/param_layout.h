@@ -52,6 +52,23 @@ void param_layout_release(struct param_layout *layout);
 int param_layout_bucket_of_layer(const struct param_layout *layout, int layer);
 size_t param_layout_bucket_offset(const struct param_layout *layout, int bucket);
 
+/* Where gradients lie: all of them, in a vector like the parameters', or only those of the last
+ * `slots` buckets, each in the slot bucket % slots of `slot` elements. A table that is tied to the
+ * classifier has a place of its own behind them, since backward begins with it and ends with it. */
+struct gradient_place {
+    float *first;
+    int slots; /* 0: all */
+    size_t slot;
+};
+
+/* With so many slots, the elements of one, and of all. */
+size_t param_layout_gradient_slot(const struct param_layout *layout);
+size_t param_layout_gradient_elements(const struct param_layout *layout, int slots);
+
+/* The gradient of element `offset` of the vector. */
+float *param_layout_gradient(const struct param_layout *layout, const struct gradient_place *place,
+                             size_t offset);
+
 /* Points hf_model_tensors(config) into a vector of `count` floats. */
 void param_layout_tensors(const struct param_layout *layout, float *vector,
                           struct named_tensor *tensors);

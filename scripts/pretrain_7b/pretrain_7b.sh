@@ -31,9 +31,9 @@
 # What it takes. Numbers marked = are held to `train_llama2 --dry-run` by test/system/test_cluster.py.
 #
 #   tokens per step       = 4194304     64 workers, 16 micro-batches of 1 x 4096
-#   memory of a GPU       = 71.738 GB   parameters, gradients, 1/64 of the optimizer state and sums
-#                                       in float32; weights in use and activations in bf16: an H100
-#                                       of 80 GB will do
+#   memory of a GPU       = 61.378 GB   gradients, and 1/64 of parameters, averages and optimizer
+#                                       state in float32; weights in use and activations in bf16: an
+#                                       H100 of 80 GB will do, and recomputes nothing
 #   memory of its host    = 89.2 GB     per GPU: what travels lies in pinned memory, of parameters one
 #                                       copy for a node. The copy of the model (27 GB) to save is
 #                                       rank 0's alone: 525 GB for 8 GPUs
@@ -43,13 +43,13 @@
 #                                       groups: 26.5 GB)
 #   on the link           = 60 ms       per step at 400 Gbit/s per GPU, or
 #                         = 241 ms      at 100 Gbit/s. (Without groups: 543 and 2171)
-#   computing             = 9.5 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
-#                                       parameter, and attention), a third more to recompute
+#   computing             = 7.2 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
+#                                       parameter, and attention)
 #   copies over PCIe        3.4 s       per step: 84 GB at 25 GB/s, in float32: gradients out, the
 #                                       group's and other groups' in, which the GPU adds up, parameters
 #                                       in. In a group nothing of it overlaps with computing yet
-#   2400 steps            = 8.7 h       at 400 Gbit/s, or
-#                         = 8.8 h       at 100 Gbit/s
+#   2400 steps            = 7.1 h       at 400 Gbit/s, or
+#                         = 7.2 h       at 100 Gbit/s
 #
 # The exchange runs at the speed that the pre-flight measures ("in", "out"), where that is less.
 set -u -o pipefail
@@ -114,7 +114,7 @@ else
     # Llama 2 (Touvron et al. 2023), section 2.2, for a shorter run; from its weights gently.
     rate=(--lr 3e-4 --warmup 200)
     [ -z "$from" ] || rate=(--lr 3e-5 --warmup 100)
-    model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16 --recompute block
+    model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16
         --batch 1 --seq 4096 --micro-batches 16 --steps "${steps:-2400}" "${rate[@]}" --beta1 0.9 --beta2 0.95
         --adam-eps 1e-5 --weight-decay 0.1 --clip 1 --save-every 200 --keep 2 --eval-every 200
         --eval-sequences 256)

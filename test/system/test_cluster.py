@@ -261,7 +261,7 @@ def test_the_arithmetic_of_its_comment():
         number("gradient phase" + gigabytes) + number("parameter phase" + gigabytes), abs=0.0015)
     flop = 6 * parameters + 6 * 32 * 4096 * 4096  # causal attention, forward and backward
     assert f"{flop / 1e9:.1f} GFLOP" in text
-    computing = tokens / 64 * flop * 4 / 3 / 400e12
+    computing = tokens / 64 * flop / 400e12
     assert said["computing", 0] == pytest.approx(computing, abs=0.06)
     for gbps, answer in answers.items():
         link = number(r"([\d.]+) ms per step on the link", answer)

@@ -81,7 +81,8 @@ static double bench_forward_backward(struct bench *x) {
     const int N = x->B * x->T;
     if ((void *)x->weights != (void *)x->params && !x->current)
         x->be->convert(x->weights, x->params, x->layout.count);
-    model_forward_backward(x->be, &x->layout, x->weights, x->grads, &x->a, x->B, x->T,
+    const struct gradient_place grads = {x->grads, 0, 0};
+    model_forward_backward(x->be, &x->layout, x->weights, &grads, &x->a, x->B, x->T,
                            1.0f / (float)N, false, NULL);
     return mean_loss(activations_losses(&x->a, x->be, N), N);
 }

@@ -133,9 +133,49 @@ static void d2h_wait(void) {
     device_d2h_wait();
 }
 
+static void d2h_order_mark(int mark) {
+    device_scope scope;
+    device_d2h_order_mark(mark);
+}
+
 static void h2d_async(void *to, const void *host, size_t bytes) {
     device_scope scope;
     device_h2d_async(to, host, bytes);
+}
+
+/* Working memory of a stream that waits for no other, and for which no other waits. */
+struct stream_memory {
+    char *memory;
+    size_t size;
+};
+
+static char *stream_memory_of(struct stream_memory *m, size_t bytes, const char *what) {
+    if (bytes > m->size) {
+        device_release(m->memory);
+        m->memory = (char *)device_allocate(bytes);
+        device_synchronize(); /* it is cleared */
+        m->size = m->memory ? bytes : 0;
+    }
+    if (!m->memory) {
+        log_out_of_memory(what, (double)bytes);
+        exit(1);
+    }
+    return m->memory;
+}
+
+/* Copy-in takes one part after another, so that little memory lies between copy and rounding. */
+static void h2d_convert_async(weight *to, const float *host, size_t n) {
+    static struct stream_memory memory;
+    device_scope scope;
+    const size_t part = BACKEND_CUDA_RECEIVED_BYTES / sizeof *host;
+    float *received =
+        (float *)stream_memory_of(&memory, BACKEND_CUDA_RECEIVED_BYTES, "parameters that come");
+    for (size_t done = 0; done < n; done += part) {
+        const size_t count = n - done < part ? n - done : part;
+        device_in_upload(received, host + done, count * sizeof *received);
+        cuda_convert<element>((element *)to + done, received, count, device_in_stream());
+    }
+    device_in_end();
 }
 
 static int export_memory(const void *memory, size_t bytes, size_t *offset) {
@@ -364,34 +404,17 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                       device_stream());
 }
 
-/* What weighted_sum_pinned reads beside pinned memory. Its own, since no other stream waits for
- * it. */
-static char *average_arguments(size_t bytes) {
-    static char *memory;
-    static size_t size;
-    if (bytes > size) {
-        device_release(memory);
-        memory = (char *)device_allocate(bytes);
-        device_synchronize(); /* it is cleared */
-        size = memory ? bytes : 0;
-    }
-    if (!memory) {
-        log_out_of_memory("the weights of an average", (double)bytes);
-        exit(1);
-    }
-    return memory;
-}
-
 /* The kernel reads each element once, where the network has put it. PCIe is full long before these
  * blocks are all that the device has room for, so that backward goes on beside them. */
 static void weighted_sum_pinned(float *out, const float *const *sender, const float *weight, int N,
                                 size_t n, size_t packet) {
     enum { BLOCKS = 32 };
+    static struct stream_memory memory; /* what is read beside pinned memory */
     if (n == 0) return;
     device_scope scope;
     const size_t weights = (n + packet - 1) / packet * (size_t)N * sizeof *weight;
     const size_t senders = ((size_t)N * sizeof *sender + 255) / 256 * 256;
-    char *arguments = average_arguments(senders + weights);
+    char *arguments = stream_memory_of(&memory, senders + weights, "the weights of an average");
     device_average_upload(arguments, sender, (size_t)N * sizeof *sender);
     device_average_upload(arguments + senders, weight, weights);
     cuda_weighted_sum(out, sender, (const float *const *)arguments,
@@ -477,7 +500,9 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.d2h_wait = d2h_wait;
     b.d2h_mark = d2h_mark;
     b.d2h_wait_mark = d2h_wait_mark;
+    b.d2h_order_mark = d2h_order_mark;
     b.h2d_async = h2d_async;
+    b.h2d_convert_async = h2d_convert_async;
     b.export_memory = export_memory;
     b.embedding_forward = embedding_forward;
     b.embedding_backward = embedding_backward;

@@ -39,6 +39,10 @@
  * of buffers, because the network writes packets of any bucket in any order, and reads what it
  * sends for as long as it needs.
  *
+ * Where a gradient has slots for a few buckets (llmc/model/param_layout.h), compute waits, before it
+ * writes to a slot again, for the copy of the bucket that was there: d2h_order_mark(). Float32 that the
+ * device computes with as bfloat16 is rounded on copy-in: h2d_convert_async().
+ *
  * If network hardware reads gradients on the device (--gpu-direct), copy-out brings only what the
  * rank's own workers average, and still waits for the bucket.
  *
@@ -104,7 +108,12 @@ void device_d2h_on_complete(void (*call)(void *context), void *context);
 void device_d2h_wait(void);
 void device_d2h_mark(int mark);
 void device_d2h_wait_mark(int mark);
+void device_d2h_order_mark(int mark);
 void device_h2d_async(void *to, const void *host, size_t bytes);
+/* Its two parts: the copy, after which copy-in may work on what came; then compute waits for it. */
+cudaStream_t device_in_stream(void);
+void device_in_upload(void *to, const void *host, size_t bytes);
+void device_in_end(void);
 /* CUDA Driver API, cuMemGetHandleForAddressRange */
 int device_export(const void *memory, size_t bytes, size_t *offset);
 

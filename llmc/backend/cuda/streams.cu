@@ -129,6 +129,10 @@ void device_d2h_wait_mark(int mark) {
     CHECK(cudaEventSynchronize(device.mark[mark]));
 }
 
+void device_d2h_order_mark(int mark) {
+    CHECK(cudaStreamWaitEvent(device.compute, device.mark[mark], 0));
+}
+
 cudaStream_t device_average_stream(void) {
     return device.average;
 }
@@ -142,8 +146,20 @@ void device_average_wait(void) {
 }
 
 /* copy-in waits for no stream, see device.h */
-void device_h2d_async(void *to, const void *host, size_t bytes) {
+cudaStream_t device_in_stream(void) {
+    return device.in;
+}
+
+void device_in_upload(void *to, const void *host, size_t bytes) {
     CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.in));
+}
+
+void device_in_end(void) {
     CHECK(cudaEventRecord(device.received, device.in));
     CHECK(cudaStreamWaitEvent(device.compute, device.received, 0));
+}
+
+void device_h2d_async(void *to, const void *host, size_t bytes) {
+    device_in_upload(to, host, bytes);
+    device_in_end();
 }

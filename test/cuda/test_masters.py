@@ -1,0 +1,81 @@
+"""Ranks with a GPU each, that compute in bfloat16: float32 is on a GPU only for what its worker owns, and
+gradients are there only of the last buckets (llmc/comm/worker.h). On the emulated device."""
+import pytest
+
+from program import BUILD, events, markov_tokens, succeed, write_tokens
+
+EMULATED = BUILD / "emulated" / "train_llama2"
+VOCABULARY = 128
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    write_tokens(folder / "train.bin", markov_tokens(5_000, VOCABULARY, 1), VOCABULARY)
+    write_tokens(folder / "val.bin", markov_tokens(300, VOCABULARY, 2), VOCABULARY)
+    return folder
+
+
+def train(data, out, ranks, *more, streams="late"):
+    """What steps and evaluations measured, and the bytes of the last model."""
+    succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--batch=1", "--seq=16",
+            "--lr=3e-3", "--lr-final=1", "--warmup=0", "--seed=5", "--packet-bytes=512",
+            "--eval-sequences=4", "--eval-every=2", "--device=cuda", "--dtype=bf16", f"--out={out}",
+            *more, *(["--link=udp"] if ranks and "--link=mpi" not in more else []),
+            program=EMULATED, ranks=ranks, environment={"EMULATED_STREAMS": streams})
+    log = out / "log.jsonl"
+    fields = ("loss", "grad_norm", "mean_age", "val_loss", "replica_val_loss")
+    numbers = [[event[name] for name in fields if name in event]
+               for event in events(log, "step") + events(log, "eval")]
+    (last,) = sorted(out.glob("checkpoint-*"))[-1:]
+    return numbers, (last / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("streams, workers, options", [
+    ("late", 3, ["--loss-rate=0.3"]),
+    ("others", 3, ["--loss-rate=0.3"]),
+    ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--repair=1"]),
+    ("late", 3, ["--loss-rate=0.3", "--no-overlap", "--lead=off"]),
+    ("late", 3, ["--loss-rate=0.3", "--carry=1", "--wire-dtype=bf16"]),
+    ("others", 3, ["--loss-rate=0.3", "--micro-batches=2"]),
+    ("late", 3, ["--algorithm=reliable", "--link=mpi"]),
+    ("others", 4, ["--loss-rate=0.3", "--group=2"]),
+], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
+def test_as_in_one_process(data, tmp_path, streams, workers, options):
+    """Where whole float32 replicas and gradients are on the device: the same bits. An evaluation, which
+    computes with other weights, comes between the second step and the third."""
+    more = [f"--workers={workers}", "--steps=3", *options]
+    one = train(data, tmp_path / "one", 0, *more)
+    several = train(data, tmp_path / "several", workers, *more, streams=streams)
+    assert len(one[0]) == 3 + 2
+    assert several == one
+
+
+@pytest.mark.parametrize("first, then", [(0, 3), (3, 0), (3, 3)])
+def test_resumes_to_the_last_bit(data, tmp_path, first, then):
+    """Also where the ranks that go on keep other vectors than those that wrote the checkpoint."""
+    options = ["--workers=3", "--loss-rate=0.3"]
+    whole = train(data, tmp_path / "whole", 0, "--steps=4", *options)
+    train(data, tmp_path / "parts", first, "--steps=2", *options)
+    parts = train(data, tmp_path / "parts", then, "--steps=4", "--resume=auto", *options)
+    assert parts[1] == whole[1]
+
+
+@pytest.mark.parametrize("options", [[], ["--micro-batches=2"], ["--carry=1"], ["--algorithm=naive"],
+                                     ["--group=2"]],
+                         ids=lambda value: "_".join(value).replace("--", "") or "plain")
+def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
+    """Within 5%, but for the driver and libraries, which the emulated device has not."""
+    options = ["--model=15M", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4", "--batch=1",
+               "--seq=16", "--steps=1", "--eval-sequences=4", "--device=cuda", "--dtype=bf16", *options]
+    succeed(*options, "--link=udp", program=EMULATED, ranks=4,
+            environment={"EMULATED_PEAK": str(tmp_path / "peak")})
+    shown = succeed(*options, "--dry-run", f"--vocab-size={VOCABULARY}", program=EMULATED).stdout
+    table = {line[2:22].strip(): float(line[22:33]) for line in shown.splitlines()
+             if line[33:36] == " GB"}
+    opened = (64 << 20) + 600e6
+    received = 64 << 20 if "float32 of the 1/N it owns" in shown else 0
+    peaks = [int(path.read_text()) for path in tmp_path.glob("peak.*")]
+    assert len(peaks) == 4
+    for peak in peaks:
+        assert peak == pytest.approx(1e9 * table["total"] - opened - received, rel=0.05)
