@@ -336,6 +336,10 @@ class Hosts:
             backlogs = sum(int(line.split()[1], 16) for line in file)
         return self.overflowed() + backlogs + sum(map(int, re.findall(r'"dropped": ?(\d+)', devices)))
 
+    def narrow(self, i, mtu):
+        """What is larger is dropped on its way to host i and from it, and nothing says so."""
+        sh("ip", "-n", self.switch, "link", "set", f"p{i}", "mtu", mtu)
+
     def cut(self, i):
         """Pulls host i's plug at the switch."""
         sh("ip", "-n", self.switch, "link", "set", f"p{i}", "down")

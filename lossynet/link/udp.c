@@ -2,7 +2,8 @@
  *
  * Ranks tell each other their addresses at the start; what comes from elsewhere is a stranger's.
  * With multicast, what is for everybody is sent once to a group address drawn from the run id; a
- * round of test datagrams at the start tells whether the network carries it.
+ * round of test datagrams at the start tells whether the network carries it. Between hosts, another
+ * tells what size of datagrams passes.
  */
 #include "lossynet/link/peer_table.h"
 #include "lossynet/link/udp_socket.h"
@@ -16,7 +17,10 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-static const double TEST_SECONDS = 1.0; /* for multicast */
+static const double TEST_SECONDS = 1.0; /* for multicast, and for a size of datagrams, at most */
+static const double TEST_PAUSE = 0.02;
+/* So many small datagrams come, and none of full size: these do not pass. */
+enum { SURE = 20, FAREWELLS = 3 };
 
 struct link_udp {
     struct lossynet_link link; /* first: a link is its address */
@@ -25,6 +29,7 @@ struct link_udp {
     struct udp_address *address; /* [ranks] */
     struct udp_address group_address;
     struct peer_table table;
+    uint32_t run;
     int event;
 };
 
@@ -208,6 +213,124 @@ static lossynet_status try_multicast(struct link_udp *u,
     return status;
 }
 
+/* ---- the size of datagrams ---- */
+
+/* One datagram to find out what passes: a TEST with `bytes` of zeros, which says whether that of the
+ * peer, of this size, has come. */
+static void send_test(struct link_udp *u, int peer, const uint8_t *zeros, size_t bytes,
+                      uint32_t round, bool heard) {
+    const struct wire_header h = {.magic = WIRE_MAGIC,
+                                  .version = WIRE_VERSION,
+                                  .type = WIRE_TEST,
+                                  .run = u->run,
+                                  .sender = (uint16_t)u->world.rank,
+                                  .receiver = (uint16_t)peer,
+                                  .index = round,
+                                  .packet = heard};
+    struct lossynet_datagram test = {.payload = zeros, .length = bytes};
+    wire_encode(test.header, &h);
+    udp_send(&u->socket, &u->address[peer], &test, 1);
+}
+
+struct heard { /* of a peer, in a round of tests */
+    int small; /* datagrams */
+    bool full, knows;
+};
+
+/* Notes what has come; returns whether something has. */
+static bool hear(struct link_udp *u, struct heard *heard, size_t bytes, uint32_t round) {
+    struct lossynet_arrival arrivals[LOSSYNET_BATCH];
+    const int n = take(u, &u->socket, arrivals, 0);
+    for (int i = 0; i < n; i++) {
+        struct wire_header h;
+        const int peer = arrivals[i].peer;
+        if (peer < 0 || arrivals[i].count < WIRE_HEADER_BYTES) continue;
+        wire_decode(&h, arrivals[i].bytes, arrivals[i].count);
+        if (h.magic != WIRE_MAGIC || h.type != WIRE_TEST || h.run != u->run || h.index != round)
+            continue;
+        heard[peer].full |= h.length == bytes;
+        heard[peer].small += h.length == 0;
+        heard[peer].knows |= h.packet != 0;
+    }
+    return n > 0;
+}
+
+/* Sends each peer datagrams with this payload, and small ones, until all have come here and there;
+ * returns a peer of which only small ones come, -1: none. A peer of which nothing comes is not
+ * judged. */
+static int find_narrow(struct link_udp *u, struct heard *heard, const uint8_t *zeros, size_t bytes,
+                       uint32_t round) {
+    const int ranks = u->world.ranks;
+    const double start = lossynet_now();
+    double sent = 0;
+    memset(heard, 0, (size_t)ranks * sizeof *heard);
+    for (int open = 1; open > 0 && lossynet_now() < start + TEST_SECONDS;) {
+        const bool sends = lossynet_now() > sent + TEST_PAUSE;
+        if (sends) sent = lossynet_now();
+        for (int i = 1; sends && i < ranks; i++) {
+            const int peer = (u->world.rank + i) % ranks;
+            send_test(u, peer, zeros, bytes, round, heard[peer].full);
+            send_test(u, peer, NULL, 0, round, heard[peer].full);
+        }
+        if (!hear(u, heard, bytes, round)) link_wait(&u->link, TEST_PAUSE / 4);
+        open = 0;
+        for (int r = 0; r < ranks; r++)
+            open += r != u->world.rank && !(heard[r].full && heard[r].knows);
+    }
+    int narrow = -1;
+    for (int r = 0; r < ranks; r++) {
+        if (r == u->world.rank) continue;
+        if (heard[r].full) /* it may wait for this */
+            for (int i = 0; i < FAREWELLS; i++) send_test(u, r, NULL, 0, round, true);
+        if (narrow < 0 && !heard[r].full && heard[r].small >= SURE) narrow = r;
+    }
+    return narrow;
+}
+
+/* Finds what passes between all ranks, from `payload_most` down (RFC 8899 does it in the same way
+ * for one path). An interface's MTU says what leaves a host; a tunnel on the way may take less,
+ * and drop the rest without a word. */
+static lossynet_status find_size(struct link_udp *u, const struct lossynet_link_settings *settings,
+                                 size_t mtu, int family) {
+    static const size_t smaller[] = {1500, 1400, 1280,
+                                     576}; /* Ethernet; tunnels; the least of IP */
+    const size_t ranks = (size_t)u->world.ranks, wanted = u->link.features.payload_most;
+    size_t bytes = wanted, next = 0;
+    int from = -1, to = -1;
+    int32_t *narrow = lossynet_memory_take(ranks, sizeof *narrow);
+    struct heard *heard = lossynet_memory_take(ranks, sizeof *heard);
+    uint8_t *zeros = lossynet_memory_take(wanted, 1);
+    lossynet_status status = narrow && heard && zeros ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
+    udp_socket_probe(&u->socket, true);
+    for (uint32_t round = 1; !status; round++) {
+        narrow[u->world.rank] = find_narrow(u, heard, zeros, bytes, round);
+        status = settings->share(settings->share_context, &u->world, narrow, sizeof *narrow);
+        int r = 0;
+        while (!status && r < u->world.ranks && narrow[r] < 0) r++;
+        if (status || r == u->world.ranks) break;
+        if (from < 0) from = narrow[r], to = r;
+        while (next < sizeof smaller / sizeof *smaller &&
+               udp_payload(smaller[next], family) >= bytes)
+            next++;
+        if (next == sizeof smaller / sizeof *smaller) break;
+        bytes = udp_payload(smaller[next], family);
+    }
+    udp_socket_probe(&u->socket, false);
+    free(zeros);
+    free(heard);
+    free(narrow);
+    if (status || from < 0) return status;
+    u->link.features.payload_most = bytes;
+    const bool fits = settings->payload_bytes == 0;
+    if (u->world.rank == 0 || !fits)
+        lossynet_log(
+            "from rank %d to rank %d small datagrams come, and none with %zu bytes: the "
+            "path's MTU is below the %zu of the interfaces. %s %zu bytes",
+            from, to, wanted, mtu,
+            fits ? "Packets of all ranks have" : "Choose packets (packet_bytes) of at most", bytes);
+    return fits ? LOSSYNET_OK : LOSSYNET_INVALID;
+}
+
 /* ---- open ---- */
 
 struct card { /* what ranks tell each other at the start */
@@ -267,6 +390,7 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     struct link_udp *u = lossynet_memory_take(1, sizeof *u);
     if (!u) goto no_memory;
     u->world = *world;
+    u->run = (uint32_t)settings->run;
     u->socket.fd = u->group.fd = -1;
     u->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     u->address = lossynet_memory_take((size_t)world->ranks, sizeof *u->address);
@@ -286,6 +410,8 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     status = udp_socket_open(&u->socket, &mine);
     u->socket.dscp = settings->dscp;
     if (!status) status = introduce(u, settings, &mine, interface.mtu);
+    if (!status && world->local_ranks < world->ranks) /* a host's own path is its interface */
+        status = find_size(u, settings, interface.mtu, mine.any.sa_family);
     if (!status && settings->multicast) status = try_multicast(u, settings, &interface);
     if (status) {
         link_close(&u->link);

@@ -186,6 +186,16 @@ static void allow_fragments(struct udp_socket *s, bool allowed) {
     s->fragments = allowed;
 }
 
+void udp_socket_probe(struct udp_socket *s, bool on) {
+    const int v4 = IP_PMTUDISC_PROBE, v6 = IPV6_PMTUDISC_PROBE;
+    allow_fragments(s, false);
+    s->probes = on;
+    if (on && s->family == AF_INET)
+        setsockopt(s->fd, IPPROTO_IP, IP_MTU_DISCOVER, &v4, sizeof v4);
+    else if (on)
+        setsockopt(s->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &v6, sizeof v6);
+}
+
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address) {
     *s = (struct udp_socket){.fd = -1};
     if (!take_memory(s)) {
@@ -330,7 +340,7 @@ again:;
         } else if (errno == ECONNREFUSED && !s->errors) {
             s->errors = true; /* of an earlier datagram, maybe to another address: try again */
         } else if (errno == EMSGSIZE && !is_segmented(&s->out.headers[sent].msg_hdr) &&
-                   !s->fragments) {
+                   !s->fragments && !s->probes) {
             lossynet_log("a path's MTU has become too small for a datagram of %zu bytes: from now "
                          "on it travels in fragments, and is lost with any of them; choose a "
                          "smaller packet size (packet_bytes) when you can",

@@ -66,6 +66,7 @@ struct udp_socket {
     bool segmentation;   /* UDP_SEGMENT works */
     bool errors;         /* the kernel has messages of other hosts for us */
     bool fragments;      /* the path's MTU has shrunk below our datagrams */
+    bool probes;         /* udp_socket_probe */
     int family, dscp;    /* traffic class of bulk datagrams */
     struct udp_incoming in;
     struct udp_outgoing out;
@@ -74,6 +75,9 @@ struct udp_socket {
 /* Binds to `address` and sets its port. On failure everything is released and a line logged. */
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address);
 void udp_socket_close(struct udp_socket *s);
+/* What is larger than a path's MTU is lost, whatever routers have told of it (IP_PMTUDISC_PROBE); or
+ * no longer. */
+void udp_socket_probe(struct udp_socket *s, bool on);
 size_t udp_socket_memory(void);
 
 /* Makes the socket receive what is sent to the multicast group `address`, as which it is bound. */

@@ -328,6 +328,24 @@ def test_ipv6_alone(namespaces, data, tmp_path):  # pylint: disable=unused-argum
     assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
 
 
+def test_a_path_that_drops_what_is_large(namespaces, data, tmp_path):  # pylint: disable=unused-argument
+    """A port of the switch drops what is over 1,350 bytes, both ways, without a word. Packets become
+    smaller, and one line says why; packets of a given size are refused."""
+    with testbed.Hosts(2) as hosts:
+        hosts.narrow(1, 1350)
+        command = [PROGRAM, *options(data, tmp_path, steps=2, workers=2, packet_bytes=None)]
+        done = hosts.mpirun(*command, timeout=TIMEOUT)
+        assert done.returncode == 0, done.stdout + done.stderr
+        line = ("lossynet: from rank 1 to rank 0 small datagrams come, and none with 1444 bytes: the "
+                "path's MTU is below the 1500 of the interfaces. Packets of all ranks have 1224 bytes")
+        assert done.stderr.count(line) == 1, done.stderr
+        log = read_log(tmp_path / "log.jsonl")
+        assert log[0]["packet_bytes"] == 1224 and total(log, "stragglers") == 0
+        command = [PROGRAM, *options(data, tmp_path / "given", workers=2, packet_bytes=1444)]
+        done = hosts.mpirun(*command, timeout=TIMEOUT)
+        assert done.returncode == 1 and "(packet_bytes) of at most 1224 bytes" in done.stderr, done.stderr
+
+
 # ---- namespaces: hosts that falter ----
 
 class Running:
