@@ -6,7 +6,8 @@
  *     arrival masks    ~ V K bytes           ages         4 V K bytes
  *     weights          a shard's worth per thread
  *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, when all
- *                      owners' shards are of equal size), outgoing masks ~ V K bytes
+ *                      owners' shards are of equal size; 2 V P with vectors of bf16), outgoing
+ *                      masks ~ V K bytes
  */
 #include "lossynet/comm.h"
 #include "lossynet/crypto/crypto.h"
@@ -24,7 +25,10 @@ static void take_averaging(struct lossynet_comm *comm) {
     const size_t partners = (size_t)lossynet_partners(&comm->partition);
     const size_t threads = (size_t)comm->resources.threads;
     COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * partners);
-    COMM_TAKE(comm, averaging->senders, threads * partners);
+    if (comm->resources.bf16)
+        COMM_TAKE(comm, averaging->senders.bf16, threads * partners);
+    else
+        COMM_TAKE(comm, averaging->senders.float32, threads * partners);
     COMM_TAKE(comm, averaging->history, (size_t)comm->workers.local);
     COMM_TAKE(comm, averaging->inflation, (size_t)comm->workers.local);
 }
@@ -74,9 +78,13 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     comm->retransmission.budget = settings->retransmission_budget;
     comm->lead.wanted = settings->lead;
     if (settings->memory) comm->resources.memory = *settings->memory;
+    comm->resources.bf16 = settings->vector_dtype == LOSSYNET_BF16;
     comm->averaging.whole = settings->weighted_sum_whole;
     comm->averaging.weighted_sum =
         settings->weighted_sum ? settings->weighted_sum : lossynet_weighted_sum_plain;
+    comm->averaging.weighted_sum_bf16 = settings->weighted_sum_bf16
+                                            ? settings->weighted_sum_bf16
+                                            : lossynet_weighted_sum_bf16_plain;
 
     char why[256];
     struct lossynet_loss_settings loss = settings->loss;
@@ -279,7 +287,10 @@ void lossynet_close(struct lossynet_comm *comm) {
     free(comm->stats.counters[0]);
     free(comm->averaging.inflation);
     free(comm->averaging.history);
-    free(comm->averaging.senders);
+    if (comm->resources.bf16)
+        free(comm->averaging.senders.bf16);
+    else
+        free(comm->averaging.senders.float32);
     free(comm->averaging.weights);
     lossynet_partition_close(&comm->partition);
     lossynet_loss_close(&comm->loss);
@@ -319,8 +330,9 @@ bool lossynet_overlaps(const struct lossynet_comm *comm) {
 
 static bool register_memory(struct lossynet_comm *comm, const float *vector, size_t count,
                             const struct lossynet_device_memory *device) {
-    if (!comm->transport || lossynet_rounds(&comm->partition)) return false;
-    return lossynet_transport_register(comm->transport, vector, count * sizeof *vector, device);
+    if (!comm->transport || lossynet_rounds_vectors(comm)) return false;
+    return lossynet_transport_register(comm->transport, vector,
+                                       count * lossynet_element_bytes(comm), device);
 }
 
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count) {
@@ -330,6 +342,11 @@ bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t c
 bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
                               const float *there, const struct lossynet_device_memory *device) {
     if (!comm->transport || comm->feedback.mass) return false;
+    if (comm->resources.bf16) {
+        if (comm->world.rank == 0)
+            lossynet_log("vectors of bf16: gradients go through the host's memory");
+        return false;
+    }
     const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
     if (!facts.reads_devices) {
         if (comm->world.rank == 0)

@@ -1,7 +1,7 @@
 /* lossynet.h — averaging and broadcasting vectors over a network that loses packets.
  *
  * The library's only public header. It knows no model: it sees N workers that each hold vectors of
- * P float32 elements, cut in buckets.
+ * P elements, cut in buckets: float32, or bfloat16 (see "vectors of bfloat16").
  *
  *     bucket   a run of consecutive elements, about one layer
  *     shard    the 1/N of a bucket that one worker, its owner, averages and broadcasts
@@ -26,6 +26,11 @@
  * partners own. Members of one rank may be given the same memory as their vectors. Where a formula
  * has N it is then the number of groups. A rank has whole groups or one worker, so that G is a
  * divisor of V, or V = 1. With G = 1 every worker is a group.
+ *
+ * Vectors of bfloat16 (settings.vector_dtype): the vectors that phases are given hold P elements of
+ * 2 bytes, as packets carry them, in both phases. Functions take them as `float *const *vectors`;
+ * each pointer is then one to uint16_t that the caller has cast. What owners hold in float32 lies
+ * apart (lossynet_owned_apart).
  *
  * Errors: functions return a status; the first function to see an error logs one line
  * (settings.log). The library never exits. Threads: one thread calls at a time, unless stated.
@@ -128,6 +133,13 @@ typedef enum {
 typedef void (*lossynet_weighted_sum)(float *out, const float *const *sender, const float *weight,
                                       int senders, size_t n, size_t packet);
 
+/* The same for vectors of bfloat16, the upper halves of float32; out is none of the senders. Products
+ * and sums are of float32, so that averages have the bits of vectors of float32 with the same
+ * gradients. */
+typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *sender,
+                                           const float *weight, int senders, size_t n,
+                                           size_t packet);
+
 /* For vectors that lie in memory the host cannot touch (a GPU's); the vectors are then only handed
  * to these functions and to weighted_sum, which may be called from several threads at once.
  *   masked_copy  to[j] = from[j] for j < n where arrived[j / packet] is not 0
@@ -166,13 +178,16 @@ struct lossynet_settings {
     int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
-    lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory; vectors are
-                                       float32 in any case. int8 and int4: without `memory` and
-                                       `residuals` */
+    lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory. int8 and int4:
+                                       without `memory` and `residuals` */
+    /* Of the vectors: float32, or bf16, which needs wire_dtype bf16, error feedback only with
+     * `residuals`, no `memory`, and lossynet_owned_apart */
+    lossynet_wire_dtype vector_dtype;
     lossynet_estimator estimator;
     struct lossynet_loss_settings loss;
     lossynet_link_kind link;
-    lossynet_weighted_sum weighted_sum; /* NULL: a plain loop */
+    lossynet_weighted_sum weighted_sum;           /* NULL: a plain loop */
+    lossynet_weighted_sum_bf16 weighted_sum_bf16; /* the same for vectors of bfloat16 */
     bool weighted_sum_whole; /* it is given a shard at a time, and not a part for each CPU thread: a
                                 device is fastest so */
     /* For what other ranks sent, which weighted_sum reads beside vectors: returns NULL where there
@@ -257,24 +272,40 @@ const char *lossynet_link_name(const struct lossynet_comm *comm);
 /* Whether packets move while the caller computes. */
 bool lossynet_overlaps(const struct lossynet_comm *comm);
 
+/* Where what owners hold lies apart from vectors. Of each local worker v, float32 of
+ * lossynet_owned_elements elements, in order of buckets:
+ *   averages[v]  gets the estimate of lossynet_reduce; v's own shards of its vector, which it reads
+ *                as v's contribution, stay as they are
+ *   values[v]    the parameters that v owns: broadcasts send them (or what lossynet_broadcast_ahead
+ *                gives), drift takes them as the owner's, lossynet_gather_fresh assembles them.
+ *                PARAMETER phases neither read nor write v's own shards of its vector.
+ * All of it, the arrays of pointers too, stays the caller's, until lossynet_close. values[v] may
+ * change when an owner's shard might: between the return of lossynet_reduce and the broadcast.
+ * Call it before the first phase, which vectors of bfloat16 need; vectors of float32 may. With
+ * N = 1 lossynet_reduce then copies. LOSSYNET_INVALID, after one line: without one of the two, or
+ * with settings.memory. */
+lossynet_status lossynet_owned_apart(struct lossynet_comm *comm, float *const *averages,
+                                     const float *const *values);
+
 /* A vector (`count` elements, the host's memory) that phases will be given: network hardware that
- * can (link verbs) sends from it in place, where elements travel as they are: float32, not
- * encrypted. It must then stay until lossynet_close. False: what is sent from it is copied first,
- * as from any other. */
+ * can (link verbs) sends from it in place, where elements travel as they are: float32, or gradients
+ * in vectors of bfloat16, not encrypted. It must then stay until lossynet_close. False: what is sent
+ * from it is copied first, as from any other. */
 bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count);
 
 /* Gradients of local worker `worker`, given to phases as `vector`, leave from `there` (P elements
  * of a GPU's memory), which network hardware reads. Of `vector` itself only what workers of this
  * rank own is then read. Their checksum covers the header alone (wire.h), so this needs a link that
  * checks payloads (verbs), elements that travel as they are, and no error feedback. Both stay
- * until lossynet_close. False, after one line where link or hardware refused: all of `vector` is
- * read. */
+ * until lossynet_close. False, after one line where link or hardware refused, or where vectors are
+ * of bfloat16: all of `vector` is read. */
 bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
                               const float *there, const struct lossynet_device_memory *device);
 
 /* vectors[V], of local workers, who all start with the same values, or go on with those that
  * owners had: makes them what a broadcast that loses nothing would have left. With a
- * wire_dtype but float32 that rounds what a worker does not own; else it changes nothing. */
+ * wire_dtype but float32 that rounds what a worker does not own; else, and in vectors of bfloat16,
+ * it changes nothing. */
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
 
 /* Whether late ranks are not waited for: skip_late, over a link that can. */
@@ -306,8 +337,8 @@ bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing);
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step);
 
 /* GRADIENT phase. vectors[V]: the local workers' vectors of P elements. On return each owner's
- * shard of its own vector holds the estimate of the average; the rest is unchanged, or
- * rounded as it was sent (wire_dtype). Collective.
+ * shard of its own vector holds the estimate of the average (or lossynet_owned_apart's memory); the
+ * rest is unchanged, or rounded as it was sent (wire_dtype). Collective.
  * lossless: nothing is injected (algorithm `reliable`). N = 1: nothing happens, nothing counts.
  * May be called again in a step: the same packets are lost, and count again. */
 lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless);
@@ -348,9 +379,10 @@ lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, dou
 lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm); /* fine when none is open */
 
 /* The broadcasts from now on send ahead[v] in place of what local worker v owns: as many elements,
- * in order of buckets. They are values of the model plus `lead` times its last change. NULL: the
- * vectors' own are sent again. The memory must keep its contents until the broadcast has ended and
- * the next lossynet_reduce has returned; it lies where the vectors lie. Between steps only. */
+ * float32, in order of buckets. They are values of the model plus `lead` times its last change.
+ * NULL: the owners' values are sent again. The memory must keep its contents until the broadcast has
+ * ended and the next lossynet_reduce has returned; it lies where the vectors lie. Between steps
+ * only. */
 void lossynet_broadcast_ahead(struct lossynet_comm *comm, const float *const *ahead, double lead);
 
 /* The lead, in steps, with which the mean of the replicas is the model, by what earlier steps have

@@ -56,6 +56,28 @@ const char *lossynet_wire_dtype_name(uint64_t wire_dtype) {
 
 /* ---- settings ---- */
 
+static lossynet_status check_vectors(const struct lossynet_settings *settings) {
+    if (settings->vector_dtype == LOSSYNET_FLOAT32) return LOSSYNET_OK;
+    if (settings->vector_dtype != LOSSYNET_BF16) {
+        lossynet_log("vector dtype %d: expected float32 or bf16", (int)settings->vector_dtype);
+        return LOSSYNET_INVALID;
+    }
+    if (settings->wire_dtype != LOSSYNET_BF16) {
+        lossynet_log("vectors of bf16, wire dtype %s: expected wire dtype bf16",
+                     lossynet_wire_dtype_name(settings->wire_dtype));
+        return LOSSYNET_INVALID;
+    }
+    if (settings->memory) {
+        lossynet_log("vectors of bf16: expected them in the host's memory");
+        return LOSSYNET_INVALID;
+    }
+    if (settings->error_feedback && !settings->residuals) {
+        lossynet_log("vectors of bf16, error feedback: expected residuals that are kept apart");
+        return LOSSYNET_INVALID;
+    }
+    return LOSSYNET_OK;
+}
+
 static lossynet_status check_sizes(const struct lossynet_settings *settings) {
     if (settings->buckets < 1 || !settings->bucket_elements) {
         lossynet_log("buckets %d: expected at least 1", settings->buckets);
@@ -130,6 +152,7 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
                      (int)settings->wire_dtype);
         return LOSSYNET_INVALID;
     }
+    if (check_vectors(settings)) return LOSSYNET_INVALID;
     if (blocks && (settings->memory || settings->residuals)) {
         lossynet_log("wire dtype %s: expected vectors and residuals in the host's memory",
                      lossynet_wire_dtype_name(settings->wire_dtype));

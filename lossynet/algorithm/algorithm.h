@@ -15,6 +15,7 @@
  *     error_feedback.c  lost gradients, added to the next ones
  *     unconfirmed.c     the same, where nobody waits for acknowledgements
  *     rounding.c        what is sent is rounded, within a rank too
+ *     owned.c           what owners hold, where that lies apart from vectors
  *     lead.c            how far ahead of the model owners broadcast
  *     step.c            the begin of a step, and steps that do not wait for late ranks
  *     drift.c           how far the replicas are apart, and how far they should be
@@ -104,29 +105,49 @@ struct lossynet_history { /* forgotten exponentially */
     double expected, arrived;
 };
 
+union lossynet_senders { /* by vector_dtype */
+    const float **float32;
+    const uint16_t **bf16;
+};
+
 struct lossynet_averaging {
     lossynet_estimator estimator;
     lossynet_weighted_sum weighted_sum;
+    lossynet_weighted_sum_bf16 weighted_sum_bf16;
     bool whole;                       /* it is given a shard at a time */
     int done;                         /* buckets of this phase that are averaged already */
     float *weights;                   /* [threads][largest_shard_packets * N/G] */
-    const float **senders;            /* [threads][N/G] */
+    union lossynet_senders senders;   /* [threads][N/G] */
     struct lossynet_history *history; /* [V] */
     double *inflation;                /* [V]: 1/(1-p) for `ht`, this step */
 };
 
 void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
                                  int senders, size_t n, size_t packet);
+void lossynet_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender,
+                                      const float *weight, int senders, size_t n, size_t packet);
 
 /* ---- rounding (rounding.c) ---- */
 
 /* Of what a worker sends, from element `offset` of its vector on, in the present step. */
 struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
                                               lossynet_phase phase, int sender, size_t offset);
-/* Rounds, in local workers' vectors, what other workers own: those of this rank, or those of other
- * ranks. */
+/* Rounds, in local workers' vectors of float32, what other workers own: those of this rank, or
+ * those of other ranks. */
 void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
                            float *const *vectors, bool remote);
+
+/* ---- what owners hold apart from vectors (owned.c) ---- */
+
+struct lossynet_owned { /* [V], in order of buckets; NULL: it is in the vectors */
+    float *const *averages;
+    const float *const *values;
+};
+
+/* Before vectors are read or written: logs where vectors of bfloat16 lack what lies apart. */
+lossynet_status lossynet_owned_check(const struct lossynet_comm *comm);
+/* What PARAMETER phases send in place of the vectors' own; NULL: these. */
+const float *const *lossynet_sent_values(const struct lossynet_comm *comm);
 
 /* ---- exchange between ranks (exchange.c) ---- */
 
@@ -138,7 +159,7 @@ struct lossynet_cursor { /* where sending stands, for (phase, rank, local worker
 
 struct lossynet_source { /* what of our present phase of a kind leaves */
     float *const *vectors;
-    const float *const *ahead;      /* PARAMETER: what leaves instead of `vectors`; NULL: these */
+    const float *const *values;     /* PARAMETER: what leaves instead of `vectors`; NULL: these */
     int *ready;                     /* [V]: buckets that may leave, in the phase's order; atomic */
     struct lossynet_cursor *cursor; /* [R][V] */
     int *turn;                      /* [R]: local worker whose turn it is */
@@ -155,9 +176,9 @@ struct lossynet_exchange {
     uint8_t *rounded;    /* [LOSSYNET_BATCH][packet_bytes], payloads, where these are rounded */
     size_t packet_bytes; /* of a full packet's payload */
     bool reliable;       /* what comes is as it was sent */
-    /* Gradients of remote workers for local owners: element e of what v owns, from the i-th remote
-     * partner: inbox[inbox_start[v] + i * owned elements of v + e] */
-    float *inbox;
+    /* Gradients of remote workers for local owners, of the vectors' dtype: element e of what v owns,
+     * from the i-th remote partner: inbox[inbox_start[v] + i * owned elements of v + e] */
+    void *inbox;
     void (*release)(void *memory); /* the inbox; NULL: free */
     size_t *inbox_start;           /* [V] */
 };
@@ -385,6 +406,8 @@ struct lossynet_resources {
     int threads;
     struct lossynet_pool pool;     /* what the comm takes of the host's memory */
     struct lossynet_memory memory; /* of the vectors; all NULL: the host's */
+    bool bf16;                     /* vectors hold bfloat16, as packets do */
+    struct lossynet_owned owned;
 };
 
 struct lossynet_comm {
@@ -468,23 +491,41 @@ static inline int lossynet_remote_partners(const struct lossynet_comm *comm) {
            group;
 }
 
-static inline float *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender) {
+static inline size_t lossynet_element_bytes(const struct lossynet_comm *comm) { /* of vectors */
+    return comm->resources.bf16 ? sizeof(uint16_t) : sizeof(float);
+}
+
+/* Element e of a vector that a phase was given, or of the inbox. */
+static inline void *lossynet_element(const struct lossynet_comm *comm, const void *vector,
+                                     size_t e) {
+    return (char *)vector + e * lossynet_element_bytes(comm);
+}
+
+/* What workers of this rank send each other is rounded in their vectors. */
+static inline bool lossynet_rounds_vectors(const struct lossynet_comm *comm) {
+    return lossynet_rounds(&comm->partition) && !comm->resources.bf16;
+}
+
+/* Element e of what local worker v owns, as a sender's packets brought it. */
+static inline void *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender, size_t e) {
     const int group = comm->partition.group, before = comm->workers.first / group;
     const int partner = sender / group, local = (comm->workers.local + group - 1) / group;
     size_t remote = (size_t)(partner < before ? partner : partner - local);
-    return comm->exchange.inbox + comm->exchange.inbox_start[v] +
-           remote * lossynet_partition_owned(&comm->partition, comm->workers.first + v);
+    return lossynet_element(
+        comm, comm->exchange.inbox,
+        comm->exchange.inbox_start[v] + e +
+            remote * lossynet_partition_owned(&comm->partition, comm->workers.first + v));
 }
 
-/* Elements `offset` ... of a vector, of shard (bucket, local owner v), as the PARAMETER phase sends
- * them: the owner's own, or those ahead of them. */
+/* Elements `offset` ... of a vector, of shard (bucket, local owner v): in `values`, or in the
+ * vector, of float32 then, where these are NULL. */
 static inline const float *lossynet_parameters(const struct lossynet_comm *comm,
-                                               const float *const *ahead, const float *vector,
+                                               const float *const *values, const float *vector,
                                                int v, int bucket, size_t offset) {
     const struct lossynet_partition *partition = &comm->partition;
     const int owner = comm->workers.first + v;
-    if (!ahead) return vector + offset;
-    return ahead[v] + partition->owner_element[(size_t)owner * (partition->buckets + 1) + bucket] +
+    if (!values) return vector + offset;
+    return values[v] + partition->owner_element[(size_t)owner * (partition->buckets + 1) + bucket] +
            (offset - partition->shard_element[(size_t)bucket * partition->workers + owner]);
 }
 

@@ -172,20 +172,42 @@ void lossynet_drift_close(struct lossynet_comm *comm) {
 
 /* ---- measuring ---- */
 
-/* The scale of the block that sample i is in, where its owner's values are in `vector`. */
-static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, size_t i) {
-    const struct lossynet_partition *partition = &comm->partition;
-    const size_t element = comm->drift.element[i];
+/* bucket * workers + owner */
+static size_t shard_of(const struct lossynet_partition *partition, size_t element) {
     size_t shard = 0, high = (size_t)partition->buckets * (size_t)partition->workers;
     while (high - shard > 1) { /* shard_element[shard] <= element < shard_element[high] */
         const size_t middle = shard + (high - shard) / 2;
         *(partition->shard_element[middle] <= element ? &shard : &high) = middle;
     }
+    return shard;
+}
+
+/* Values of what local worker v owns in a shard, from an element on. */
+static const float *owned_values(const struct lossynet_comm *comm, const float *vector, int v,
+                                 size_t shard, size_t element) {
+    return lossynet_parameters(comm, comm->resources.owned.values, vector, v,
+                               (int)(shard / (size_t)comm->workers.count), element);
+}
+
+/* The scale of the block that sample i is in, whose owner is local worker v. */
+static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, int v, size_t i) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t element = comm->drift.element[i], shard = shard_of(partition, element);
     const size_t start = partition->shard_element[shard];
     const size_t block = start + (element - start) / LOSSYNET_BLOCK * LOSSYNET_BLOCK;
     const size_t left = partition->shard_element[shard + 1] - block;
-    return lossynet_block_scale(partition->dtype[LOSSYNET_PARAMETER], vector + block,
+    return lossynet_block_scale(partition->dtype[LOSSYNET_PARAMETER],
+                                owned_values(comm, vector, v, shard, block),
                                 left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK);
+}
+
+/* Sample i as local worker v has it. */
+static float value_of(const struct lossynet_comm *comm, const float *vector, int v, size_t i) {
+    const size_t element = comm->drift.element[i];
+    if (comm->resources.owned.values && comm->drift.owner[i] == comm->workers.first + v)
+        return *owned_values(comm, vector, v, shard_of(&comm->partition, element), element);
+    if (!comm->resources.bf16) return vector[element];
+    return lossynet_bf16_widen(*(const uint16_t *)lossynet_element(comm, vector, element));
 }
 
 static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *vectors) {
@@ -194,7 +216,7 @@ static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *v
     for (int v = 0; v < comm->workers.local; v++)
         for (size_t i = 0; i < n; i++)
             if (drift->owner[i] == comm->workers.first + v)
-                drift->scale[(size_t)v * n + i] = scale_of(comm, vectors[v], i);
+                drift->scale[(size_t)v * n + i] = scale_of(comm, vectors[v], v, i);
     return lossynet_all_gather_aside(comm, drift->scale, drift->scales, n);
 }
 
@@ -208,7 +230,7 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
             comm->resources.memory.gather(mine, vectors[v], drift->element, n);
             continue;
         }
-        for (size_t i = 0; i < n; i++) mine[i] = vectors[v][drift->element[i]];
+        for (size_t i = 0; i < n; i++) mine[i] = value_of(comm, vectors[v], v, i);
     }
     lossynet_status status =
         lossynet_all_gather_aside(comm, drift->mine, drift->values, n * sizeof(float));
@@ -354,9 +376,10 @@ static bool is_measured(const struct lossynet_comm *comm) {
 }
 
 lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
-    if (!is_measured(comm)) return LOSSYNET_OK;
+    lossynet_status status = lossynet_owned_check(comm);
+    if (status || !is_measured(comm)) return status;
     comm->drift.lead = comm->lead.used;
-    lossynet_status status = gather_ages(comm);
+    status = gather_ages(comm);
     if (status || comm->drift.samples == 0) return status;
     return gather_values(comm, vectors);
 }

@@ -58,7 +58,7 @@ void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, fl
     const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->workers.local;
     if (!is_group(comm, phase)) fill_outgoing(comm, phase, lossless);
     source->vectors = vectors;
-    source->ahead = phase == LOSSYNET_PARAMETER ? comm->lead.ahead : NULL;
+    source->values = phase == LOSSYNET_PARAMETER ? lossynet_sent_values(comm) : NULL;
     memset(source->cursor, 0, ranks * local * sizeof *source->cursor);
     memset(source->turn, 0, ranks * sizeof *source->turn);
     for (size_t v = 0; v < local; v++) __atomic_store_n(&source->ready[v], 0, __ATOMIC_RELEASE);
@@ -89,13 +89,18 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
     return source->cursor + (size_t)row * comm->workers.local;
 }
 
-/* The elements of a sender's packet as they travel: where they are, or rounded in the memory of
- * span n. offset: of the first in the vector. */
-static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
-                           int n, const float *elements, size_t offset, size_t count) {
+/* The elements of a packet of local worker v as they travel: where they are, or rounded in the
+ * memory of span n. offset: of the first in the vector. */
+static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
+                           const float *vector, int bucket, size_t offset, size_t count) {
+    if (comm->resources.bf16 && phase == LOSSYNET_GRADIENT)
+        return lossynet_element(comm, vector, offset);
+    const float *elements =
+        lossynet_parameters(comm, comm->exchange.source[phase].values, vector, v, bucket, offset);
     if (!lossynet_rounds(&comm->partition)) return elements;
     uint8_t *rounded = comm->exchange.rounded + (size_t)n * comm->exchange.packet_bytes;
-    const struct lossynet_rounding r = lossynet_rounding_of(comm, phase, sender, offset);
+    const struct lossynet_rounding r =
+        lossynet_rounding_of(comm, phase, comm->workers.first + v, offset);
     lossynet_elements_pack(&r, rounded, elements, count);
     return rounded;
 }
@@ -130,8 +135,6 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                 if (n == most) return n;
                 size_t offset, count;
                 lossynet_packet_span(partition, bucket, owner, at->packet, &offset, &count);
-                const float *elements =
-                    lossynet_parameters(comm, source->ahead, vector, v, bucket, offset);
                 spans[n] = (struct lossynet_span){
                     .packet = {.sender = sender,
                                .receiver = receiver,
@@ -140,7 +143,7 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                                .gradients = counts ? (uint8_t)lossynet_unconfirmed_gradients(
                                                          comm, v, first + at->packet)
                                                    : 0},
-                    .payload = payload(comm, phase, sender, n, elements, offset, count),
+                    .payload = payload(comm, phase, v, n, vector, bucket, offset, count),
                     .bytes = lossynet_payload_bytes(partition->dtype[phase], count),
                     .device = device};
                 n++;
@@ -208,17 +211,17 @@ static size_t bytes(void *context, lossynet_phase phase, const struct lossynet_p
 }
 
 /* Where a packet's elements land: parameters in the vector, gradients in the inbox. */
-static float *landing(const struct lossynet_comm *comm, lossynet_phase phase,
-                      const struct lossynet_packet *packet, int v) {
+static void *landing(const struct lossynet_comm *comm, lossynet_phase phase,
+                     const struct lossynet_packet *packet, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const size_t skip = (size_t)packet->number * partition->packet_elements;
     size_t offset, count;
     if (phase == LOSSYNET_PARAMETER) {
         lossynet_shard_span(partition, packet->sender, packet->bucket, &offset, &count);
-        return comm->exchange.source[phase].vectors[v] + offset + skip;
+        return lossynet_element(comm, comm->exchange.source[phase].vectors[v], offset + skip);
     }
     const size_t row = (size_t)packet->receiver * (partition->buckets + 1) + packet->bucket;
-    return lossynet_inbox(comm, v, packet->sender) + partition->owner_element[row] + skip;
+    return lossynet_inbox(comm, v, packet->sender, partition->owner_element[row] + skip);
 }
 
 /* False when it came before. */
@@ -232,8 +235,11 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
     if (phase == LOSSYNET_GRADIENT && comm->feedback.unconfirmed.on)
         comm->feedback.mass[arrived - comm->arrivals.arrived[phase]] =
             lossynet_unconfirmed_mass(comm, packet->gradients);
-    lossynet_elements_unpack(comm->partition.dtype[phase], landing(comm, phase, packet, v), payload,
-                             count);
+    void *to = landing(comm, phase, packet, v);
+    if (comm->resources.bf16)
+        memcpy(to, payload, count * sizeof(uint16_t));
+    else
+        lossynet_elements_unpack(comm->partition.dtype[phase], (float *)to, payload, count);
     return true;
 }
 
@@ -281,8 +287,8 @@ static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t byte
         if (exchange->inbox_start) exchange->inbox_start[v] = elements;
         elements += lossynet_partition_owned(&comm->partition, comm->workers.first + v) * remote;
     }
-    exchange->inbox =
-        lossynet_pool_take_from(&comm->resources.pool, elements, sizeof *exchange->inbox, allocate);
+    exchange->inbox = lossynet_pool_take_from(&comm->resources.pool, elements,
+                                              lossynet_element_bytes(comm), allocate);
 }
 
 void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,

@@ -33,8 +33,10 @@ static const double FORGET = 0.99;
 
 /* ---- the sum ---- */
 
-void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
-                                 int senders, size_t n, size_t packet) {
+/* sender[i], or where these are NULL sender_bf16[i]. */
+static inline void weighted_sum(float *out, const float *const *sender,
+                                const uint16_t *const *sender_bf16, const float *weight,
+                                int senders, size_t n, size_t packet) {
     enum { BLOCK = 1024 }; /* the running sum stays in the first-level cache */
     float sum[BLOCK];
     size_t start = 0;
@@ -46,12 +48,27 @@ void lossynet_weighted_sum_plain(float *out, const float *const *sender, const f
         for (int i = 0; i < senders; i++) {
             float w = weight[k * (size_t)senders + i];
             if (w == 0) continue;
-            const float *x = sender[i] + start;
-            for (size_t j = 0; j < end - start; j++) sum[j] += w * x[j];
+            if (sender) {
+                const float *x = sender[i] + start;
+                for (size_t j = 0; j < end - start; j++) sum[j] += w * x[j];
+            } else {
+                const uint16_t *x = sender_bf16[i] + start;
+                for (size_t j = 0; j < end - start; j++) sum[j] += w * lossynet_bf16_widen(x[j]);
+            }
         }
         memcpy(out + start, sum, (end - start) * sizeof *out);
         start = end;
     }
+}
+
+void lossynet_weighted_sum_plain(float *out, const float *const *sender, const float *weight,
+                                 int senders, size_t n, size_t packet) {
+    weighted_sum(out, sender, NULL, weight, senders, n, packet);
+}
+
+void lossynet_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender,
+                                      const float *weight, int senders, size_t n, size_t packet) {
+    weighted_sum(out, NULL, sender, weight, senders, n, packet);
 }
 
 /* ---- weights ---- */
@@ -134,7 +151,7 @@ static void fill_weights(const struct lossynet_comm *comm, int owner, const uint
 
 /* One of `parts` parts of a shard. */
 static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors, int v, int bucket,
-                         int part, int parts, float *weight, const float **sender) {
+                         int part, int parts, float *weight, union lossynet_senders sender) {
     const struct lossynet_partition *partition = &comm->partition;
     int owner = comm->workers.first + v;
     size_t row = (size_t)owner * (partition->buckets + 1) + bucket;
@@ -145,10 +162,16 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     size_t offset, count, skip = from * partition->packet_elements;
     lossynet_shard_span(partition, owner, bucket, &offset, &count);
     const int group = partition->group, first = lossynet_first_partner(partition, owner);
-    for (int s = first, i = 0; s < comm->workers.count; s += group, i++)
-        sender[i] = skip + (lossynet_is_local(comm, s)
-                                ? vectors[s - comm->workers.first] + offset
-                                : lossynet_inbox(comm, v, s) + partition->owner_element[row]);
+    for (int s = first, i = 0; s < comm->workers.count; s += group, i++) {
+        const void *elements =
+            lossynet_is_local(comm, s)
+                ? lossynet_element(comm, vectors[s - comm->workers.first], offset + skip)
+                : lossynet_inbox(comm, v, s, partition->owner_element[row] + skip);
+        if (comm->resources.bf16)
+            sender.bf16[i] = (const uint16_t *)elements;
+        else
+            sender.float32[i] = (const float *)elements;
+    }
     size_t n; /* of a link; those of partners are `group` links apart */
     const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, first, &n);
     const size_t at = partition->owner_packet[row] + from;
@@ -157,9 +180,15 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     fill_weights(comm, owner / group, arrived + at, mass, n * (size_t)group, to - from,
                  comm->averaging.inflation[v], weight);
     if (to < all) count = to * partition->packet_elements;
-    comm->averaging.weighted_sum(vectors[v] + offset + skip, sender, weight,
-                                 lossynet_partners(partition), count - skip,
-                                 partition->packet_elements);
+    const int partners = lossynet_partners(partition);
+    float *const *averages = comm->resources.owned.averages;
+    float *out = averages ? averages[v] + partition->owner_element[row] : vectors[v] + offset;
+    if (comm->resources.bf16)
+        comm->averaging.weighted_sum_bf16(out + skip, sender.bf16, weight, partners, count - skip,
+                                          partition->packet_elements);
+    else
+        comm->averaging.weighted_sum(out + skip, sender.float32, weight, partners, count - skip,
+                                     partition->packet_elements);
 }
 
 /* ---- the phase ---- */
@@ -216,7 +245,8 @@ static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
 
 lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
                                       bool lossless) {
-    if (comm->workers.count == 1 || comm->steps.reducing) return LOSSYNET_OK;
+    lossynet_status status = lossynet_owned_check(comm);
+    if (status || comm->workers.count == 1 || comm->steps.reducing) return status;
     if (comm->transport) lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
     comm->steps.reducing = true;
     comm->averaging.done = 0;
@@ -250,7 +280,11 @@ static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, i
         const size_t partners = (size_t)lossynet_partners(partition);
         float *weight =
             comm->averaging.weights + thread * partition->largest_shard_packets * partners;
-        const float **sender = comm->averaging.senders + thread * partners;
+        union lossynet_senders sender = comm->averaging.senders;
+        if (comm->resources.bf16)
+            sender.bf16 += thread * partners;
+        else
+            sender.float32 += thread * partners;
 #pragma omp for collapse(3) schedule(dynamic)
         for (int v = 0; v < comm->workers.local; v++)
             for (int b = first; b <= last; b++)
@@ -289,7 +323,7 @@ bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, 
     if (!comm->steps.reducing || !averages_early(comm, lossless) || comm->steps.skips) return false;
     /* Workers of this rank read each other's vectors, of which they would have to wait for the rest
      * to be rounded. */
-    if (lossynet_rounds(&comm->partition) && comm->workers.local > 1) return false;
+    if (lossynet_rounds_vectors(comm) && comm->workers.local > 1) return false;
     if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
     if (!lossynet_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
     if (bucket == 0) fill_masks(comm, lossless);
@@ -316,10 +350,18 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
     return status;
 }
 
+/* The only worker's average is its own vector, which stays where it is. */
+static lossynet_status average_alone(struct lossynet_comm *comm, float *const *vectors) {
+    if (!comm->resources.owned.averages) return LOSSYNET_OK;
+    fill_masks(comm, true);
+    estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
+    return LOSSYNET_OK;
+}
+
 lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
-    if (comm->workers.count == 1) return LOSSYNET_OK;
     lossynet_status status = lossynet_reduce_begin(comm, vectors, lossless);
     if (status) return status;
+    if (comm->workers.count == 1) return average_alone(comm, vectors);
     comm->steps.reducing = false;
     lossynet_late_note(comm);
     lossynet_feedback_rest(comm, vectors);

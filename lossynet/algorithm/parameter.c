@@ -22,6 +22,7 @@
 static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors, int owner, int to,
                          const uint8_t *mask) {
     const struct lossynet_partition *partition = &comm->partition;
+    const float *const *values = lossynet_sent_values(comm);
     const int v = owner - comm->workers.first;
     float *target = vectors[to - comm->workers.first];
     size_t n;
@@ -31,7 +32,7 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
     for (int b = 0; b < partition->buckets; b++) {
         size_t start, count, packets = lossynet_shard_packets(partition, b, owner);
         lossynet_shard_span(partition, owner, b, &start, &count);
-        const float *source = lossynet_parameters(comm, comm->lead.ahead, vectors[v], v, b, start);
+        const float *source = lossynet_parameters(comm, values, vectors[v], v, b, start);
         if (comm->resources.memory.masked_copy) {
             (lossynet_rounds(partition) ? comm->resources.memory.masked_round
                                         : comm->resources.memory.masked_copy)(
@@ -48,7 +49,11 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
                 if (until > count) until = count;
                 const struct lossynet_rounding r =
                     lossynet_rounding_of(comm, LOSSYNET_PARAMETER, owner, start + from);
-                lossynet_elements_copy(&r, target + start + from, source + from, until - from);
+                void *elements = lossynet_element(comm, target, start + from);
+                if (comm->resources.bf16)
+                    lossynet_elements_pack(&r, (uint8_t *)elements, source + from, until - from);
+                else
+                    lossynet_elements_copy(&r, (float *)elements, source + from, until - from);
             }
             k = run + 1;
         }
@@ -130,6 +135,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
 lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
                                          bool lossless) {
     lossynet_status status = lossynet_broadcast_end(comm);
+    if (!status) status = lossynet_owned_check(comm);
     if (status || comm->workers.count == 1) return status;
     comm->steps.broadcast_step = comm->steps.step;
     comm->steps.broadcast_turn = comm->steps.turn;
@@ -230,16 +236,19 @@ size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int 
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh) {
     const struct lossynet_partition *partition = &comm->partition;
+    lossynet_status status = lossynet_owned_check(comm);
+    if (status) return status;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int b = 0; b < partition->buckets; b++) {
         for (int v = 0; v < comm->workers.local; v++) {
             size_t offset, count;
             lossynet_shard_span(partition, comm->workers.first + v, b, &offset, &count);
+            const float *owned =
+                lossynet_parameters(comm, comm->resources.owned.values, vectors[v], v, b, offset);
             if (comm->resources.memory.copy)
-                comm->resources.memory.copy(fresh + offset, vectors[v] + offset,
-                                            count * sizeof *fresh);
+                comm->resources.memory.copy(fresh + offset, owned, count * sizeof *fresh);
             else
-                memcpy(fresh + offset, vectors[v] + offset, count * sizeof *fresh);
+                memcpy(fresh + offset, owned, count * sizeof *fresh);
         }
     }
     /* In a bucket the shards of a rank's workers follow one another. */
@@ -247,8 +256,7 @@ lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *
         const size_t *start = partition->shard_element + (size_t)b * comm->workers.count;
         for (int r = 0; r <= comm->world.ranks; r++)
             comm->stats.gather_offset[r] = start[(size_t)r * comm->workers.local] * sizeof *fresh;
-        lossynet_status status =
-            lossynet_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
+        status = lossynet_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
         if (status) return status;
     }
     return LOSSYNET_OK;

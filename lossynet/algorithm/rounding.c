@@ -6,6 +6,8 @@
  * numbers of its own, so that an average over workers has smaller errors than one worker's
  * gradient. With error feedback what rounding has taken away from a gradient is the residual, until
  * the packet's fate is known (error_feedback.c).
+ *
+ * Vectors of bfloat16 hold what is rounded already.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -49,7 +51,7 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
 
 void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
                            float *const *vectors, bool remote) {
-    if (!lossynet_rounds(&comm->partition)) return;
+    if (!lossynet_rounds_vectors(comm)) return;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++)
         for (int owner = 0; owner < comm->workers.count; owner++)

@@ -128,10 +128,164 @@ static inline void scenario_leave(const struct lossynet_comm *comm, float *gradi
     }
 }
 
+/* What phases are given. All but the first give the same digest, with gradients that bfloat16 can
+ * hold. */
+static enum {
+    SCENARIO_ANY,     /* vectors of float32 */
+    SCENARIO_ROUNDED, /* the same */
+    SCENARIO_APART,   /* the same, and what owners hold lies apart */
+    SCENARIO_BF16,    /* vectors of bfloat16 */
+} scenario_kind;
+
+struct scenario { /* of a rank; vectors [local][elements] */
+    struct lossynet_comm *comm;
+    int first, local;
+    size_t elements;
+    float **gradient, **parameter; /* float32, with what owners hold */
+    /* What phases are given where that lies apart: of the dtype that settings name */
+    float **given_gradient, **given_parameter, **before, **averages, **values;
+};
+
+static inline bool scenario_is_apart(void) {
+    return scenario_kind >= SCENARIO_APART;
+}
+
+static inline void *given_element(float *vector, size_t e) {
+    return scenario_kind == SCENARIO_BF16 ? (void *)((uint16_t *)vector + e) : (void *)(vector + e);
+}
+
+static inline float given_value(float *vector, size_t e) {
+    return scenario_kind == SCENARIO_BF16
+               ? lossynet_bf16_widen(*(uint16_t *)given_element(vector, e))
+               : vector[e];
+}
+
+static inline size_t given_bytes(size_t n) {
+    return n * (scenario_kind == SCENARIO_BF16 ? sizeof(uint16_t) : sizeof(float));
+}
+
+/* Copies what local worker v owns between its vector and memory where it lies apart. */
+static inline void scenario_owned(const struct scenario *s, int v, float *vector, float *apart,
+                                  bool out) {
+    for (int b = 0; b < SCENARIO_BUCKETS; b++) {
+        size_t offset, count;
+        lossynet_shard(s->comm, s->first + v, b, &offset, &count);
+        memcpy(out ? apart : vector + offset, out ? vector + offset : apart, count * sizeof *apart);
+        apart += count;
+    }
+}
+
+/* Own shards of the vectors given to the PARAMETER phase, which it neither reads nor writes. */
+enum { SCENARIO_UNTOUCHED = 0xff }; /* NaN */
+
+static inline void scenario_open(struct scenario *s) {
+    s->gradient = take_vectors(s->local, s->elements);
+    s->parameter = take_vectors(s->local, s->elements);
+    s->given_gradient = take_vectors(s->local, s->elements);
+    s->given_parameter = take_vectors(s->local, s->elements);
+    s->before = take_vectors(s->local, s->elements);
+    s->averages = take_vectors(s->local, s->elements);
+    s->values = take_vectors(s->local, s->elements);
+    if (!scenario_is_apart()) return;
+    assert_int_equal(lossynet_owned_apart(s->comm, s->averages, (const float *const *)s->values),
+                     LOSSYNET_OK);
+    for (int v = 0; v < s->local; v++) {
+        for (int b = 0; b < SCENARIO_BUCKETS; b++) {
+            size_t offset, count;
+            lossynet_shard(s->comm, s->first + v, b, &offset, &count);
+            memset(given_element(s->given_parameter[v], offset), SCENARIO_UNTOUCHED,
+                   given_bytes(count));
+        }
+    }
+}
+
+static inline void scenario_close(struct scenario *s) {
+    free_vectors(s->values);
+    free_vectors(s->averages);
+    free_vectors(s->before);
+    free_vectors(s->given_parameter);
+    free_vectors(s->given_gradient);
+    free_vectors(s->parameter);
+    free_vectors(s->gradient);
+}
+
+/* Whether all of local worker v's shards in the vectors given to a phase are as they were. */
+static inline bool scenario_untouched(const struct scenario *s, int v) {
+    for (int b = 0; b < SCENARIO_BUCKETS; b++) {
+        size_t offset, count;
+        lossynet_shard(s->comm, s->first + v, b, &offset, &count);
+        const uint8_t *parameter = (uint8_t *)given_element(s->given_parameter[v], offset);
+        for (size_t i = 0; i < given_bytes(count); i++)
+            if (parameter[i] != SCENARIO_UNTOUCHED) return false;
+        if (memcmp(given_element(s->given_gradient[v], offset), given_element(s->before[v], offset),
+                   given_bytes(count)))
+            return false;
+    }
+    return true;
+}
+
+static inline void scenario_give_gradients(const struct scenario *s) {
+    for (int v = 0; v < s->local; v++) {
+        for (size_t e = 0; e < s->elements; e++) {
+            const uint16_t upper = lossynet_bf16_narrow(s->gradient[v][e]);
+            void *to = given_element(s->given_gradient[v], e);
+            if (scenario_kind == SCENARIO_BF16)
+                *(uint16_t *)to = upper;
+            else
+                *(float *)to = s->gradient[v][e];
+        }
+        memcpy(s->before[v], s->given_gradient[v], given_bytes(s->elements));
+    }
+}
+
+/* Where what owners hold lies apart: in every other step bucket by bucket, of which what has come by
+ * then is averaged. */
+static inline lossynet_status scenario_reduce(const struct scenario *s, uint64_t step,
+                                              bool lossless) {
+    if (!scenario_is_apart()) return lossynet_reduce(s->comm, s->gradient, lossless);
+    lossynet_status status = LOSSYNET_OK;
+    scenario_give_gradients(s);
+    if (step % 2) status = lossynet_reduce_begin(s->comm, s->given_gradient, lossless);
+    for (int b = 0; step % 2 && b < SCENARIO_BUCKETS; b++) {
+        for (int v = 0; v < s->local; v++) lossynet_bucket_ready(s->comm, s->first + v, b);
+        for (int done = 0; done <= b; done++)
+            if (!lossynet_reduce_arrived(s->comm, s->given_gradient, lossless, done)) break;
+    }
+    if (!status) status = lossynet_reduce(s->comm, s->given_gradient, lossless);
+    for (int v = 0; v < s->local; v++) scenario_owned(s, v, s->gradient[v], s->averages[v], false);
+    return status;
+}
+
+static inline lossynet_status scenario_broadcast(const struct scenario *s, bool lossless) {
+    if (!scenario_is_apart()) return lossynet_broadcast(s->comm, s->parameter, lossless);
+    for (int v = 0; v < s->local; v++) scenario_owned(s, v, s->parameter[v], s->values[v], true);
+    lossynet_status status = lossynet_broadcast(s->comm, s->given_parameter, lossless);
+    for (int v = 0; v < s->local; v++) {
+        if (!scenario_untouched(s, v)) status = LOSSYNET_INVALID;
+        for (size_t e = 0; e < s->elements; e++)
+            s->parameter[v][e] = given_value(s->given_parameter[v], e);
+        scenario_owned(s, v, s->parameter[v], s->values[v], false);
+    }
+    return status;
+}
+
+static inline void scenario_register(const struct scenario *s, float **ahead) {
+    float **gradient = scenario_is_apart() ? s->given_gradient : s->gradient;
+    float **parameter = scenario_is_apart() ? s->given_parameter : s->parameter;
+    for (int v = 0; v < s->local; v++)
+        if (!lossynet_register(s->comm, gradient[v], s->elements) ||
+            !lossynet_register(s->comm, parameter[v], s->elements) ||
+            !lossynet_register(s->comm, ahead[v], s->elements))
+            break;
+}
+
 static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int local) {
     size_t elements = 0;
     for (int b = 0; b < SCENARIO_BUCKETS; b++) elements += scenario_elements[b];
-    float **gradient = take_vectors(local, elements), **parameter = take_vectors(local, elements);
+    struct scenario s = {.comm = comm, .first = rank * local, .local = local, .elements = elements};
+    scenario_open(&s);
+    float **gradient = s.gradient, **parameter = s.parameter;
+    float **vectors = scenario_is_apart() ? s.given_parameter : parameter;
     float **there = take_vectors(local, elements), **ahead = take_vectors(local, elements);
     const struct lossynet_device_memory device = {-1, 0};
     bool leaves = scenario_device;
@@ -140,23 +294,22 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
     uint64_t all[SCENARIO_WORKERS], digest = 0xcbf29ce484222325u;
     lossynet_status status = LOSSYNET_OK;
 
-    for (int v = 0; v < local; v++)
-        if (!lossynet_register(comm, gradient[v], elements) ||
-            !lossynet_register(comm, parameter[v], elements) ||
-            !lossynet_register(comm, ahead[v], elements))
-            break;
+    scenario_register(&s, ahead);
     for (int v = 0; v < local && leaves; v++)
         leaves = lossynet_register_device(comm, rank * local + v, gradient[v], there[v], &device);
     for (uint64_t step = 0; step < SCENARIO_STEPS && !status; step++) {
         bool lossless = step == 5;
         status = lossynet_step_begin(comm, step);
         for (int v = 0; v < local; v++)
-            for (size_t e = 0; e < elements; e++) /* its own data, and where its replica stands */
+            for (size_t e = 0; e < elements; e++) { /* its own data, and where its replica stands */
                 gradient[v][e] = (float)random_unit(step, (uint64_t)(rank * local + v), e) +
                                  0.01f * parameter[v][e];
+                if (scenario_kind != SCENARIO_ANY)
+                    gradient[v][e] = lossynet_bf16_widen(lossynet_bf16_narrow(gradient[v][e]));
+            }
         for (int v = 0; v < local && leaves; v++)
             scenario_leave(comm, gradient[v], there[v], elements, rank, local);
-        if (!status) status = lossynet_reduce(comm, gradient, lossless);
+        if (!status) status = scenario_reduce(&s, step, lossless);
         for (int v = 0; v < local; v++) {
             float *next = ahead[v];
             for (int b = 0; b < SCENARIO_BUCKETS; b++) {
@@ -169,17 +322,18 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
             }
         }
         lossynet_broadcast_ahead(comm, step % 3 ? (const float *const *)ahead : NULL, 0.5);
-        if (!status) status = lossynet_broadcast(comm, parameter, lossless);
+        if (!status) status = scenario_broadcast(&s, lossless);
         /* rps-like; not with int4, which rounds in place what workers of this rank would send, and
          * keeps less of it than of parameters */
-        const bool averages = step == 7 && comm->partition.dtype[0] == comm->partition.dtype[1];
+        const bool averages = step == 7 && scenario_kind == SCENARIO_ANY &&
+                              comm->partition.dtype[0] == comm->partition.dtype[1];
         if (averages && !status) status = lossynet_reduce(comm, parameter, false);
         if (averages && !status) status = lossynet_reduce(comm, parameter, false);
         struct lossynet_drift drift;
         struct lossynet_counters counters;
-        if (!status) status = lossynet_drift_measure(comm, parameter, &drift);
+        if (!status) status = lossynet_drift_measure(comm, vectors, &drift);
         if (!status) status = lossynet_step_counters(comm, step, &counters);
-        if (!status) status = lossynet_gather_fresh(comm, parameter, fresh);
+        if (!status) status = lossynet_gather_fresh(comm, vectors, fresh);
         for (int v = 0; v < local; v++) {
             mine[v] = digest_bytes(mine[v], parameter[v], elements * sizeof(float));
             size_t cursor = 0, run[2];
@@ -198,8 +352,7 @@ static inline uint64_t scenario_run(struct lossynet_comm *comm, int rank, int lo
     free(fresh);
     free_vectors(there);
     free_vectors(ahead);
-    free_vectors(parameter);
-    free_vectors(gradient);
+    scenario_close(&s);
     return status ? 0 : digest;
 }
 

@@ -230,24 +230,24 @@ static uint64_t digest_of(int ranks, lossynet_link_open open, bool hurry,
     return rank[0].digest;
 }
 
-static void same_bits_with(struct lossynet_settings settings) {
-    const double p = settings.loss.rate[0];
-    struct lossynet_comm *comm = open_alone(&settings);
-    uint64_t want = scenario_run(comm, 0, SCENARIO_WORKERS);
-    lossynet_close(comm);
+/* Elements that travel as they are leave from registered memory. */
+static void same_bits_as(uint64_t want, const struct lossynet_settings *settings) {
     for (int ranks = 2; ranks <= RANKS; ranks *= 2) {
-        assert_true(digest_of(ranks, mail_open, ranks == 4, &settings, run_scenario) == want);
-        assert_true(digest_of(ranks, post_office_open, ranks == 4, &settings, run_scenario) ==
-                    want);
-        if (settings.wire_dtype != LOSSYNET_FLOAT32)
+        assert_true(digest_of(ranks, mail_open, ranks == 4, settings, run_scenario) == want);
+        assert_true(digest_of(ranks, post_office_open, ranks == 4, settings, run_scenario) == want);
+        if (settings->wire_dtype != settings->vector_dtype)
             assert_int_equal(office.settled, 0);
-        else if (p < 1)
+        else if (settings->loss.rate[0] < 1)
             assert_true(office.settled > 1000);
     }
+}
+
+static void same_bits_with(struct lossynet_settings settings) {
+    const double p = settings.loss.rate[0];
+    const uint64_t want = digest_alone(&settings);
+    same_bits_as(want, &settings);
     settings.loss.seed++; /* the digest sees loss */
-    comm = open_alone(&settings);
-    if (p > 0 && p < 1) assert_true(scenario_run(comm, 0, SCENARIO_WORKERS) != want);
-    lossynet_close(comm);
+    if (p > 0 && p < 1) assert_true(digest_alone(&settings) != want);
 }
 
 static void same_bits(const char *model, double p, lossynet_estimator estimator) {
@@ -308,6 +308,27 @@ static void test_same_bits_from_a_device(void **state) {
     same_bits_with(settings);
     scenario_device = false;
     assert_int_equal(office.from_device, 0);
+}
+
+static void register_bf16(struct rank *rank, struct lossynet_comm *comm) {
+    const struct lossynet_device_memory device = {-1, 0};
+    float *vector = calloc(lossynet_owned_elements(comm, 0) * SCENARIO_WORKERS, sizeof *vector);
+    if (lossynet_register_device(comm, rank->rank, vector, vector, &device))
+        rank->status = LOSSYNET_INVALID;
+    free(vector);
+}
+
+static void test_vectors_of_bf16_do_not_leave_a_device(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
+    struct rank rank[RANKS];
+    settings.wire_dtype = settings.vector_dtype = LOSSYNET_BF16;
+    capture_begin();
+    office_open(false, -1);
+    run_ranks(SCENARIO_WORKERS, &settings, mail_open, register_bf16, rank, NULL);
+    office_close();
+    assert_message(capture_end(), "vectors of bf16: gradients go through the host's memory");
+    for (int r = 0; r < SCENARIO_WORKERS; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
 }
 
 static void test_same_bits_retransmitted(void **state) {
@@ -373,6 +394,50 @@ static void test_same_bits_rounded(void **state) {
     same_bits_rounded(LOSSYNET_BF16);
     same_bits_rounded(LOSSYNET_INT8);
     same_bits_rounded(LOSSYNET_INT4);
+}
+
+/* What owners hold lies apart from vectors, which are of bfloat16 where they can be: the bits of
+ * vectors of float32 that hold all. */
+static void same_bits_apart(struct lossynet_settings settings) {
+    scenario_kind = SCENARIO_ROUNDED;
+    const uint64_t want = digest_alone(&settings);
+    const bool bf16 = settings.wire_dtype == LOSSYNET_BF16 && !settings.error_feedback;
+    scenario_kind = bf16 ? SCENARIO_BF16 : SCENARIO_APART;
+    if (bf16) settings.vector_dtype = LOSSYNET_BF16;
+    same_bits_as(want, &settings);
+    scenario_kind = SCENARIO_ANY;
+}
+
+static void test_same_bits_apart(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
+    settings.wire_dtype = LOSSYNET_BF16;
+    same_bits_apart(settings);
+    settings.loss.rate[0] = settings.loss.rate[1] = 0.3;
+    settings.allocate = allocate;
+    settings.release = release;
+    same_bits_apart(settings);
+    settings.estimator = LOSSYNET_HT;
+    settings.loss.model = "burst:7";
+    same_bits_apart(settings);
+    settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
+    settings.retransmission_rounds[LOSSYNET_PARAMETER] = 2;
+    settings.retransmission_budget = 0.2;
+    same_bits_apart(settings);
+    settings.group = 2;
+    settings.estimator = LOSSYNET_BALANCED;
+    same_bits_apart(settings);
+    assert_int_equal(allocated, 0);
+}
+
+/* Vectors of float32 with any wire dtype, and with error feedback. */
+static void test_same_bits_apart_float32(void **state) {
+    (void)state;
+    struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
+    settings.error_feedback = true;
+    same_bits_apart(settings);
+    settings.wire_dtype = LOSSYNET_INT4;
+    same_bits_apart(settings);
 }
 
 /* ---- in parts ---- */
@@ -785,10 +850,13 @@ int main(void) {
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_same_bits_allocated),
         cmocka_unit_test(test_same_bits_from_a_device),
+        cmocka_unit_test(test_vectors_of_bf16_do_not_leave_a_device),
         cmocka_unit_test(test_same_bits_retransmitted),
         cmocka_unit_test(test_same_bits_carried),
         cmocka_unit_test(test_same_bits_in_groups),
         cmocka_unit_test(test_same_bits_rounded),
+        cmocka_unit_test(test_same_bits_apart),
+        cmocka_unit_test(test_same_bits_apart_float32),
         cmocka_unit_test(test_parts),
         cmocka_unit_test(test_whole_shards),
         cmocka_unit_test(test_delivered),

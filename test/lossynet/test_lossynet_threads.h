@@ -138,6 +138,14 @@ static inline void run_ranks(int ranks, const struct lossynet_settings *settings
     run_ranks_with(ranks, settings, 0, open, work, rank, hook);
 }
 
+/* What a rank alone computes. */
+static inline uint64_t digest_alone(const struct lossynet_settings *settings) {
+    struct lossynet_comm *comm = open_alone(settings);
+    const uint64_t digest = scenario_run(comm, 0, SCENARIO_WORKERS);
+    lossynet_close(comm);
+    return digest;
+}
+
 static inline void run_scenario(struct rank *rank, struct lossynet_comm *comm) {
     rank->digest = scenario_run(comm, rank->rank, SCENARIO_WORKERS / post.ranks);
     if (!rank->digest) rank->status = LOSSYNET_LINK;

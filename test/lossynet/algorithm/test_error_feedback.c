@@ -149,7 +149,7 @@ static void test_refusals(void **state) {
 
 /* Residuals that the caller keeps (struct lossynet_residuals). */
 struct kept {
-    const float *vector[WORKERS];
+    const float *vector[WORKERS]; /* what is sent, before it is rounded */
     float residual[WORKERS][ELEMENTS];
 };
 
@@ -180,17 +180,23 @@ static void load(void *context, int worker, const void *in) {
 }
 
 /* What a caller keeps is what lossynet would have kept: the same averages, and states that are
- * saved in one way and loaded in the other. */
-static void test_kept_by_the_caller(void **state) {
-    (void)state;
+ * saved in one way and loaded in the other. bf16: the caller's vectors hold bfloat16, and their
+ * averages lie apart. */
+static void kept_by_the_caller(bool bf16) {
     struct lossynet_settings settings = feedback_settings(0.4, LOSSYNET_MEAN);
     settings.wire_dtype = LOSSYNET_BF16;
     struct lossynet_comm *comm = open_alone(&settings);
     static struct kept kept;
     const struct lossynet_residuals residuals = {&kept, keep, save, load};
     settings.residuals = &residuals;
+    settings.vector_dtype = bf16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
     struct lossynet_comm *other = open_alone(&settings);
     float **x = take_vectors(WORKERS, ELEMENTS), **y = take_vectors(WORKERS, ELEMENTS);
+    float **given = take_vectors(WORKERS, ELEMENTS), **averages = take_vectors(WORKERS, ELEMENTS);
+    memset(&kept, 0, sizeof kept);
+    if (bf16)
+        assert_int_equal(lossynet_owned_apart(other, averages, (const float *const *)averages),
+                         LOSSYNET_OK);
     lossynet_error_feedback_share(comm, 0.7);
     for (uint64_t step = 0; step < 8; step++) {
         for (int w = 0; w < WORKERS; w++) {
@@ -208,7 +214,9 @@ static void test_kept_by_the_caller(void **state) {
             for (size_t e = 0; e < ELEMENTS; e++) {
                 const volatile float late = 0.7f * kept.residual[w][e];
                 x[w][e] = (float)gradient(step, w, e);
+                if (bf16) x[w][e] = as_bf16(x[w][e]);
                 y[w][e] = x[w][e] + late;
+                if (bf16) ((uint16_t *)given[w])[e] = lossynet_bf16_narrow(y[w][e]);
             }
             kept.vector[w] = y[w];
         }
@@ -216,16 +224,26 @@ static void test_kept_by_the_caller(void **state) {
         assert_int_equal(lossynet_step_begin(other, step), LOSSYNET_OK);
         lossynet_error_feedback_share(other, 0.7);
         assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
-        assert_int_equal(lossynet_reduce(other, y, false), LOSSYNET_OK);
-        for (int w = 0; w < WORKERS; w++)
+        assert_int_equal(lossynet_reduce(other, bf16 ? given : y, false), LOSSYNET_OK);
+        for (int w = 0; w < WORKERS; w++) {
+            const float *average = averages[w];
             for (int b = 0; b < BUCKETS; b++) {
                 size_t offset, count;
                 lossynet_shard(comm, w, b, &offset, &count);
-                assert_memory_equal(x[w] + offset, y[w] + offset, count * sizeof(float));
+                assert_memory_equal(x[w] + offset, bf16 ? average : y[w] + offset,
+                                    count * sizeof(float));
+                average += count;
             }
+        }
     }
-    free_vectors(x), free_vectors(y);
+    free_vectors(x), free_vectors(y), free_vectors(given), free_vectors(averages);
     lossynet_close(comm), lossynet_close(other);
+}
+
+static void test_kept_by_the_caller(void **state) {
+    (void)state;
+    kept_by_the_caller(false);
+    kept_by_the_caller(true);
 }
 
 int main(void) {
