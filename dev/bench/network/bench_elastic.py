@@ -8,12 +8,13 @@ Counts the sequences that were trained, against the same without deaths, for
     torchft      PyTorch with torchft over Gloo: the others go on, the new one joins
     torchrun     PyTorch DDP over Gloo under torchrun --max-restarts: all start again from a checkpoint
 
-    bench_elastic.py [--seconds 200] [--period 20] [--every 50] [--torch PYTHON] [WAY ...]
-    bench_elastic.py [--seconds 200] [--tiny] join    what a fifth rank that comes costs, every 10 seconds
-    bench_elastic.py [--rounds 10] calm      a step under mpirun and with --meet, where nobody dies, in turns
+    bench_elastic.py [--seconds 120] [--rounds 5] [--period 20] [--every 50] [--torch PYTHON] [WAY ...]
+    bench_elastic.py [--seconds 120] [--tiny] join    what a fifth rank that comes costs, every 10 seconds
+    bench_elastic.py [--rounds 5] calm       a step under mpirun and with --meet, where nobody dies, in turns
 
-Every way is compared with itself, undisturbed, right before. Steps that are made again after a
-checkpoint count once. PYTHON has torch and torchft (pip install torchft); without it these two are left
+Every way is compared with itself, undisturbed: in each round all ways train for so many seconds both with
+deaths and without, in turns, so that a machine that others use as well gives an honest ratio. It says the
+median of the rounds' ratios, and their range. Steps that are made again after a checkpoint count once. PYTHON has torch and torchft (pip install torchft); without it these two are left
 out. Ranks have one thread each.
 """
 import argparse
@@ -35,7 +36,8 @@ from etcd import Etcd, free_port  # pylint: disable=wrong-import-position
 from program import MPI, write_tokens  # pylint: disable=wrong-import-position
 
 PROGRAM = ROOT / os.environ.get("BUILD", "build") / "train_llama2"
-RANKS, WARM = 4, 5  # seconds before anything counts
+RANKS = 4
+WARM, START_LIMIT = 5, 300  # seconds before anything counts; in which the first steps are made
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -233,7 +235,10 @@ def measure(kind, options, deaths):
 
 
 def wait_for_steps(way):
+    end = time.monotonic() + START_LIMIT
     while count(way)[1] < 20:
+        if time.monotonic() > end:
+            raise TimeoutError(f"no 20 steps in {START_LIMIT} s")
         time.sleep(0.2)
     time.sleep(WARM)
 
@@ -291,29 +296,43 @@ def calm_steps(options):
           % (options.rounds, *map(statistics.median, times), statistics.median(more), more[0], more[-1]))
 
 
+def compare(options):
+    ways = [kind for kind in options.ways or WAYS if options.torch or not kind.startswith("torch")]
+    seen = {kind: [] for kind in ways}
+    for number in range(options.rounds):
+        for kind in ways:
+            order = (False, True) if number % 2 == 0 else (True, False)
+            try:
+                result = {deaths: measure(kind, options, deaths) for deaths in order}
+            except TimeoutError as error:
+                print(f"round {number + 1}, {kind}: left out, {error}", file=sys.stderr, flush=True)
+                continue
+            (calm, _), (rate, pause) = result[False], result[True]
+            seen[kind].append((calm, rate, 100 * rate / calm, pause))
+            print("round %d, %s: %.1f/s undisturbed, %.1f/s with deaths: %.0f%%, longest pause %.1f s"
+                  % (number + 1, kind, *seen[kind][-1]), file=sys.stderr, flush=True)
+    print(f"| way | undisturbed | a death every {options.period:g} s | work done (range) | longest pause (most) |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for kind in filter(seen.get, ways):
+        calm, rate, ratio, pause = zip(*seen[kind])
+        print(f"| {kind} | {statistics.median(calm):.1f}/s | {statistics.median(rate):.1f}/s | "
+              f"{statistics.median(ratio):.0f}% ({min(ratio):.0f} to {max(ratio):.0f}) | "
+              f"{statistics.median(pause):.1f} s ({max(pause):.1f} s) |")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=200)
+    parser.add_argument("--seconds", type=float, default=120, help="of a window")
     parser.add_argument("--period", type=float, default=20)
     parser.add_argument("--every", type=int, default=50, help="steps between checkpoints")
     parser.add_argument("--torch", help="a Python with torch and torchft")
     parser.add_argument("--tiny", action="store_true", help="join: steps of some 10 ms, not 150")
-    parser.add_argument("--rounds", type=int, default=10, help="of calm")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("ways", nargs="*", metavar="WAY", help=", ".join([*WAYS, "join, calm"]))
     options = parser.parse_args()
     if options.ways in (["join"], ["calm"]):
         return {"join": joins, "calm": calm_steps}[options.ways[0]](options)
-    print("| way | undisturbed | a death every %g s | work done | longest pause |" % options.period)
-    print("| --- | ---: | ---: | ---: | ---: |")
-    for kind in options.ways or WAYS:
-        if kind.startswith("torch") and not options.torch:
-            print(f"| {kind} | - (no --torch) | | | |")
-            continue
-        calm, _ = measure(kind, options, False)
-        rate, pause = measure(kind, options, True)
-        print(f"| {kind} | {calm:.1f}/s | {rate:.1f}/s | {100 * rate / calm:.0f}% | {pause:.1f} s |",
-              flush=True)
-    return None
+    return compare(options)
 
 
 if __name__ == "__main__":
