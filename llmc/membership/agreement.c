@@ -22,6 +22,8 @@ static void member_key(const struct agreement *a, const char *uid, char key[KEY_
 struct room {
     bool complete;
     char *options;    /* NULL: nobody has said any */
+    char *left;       /* " UID " of each whom a view left out without removing its registration, or
+                       * NULL */
     struct view view; /* epoch 0: there is none */
     int64_t modified; /* of the view's key; 0: there is none */
     struct member *registered;
@@ -30,6 +32,7 @@ struct room {
 
 static void room_clear(struct room *room) {
     free(room->options);
+    free(room->left);
     free(room->registered);
     free(room->view.member);
     *room = (struct room){.view.self = -1};
@@ -41,6 +44,7 @@ static enum agreement_result take_entry(const struct agreement *a, const struct 
     static const char MEMBER[] = "member/";
     if (!strcmp(name, "complete")) room->complete = true;
     if (!strcmp(name, "options") && !room->options) room->options = strdup(e->value);
+    if (!strcmp(name, "left") && !room->left) room->left = strdup(e->value);
     if (!strncmp(name, MEMBER, strlen(MEMBER)) &&
         member_from_json(e->value, name + strlen(MEMBER), &room->registered[room->members]))
         room->members++;
@@ -81,6 +85,12 @@ static const struct member *registered(const struct room *room, const char *uid)
     for (int i = 0; i < room->members; i++)
         if (!strcmp(room->registered[i].uid, uid)) return &room->registered[i];
     return NULL;
+}
+
+static bool was_left_out(const struct room *room, const char *uid) {
+    char word[32];
+    snprintf(word, sizeof word, " %s ", uid);
+    return room->left && strstr(room->left, word);
 }
 
 /* ---- registration ---- */
@@ -247,7 +257,7 @@ static bool superseded(const struct agreement *a, const struct room *room, int i
     return false;
 }
 
-/* Who is registered, is not in the room's view, and can be reached; the caller frees. NULL: out of
+/* Who is registered, is not in the room's view, was not left out, and can be reached; the caller frees. NULL: out of
  * memory, reported. This process itself is reached. */
 static struct member *waiting(const struct agreement *a, const struct room *room, int *count) {
     const size_t most = (size_t)room->members + 1;
@@ -261,7 +271,8 @@ static struct member *waiting(const struct agreement *a, const struct room *room
     } else {
         int all = 0;
         for (int i = 0; i < room->members; i++)
-            if (view_rank_of(&room->view, room->registered[i].uid) < 0 && !superseded(a, room, i))
+            if (view_rank_of(&room->view, room->registered[i].uid) < 0 &&
+                !was_left_out(room, room->registered[i].uid) && !superseded(a, room, i))
                 list[all++] = room->registered[i];
         if (all) a->set.reach(a->set.context, list, all, reached);
         for (int i = 0; i < all; i++)
@@ -290,13 +301,17 @@ static enum agreement_result take(struct agreement *a, const struct view *next, 
 
 /* Writes the view after the room's and removes the registrations of those whom it leaves out, so
  * that nobody takes them in again under the same uid; also of who is not registered in the room:
- * it may register again until this is written. */
+ * it may register again until this is written. For more than a write has room for, it writes who
+ * they are. */
 static enum store_status commit_view(const struct agreement *a, const struct room *room,
                                      const struct view *next, const char *text,
                                      bool without_options) {
     char key[STORE_WRITES_MOST][KEY_BYTES];
     struct store_write write[STORE_WRITES_MOST];
     int writes = 1;
+    const size_t most = (size_t)room->view.members + (size_t)room->members;
+    char *left = (char *)calloc(most + 1, sizeof " " + sizeof room->registered->uid), *end = left;
+    if (!left) return STORE_AWAY;
     key_of(a, "view", key[0]);
     write[0] = (struct store_write){key[0], text, 0};
     if (without_options) {
@@ -304,14 +319,29 @@ static enum store_status commit_view(const struct agreement *a, const struct roo
         write[writes] = (struct store_write){key[writes], NULL, 0};
         writes++;
     }
-    for (int r = 0; r < room->view.members && writes < STORE_WRITES_MOST; r++) {
+    for (int r = 0; r < room->view.members; r++) {
         const char *uid = room->view.member[r].uid;
         if (view_rank_of(next, uid) >= 0) continue;
+        if (writes == STORE_WRITES_MOST - 1) {
+            end += sprintf(end, " %s ", uid);
+            continue;
+        }
         member_key(a, uid, key[writes]);
         write[writes] = (struct store_write){key[writes], NULL, 0};
         writes++;
     }
-    return a->set.store->commit(a->set.store, key[0], room->modified, write, writes);
+    for (int i = 0; i < room->members; i++) /* of views before; later their leases end */
+        if (was_left_out(room, room->registered[i].uid))
+            end += sprintf(end, " %s ", room->registered[i].uid);
+    if (end > left || room->left) {
+        key_of(a, "left", key[writes]);
+        write[writes] = (struct store_write){key[writes], end > left ? left : NULL, 0};
+        writes++;
+    }
+    const enum store_status status =
+        a->set.store->commit(a->set.store, key[0], room->modified, write, writes);
+    free(left);
+    return status;
 }
 
 static enum agreement_result commit(struct agreement *a, const struct room *room,

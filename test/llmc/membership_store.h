@@ -93,6 +93,7 @@ static enum store_status memory_commit(struct memory *m, const char *guard, int6
     if ((i < 0 ? 0 : m->key[i].modified) != modified) return STORE_CHANGED;
     for (int k = 0; k < writes; k++)
         if (write[k].value && !memory_lives(m, write[k].lease)) return STORE_AWAY; /* as etcd */
+    if (writes > STORE_WRITES_MOST) abort();
     m->revision++;
     for (int k = 0; k < writes; k++) memory_write(m, &write[k]);
     return STORE_DONE;

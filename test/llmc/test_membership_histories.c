@@ -680,6 +680,21 @@ static void test_one_of_many_dies(void **state) {
     if (processes) agree(atoi(processes));
 }
 
+/* More are silent than one write can remove; they come back as new ones. */
+static void test_many_are_left_out_at_once(void **state) {
+    (void)state;
+    enum { ALL = STORE_WRITES_MOST + 60, SILENT = STORE_WRITES_MOST + 30 };
+    struct world *w = settled(ALL);
+    const int before = w->lefts;
+    for (int s = 0; s < SILENT; s++) w->process[s].frozen = now(w) + 20;
+    run_until(w, now(w) + 15);
+    assert_true(w->lefts - before == SILENT && w->view[w->epoch].members == ALL - SILENT);
+    w->endless = false;
+    run_until(w, now(w) + 60);
+    assert_true(w->done && w->view[w->epoch].members == ALL);
+    world_close(w);
+}
+
 static void test_store_away_while_nobody_dies(void **state) {
     (void)state;
     struct world *w = settled(4);
@@ -730,6 +745,7 @@ int main(void) {
         cmocka_unit_test(test_histories),
         cmocka_unit_test(test_wide_histories),
         cmocka_unit_test(test_one_of_many_dies),
+        cmocka_unit_test(test_many_are_left_out_at_once),
         cmocka_unit_test(test_store_away_while_nobody_dies),
         cmocka_unit_test(test_one_way_link_changes_few_views),
         cmocka_unit_test(test_unreachable_joiner_disturbs_nobody),
