@@ -26,6 +26,7 @@ xxhash:checks_checksums_of_checkpoints python3-venv:transformers_in_a_virtual_en
 iproute2:network_namespaces nginx-light:a_web_service_beside_training nftables:loses_packets
 ethtool:switches_off_segmentation etcd-server:knows_who_takes_part(etcd)
 openssh-server:starts_ranks_on_hosts_of_tests_(the_system's_own_stays_off)
+slurmctld:a_cluster_of_tests_(Slurm) slurmd:its_nodes slurm-client:starts_ranks_on_them
 clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library
 libns3-dev:simulates_a_network(ns-3)"
 [ "$(uname -m)" != x86_64 ] ||

@@ -9,18 +9,16 @@
 #                      on this host, which ends with the run
 #   --hosts A,B,...    the processes run on these hosts in turn, over ssh; the hosts share this
 #                      folder and need a login without a password [this host, without ssh]
+#   --srun             the processes run on the nodes of this allocation of Slurm in turn, by srun:
+#                      salloc --no-kill -N 2 scripts/elastic.sh --srun -n 4 -- OPTION...
 #   -- OPTION...       of train_llama2; --workers counts those of all N processes
 #
-# The same command with the --meet URL of a run that goes on adds N processes to it. With Slurm,
-# srun starts the processes, none again, and another srun adds some:
-#
-#   srun --no-kill --mpi=none -n 8 build/train_llama2 --meet etcd://HOST:2379/$SLURM_JOB_ID \
-#       --meet-ranks 8 OPTION...
+# The same command with the --meet URL of a run that goes on adds N processes to it.
 #
 # SIGINT, SIGTERM and SIGUSR1 are passed on, and nothing is started again then. A process whose connection
 # ends is killed, and another one started; if this script is killed, all on other hosts are. If all
 # processes die at once, those that are started again go on from the last checkpoint (--resume auto), but
-# not after a connection has ended: a process there may still be training.
+# not with --srun, nor after a connection has ended: a process there may still be training.
 # 0: a process has ended well; 1: none is left; 2: wrong usage. TRAIN_LLAMA2: the program
 # [build/train_llama2].
 set -u -o pipefail
@@ -30,7 +28,7 @@ fail() { say "$1"; exit "${2-1}"; }
 usage() { sed -n '2,/^set -u/{/^set -u/d;s/^# \{0,1\}//;p}' "$0"; exit 0; }
 
 # ---- options --------------------------------------------------------------------------------
-ranks=1 most=3 meet='' hosts=()
+ranks=1 most=3 meet='' hosts=() srun=''
 count() { # count OPTION VALUE
     case $2 in '' | *[!0-9]*) fail "$1: expected a whole number, got '$2'" 2 ;; esac
     [ "${#2}" -lt 6 ] || fail "$1: expected at most 99999, got '$2'" 2
@@ -39,6 +37,7 @@ while [ $# -gt 0 ]; do
     case $1 in
     -h | --help) usage ;;
     --) shift; break ;;
+    --srun) srun=yes; shift ;;
     -n | --max-restarts | --meet | --hosts)
         [ $# -gt 1 ] || fail "$1: expected a value" 2
         case $1 in
@@ -53,6 +52,12 @@ while [ $# -gt 0 ]; do
 done
 [ "$ranks" -gt 0 ] || fail "-n: expected at least 1" 2
 program=${TRAIN_LLAMA2:-build/train_llama2}
+if [ -n "$srun" ]; then
+    [ "${#hosts[@]}" -eq 0 ] || fail "--srun: expected no --hosts, Slurm says them" 2
+    [ -n "${SLURM_JOB_NODELIST-}" ] || fail "--srun: expected an allocation of Slurm (salloc, sbatch)" 2
+    mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    [ "${#hosts[@]}" -gt 0 ] || fail "--srun: scontrol does not say the allocation's nodes"
+fi
 [ "${#hosts[@]}" -gt 0 ] || [ -x "$program" ] || fail "no $program; run make first" 2
 for host in ${hosts[@]+"${hosts[@]}"}; do
     case $host in '' | -*) fail "--hosts: expected names with commas between, got '$host'" 2 ;; esac
@@ -121,7 +126,7 @@ stopping='' stopped=0 unsure=''
 # Passes the signals on that stand on its standard input, one a line. At its end the connection is gone,
 # and another process is started in place of this one, which is killed: SIGTERM would end the run for all.
 # shellcheck disable=SC2016  # the other host's shell expands it
-over_ssh='exec 3<&0
+far_away='exec 3<&0
 "$@" </dev/null & program=$!
 { while read -r signal <&3; do kill -s "$signal" "$program"; done; kill -s KILL "$program"; } 2>/dev/null &
 wait "$program"; code=$?
@@ -129,11 +134,13 @@ kill $! 2>/dev/null
 exit "$code"'
 
 remote() { # remote NUMBER COMMAND: over a connection that nothing else holds open
-    local fd
+    local fd host=${hosts[$1 % ${#hosts[@]}]}
     for fd in "${inputs[@]}"; do exec {fd}>&-; done
+    [ -z "$srun" ] || exec srun --no-kill --overlap --mpi=none --cpu-bind=none -N 1 -n 1 -w "$host" \
+        sh -c "$2" <"$folder/input.$1"
     # A host that is gone without a word is noticed after 15 s.
     exec ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 \
-        "${hosts[$1 % ${#hosts[@]}]}" "$2" <"$folder/input.$1"
+        "$host" "$2" <"$folder/input.$1"
 }
 
 quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; } # for any shell
@@ -146,7 +153,7 @@ start() { # start NUMBER
         launch "$program" "${options[@]}" </dev/null
     else
         local input word command='sh -c'
-        for word in "$over_ssh" elastic "$program" "${options[@]}"; do
+        for word in "$far_away" elastic "$program" "${options[@]}"; do
             command+=" $(quoted "$word")"
         done
         mkfifo "$folder/input.$1" 2>/dev/null
@@ -157,7 +164,7 @@ start() { # start NUMBER
     pids[$1]=$!
 }
 
-# Passes a signal on, and starts nothing again. A shell's background program ignores SIGINT, so over ssh
+# Passes a signal on, and starts nothing again. A shell's background program ignores SIGINT, so far away
 # the first is SIGTERM, and another one, a second later, SIGKILL: a trainer on this host ends by it, too.
 stop() {
     local i far=$1
@@ -191,7 +198,8 @@ settle() { # settle NUMBER
     [ "$code" -le 128 ] || how="was killed by signal $((code - 128))"
     if [ "${#hosts[@]}" -gt 0 ]; then
         how="$how on ${hosts[$i % ${#hosts[@]}]}"
-        [ "$code" -ne 255 ] || unsure=yes # the connection has ended; the process, too?
+        # Where the connection has ended, has the process? srun does not tell.
+        if [ "$code" -eq 255 ] || [ -n "$srun" ]; then unsure=yes; fi
     fi
     if [ -n "$stopping" ] || [ "$code" -eq 0 ] || [ "$code" -eq 2 ]; then
         ended[i]=$code

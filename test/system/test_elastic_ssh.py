@@ -79,19 +79,18 @@ def servers(hosts, tmp_path_factory):
 
 
 class Run:
-    """elastic.sh on one host, with four ranks on two others."""
+    """elastic.sh on one host, with four ranks on two others. far: words that say how it reaches them."""
 
-    def __init__(self, hosts, servers, data, folder):
+    def __init__(self, hosts, data, folder, far, **environment):
         self.hosts, self.out, self.said = hosts, folder / "out", folder / "said"
         options = settings(data, self.out, workers=None, seq=16, val=None, steps=10 ** 6, peer_timeout=2,
                            interface="eth0")
         with open(self.said, "w", encoding="utf-8") as said:
             self.process = subprocess.Popen(
-                [*hosts.shell(HERE), ROOT / "scripts/elastic.sh", "-n", "4", "--max-restarts", "9",
-                 "--hosts", ",".join(hosts.address(i) for i in FAR), "--", *options],
-                cwd=ROOT, stdout=said, stderr=said,
-                env=environment_of({"PATH": f"{servers}:{os.environ['PATH']}", "TMPDIR": str(folder),
-                                    "TRAIN_LLAMA2": str(PROGRAM)}))
+                [*hosts.shell(HERE), ROOT / "scripts/elastic.sh", "-n", "4", "--max-restarts", "9", *far,
+                 "--", *options], cwd=ROOT, stdout=said, stderr=said,
+                env=environment_of({"TMPDIR": str(folder), "TRAIN_LLAMA2": str(PROGRAM),
+                                    "OMP_NUM_THREADS": "1", **environment}))
 
     def log(self, kind):
         path = self.out / "log.jsonl"
@@ -127,18 +126,27 @@ class Run:
     def trainers(self, i):
         return self.started(i, PROGRAM.name)
 
+    def end(self):
+        """What a test that failed has left."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+        for name in ("ssh", "srun", "etcd"):
+            for pid in self.started(HERE, name):
+                os.kill(pid, signal.SIGKILL)
+        self.wait(lambda: not self.trainers(0) + self.trainers(1))
+
 
 @pytest.fixture
 def run(hosts, servers, data, tmp_path):  # pylint: disable=redefined-outer-name
-    made = Run(hosts, servers, data, tmp_path)
+    made = Run(hosts, data, tmp_path, ["--hosts", ",".join(hosts.address(i) for i in FAR)],
+               PATH=f"{servers}:{os.environ['PATH']}")
     yield made
-    testbed.end_processes(hosts.names[HERE])
-    made.process.wait()
-    made.wait(lambda: not made.trainers(0) + made.trainers(1))
+    made.end()
 
 
-def test_all_ranks_of_a_host_die(run):
-    """They are started again and join; the run ends on all hosts, with a model."""
+def a_host_loses_its_ranks(run):
+    """They are started again and join; the run ends on all hosts, with a model. Returns what was said."""
     run.wait_steps(4)
     assert [len(run.trainers(i)) for i in FAR] == [2, 2]
     dead = run.trainers(1)
@@ -148,14 +156,18 @@ def test_all_ranks_of_a_host_die(run):
     run.wait_steps(4)
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(TIMEOUT) == 0
-    said = run.said.read_text(encoding="utf-8")
-    assert said.count(f"was killed by signal 9 on {run.hosts.address(1)}; it is started again") >= 2, said
     assert any(v["left"].count(f"{run.hosts.names[1]}:") for v in run.log("view"))
     assert run.log("end")[-1]["status"] == "stopped"
     (checkpoint,) = run.out.glob("checkpoint-*")
     assert (checkpoint / "model.safetensors").exists()
     assert not [pid for i in FAR for pid in run.trainers(i)]
-    assert not testbed.processes(run.hosts.names[HERE])
+    assert not [pid for name in ("ssh", "srun", "etcd") for pid in run.started(HERE, name)]
+    return run.said.read_text(encoding="utf-8")
+
+
+def test_all_ranks_of_a_host_die(run):
+    said = a_host_loses_its_ranks(run)
+    assert said.count(f"was killed by signal 9 on {run.hosts.address(1)}; it is started again") >= 2, said
 
 
 def test_a_connection_ends(run):

@@ -208,6 +208,8 @@ def test_a_trainer_far_away_that_does_not_stop(script):
     (["--max-restarts", "-1"], "--max-restarts: expected a whole number, got '-1'"),
     (["--steps", "3"], "unknown option '--steps'; options of train_llama2 stand behind --"),
     (["--hosts", "a,,b"], "--hosts: expected names with commas between, got ''"),
+    (["--srun", "--hosts", "a"], "--srun: expected no --hosts, Slurm says them"),
+    (["--srun"], "--srun: expected an allocation of Slurm (salloc, sbatch)"),
 ])
 def test_wrong_usage(script, arguments, said):
     assert script.run("", *arguments) == (2, f"elastic.sh: {said}\n")
@@ -217,7 +219,7 @@ def test_help():
     done = subprocess.run([ROOT / "scripts/elastic.sh", "--help"], text=True, capture_output=True,
                           check=False)
     assert done.returncode == 0 and "--max-restarts N" in done.stdout
-    assert "srun --no-kill" in done.stdout and "set -u" not in done.stdout
+    assert "salloc --no-kill" in done.stdout and "set -u" not in done.stdout
 
 
 def test_no_etcd(script):
