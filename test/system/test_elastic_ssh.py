@@ -82,7 +82,7 @@ class Run:
     """elastic.sh on one host, with four ranks on two others. far: words that say how it reaches them."""
 
     def __init__(self, hosts, data, folder, far, **environment):
-        self.hosts, self.out, self.said = hosts, folder / "out", folder / "said"
+        self.hosts, self.out, self.said, self.view = hosts, folder / "out", folder / "said", 0
         options = settings(data, self.out, workers=None, seq=16, val=None, steps=10 ** 6, peer_timeout=2,
                            interface="eth0")
         with open(self.said, "w", encoding="utf-8") as said:
@@ -105,12 +105,14 @@ class Run:
             time.sleep(0.05)
 
     def wait_steps(self, ranks):
-        """Until so many ranks are in one view, and have made some steps in it."""
+        """Until so many ranks are in a view that is newer than at the last call, and have made some steps
+        in it."""
         def made():
             views = self.log("view")
-            return views and views[-1]["ranks"] == ranks and \
+            return views and views[-1]["view"] > self.view and views[-1]["ranks"] == ranks and \
                 len([s for s in self.log("step") if s["step"] > views[-1]["step"]]) > 3
         self.wait(made)
+        self.view = self.log("view")[-1]["view"]
 
     def started(self, i, name):
         """The process ids of a program on a host."""
