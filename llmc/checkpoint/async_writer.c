@@ -423,7 +423,8 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
 
 void async_writer_close(struct async_writer *s) {
     if (!s) return;
-    stop_signal_note(false);
+    /* Ranks that go from one view to the next stop in that one. */
+    if (!s->run->facts.options->meet) stop_signal_note(false);
     join(s);
     if (s->run->facts.rank == 0 && s->note.state != IDLE) hf_model_abandon(s->directory);
     for (size_t i = 0; i < s->kept_count; i++) free(s->kept[i]);

@@ -146,8 +146,9 @@ static void say_obstacle(struct membership *m) {
 
 /* Steps until there is a view. Returns as membership_next_view. */
 static int wait_for_view(struct membership *m, const char *meanwhile) {
-    static const double GRACE = 2, AT_ONCE = 1, SOON = 10; /* seconds */
+    static const double GRACE = 2, AT_ONCE = 1, SOON = 10, STOPS = 10; /* seconds */
     const double began = log_seconds();
+    double asked = -1; /* when it was seen that this rank is asked to stop */
     m->said_away = false;
     m->said = AGREEMENT_NO_OBSTACLE;
     for (;;) {
@@ -162,7 +163,10 @@ static int wait_for_view(struct membership *m, const char *meanwhile) {
         if (result == AGREEMENT_VIEW) return 0;
         if (result == AGREEMENT_COMPLETE) return 1;
         if (result == AGREEMENT_FAILED) return -1;
-        if (stop_signal_seen()) return log_error("was asked to stop while it waited for a view");
+        /* With a view it saves and stops together with the others. */
+        if (stop_signal_seen() && asked < 0) asked = now;
+        if (asked >= 0 && now - asked > STOPS)
+            return log_error("was asked to stop while it waited for a view");
         doze(now - began < AT_ONCE ? 0.02 : now - began < SOON ? 0.1 : 0.5);
     }
 }

@@ -50,6 +50,7 @@ void stop_signal_open(void) {
 }
 
 void stop_signal_note(bool on) {
+    if (atomic_load(&noting) == on) return;
     atomic_store(&seen, 0);
     atomic_store(&noting, on);
 }

@@ -22,7 +22,7 @@ void stop_signal_open(void);
 
 /* on: from now on a signal is noted. A second SIGINT, more than a second after the first, ends the
  * program at once. Off, as at the start: a signal ends the program at once. Forgets what was
- * noted. */
+ * noted, where that changes. */
 void stop_signal_note(bool on);
 
 /* Returns the number of the last signal that was noted, or 0. */

@@ -212,6 +212,24 @@ def test_a_store_that_is_away(ranks, etcd, tmp_path):
     assert contiguous(run3.log())
 
 
+def test_ranks_are_asked_to_stop_between_two_views(ranks, etcd):
+    """They stop in the next one, with a checkpoint."""
+    run3 = ranks(3)
+    run3.wait_steps(5)
+    etcd.pause()
+    try:
+        run3.process[1].kill()
+        run3.wait(lambda: "does not answer" in run3.said_by(0) and "does not answer" in run3.said_by(2))
+        for i in (0, 2):
+            run3.process[i].send_signal(signal.SIGTERM)
+    finally:
+        etcd.go_on()
+    for i in (0, 2):
+        assert run3.process[i].wait(TIMEOUT) == 0, run3.said_by(i)
+    assert contiguous(run3.log()) and run3.log()[-1]["status"] == "stopped"
+    assert (run3.out / f"checkpoint-{run3.steps():08}" / "model.safetensors").exists()
+
+
 def test_nobody_dies_same_bits(data, tmp_path, etcd):
     changes = {"steps": 8, "workers": 4, "loss_rate": 0.2, "peer_timeout": 60, "seq": 32,
                "val": None}
