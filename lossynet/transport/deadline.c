@@ -25,7 +25,8 @@
  * (Giladi et al., NeurIPS 2023, section 4.1) does the same for gradients per second. Where lags are
  * spread evenly, as on a machine whose cores are shared, the best is to wait for all; where a few
  * are far behind, it is to go on. Who waits for nearly all waits twice as long as the slowest of
- * them took, so that an ordinary step loses nothing.
+ * them took, and for a scheduler's turns, so that an ordinary step loses nothing. Who goes on
+ * without some does so on purpose, and need not.
  *
  * The lag of a late rank is known when it opens the next phase. Steps that it leaves out tell
  * nothing of it.
@@ -36,7 +37,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-static const double LEAST = 0.02;  /* s, the shortest adaptive deadline: a scheduler's turns */
+/* s, the shortest adaptive deadlines: of who waits for nearly all, a scheduler's turns; of others */
+static const double LEAST = 0.02, LEAST_CUT = 0.015;
 static const double NEARLY = 0.01; /* q(D) of a deadline that waits for nearly all, ... */
 static const double MARGIN = 2;    /* ... which is so many times longer */
 static const double ROUND_TRIPS = 3;
@@ -80,7 +82,7 @@ double lossynet_deadline_best(const struct lossynet_deadline *d) {
         const double speed = steps * progress / seconds;
         if (speed < most) continue;
         most = speed;
-        best = late < NEARLY ? MARGIN * choice : choice;
+        best = late < NEARLY ? fmax(MARGIN * choice, LEAST) : fmax(choice, LEAST_CUT);
     }
     return best;
 }
@@ -88,7 +90,7 @@ double lossynet_deadline_best(const struct lossynet_deadline *d) {
 double lossynet_deadline_wait(const struct lossynet_transport *t) {
     const struct lossynet_deadline *d = &t->deadline;
     const double least = ROUND_TRIPS * t->agenda.slowest + t->receiver.grace;
-    return fmax(d->fixed > 0 ? d->fixed : fmax(d->wait, LEAST), least);
+    return fmax(d->fixed > 0 ? d->fixed : d->wait, least);
 }
 
 bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half) {
@@ -211,6 +213,7 @@ static void give_up(struct lossynet_transport *t, int kind, int peer) {
     if (p->rx[kind].state != RX_OVER) {
         p->rx[kind].state = RX_OVER;
         p->rx[kind].over = t->receiver.empty;
+        p->rx[kind].given_up = phase->opened;
         t->receiver.stragglers++;
         if (kind == LOSSYNET_GRADIENT) p->lateness.phases++;
         if (kind == LOSSYNET_GRADIENT && p->lateness.phase == 0) {

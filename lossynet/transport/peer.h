@@ -103,9 +103,10 @@ struct lossynet_rx { /* one peer's present phase of a kind to us */
     double over;    /* when it became RX_OVER */
     uint32_t nonce; /* of the PROBE sent then: its answer comes after what was sent before */
     struct lossynet_timer probe;
-    double tell;    /* when to tell it again that the phase is open; 0: never */
-    bool idle;      /* it has no gradient in this phase, DONE has said */
-    bool next_done; /* DONE of the next phase came before we opened it: nothing was sent */
+    uint32_t given_up; /* the phase, from 1 on, that last ended without it since it was late */
+    double tell;       /* when to tell it again that the phase is open; 0: never */
+    bool idle;         /* it has no gradient in this phase, DONE has said */
+    bool next_done;    /* DONE of the next phase came before we opened it: nothing was sent */
     bool next_idle;
     uint32_t next_announced;
 };

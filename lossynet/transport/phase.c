@@ -35,6 +35,7 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
                                    .done = rx->next_done,
                                    .announced = rx->next_announced,
                                    .idle = rx->next_done && rx->next_idle,
+                                   .given_up = rx->given_up,
                                    .last = now,
                                    .tell = lossynet_control_tell(&t->peers[r], now)};
         t->peers[r].control.state_due = !self;

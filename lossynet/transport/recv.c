@@ -59,10 +59,12 @@ static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *
     return NULL;
 }
 
-/* DATA of the phase that has just ended was on its way for longer than we waited. */
-static void learn_grace(struct lossynet_transport *t, const struct wire_header *h) {
+/* DATA of the phase that has just ended was on its way for longer than we waited; unless we did not
+ * wait for it, since its rank was late. */
+static void learn_grace(struct lossynet_transport *t, int peer, const struct wire_header *h) {
     const struct lossynet_phase_state *phase = &t->phase[h->kind];
     if ((h->index + 1 - phase->closed) % WIRE_INDICES) return;
+    if (t->peers[peer].rx[h->kind].given_up == phase->closed) return;
     double late = 2 * (t->receiver.now - phase->closed_at);
     t->receiver.grace = fmin(fmax(t->receiver.grace, late), GRACE_MAX);
 }
@@ -96,7 +98,7 @@ void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wir
     uint64_t *wrong = t->failed ? &rejected->late : reject(t, h, &packet);
     if (wrong) {
         ++*wrong;
-        if (wrong == &rejected->late) learn_grace(t, h);
+        if (wrong == &rejected->late) learn_grace(t, peer, h);
         return;
     }
     enum lossynet_delivery delivery =
