@@ -341,8 +341,7 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;
     struct worker_result *result = &t->result[w - t->dp.worker];
     (void)context;
-    result->waited = 0;
-    result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
+    result->waited = 0, result->loss = data_parallel_computes(&t->dp, w) ? 0 : -1;
     if (result->loss < 0) return;
     for (int m = 0; m < M; m++) {
         const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
@@ -524,7 +523,8 @@ static void worker_evaluates(struct trainer *t, struct worker *w, struct activat
     double *sums = t->dp.mine + 3 * (w - t->dp.worker); /* losses: model's, replica's; tokens */
     memset(sums, 0, 3 * sizeof *sums);
     for (int pass = 0; pass < (work->replicas ? 2 : 1); pass++) {
-        const weight *weights = data_parallel_weights(&t->dp, pass ? w->params : work->fresh);
+        const weight *weights =
+            pass ? data_parallel_replica(&t->dp, w) : data_parallel_weights(&t->dp, work->fresh);
         for (uint64_t i = (uint64_t)w->id; i < work->windows;) {
             const struct dataloader_batch b =
                 dataloader_window_batch(t->val, &i, (uint64_t)t->dp.workers, work->windows, t->B,

@@ -93,7 +93,9 @@ struct backend {
      * begin while earlier operations still run, so `to` must not be used by operations called
      * since the host last waited (d2h_wait, download, sum_of_squares). The caller must not change
      * `host` until it has waited for a later operation. h2d_convert_async copies n float32 in the
-     * same way, and rounds them as `convert` does. */
+     * same way, and rounds them as `convert` does. d2h_round_async copies n float32 as d2h_async, and
+     * rounds them to bfloat16 (uint16_t, the upper half of a float32), as `round` does in place: to
+     * nearest even. */
     void *(*allocate_pinned)(size_t bytes); /* NULL if out of memory; not zeroed */
     void (*release_pinned)(void *memory);   /* NULL is fine */
     /* Makes other memory of the host's, from the begin of a page on, pinned memory. False where the
@@ -108,6 +110,8 @@ struct backend {
     void (*d2h_order_mark)(int mark);
     void (*h2d_async)(void *to, const void *host, size_t bytes);
     void (*h2d_convert_async)(weight *to, const float *host, size_t n);
+    void (*d2h_round_async)(uint16_t *host, const float *from, size_t n);
+    void (*round)(float *x, size_t n);
     /* A dma-buf file descriptor through which other devices access `memory`, at *offset. The
      * caller closes it. -1: there is none. */
     int (*export_memory)(const void *memory, size_t bytes, size_t *offset);
@@ -196,6 +200,11 @@ struct backend {
      * does not wait, and out is there on return; NULL where not on_device */
     void (*weighted_sum_pinned)(float *out, const float *const *sender, const float *weight, int N,
                                 size_t n, size_t packet);
+    /* the same of senders in bfloat16, and to bfloat16 (rounded once) */
+    void (*weighted_sum_pinned_bf16)(float *out, const uint16_t *const *sender, const float *weight,
+                                     int N, size_t n, size_t packet);
+    void (*rounded_sum_pinned_bf16)(uint16_t *out, const uint16_t *const *sender,
+                                    const float *weight, int N, size_t n, size_t packet);
     /* to[j] = from[j] for j < n where arrived[j / packet] is not 0; the rest stays */
     void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet);

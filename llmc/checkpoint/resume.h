@@ -85,6 +85,7 @@ struct resume_run {
     struct resume_worker *worker; /* [local] */
     struct resume_comm comm;
     struct resume_memory moments, replicas; /* moments and `ahead`; params, and the model */
+    bool replicas_are_half; /* params hold bfloat16 (uint16_t) in the host's memory */
 };
 
 /* ---- resuming ---- */

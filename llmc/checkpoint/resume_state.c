@@ -10,6 +10,7 @@
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/util/bf16.h"
 
 struct run { /* consecutive elements of the parameter vector; I64 (runs, 2) in the file */
     int64_t offset, count;
@@ -124,6 +125,25 @@ static int window_runs(const struct resume_run *r, float *vector, const char *ta
     return 0;
 }
 
+/* Copies n elements from `offset` of a replica that is no device's, or to it. */
+static void read_replica(const struct resume_run *r, float *to, const float *params, size_t offset,
+                         size_t n) {
+    if (!r->replicas_are_half) return r->replicas.download(to, params + offset, n * sizeof *to);
+    const uint16_t *from = (const uint16_t *)params + offset;
+    for (size_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
+}
+
+static void write_replica(const struct resume_run *r, float *params, size_t offset,
+                          const char *from, size_t n) {
+    if (!r->replicas_are_half) return r->replicas.upload(params + offset, from, n * sizeof(float));
+    uint16_t *to = (uint16_t *)params + offset;
+    for (size_t i = 0; i < n; i++) {
+        float x;
+        memcpy(&x, from + i * sizeof x, sizeof x);
+        to[i] = to_bf16(x);
+    }
+}
+
 /* ---- saving ----------------------------------------------------------------------------- */
 
 static void add_moments(const struct resume_run *r, const struct resume_worker *w,
@@ -168,8 +188,8 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
         }
 #pragma omp parallel for if (runs > 64)
         for (size_t i = 0; i < runs; i++) {
-            r->replicas.download(values + list[i].count, w->params + list[i].offset,
-                                 (size_t)table[2 * i + 1] * sizeof(float));
+            read_replica(r, values + list[i].count, w->params, (size_t)list[i].offset,
+                         (size_t)table[2 * i + 1]);
         }
     }
     free(list);
@@ -354,9 +374,8 @@ static int load_ahead(const struct resume_run *r, const struct source *s,
         if (!ahead) return -1;
         for (size_t i = 0; i < table.runs; i++) {
             struct run run = run_at(&table, i);
-            r->replicas.upload(w->params + run.offset,
-                               (const char *)ahead->data + done * sizeof(float),
-                               (size_t)run.count * sizeof(float));
+            write_replica(r, w->params, (size_t)run.offset,
+                          (const char *)ahead->data + done * sizeof(float), (size_t)run.count);
             done += (size_t)run.count;
         }
     }
@@ -374,9 +393,8 @@ static int load_replica(const struct resume_run *r, const struct source *s,
         return window_runs(r, w->params, table.data, table.runs, (char *)values->data, true);
     for (size_t i = 0; i < table.runs; i++) {
         struct run run = run_at(&table, i);
-        r->replicas.upload(w->params + run.offset,
-                           (const char *)values->data + done * sizeof(float),
-                           (size_t)run.count * sizeof(float));
+        write_replica(r, w->params, (size_t)run.offset,
+                      (const char *)values->data + done * sizeof(float), (size_t)run.count);
         done += (size_t)run.count;
     }
     return 0;

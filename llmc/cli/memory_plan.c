@@ -76,6 +76,17 @@ int memory_plan_gradient_slots(const struct llama_config *config,
     return memory_plan_has_masters(s) && !whole && config->layers + 2 <= BACKEND_MARKS ? SLOTS : 0;
 }
 
+/* In a group, what was lost before is added to one member's gradient or to the sum, which differ once
+ * they are rounded. */
+bool memory_plan_rounds_gradients(const struct memory_plan_settings *s) {
+    return s->device && s->dtype == DTYPE_BF16 && s->sharded_optimizer && s->workers > 1 &&
+           s->wire_bytes[0] == 2 && !(s->carries && group_of(s) > 1);
+}
+
+bool memory_plan_has_half_copies(const struct memory_plan_settings *s) {
+    return memory_plan_has_masters(s) && memory_plan_rounds_gradients(s) && !s->gpu_direct;
+}
+
 /* Elements of a gradient in slots, as param_layout_gradient_elements has them. */
 static double gradient_elements(const struct llama_config *c, int slots) {
     const double P = (double)config_parameters(c), C = c->width, table = C * c->vocabulary;
@@ -150,8 +161,9 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const bool half = s->dtype == DTYPE_BF16;
     e.parameters = P;
     const bool masters = memory_plan_has_masters(s);
-    const double on_host = 4 * P * replicas; /* a device's copies of them are there */
-    e.parameter_bytes = masters ? 4 * P / N : on_host;
+    const bool half_copies = memory_plan_has_half_copies(s);
+    const double copied = half_copies ? 2 : 4; /* bytes of an element that the network reads */
+    e.parameter_bytes = masters ? 4 * P / N : 4 * P * replicas;
     const double gradient = 4 * gradient_elements(config, memory_plan_gradient_slots(config, s));
     e.gradient_bytes = s->evaluating ? 0
                        : masters     ? gradient + 4 * P / N
@@ -160,11 +172,13 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
     e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
     e.working_bytes = s->device ? device_bytes(config, s) : cpu_bytes(config, s);
-    if (masters) e.working_bytes += BACKEND_CUDA_RECEIVED_BYTES;
+    if (masters) e.working_bytes += BACKEND_CUDA_PART_BYTES; /* of parameters, or of gradients */
     e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* On a device lost gradients are kept there, and not in lossynet's memory. */
     e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;
-    e.network_bytes = fmax(s->network_bytes - e.lost_bytes, 0);
+    /* And with half the bytes of an element it receives gradients in half of its memory. */
+    const double received = half_copies ? 2 * P / N * (N / G - 1) : 0;
+    e.network_bytes = fmax(s->network_bytes - e.lost_bytes - received, 0);
     /* A CPU's pages are taken when they are first written, a device's memory at once. */
     const bool gathers = s->gathers && (!s->exact || s->leads);
     e.fresh_bytes = (s->device ? s->workers > 1 : gathers) ? 4 * P : 0;
@@ -186,8 +200,9 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
     e.travel_bytes = 0;
     if (s->device && s->staged)
-        e.travel_bytes = on_host / (shared ? G : 1) +
-                         (s->evaluating ? 0 : 4 * P * (shared ? 1 : V / G)) + e.ahead_bytes;
+        e.travel_bytes = copied * P * replicas / (shared ? G : 1) +
+                         (s->evaluating ? 0 : copied * P * (shared ? 1 : V / G)) + e.ahead_bytes +
+                         (half_copies ? 8 * P / N : 0);
     /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
     if (s->device)
         e.host_bytes =

@@ -86,6 +86,10 @@ struct memory_plan_settings memory_plan_of_options(const struct options *options
 bool memory_plan_has_masters(const struct memory_plan_settings *s);
 int memory_plan_gradient_slots(const struct llama_config *config,
                                const struct memory_plan_settings *s);
+/* Whether a device rounds gradients to bfloat16 as backward finishes them, so that the same is sent
+ * wherever workers live; and, with masters, the network's copies of vectors are bfloat16. */
+bool memory_plan_rounds_gradients(const struct memory_plan_settings *s);
+bool memory_plan_has_half_copies(const struct memory_plan_settings *s);
 
 /* Makes it a rank of a run on `ranks` ranks, with its share of the workers. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank);

@@ -64,23 +64,16 @@ static void send_owned(const struct bucket_pipeline *s, const struct worker *w, 
     }
 }
 
-static void send_gradient(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
-    const size_t offset = param_layout_bucket_offset(s->layout, bucket);
-    const size_t count = s->layout->bucket_elements[bucket];
-    const float *from = param_layout_gradient(s->layout, &w->gradient, offset);
-    if (s->staged && !w->shares)
-        s->be->d2h_async(w->comm_grads + offset, from, count * sizeof *from);
-}
-
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
     if (w->residual)
         s->be->add_residual(w->grads + offset, w->residual + offset, s->carried, count);
+    if (s->rounds && !w->half) s->be->round(w->grads + offset, count);
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);
-    else
-        send_gradient(s, w, bucket);
+    else if (s->staged && !w->shares)
+        worker_send_gradient(w, s->be, s->layout, offset, count);
     if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
     const int next = bucket + 1 - w->gradient.slots; /* it had the slot of the next bucket */
     if (w->gradient.slots && next >= 0) s->be->d2h_order_mark(next);
@@ -150,6 +143,14 @@ void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bo
         move_owned(s, worker_receive_averages);
     else
         move(s, worker_receive, vectors, shards);
+}
+
+void pipeline_start(const struct bucket_pipeline *s) {
+    for (int w = 0; w < s->local; w++) {
+        const struct worker *k = &s->worker[w];
+        if (k->half) s->be->d2h_async(k->comm_master, k->master, k->owned * sizeof(float));
+    }
+    s->be->d2h_wait();
 }
 
 void pipeline_broadcast(struct bucket_pipeline *s) {

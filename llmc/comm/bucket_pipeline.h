@@ -47,6 +47,7 @@ struct bucket_pipeline {
     bool overlap;    /* phases proceed while workers compute */
     bool arriving;   /* parameters of the last broadcast are not yet on the device */
     bool gpu_direct; /* requested: network hardware reads gradients on the device */
+    bool rounds;     /* a finished gradient is rounded to bfloat16 on the device */
     float carried;   /* --carry, where workers have residuals */
     /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
     const char *sends;
@@ -82,6 +83,10 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
  * waits for the copies. */
 void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards);
+
+/* Of workers with masters, before the first step: where `half`, copies these to where the network
+ * reads them. */
+void pipeline_start(const struct bucket_pipeline *s);
 
 /* Call before a broadcast that overlaps with forward. Parameters are then received bucket by
  * bucket (pipeline_parameters_needed), or all at once by pipeline_finish. */

@@ -10,6 +10,7 @@
 #include "llmc/cli/memory_check.h"
 #include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
+#include "llmc/util/bf16.h"
 #include "llmc/util/file.h"
 #include "llmc/util/host_vector.h"
 
@@ -35,11 +36,13 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     memory_plan_place(&run, d->world.ranks, d->world.rank);
     if (backend_select(d->options, &d->layout->config, &run, &d->world, tell, choice)) return -1;
     d->be = choice->backend;
-    const struct lossynet_settings network = comm_settings(d->options, d->layout, d->workers);
-    run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
     d->masters = memory_plan_has_masters(&run);
     d->slots = memory_plan_gradient_slots(&d->layout->config, &run);
+    d->rounds = memory_plan_rounds_gradients(&run);
+    d->half = memory_plan_has_half_copies(&run);
     d->memory = d->masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
+    const struct lossynet_settings network = comm_settings(d->options, d->layout, d->workers);
+    run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
     return memory_check(d->options, &d->world, &d->layout->config, &run);
 }
 
@@ -83,6 +86,7 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
     *staged = be->on_device && d->world.ranks > 1;
     s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
     s.weighted_sum_whole = be->on_device;
+    if (d->half) s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
     if (*staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
     s.memory = be->on_device && !*staged ? &memory : NULL;
     if (!training) s.drift_samples = 0;
@@ -100,6 +104,8 @@ static int open_group(struct data_parallel *d, bool training, bool staged) {
                                 .comm = d->comm,
                                 .sets = groups >= threads && !d->be->on_device ? threads : 1,
                                 .staged = staged,
+                                .half = d->half,
+                                .rounds = d->rounds,
                                 .apart = NULL,
                                 .ones = NULL,
                                 .members = NULL,
@@ -114,6 +120,8 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     d->params = (float **)calloc((size_t)d->local, sizeof *d->params);
     d->grads = (float **)calloc((size_t)d->local, sizeof *d->grads);
     d->ahead = (const float **)calloc((size_t)d->local, sizeof *d->ahead);
+    d->averages = (float **)calloc((size_t)d->local, sizeof *d->averages);
+    d->values = (const float **)calloc((size_t)d->local, sizeof *d->values);
     const size_t shards = (size_t)d->local * (size_t)d->layout->buckets;
     d->shard = (const float **)calloc(shards, sizeof *d->shard);
     d->shard_count = (size_t *)calloc(shards, sizeof *d->shard_count);
@@ -122,8 +130,9 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     d->gathered = (double *)calloc(3 * (size_t)d->workers, sizeof *d->gathered);
     d->losses = (double *)calloc((size_t)d->workers, sizeof *d->losses);
     d->squares = (double *)calloc((size_t)d->workers, sizeof *d->squares);
-    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->shard || !d->shard_count ||
-        !d->shard_sum || !d->mine || !d->gathered || !d->losses || !d->squares)
+    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->averages || !d->values ||
+        !d->shard || !d->shard_count || !d->shard_sum || !d->mine || !d->gathered || !d->losses ||
+        !d->squares)
         return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
@@ -134,6 +143,7 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
                                            .training = training,
                                            .staged = staged,
                                            .masters = d->masters,
+                                           .half = d->half,
                                            .leads = comm_leads(d->options, d->workers),
                                            .carries = d->keeps_lost,
                                            .slots = d->slots};
@@ -142,8 +152,11 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
         d->params[w] = k->comm_params;
         d->grads[w] = k->comm_grads;
         d->ahead[w] = k->comm_ahead;
+        d->averages[w] = k->comm_average;
+        d->values[w] = k->comm_master;
     }
     if (d->workers == 1) return 0;
+    if (d->half && lossynet_owned_apart(d->comm, d->averages, d->values)) return -1;
     d->model_is_borrowed = staged && training && !d->masters;
     d->model = d->model_is_borrowed ? d->worker[0].grads : NULL;
     if (!d->model) d->model = (float *)d->memory->allocate(P * sizeof(float));
@@ -163,6 +176,7 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
                    !d->group.host && lossynet_overlaps(d->comm),
         .arriving = false,
         .gpu_direct = o->gpu_direct,
+        .rounds = d->rounds,
         .carried = (float)o->carry,
         .sends = NULL,
         .weights = NULL,
@@ -198,6 +212,8 @@ void data_parallel_close(struct data_parallel *d) {
     free(d->params);
     free(d->grads);
     free(d->ahead);
+    free(d->averages);
+    free(d->values);
     free(d->shard);
     free(d->shard_count);
     free(d->shard_sum);
@@ -211,7 +227,7 @@ void data_parallel_close(struct data_parallel *d) {
 
 int data_parallel_model(struct data_parallel *d, const float **model) {
     *model = d->worker[0].params;
-    if (data_parallel_replicas_are_exact(d)) return 0;
+    if (data_parallel_replicas_are_exact(d) && !d->half) return 0;
     *model = d->model;
     const size_t P = d->layout->count;
     const bool moves = d->pipeline.staged && !d->masters;
@@ -230,6 +246,12 @@ const weight *data_parallel_weights(struct data_parallel *d, const float *params
         return d->pipeline.weights;
     }
     d->be->convert(d->pipeline.weights, params, d->layout->count);
+    return d->pipeline.weights;
+}
+
+const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
+    if (!d->half) return data_parallel_weights(d, w->params);
+    worker_receive(w, d->be, w->comm_params, 0, d->layout->count);
     return d->pipeline.weights;
 }
 
@@ -276,22 +298,62 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
+/* Masters begin as the initial values, or those of a checkpoint. */
+static void set_masters(const struct data_parallel *d, const float *params) {
+    for (int w = 0; w < d->local; w++) {
+        const struct worker *k = &d->worker[w];
+        size_t state = 0, offset, count;
+        for (int b = 0; b < d->layout->buckets; b++, state += count) {
+            lossynet_shard(d->comm, k->id, b, &offset, &count);
+            d->be->upload(k->master + state, params + offset, count * sizeof(float));
+        }
+    }
+}
+
+static int initial_values(const struct data_parallel *d, float *first) {
+    if (!file_is_directory(d->options->model)) {
+        param_layout_initialise(d->layout, (uint64_t)d->options->seed, first);
+        return 0;
+    }
+    size_t count;
+    struct named_tensor *tensors = param_layout_tensor_list(d->layout, first, &count);
+    const int failed =
+        !tensors || hf_model_read(d->options->model, &d->layout->config, tensors, count);
+    free(tensors);
+    return failed ? -1 : 0;
+}
+
+static void narrow(uint16_t *to, const float *from, size_t n) {
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i++) to[i] = to_bf16(from[i]);
+}
+
+/* Whose copies are bfloat16: each rank needs what it owns in float32. */
+static int initialise_half(struct data_parallel *d) {
+    float *first = (float *)malloc(d->layout->count * sizeof *first);
+    if (!first) return log_out_of_memory("initial values", 4.0 * (double)d->layout->count);
+    const int failed = initial_values(d, first);
+    if (!failed) set_masters(d, first);
+    if (!failed && (!d->group.host || d->world.rank % d->group.size == 0))
+        narrow((uint16_t *)d->worker[0].comm_params, first, d->layout->count);
+    free(first);
+    return failed ? -1 : group_wait(&d->group);
+}
+
 int data_parallel_initialise(struct data_parallel *d) {
+    if (d->half) return initialise_half(d);
     const bool shares = d->worker[0].shares || (d->masters && d->group.host);
     const bool filled = shares && d->world.rank % d->group.size; /* by another rank */
-    if (filled) return group_wait(&d->group);
-    float *first = host_vector(d->memory, d->worker[0].params, d->layout->count, false);
-    int failed = first ? 0 : -1;
-    if (!failed && file_is_directory(d->options->model)) {
-        size_t count;
-        struct named_tensor *tensors = param_layout_tensor_list(d->layout, first, &count);
-        failed = !tensors || hf_model_read(d->options->model, &d->layout->config, tensors, count);
-        free(tensors);
-    } else if (!failed) {
-        param_layout_initialise(d->layout, (uint64_t)d->options->seed, first);
+    if (filled) {
+        if (group_wait(&d->group)) return -1;
+        if (d->masters) set_masters(d, d->worker[0].params);
+        return 0;
     }
+    float *first = host_vector(d->memory, d->worker[0].params, d->layout->count, false);
+    int failed = first ? initial_values(d, first) : -1;
     for (int w = d->memory->on_device ? 0 : 1; w < d->local && !failed; w++)
         if (!d->worker[w].shares) worker_initialise(&d->worker[w], d->be, first, d->layout->count);
+    if (d->masters && !failed) set_masters(d, first);
     host_vector_end(d->memory, first);
     return failed ? -1 : group_wait(&d->group);
 }
@@ -313,21 +375,9 @@ static bool shares_copies(const struct data_parallel *d) {
     return d->group.host && d->pipeline.staged;
 }
 
-/* Masters begin as the replica, which is the host's. */
-static void set_masters(const struct data_parallel *d) {
-    for (int w = 0; w < d->local; w++) {
-        const struct worker *k = &d->worker[w];
-        size_t state = 0, offset, count;
-        for (int b = 0; b < d->layout->buckets; b++, state += count) {
-            lossynet_shard(d->comm, k->id, b, &offset, &count);
-            d->be->upload(k->master + state, k->params + offset, count * sizeof(float));
-        }
-    }
-}
-
 int data_parallel_start(struct data_parallel *d) {
     if (d->masters) {
-        set_masters(d);
+        pipeline_start(&d->pipeline);
     } else if (shares_copies(d)) {
         move_partners(d, worker_send, d->params[0]);
         d->be->d2h_wait();
@@ -365,6 +415,7 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
                                      .state_load = lossynet_state_load,
                                      .all_workers = LOSSYNET_ALL_WORKERS};
     out->comm = comm;
+    out->replicas_are_half = d->half;
     out->whole_moments = worker_steps_alone(d->options);
     out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
     out->ahead = &d->sent_ahead;
@@ -540,7 +591,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     for (int w = 0; w < d->local; w++) /* in a replay owners differ in it */
         d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* Who is alone owns everything, so that nothing else changes the weights in use. */
-    if (d->workers == 1) step.weights = d->pipeline.weights;
+    if (d->workers == 1 || d->half) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         size_t state = 0;

@@ -41,16 +41,19 @@ struct data_parallel {
     const struct param_layout *layout;
     struct lossynet_world world;
     int workers;              /* N */
-    const struct backend *be; /* set by data_parallel_choose, and these two: */
+    const struct backend *be; /* set by data_parallel_choose, and these: */
     bool masters;             /* float32 replicas are the host's alone (worker.h) */
     int slots;                /* of gradients (param_layout.h) */
+    bool rounds, half;        /* memory_plan_rounds_gradients, memory_plan_has_half_copies */
     /* set by data_parallel_open */
     struct lossynet_comm *comm;
     int local;
     struct worker *worker; /* [local] */
     struct group group;
-    float **params, **grads;         /* [local], the workers' vectors, as lossynet takes them */
-    const float **ahead;             /* [local], what owners broadcast ahead of their own values */
+    float **params, **grads; /* [local], the workers' vectors, as lossynet takes them */
+    const float **ahead;     /* [local], what owners broadcast ahead of their own values */
+    float **averages;        /* [local], with half: what lossynet_owned_apart takes */
+    const float **values;
     bool sent_ahead;                 /* the last broadcast sent `ahead` */
     bool keeps_lost;                 /* the workers have residuals (worker.h) */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
@@ -107,6 +110,9 @@ int data_parallel_model(struct data_parallel *d, const float **model);
 /* Parameters (P, in d->memory) in the type that operations take; float32 ones are returned as they
  * are. Until the next call, or the next step. */
 const weight *data_parallel_weights(struct data_parallel *d, const float *params);
+
+/* The same of a worker's replica. */
+const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w);
 
 /* Elements of each moment that a worker keeps, at most. */
 size_t data_parallel_moments(const struct data_parallel *d);

@@ -6,15 +6,20 @@
 
 #include "llmc/log/error.h"
 
-/* Elements that a member gives: the first one the replica, and every one its gradient. */
+/* Bytes of a vector that the group's ranks share, or of its first elements. */
+static size_t shared_bytes(const struct group *g, size_t elements) {
+    return elements * (g->half ? sizeof(uint16_t) : sizeof(float));
+}
+
+/* Bytes that a member gives: the first one the replica, and every one its gradient. */
 static size_t vectors_of(const struct group *g, int place) {
-    return ((place == 0 ? 1 : 0) + (g->training ? 1 : 0)) * g->layout->count;
+    return ((place == 0 ? 1 : 0) + (g->training ? 1 : 0)) * shared_bytes(g, g->layout->count);
 }
 
 /* Makes all that the group shares pinned memory: a GPU copies from it, and adds it up. */
 static int pin(struct group *g) {
     for (int i = 0; i < g->size; i++) {
-        const size_t bytes = vectors_of(g, i) * sizeof(float);
+        const size_t bytes = vectors_of(g, i);
         if (bytes && !g->be->pin(shared_memory_of(g->host, i), bytes))
             return log_error("--group %d: no %.1f GB of pinned memory (ulimit -l tells how much a "
                              "process may lock)",
@@ -33,8 +38,8 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
     if (!g->ones || !g->members) return log_out_of_memory("the list of a group's workers", 0);
     for (int i = 0; i < g->size; i++) g->ones[i] = 1;
     if (local == 1) {
-        const size_t count = vectors_of(g, world->rank % g->size);
-        if (shared_memory_open(world, g->size, count * sizeof(float), &g->host)) return -1;
+        const size_t bytes = vectors_of(g, world->rank % g->size);
+        if (shared_memory_open(world, g->size, bytes, &g->host)) return -1;
         return g->staged ? pin(g) : 0;
     }
     if (!training) return 0;
@@ -59,7 +64,8 @@ void group_close(struct group *g) {
 
 /* The gradient of a member. */
 static float *gradient_of(const struct group *g, int member) {
-    return (float *)shared_memory_of(g->host, member) + (member == 0 ? g->layout->count : 0);
+    const size_t before = member == 0 ? shared_bytes(g, g->layout->count) : 0;
+    return (float *)((char *)shared_memory_of(g->host, member) + before);
 }
 
 void group_share_vectors(const struct group *g, struct worker *worker, int i) {
@@ -87,12 +93,18 @@ struct gradient_place group_gradient(const struct group *g, const struct worker 
 static void add(const struct group *g, float *to, const float *const *from, int count, size_t n) {
     const bool pinned = g->host && g->staged; /* else they are where the backend computes */
     if (!n) return;
-    (pinned ? g->be->weighted_sum_pinned : g->be->weighted_sum)(to, from, g->ones, count, n, n);
+    if (g->half)
+        g->be->rounded_sum_pinned_bf16((uint16_t *)to, (const uint16_t *const *)from, g->ones,
+                                       count, n, n);
+    else
+        (pinned ? g->be->weighted_sum_pinned : g->be->weighted_sum)(to, from, g->ones, count, n, n);
 }
 
 bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket) {
     if (!g->apart) return true;
     const size_t offset = param_layout_bucket_offset(g->layout, bucket);
+    if (g->rounds)
+        g->be->round(group_gradient(g, w, set).first + offset, g->layout->bucket_elements[bucket]);
     if (w->id % g->size) {
         const float *const from[] = {w->grads + offset, g->apart[set] + offset};
         add(g, w->grads + offset, from, 2, g->layout->bucket_elements[bucket]);
@@ -107,8 +119,10 @@ int group_average(const struct group *g, const struct worker *w) {
         for (int owner = w->id % g->size; owner < g->workers; owner += g->size) {
             size_t offset, count;
             lossynet_shard(g->comm, owner, b, &offset, &count);
-            for (int i = 0; i < g->size; i++) g->members[i] = gradient_of(g, i) + offset;
-            add(g, w->comm_grads + offset, g->members, g->size, count);
+            const size_t before = shared_bytes(g, offset);
+            for (int i = 0; i < g->size; i++)
+                g->members[i] = (const float *)((const char *)gradient_of(g, i) + before);
+            add(g, (float *)((char *)w->comm_grads + before), g->members, g->size, count);
         }
     }
     return 0;

@@ -37,10 +37,12 @@ struct group {
     float *ones;   /* [G], the weights of a sum */
     const float **members;      /* [G], what is added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
-    bool staged;                /* vectors are on GPUs, and the network reads copies */
+    bool staged;                /* vectors are on GPUs, and the network reads copies, */
+    bool half;                  /* which are bfloat16 (worker.h) */
+    bool rounds;                /* gradients are rounded on the device before they are added */
 };
 
-/* Opens the group, of which size, workers, be, layout, sets and staged are set. `local`: workers of
+/* Opens the group, of which size, workers, be, layout, sets, staged, half and rounds are set. `local`: workers of
  * this rank. Collective. Returns 0, or -1 after reporting; the caller closes it in both cases. */
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
 void group_close(struct group *g);

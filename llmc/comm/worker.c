@@ -10,17 +10,25 @@ static int take(float **vector, void *(*allocate)(size_t bytes), size_t count, c
 }
 
 /* The copy of a vector that the network reads. */
-static int take_comm(float **copy, float *vector, const struct backend *be, bool staged,
-                     size_t count, const char *what) {
+static int take_comm(float **copy, float *vector, const struct backend *be,
+                     const struct worker_needs *needs, size_t count, const char *what) {
     *copy = vector;
-    return staged ? take(copy, be->allocate_pinned, count, what) : 0;
+    if (needs->half) count = (count + 1) / 2;
+    return needs->staged ? take(copy, be->allocate_pinned, count, what) : 0;
 }
 
 /* Of what the worker owns, float32 beside the moments. */
-static int take_masters(struct worker *w, const struct backend *be, size_t owned) {
+static int take_masters(struct worker *w, const struct backend *be,
+                        const struct worker_needs *needs) {
+    const char *values = "what a worker owns of the parameters", *average = "an averaged gradient";
     w->params = w->comm_params;
-    return take(&w->master, be->allocate, owned, "what a worker owns of the parameters") ||
-                   take(&w->average, be->allocate, owned, "an averaged gradient")
+    w->half = needs->half;
+    w->owned = needs->owned;
+    if (take(&w->master, be->allocate, w->owned, values) ||
+        take(&w->average, be->allocate, w->owned, average))
+        return -1;
+    return w->half && (take(&w->comm_master, be->allocate_pinned, w->owned, values) ||
+                       take(&w->comm_average, be->allocate_pinned, w->owned, average))
                ? -1
                : 0;
 }
@@ -33,13 +41,13 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
     const char *gradient = "a worker's gradient";
     if (!w->shares && !needs->masters && take(&w->params, be->allocate, count, parameters))
         return -1;
-    if (!w->shares_comm && take_comm(&w->comm_params, w->params, be, staged, count, parameters))
+    if (!w->shares_comm && take_comm(&w->comm_params, w->params, be, needs, count, parameters))
         return -1;
     if (!needs->training) return 0;
-    if (needs->masters && take_masters(w, be, owned)) return -1;
+    if (needs->masters && take_masters(w, be, needs)) return -1;
     const size_t elements = param_layout_gradient_elements(layout, needs->slots);
     if (!w->shares && take(&w->grads, be->allocate, elements, gradient)) return -1;
-    if (!w->shares_comm && take_comm(&w->comm_grads, w->grads, be, staged, count, gradient))
+    if (!w->shares_comm && take_comm(&w->comm_grads, w->grads, be, needs, count, gradient))
         return -1;
     const struct gradient_place place = {w->grads, needs->slots,
                                          param_layout_gradient_slot(layout)};
@@ -64,6 +72,8 @@ void worker_release(struct worker *w, const struct backend *be) {
     be->release(w->residual);
     be->release(w->master);
     be->release(w->average);
+    if (w->comm_master) be->release_pinned(w->comm_master);
+    if (w->comm_average) be->release_pinned(w->comm_average);
     if (!w->shares) be->release(w->params);
     if (!w->shares) be->release(w->grads);
     be->release(w->m);
@@ -90,12 +100,30 @@ void worker_send(const struct worker *w, const struct backend *be, float *comm_v
 
 void worker_send_masters(const struct worker *w, const struct backend *be, size_t offset,
                          size_t state, size_t count) {
-    if (count) be->d2h_async(w->comm_params + offset, w->master + state, count * sizeof(float));
+    if (!count) return;
+    if (w->half) {
+        be->d2h_async(worker_comm_element(w, w->comm_params, offset),
+                      (char *)w->weights + offset * be->weight_bytes, count * be->weight_bytes);
+        be->d2h_async(w->comm_master + state, w->master + state, count * sizeof(float));
+    } else {
+        be->d2h_async(w->comm_params + offset, w->master + state, count * sizeof(float));
+    }
 }
 
 void worker_receive_averages(const struct worker *w, const struct backend *be, size_t offset,
                              size_t state, size_t count) {
-    if (count) be->h2d_async(w->average + state, w->comm_grads + offset, count * sizeof(float));
+    const float *from = w->half ? w->comm_average + state : w->comm_grads + offset;
+    if (count) be->h2d_async(w->average + state, from, count * sizeof(float));
+}
+
+void worker_send_gradient(const struct worker *w, const struct backend *be,
+                          const struct param_layout *layout, size_t offset, size_t count) {
+    const float *from = param_layout_gradient(layout, &w->gradient, offset);
+    float *to = worker_comm_element(w, w->comm_grads, offset);
+    if (w->half)
+        be->d2h_round_async((uint16_t *)to, from, count);
+    else
+        be->d2h_async(to, from, count * sizeof *from);
 }
 
 void worker_send_ahead(const struct worker *w, const struct backend *be, size_t owned) {
@@ -107,9 +135,12 @@ void worker_receive(const struct worker *w, const struct backend *be, float *com
                     size_t offset, size_t count) {
     float *to = device_vector(w, comm_vector);
     if (w->master && comm_vector == w->comm_params) {
-        if (count)
-            be->h2d_convert_async((char *)w->weights + offset * be->weight_bytes,
-                                  comm_vector + offset, count);
+        const float *from = worker_comm_element(w, comm_vector, offset);
+        weight *replica = (char *)w->weights + offset * be->weight_bytes;
+        if (count && w->half)
+            be->h2d_async(replica, from, count * be->weight_bytes);
+        else if (count)
+            be->h2d_convert_async(replica, from, count);
         return;
     }
     if (to != comm_vector && count)

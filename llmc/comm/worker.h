@@ -14,7 +14,9 @@
  * ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned as in stage 2):
  *
  *     parameters   the replica is the weights in use; its float32 copy is the network's, in the host's
- *                  memory, from which buckets are rounded as they come
+ *                  memory, from which buckets are rounded as they come. With --wire-dtype bf16 the
+ *                  network's copies of parameters and gradients are bfloat16, too (`half`), and
+ *                  gradients are rounded on the GPU
  *     what it owns master values, which AdamW steps on, and the averaged gradient
  *     gradient     where a step has one micro-batch, of a few buckets (`gradient.slots`): a slot is
  *                  written again when its bucket is on the host
@@ -34,13 +36,19 @@ extern "C" {
 #endif
 
 struct worker {
-    int id;                          /* 0 ... N-1 */
-    float *params, *grads, *m, *v;   /* in the backend's memory; params with masters: comm_params */
-    float *comm_params, *comm_grads; /* the copies that the network reads and writes */
-    struct gradient_place gradient;  /* first: grads */
+    int id;                        /* 0 ... N-1 */
+    float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
+    /* The copies that the network reads and writes. With `half` they hold bfloat16 (uint16_t), as
+     * lossynet's vectors do then. */
+    float *comm_params, *comm_grads;
+    bool half;
+    struct gradient_place gradient; /* first: grads */
     /* Of what the worker owns, in the order of m and v, in the backend's memory: the float32 values,
      * and the averaged gradient. NULL: both lie in params and grads. */
     float *master, *average;
+    /* With `half`, the network's copies of these two, in pinned memory of the host's. */
+    float *comm_master, *comm_average;
+    size_t owned;    /* elements of each */
     weight *weights; /* with masters: the replica in use, P; not its own */
     /* These are not its own, but another worker's or its group's (group.h): params and grads; the
      * copies. */
@@ -57,6 +65,7 @@ struct worker_needs {
     bool training;       /* else only parameters are needed */
     bool staged;         /* the network reads host memory */
     bool masters;        /* float32 only of what it owns is in the backend's memory */
+    bool half;           /* and the network's copies are bfloat16 */
     bool leads, carries; /* values ahead of what it owns; a residual */
     int slots;           /* of the gradient (param_layout.h) */
 };
@@ -67,6 +76,10 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
                     const struct worker_needs *needs);
 void worker_release(struct worker *w, const struct backend *be);
 
+/* Copies a bucket's gradient, `count` elements from `offset`, to comm_grads. */
+void worker_send_gradient(const struct worker *w, const struct backend *be,
+                          const struct param_layout *layout, size_t offset, size_t count);
+
 /* Copies parameters (count, in host memory) to the backend's vector and to the network's copy. */
 void worker_initialise(struct worker *w, const struct backend *be, const float *params,
                        size_t count);
@@ -75,7 +88,8 @@ void worker_initialise(struct worker *w, const struct backend *be, const float *
  * leave them; see d2h_async in backend.h. comm_vector: comm_params or comm_grads. */
 void worker_send(const struct worker *w, const struct backend *be, float *comm_vector,
                  size_t offset, size_t count);
-/* Of a worker with masters: copies these to comm_params, or the averages from comm_grads, `count`
+/* Of a worker with masters: copies these to comm_params (with `half` the weights in use that they
+ * are rounded to, and these to comm_master), or the averages from comm_grads (comm_average), `count`
  * elements at `offset` of the vector and `state` of what it owns. */
 void worker_send_masters(const struct worker *w, const struct backend *be, size_t offset,
                          size_t state, size_t count);
@@ -87,6 +101,12 @@ void worker_send_ahead(const struct worker *w, const struct backend *be, size_t 
  * in backend.h. */
 void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
                     size_t offset, size_t count);
+
+/* Element `offset` of a copy that the network reads. */
+static inline float *worker_comm_element(const struct worker *w, float *comm_vector,
+                                         size_t offset) {
+    return w->half ? (float *)((uint16_t *)comm_vector + offset) : comm_vector + offset;
+}
 
 /* ---- AdamW ---- */
 

@@ -9,6 +9,7 @@
 #include "llmc/util/random.h"
 #include "llmc/log/error.h"
 #include "llmc/model/sampler.h"
+#include "llmc/util/bf16.h"
 
 int generate_logits(const struct backend *be, float *logits, const tensor *x, const tensor *w,
                     int C, int V) {
@@ -19,11 +20,10 @@ int generate_logits(const struct backend *be, float *logits, const tensor *x, co
     be->download(logits, out, bytes);
     be->release(out);
     if (be->element_bytes == sizeof(float)) return 0;
-    for (int v = V - 1; v >= 0; v--) { /* bfloat16 is the upper half of a float32 */
+    for (int v = V - 1; v >= 0; v--) { /* in place */
         uint16_t half;
         memcpy(&half, (const char *)logits + 2 * (size_t)v, sizeof half);
-        const uint32_t bits = (uint32_t)half << 16;
-        memcpy(&logits[v], &bits, sizeof bits);
+        logits[v] = from_bf16(half);
     }
     return 0;
 }

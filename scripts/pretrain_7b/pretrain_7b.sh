@@ -34,9 +34,9 @@
 #   memory of a GPU       = 61.378 GB   gradients, and 1/64 of parameters, averages and optimizer
 #                                       state in float32; weights in use and activations in bf16: an
 #                                       H100 of 80 GB will do, and recomputes nothing
-#   memory of its host    = 89.2 GB     per GPU: what travels lies in pinned memory, of parameters one
+#   memory of its host    = 73.4 GB     per GPU: what travels lies in pinned memory, of parameters one
 #                                       copy for a node. The copy of the model (27 GB) to save is
-#                                       rank 0's alone: 525 GB for 8 GPUs
+#                                       rank 0's alone: 398 GB for 8 GPUs
 #   a checkpoint          = 99.729 GB   model, moments, and at 10% loss 8 replicas' stale packets;
 #                                       2 are kept, one is being written: 299 GB
 #   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without
@@ -45,11 +45,11 @@
 #                         = 241 ms      at 100 Gbit/s. (Without groups: 543 and 2171)
 #   computing             = 7.2 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
 #                                       parameter, and attention)
-#   copies over PCIe        3.4 s       per step: 84 GB at 25 GB/s, in float32: gradients out, the
+#   copies over PCIe        1.7 s       per step: 42 GB at 25 GB/s, in bf16: gradients out, the
 #                                       group's and other groups' in, which the GPU adds up, parameters
 #                                       in. In a group nothing of it overlaps with computing yet
-#   2400 steps            = 7.1 h       at 400 Gbit/s, or
-#                         = 7.2 h       at 100 Gbit/s
+#   2400 steps            = 5.9 h       at 400 Gbit/s, or
+#                         = 6.1 h       at 100 Gbit/s
 #
 # The exchange runs at the speed that the pre-flight measures ("in", "out"), where that is less.
 set -u -o pipefail

@@ -1,5 +1,6 @@
 """Ranks with a GPU each, that compute in bfloat16: float32 is on a GPU only for what its worker owns, and
-gradients are there only of the last buckets (llmc/comm/worker.h). On the emulated device."""
+gradients are there only of the last buckets; with --wire-dtype bf16 the network's copies are bfloat16, too
+(llmc/comm/worker.h). On the emulated device."""
 import pytest
 
 from program import BUILD, events, markov_tokens, succeed, write_tokens
@@ -35,11 +36,13 @@ def train(data, out, ranks, *more, streams="late"):
     ("late", 3, ["--loss-rate=0.3"]),
     ("others", 3, ["--loss-rate=0.3"]),
     ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--repair=1"]),
-    ("late", 3, ["--loss-rate=0.3", "--no-overlap", "--lead=off"]),
+    ("late", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--no-overlap", "--lead=off"]),
     ("late", 3, ["--loss-rate=0.3", "--carry=1", "--wire-dtype=bf16"]),
-    ("others", 3, ["--loss-rate=0.3", "--micro-batches=2"]),
-    ("late", 3, ["--algorithm=reliable", "--link=mpi"]),
+    ("others", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--micro-batches=2"]),
+    ("late", 3, ["--algorithm=reliable", "--link=mpi", "--wire-dtype=bf16"]),
     ("others", 4, ["--loss-rate=0.3", "--group=2"]),
+    ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16"]),
+    ("late", 4, ["--algorithm=reliable", "--link=mpi", "--group=4", "--wire-dtype=bf16"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
 def test_as_in_one_process(data, tmp_path, streams, workers, options):
     """Where whole float32 replicas and gradients are on the device: the same bits. An evaluation, which
@@ -51,18 +54,19 @@ def test_as_in_one_process(data, tmp_path, streams, workers, options):
     assert several == one
 
 
-@pytest.mark.parametrize("first, then", [(0, 3), (3, 0), (3, 3)])
-def test_resumes_to_the_last_bit(data, tmp_path, first, then):
+@pytest.mark.parametrize("wire", ["float32", "bf16"])
+@pytest.mark.parametrize("first, then", [(0, 3), (3, 0)])
+def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
     """Also where the ranks that go on keep other vectors than those that wrote the checkpoint."""
-    options = ["--workers=3", "--loss-rate=0.3"]
+    options = ["--workers=3", "--loss-rate=0.3", f"--wire-dtype={wire}"]
     whole = train(data, tmp_path / "whole", 0, "--steps=4", *options)
     train(data, tmp_path / "parts", first, "--steps=2", *options)
     parts = train(data, tmp_path / "parts", then, "--steps=4", "--resume=auto", *options)
     assert parts[1] == whole[1]
 
 
-@pytest.mark.parametrize("options", [[], ["--micro-batches=2"], ["--carry=1"], ["--algorithm=naive"],
-                                     ["--group=2"]],
+@pytest.mark.parametrize("options", [["--wire-dtype=bf16"], ["--micro-batches=2"], ["--carry=1"],
+                                     ["--algorithm=naive"], ["--group=2"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     """Within 5%, but for the driver and libraries, which the emulated device has not."""

@@ -51,6 +51,8 @@ int main(void) {
 #define OPERATOR_TEST(name) cmocka_unit_test_setup(name, setup),
 #include "test/llmc/operators_list.h"
         cmocka_unit_test_setup(test_weighted_sum_pinned, setup),
+        cmocka_unit_test_setup(test_weighted_sum_pinned_bf16, setup),
+        cmocka_unit_test_setup(test_copies_that_round, setup),
         cmocka_unit_test_setup(test_residuals, setup),
         cmocka_unit_test_setup(test_same_bits_when_called_again, setup),
     };

@@ -98,8 +98,10 @@ void operators_report(const char *title);
 #undef OPERATOR_TEST
 
 void test_weights_are_rounded(void **state); /* the CPU's */
-void test_weighted_sum_pinned(void **state); /* a device's */
-void test_residuals(void **state);           /* a device's */
+void test_weighted_sum_pinned(void **state); /* a device's, and these two */
+void test_weighted_sum_pinned_bf16(void **state);
+void test_copies_that_round(void **state);
+void test_residuals(void **state); /* a device's */
 
 /* ---- every operation once (operators_bits.c) ------------------------------------------------- */
 

@@ -148,6 +148,80 @@ void test_weighted_sum_pinned(void **state) {
     }
 }
 
+static uint16_t upper_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+/* The bits of the same senders in float32; rounded, too. */
+void test_weighted_sum_pinned_bf16(void **state) {
+    (void)state;
+    enum { SENDERS = 5 };
+    const struct backend *b = subject.backend;
+    size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 8}};
+    for (int s = 0; s < LENGTH(shapes); s++) {
+        const size_t n = shapes[s][0], packet = shapes[s][1], packets = (n + packet - 1) / packet;
+        if (too_large(n)) continue;
+        float *all = (float *)b->allocate_pinned((SENDERS + 2) * n * sizeof *all);
+        uint16_t *half = (uint16_t *)b->allocate_pinned((SENDERS + 1) * n * sizeof *half);
+        float *weight = (float *)malloc(packets * SENDERS * sizeof *weight);
+        assert_true(all && half && weight);
+        float *want = all + SENDERS * n, *got = want + n;
+        uint16_t *sum = half + SENDERS * n;
+        const float *sender[SENDERS];
+        const uint16_t *half_sender[SENDERS];
+        for (int i = 0; i < SENDERS; i++)
+            sender[i] = all + (size_t)i * n, half_sender[i] = half + (size_t)i * n;
+        for (size_t k = 0; k < packets * SENDERS; k++)
+            weight[k] = random_uniform() > 0 ? (float)random_uniform() : 0;
+        for (size_t j = 0; j < SENDERS * n; j++) {
+            all[j] = rounded_reference((float)random_uniform());
+            half[j] = upper_half(all[j]);
+        }
+        b->weighted_sum_pinned(want, sender, weight, SENDERS, n, packet);
+        b->weighted_sum_pinned_bf16(got, half_sender, weight, SENDERS, n, packet);
+        assert_memory_equal(got, want, n * sizeof *want);
+        b->rounded_sum_pinned_bf16(sum, half_sender, weight, SENDERS, n, packet);
+        for (size_t j = 0; j < n; j++)
+            assert_int_equal(sum[j], upper_half(rounded_reference(want[j])));
+        b->release_pinned(all), b->release_pinned(half);
+        free(weight);
+    }
+}
+
+/* What is rounded on its way to the host or from it, and in place. */
+void test_copies_that_round(void **state) {
+    (void)state;
+    const struct backend *b = subject.backend;
+    size_t sizes[] = {1, 7, 64, 1000, 100003};
+    for (int s = 0; s < LENGTH(sizes); s++) {
+        const size_t n = sizes[s];
+        if (too_large(n)) continue;
+        struct array x = array_random(n, 3, FLOAT32), weights = array_empty(n, WEIGHT);
+        struct array converted = array_empty(n, WEIGHT);
+        uint16_t *leaves = (uint16_t *)b->allocate_pinned(n * sizeof *leaves);
+        float *host = (float *)b->allocate_pinned(n * sizeof *host), *rounded;
+        assert_true(leaves && host);
+        b->d2h_round_async(leaves, (const float *)x.value, n);
+        b->d2h_async(host, x.value, n * sizeof *host);
+        b->d2h_wait();
+        for (size_t i = 0; i < n; i++)
+            assert_int_equal(leaves[i], upper_half(rounded_reference(host[i])));
+        b->h2d_convert_async(weights.value, host, n);
+        b->convert(converted.value, (const float *)x.value, n);
+        rounded = array_read(&converted);
+        for (size_t i = 0; i < n; i++) weights.reference[i] = rounded[i];
+        assert_close(&weights, "h2d_convert_async", 0, 0);
+        for (size_t i = 0; i < n; i++) x.reference[i] = rounded_reference(host[i]);
+        b->round((float *)x.value, n);
+        assert_close(&x, "round", 0, 0);
+        free(rounded);
+        b->release_pinned(leaves), b->release_pinned(host);
+        array_free(&x), array_free(&weights), array_free(&converted);
+    }
+}
+
 /* To the last bit: what a run keeps does not depend on where it is kept. */
 void test_residuals(void **state) {
     (void)state;

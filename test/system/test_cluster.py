@@ -266,7 +266,7 @@ def test_the_arithmetic_of_its_comment():
     for gbps, answer in answers.items():
         link = number(r"([\d.]+) ms per step on the link", answer)
         assert said["on the link", gbps] == round(link)
-        hours = steps * (computing + 3.4 + link / 1e3) / 3600
+        hours = steps * (computing + 1.7 + link / 1e3) / 3600
         assert said[f"{steps:.0f} steps", gbps] == pytest.approx(hours, abs=0.06)
     assert len(said) == 10
 

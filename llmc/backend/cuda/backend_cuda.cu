@@ -167,9 +167,9 @@ static char *stream_memory_of(struct stream_memory *m, size_t bytes, const char 
 static void h2d_convert_async(weight *to, const float *host, size_t n) {
     static struct stream_memory memory;
     device_scope scope;
-    const size_t part = BACKEND_CUDA_RECEIVED_BYTES / sizeof *host;
+    const size_t part = BACKEND_CUDA_PART_BYTES / sizeof *host;
     float *received =
-        (float *)stream_memory_of(&memory, BACKEND_CUDA_RECEIVED_BYTES, "parameters that come");
+        (float *)stream_memory_of(&memory, BACKEND_CUDA_PART_BYTES, "parameters that come");
     for (size_t done = 0; done < n; done += part) {
         const size_t count = n - done < part ? n - done : part;
         device_in_upload(received, host + done, count * sizeof *received);
@@ -181,6 +181,26 @@ static void h2d_convert_async(weight *to, const float *host, size_t n) {
 static int export_memory(const void *memory, size_t bytes, size_t *offset) {
     device_scope scope;
     return device_export(memory, bytes, offset);
+}
+
+/* Copy-out does the same the other way round. */
+static void d2h_round_async(uint16_t *host, const float *from, size_t n) {
+    static struct stream_memory memory;
+    device_scope scope;
+    const size_t part = BACKEND_CUDA_PART_BYTES / sizeof(bfloat16);
+    bfloat16 *leaving =
+        (bfloat16 *)stream_memory_of(&memory, BACKEND_CUDA_PART_BYTES, "gradients that leave");
+    const cudaStream_t out = device_out_begin();
+    for (size_t done = 0; done < n; done += part) {
+        const size_t count = n - done < part ? n - done : part;
+        cuda_convert<bfloat16>(leaving, from + done, count, out);
+        device_out_download(host + done, leaving, count * sizeof *leaving);
+    }
+}
+
+static void round_to_bf16(float *x, size_t n) {
+    device_scope scope;
+    cuda_round(x, n, device_stream());
 }
 
 /* Arguments of an operation that the host holds, one after another in device memory. */
@@ -406,8 +426,9 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
 
 /* The kernel reads each element once, where the network has put it. PCIe is full long before these
  * blocks are all that the device has room for, so that backward goes on beside them. */
-static void weighted_sum_pinned(float *out, const float *const *sender, const float *weight, int N,
-                                size_t n, size_t packet) {
+template <typename To, typename T>
+static void average_pinned(To *out, const T *const *sender, const float *weight, int N, size_t n,
+                           size_t packet) {
     enum { BLOCKS = 32 };
     static struct stream_memory memory; /* what is read beside pinned memory */
     if (n == 0) return;
@@ -417,10 +438,25 @@ static void weighted_sum_pinned(float *out, const float *const *sender, const fl
     char *arguments = stream_memory_of(&memory, senders + weights, "the weights of an average");
     device_average_upload(arguments, sender, (size_t)N * sizeof *sender);
     device_average_upload(arguments + senders, weight, weights);
-    cuda_weighted_sum(out, sender, (const float *const *)arguments,
+    cuda_weighted_sum(out, sender, (const T *const *)arguments,
                       (const float *)(arguments + senders), N, n, packet, device_average_stream(),
                       BLOCKS);
     device_average_wait();
+}
+
+static void weighted_sum_pinned(float *out, const float *const *sender, const float *weight, int N,
+                                size_t n, size_t packet) {
+    average_pinned(out, sender, weight, N, n, packet);
+}
+
+static void weighted_sum_pinned_bf16(float *out, const uint16_t *const *sender, const float *weight,
+                                     int N, size_t n, size_t packet) {
+    average_pinned(out, (const bfloat16 *const *)sender, weight, N, n, packet);
+}
+
+static void rounded_sum_pinned_bf16(uint16_t *out, const uint16_t *const *sender,
+                                    const float *weight, int N, size_t n, size_t packet) {
+    average_pinned((bfloat16 *)out, (const bfloat16 *const *)sender, weight, N, n, packet);
 }
 
 /* What arrived, by cuda_masked_copy or cuda_masked_round. */
@@ -503,6 +539,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.d2h_order_mark = d2h_order_mark;
     b.h2d_async = h2d_async;
     b.h2d_convert_async = h2d_convert_async;
+    b.d2h_round_async = d2h_round_async;
+    b.round = round_to_bf16;
     b.export_memory = export_memory;
     b.embedding_forward = embedding_forward;
     b.embedding_backward = embedding_backward;
@@ -524,6 +562,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.sums_of_squares = sums_of_squares;
     b.weighted_sum = weighted_sum;
     b.weighted_sum_pinned = weighted_sum_pinned;
+    b.weighted_sum_pinned_bf16 = weighted_sum_pinned_bf16;
+    b.rounded_sum_pinned_bf16 = rounded_sum_pinned_bf16;
     b.masked_copy = masked_copy;
     b.masked_round = masked_round;
     b.add_residual = add_residual;

@@ -22,12 +22,12 @@ extern const bool backend_cuda_built; /* false: this program never finds a devic
  * memory. */
 const struct backend *backend_cuda(enum dtype dtype, int local_rank, char *why, size_t why_size);
 
-/* Between the copy of float32 parameters to a device and their rounding (h2d_convert_async). The
+/* Memory between a copy and the rounding before or after it (h2d_convert_async, d2h_round_async). The
  * emulated device has so little that small models need several parts. */
 #ifdef CUDA_EMULATION
-enum { BACKEND_CUDA_RECEIVED_BYTES = 1 << 16 };
+enum { BACKEND_CUDA_PART_BYTES = 1 << 16 };
 #else
-enum { BACKEND_CUDA_RECEIVED_BYTES = 64 << 20 };
+enum { BACKEND_CUDA_PART_BYTES = 64 << 20 };
 #endif
 
 /* Elements from one row of the classifier's logits to the next. */

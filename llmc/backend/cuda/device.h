@@ -104,6 +104,9 @@ void device_release_pinned(void *memory);
 bool device_pin(void *memory, size_t bytes);
 void device_unpin(void *memory);
 void device_d2h_async(void *host, const void *from, size_t bytes);
+/* Its two parts: copy-out waits for compute, and may then work on what leaves; then the copy. */
+cudaStream_t device_out_begin(void);
+void device_out_download(void *host, const void *from, size_t bytes);
 void device_d2h_on_complete(void (*call)(void *context), void *context);
 void device_d2h_wait(void);
 void device_d2h_mark(int mark);

@@ -93,6 +93,19 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
     for (; i < n; i++) vector[i] = plus_share(vector[i], share, residual[i]);
 }
 
+template <int W>
+__global__ void __launch_bounds__(EXCHANGE_THREADS) round_kernel(float *x, size_t n) {
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
+    if (i + W <= n) {
+        float y[W];
+        load(y, x + i);
+        for (int j = 0; j < W; j++) y[j] = rounded(y[j]);
+        store(x + i, y);
+        return;
+    }
+    for (; i < n; i++) x[i] = rounded(x[i]);
+}
+
 static __global__ void gather_kernel(float *out, const float *vector, const size_t *element,
                                      size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -155,6 +168,15 @@ static inline void cuda_add_residual(float *vector, const float *residual, float
     launch(vectors ? add_residual_kernel<wide<float>> : add_residual_kernel<1>,
            dim3((unsigned)ceil_div(n, block)), dim3(EXCHANGE_THREADS), 0, stream, vector, residual,
            share, n);
+}
+
+/* x (n) = x, rounded to bfloat16 */
+static inline void cuda_round(float *x, size_t n, cudaStream_t stream) {
+    if (n == 0) return;
+    const bool vectors = are_aligned(x);
+    const size_t block = EXCHANGE_THREADS * (vectors ? wide<float> : 1);
+    launch(vectors ? round_kernel<wide<float>> : round_kernel<1>,
+           dim3((unsigned)ceil_div(n, block)), dim3(EXCHANGE_THREADS), 0, stream, x, n);
 }
 
 /* out[i] = vector[element[i]], i < n */

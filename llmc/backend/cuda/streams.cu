@@ -107,10 +107,19 @@ void device_unpin(void *memory) {
 }
 
 /* A stream that waits for an event waits for its last recording at the time of the call. */
-void device_d2h_async(void *host, const void *from, size_t bytes) {
+cudaStream_t device_out_begin(void) {
     CHECK(cudaEventRecord(device.done, device.compute));
     CHECK(cudaStreamWaitEvent(device.out, device.done, 0));
+    return device.out;
+}
+
+void device_out_download(void *host, const void *from, size_t bytes) {
     CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.out));
+}
+
+void device_d2h_async(void *host, const void *from, size_t bytes) {
+    device_out_begin();
+    device_out_download(host, from, bytes);
 }
 
 void device_d2h_on_complete(void (*call)(void *context), void *context) {

@@ -35,8 +35,8 @@ __device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *_
 }
 
 /* Part `part` of packet p: a vector of W elements for each thread of the block. */
-template <typename T, int W>
-__device__ __forceinline__ void sum_part(T *out, const T *const *__restrict__ sender,
+template <typename To, typename T, int W>
+__device__ __forceinline__ void sum_part(To *out, const T *const *__restrict__ sender,
                                          const float *__restrict__ weight, int N, size_t n,
                                          size_t packet, size_t p, uint32_t part) {
     size_t begin = p * packet, end = begin + packet < n ? begin + packet : n;
@@ -45,8 +45,8 @@ __device__ __forceinline__ void sum_part(T *out, const T *const *__restrict__ se
     if (j + W <= end) {
         float total[W] = {};
         sum_senders(total, sender, weight, N, j);
-        if constexpr (W * sizeof(T) == 16) { /* a plain store the compiler makes four of */
-            struct packed<T, W> whole;
+        if constexpr (W * sizeof(To) == 16) { /* a plain store the compiler makes four of */
+            struct packed<To, W> whole;
             pack(&whole, total);
             __stcs((uint4 *)(out + j), whole.raw[0]);
         } else {
@@ -57,28 +57,29 @@ __device__ __forceinline__ void sum_part(T *out, const T *const *__restrict__ se
     for (; j < end; j++) { /* the last few */
         float total[1] = {};
         sum_senders(total, sender, weight, N, j);
-        out[j] = from_float<T>(total[0]);
+        out[j] = from_float<To>(total[0]);
     }
 }
 
 /* `parts` parts of each packet, `all` in all, a block for each as far as the grid goes. out may be
  * one of the senders. */
-template <typename T, int W>
+template <typename To, typename T, int W>
 __global__ void __launch_bounds__(256)
-    weighted_sum_kernel(T *out, const T *const *__restrict__ sender,
+    weighted_sum_kernel(To *out, const T *const *__restrict__ sender,
                         const float *__restrict__ weight, int N, size_t n, size_t packet,
                         uint32_t parts, uint32_t all) {
     for (uint32_t i = blockIdx.x; i < all; i += gridDim.x)
-        sum_part<T, W>(out, sender, weight, N, n, packet, i / parts, i % parts);
+        sum_part<To, T, W>(out, sender, weight, N, n, packet, i / parts, i % parts);
 }
 
 /* ---- launchers ----------------------------------------------------------------------------- */
 
 /* `sender` (N) and `weight` (ceil(n / packet), N) are in device memory; `on_host` is what `sender`
  * holds, addresses of device memory. blocks: at most so many; 0: as many as there is work for. */
-template <typename T>
-void cuda_weighted_sum(T *out, const T *const *on_host, const T *const *sender, const float *weight,
-                       int N, size_t n, size_t packet, cudaStream_t stream, unsigned blocks = 0) {
+template <typename To, typename T>
+void cuda_weighted_sum(To *out, const T *const *on_host, const T *const *sender,
+                       const float *weight, int N, size_t n, size_t packet, cudaStream_t stream,
+                       unsigned blocks = 0) {
     if (n == 0) return;
     bool vectors = packet % wide<T> == 0 && are_aligned(out);
     for (int i = 0; i < N; i++) vectors = vectors && are_aligned(on_host[i]);
@@ -86,7 +87,7 @@ void cuda_weighted_sum(T *out, const T *const *on_host, const T *const *sender, 
     unsigned threads = row_threads(items, 256);
     const uint32_t parts = (uint32_t)ceil_div(items, threads);
     const uint32_t all = (uint32_t)(ceil_div(n, packet) * parts);
-    launch(vectors ? weighted_sum_kernel<T, wide<T>> : weighted_sum_kernel<T, 1>,
+    launch(vectors ? weighted_sum_kernel<To, T, wide<T>> : weighted_sum_kernel<To, T, 1>,
            blocks && blocks < all ? blocks : all, threads, 0, stream, out, sender, weight, N, n,
            packet, parts, all);
 }
