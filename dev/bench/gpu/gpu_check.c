@@ -222,7 +222,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     if (data_parallel_model(&t.dp, &model)) return -1;
     float *host = (float *)malloc(t.layout.count * sizeof *host);
     if (!host) return log_out_of_memory("the model", 4.0 * (double)t.layout.count);
-    t.be->download(host, model, t.layout.count * sizeof *host);
+    t.dp.memory->download(host, model, t.layout.count * sizeof *host);
     if (!world->rank) out->model = hash_of(host, t.layout.count);
     free(host);
     trainer_release(&t);
