@@ -410,6 +410,10 @@ size_t lossynet_packet_elements(const struct lossynet_comm *comm);
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh);
 
+/* The same of one bucket, into `fresh`, which holds its elements alone. */
+lossynet_status lossynet_gather_bucket(struct lossynet_comm *comm, float *const *vectors,
+                                       int bucket, float *fresh);
+
 /* Small, reliable all-gather: each rank gives V items of `bytes`, `all` gets N, in worker order.
  * Collective. */
 lossynet_status lossynet_all_gather(struct lossynet_comm *comm, const void *mine, void *all,

@@ -292,23 +292,23 @@ static int begin(struct async_writer *s, int step, bool *go) {
     return 0;
 }
 
-static int copy_model(struct async_writer *s, const float *model) {
-    const size_t bytes = s->run->facts.layout->count * sizeof *model;
-    if (!s->model) s->model = (float *)snapshot_block(bytes);
-    if (!s->model)
-        return log_out_of_memory("the copy of the model that a checkpoint is written from",
-                                 (double)bytes);
-    s->run->replicas.download(s->model, model, bytes);
-    return 0;
+/* Rank 0's copy of the model, which it writes while training goes on. */
+static int copy_model(struct async_writer *s, bool *failed) {
+    const bool mine = s->run->facts.rank == 0;
+    const size_t bytes = s->run->facts.layout->count * sizeof *s->model;
+    if (mine && !s->model) s->model = (float *)snapshot_block(bytes);
+    *failed = mine && !s->model;
+    if (*failed)
+        log_out_of_memory("the copy of the model that a checkpoint is written from", (double)bytes);
+    return s->settings.model(s->settings.model_context, s->model);
 }
 
-static void copy_and_write(struct async_writer *s, const struct resume_point *at,
-                           const float *model) {
+static void copy_and_write(struct async_writer *s, const struct resume_point *at, int failed) {
     json_decref(s->trainer);
     s->trainer = resume_describe(s->run, at);
-    int failed = s->trainer ? resume_snapshot(s->run, &s->snapshot)
+    if (!failed)
+        failed = s->trainer ? resume_snapshot(s->run, &s->snapshot)
                             : log_error("cannot save a checkpoint: out of memory");
-    if (!failed && s->run->facts.rank == 0) failed = copy_model(s, model);
     if (failed)
         set_state(s, FAILED);
     else
@@ -323,13 +323,12 @@ void async_writer_poll(struct async_writer *s, bool *stop) {
 }
 
 int async_writer_save(struct async_writer *s, const struct resume_point *at) {
-    const float *model;
-    bool go;
+    bool go, failed;
     s->behind = false;
     if (begin(s, at->step, &go)) return -1;
     if (!go) return 0;
-    if (s->settings.model(s->settings.model_context, &model)) return -1;
-    copy_and_write(s, at, model);
+    if (copy_model(s, &failed)) return -1;
+    copy_and_write(s, at, failed);
     return 0;
 }
 

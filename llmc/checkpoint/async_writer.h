@@ -35,9 +35,9 @@ struct async_writer;
  * -1 after reporting. */
 typedef int (*async_writer_gather)(void *context, const void *mine, void *all, size_t bytes);
 
-/* Assembles the model on every rank: P parameters, valid until the next call. Collective.
- * Returns 0, or -1 after reporting. */
-typedef int (*async_writer_model)(void *context, const float **model);
+/* Puts the model together: P parameters, into host memory on the ranks that give it, NULL on the others.
+ * Collective. Returns 0, or -1 after reporting. */
+typedef int (*async_writer_model)(void *context, float *model);
 
 struct async_writer_settings {
     const struct resume_run *run; /* the caller keeps all of this until the writer is closed */

@@ -133,7 +133,9 @@ bool hf_model_shows_progress = false;
 int hf_model_read(const char *directory, const struct llama_config *config,
                   const struct named_tensor *tensors, size_t count) {
     struct sharded_model *shards;
-    double done = 0, total = 4.0 * (double)config_parameters(config);
+    double done = 0, total = 0;
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i].data) total += 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
     if (sharded_model_open(directory, &shards)) return -1;
     int status = 0;
     for (size_t i = 0; i < sharded_model_count(shards) && status == 0; i++) {
@@ -143,6 +145,7 @@ int hf_model_read(const char *directory, const struct llama_config *config,
     for (size_t i = 0; i < count && status == 0; i++) {
         const struct named_tensor *t = &tensors[i];
         const int64_t shape[2] = {t->shape[0], t->shape[1]};
+        if (!t->data) continue;
         const struct safetensors *file = sharded_model_of(shards, t->name);
         show(directory, done, total);
         status = file ? safetensors_copy_float(file, t->name, shape, t->dims, t->data) : -1;

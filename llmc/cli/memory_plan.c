@@ -87,11 +87,18 @@ bool memory_plan_has_half_copies(const struct memory_plan_settings *s) {
     return memory_plan_has_masters(s) && memory_plan_rounds_gradients(s) && !s->gpu_direct;
 }
 
+/* Elements of the largest bucket that is a layer's, and of the embedding's. */
+static void bucket_elements(const struct llama_config *c, double *layer, double *table) {
+    const double P = (double)config_parameters(c), C = c->width;
+    *table = C * c->vocabulary;
+    *layer = (P - C - (c->tied ? 1 : 2) * *table) / c->layers + C;
+}
+
 /* Elements of a gradient in slots, as param_layout_gradient_elements has them. */
 static double gradient_elements(const struct llama_config *c, int slots) {
-    const double P = (double)config_parameters(c), C = c->width, table = C * c->vocabulary;
-    const double layer = (P - C - (c->tied ? 1 : 2) * table) / c->layers + C;
-    if (!slots) return P;
+    double layer, table;
+    bucket_elements(c, &layer, &table);
+    if (!slots) return (double)config_parameters(c);
     return c->tied ? slots * layer + table : slots * fmax(layer, table);
 }
 
@@ -182,6 +189,11 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     /* A CPU's pages are taken when they are first written, a device's memory at once. */
     const bool gathers = s->gathers && (!s->exact || s->leads);
     e.fresh_bytes = (s->device ? s->workers > 1 : gathers) ? 4 * P : 0;
+    if (masters) { /* one bucket after another */
+        double layer, table;
+        bucket_elements(config, &layer, &table);
+        e.fresh_bytes = 4 * fmax(layer, table);
+    }
     const double fresh = s->device && s->staged && !s->evaluating ? 0 : e.fresh_bytes;
     e.copy_bytes = copy_bytes(s, &e);
     e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
@@ -279,7 +291,9 @@ void memory_plan_print_memory(const struct llama_config *config,
         line("network", e.network_bytes,
              s->staged ? "gradients of its shards, from others, pinned"
                        : "gradients of its shards, from others");
-        line("evaluation, saving", e.fresh_bytes, "for the moment: the model put together");
+        line("evaluation, saving", e.fresh_bytes,
+             masters ? "the model, put together bucket by bucket"
+                     : "for the moment: the model put together");
         line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
         if (e.change_bytes > 0)
             line("or ranks change", e.change_bytes, "what they hand over, in place of that copy");

@@ -159,8 +159,9 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     if (d->half && lossynet_owned_apart(d->comm, d->averages, d->values)) return -1;
     d->model_is_borrowed = staged && training && !d->masters;
     d->model = d->model_is_borrowed ? d->worker[0].grads : NULL;
-    if (!d->model) d->model = (float *)d->memory->allocate(P * sizeof(float));
-    return d->model ? 0 : log_out_of_memory("the model put together", 4.0 * (double)P);
+    const size_t elements = d->masters ? param_layout_largest_bucket(d->layout) : P;
+    if (!d->model) d->model = (float *)d->memory->allocate(elements * sizeof(float));
+    return d->model ? 0 : log_out_of_memory("the model put together", 4.0 * (double)elements);
 }
 
 static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
@@ -225,12 +226,42 @@ void data_parallel_close(struct data_parallel *d) {
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
 
+/* The model bucket by bucket, rounded in the place of the replica, which the next step brings again,
+ * or into `out`, or only for others. */
+static int gather_buckets(struct data_parallel *d, bool in_use, float *out) {
+    size_t offset = 0, count;
+    for (int b = 0; b < d->layout->buckets; b++, offset += count) {
+        count = d->layout->bucket_elements[b];
+        if (lossynet_gather_bucket(d->comm, d->params, b, d->model)) return -1;
+        if (out) memcpy(out + offset, d->model, count * sizeof *out);
+        if (!in_use) continue;
+        d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
+                                 d->model, count);
+        d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* so that it waits */
+        d->be->d2h_wait();
+    }
+    d->pipeline.arriving = d->pipeline.arriving || in_use;
+    return 0;
+}
+
+int data_parallel_copy_model(struct data_parallel *d, float *out) {
+    const float *model;
+    if (d->masters) return gather_buckets(d, false, out);
+    if (data_parallel_model(d, &model)) return -1;
+    if (out) d->be->download(out, model, d->layout->count * sizeof *out);
+    return 0;
+}
+
 int data_parallel_model(struct data_parallel *d, const float **model) {
+    if (d->masters) {
+        *model = NULL;
+        return gather_buckets(d, true, NULL);
+    }
     *model = d->worker[0].params;
-    if (data_parallel_replicas_are_exact(d) && !d->half) return 0;
+    if (data_parallel_replicas_are_exact(d)) return 0;
     *model = d->model;
     const size_t P = d->layout->count;
-    const bool moves = d->pipeline.staged && !d->masters;
+    const bool moves = d->pipeline.staged;
     float *host = moves ? host_vector(d->be, d->model, P, false) : d->model;
     int failed = !host || lossynet_gather_fresh(d->comm, d->params, host) ? -1 : 0;
     if (moves && !failed) d->be->upload(d->model, host, P * sizeof(float));
@@ -240,17 +271,13 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
 
 const weight *data_parallel_weights(struct data_parallel *d, const float *params) {
     if (!d->pipeline.weights) return params;
-    if (d->masters) { /* in the place of the replica, which the next step brings again */
-        d->be->h2d_convert_async(d->pipeline.weights, params, d->layout->count);
-        d->pipeline.arriving = true;
-        return d->pipeline.weights;
-    }
+    if (d->masters) return d->pipeline.weights; /* data_parallel_model has put it there */
     d->be->convert(d->pipeline.weights, params, d->layout->count);
     return d->pipeline.weights;
 }
 
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
-    if (!d->half) return data_parallel_weights(d, w->params);
+    if (!d->masters) return data_parallel_weights(d, w->params);
     worker_receive(w, d->be, w->comm_params, 0, d->layout->count);
     return d->pipeline.weights;
 }
@@ -298,25 +325,16 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
-/* Masters begin as the initial values, or those of a checkpoint. */
-static void set_masters(const struct data_parallel *d, const float *params) {
-    for (int w = 0; w < d->local; w++) {
-        const struct worker *k = &d->worker[w];
-        size_t state = 0, offset, count;
-        for (int b = 0; b < d->layout->buckets; b++, state += count) {
-            lossynet_shard(d->comm, k->id, b, &offset, &count);
-            d->be->upload(k->master + state, params + offset, count * sizeof(float));
-        }
-    }
-}
-
-static int initial_values(const struct data_parallel *d, float *first) {
+/* Of all parameters or of a bucket; `first` has room for these. */
+static int initial_values(const struct data_parallel *d, int bucket, float *first) {
     if (!file_is_directory(d->options->model)) {
-        param_layout_initialise(d->layout, (uint64_t)d->options->seed, first);
+        param_layout_initialise(d->layout, (uint64_t)d->options->seed, bucket, first);
         return 0;
     }
     size_t count;
-    struct named_tensor *tensors = param_layout_tensor_list(d->layout, first, &count);
+    struct named_tensor *tensors =
+        bucket == LAYOUT_ALL ? param_layout_tensor_list(d->layout, first, &count)
+                             : param_layout_bucket_tensors(d->layout, bucket, first, &count);
     const int failed =
         !tensors || hf_model_read(d->options->model, &d->layout->config, tensors, count);
     free(tensors);
@@ -328,33 +346,35 @@ static void narrow(uint16_t *to, const float *from, size_t n) {
     for (size_t i = 0; i < n; i++) to[i] = to_bf16(from[i]);
 }
 
-/* Whose copies are bfloat16: each rank needs what it owns in float32. */
-static int initialise_half(struct data_parallel *d) {
-    float *first = (float *)malloc(d->layout->count * sizeof *first);
-    if (!first) return log_out_of_memory("initial values", 4.0 * (double)d->layout->count);
-    const int failed = initial_values(d, first);
-    if (!failed) set_masters(d, first);
-    if (!failed && (!d->group.host || d->world.rank % d->group.size == 0))
-        narrow((uint16_t *)d->worker[0].comm_params, first, d->layout->count);
-    free(first);
-    return failed ? -1 : group_wait(&d->group);
+/* With masters: bucket by bucket these, and the copies that the network reads, of a group the first
+ * member's. */
+static int initialise_masters(struct data_parallel *d) {
+    const struct worker *w = &d->worker[0];
+    const bool fills = !d->group.host || w->id % d->group.size == 0;
+    size_t begin = 0, state = 0, offset, owned, count;
+    for (int b = 0; b < d->layout->buckets; b++, begin += count, state += owned) {
+        count = d->layout->bucket_elements[b];
+        if (initial_values(d, b, d->model)) return -1;
+        lossynet_shard(d->comm, w->id, b, &offset, &owned);
+        if (owned)
+            d->be->upload(w->master + state, d->model + (offset - begin), owned * sizeof(float));
+        if (fills && d->half)
+            narrow((uint16_t *)w->comm_params + begin, d->model, count);
+        else if (fills)
+            memcpy(w->comm_params + begin, d->model, count * sizeof(float));
+    }
+    return group_wait(&d->group);
 }
 
 int data_parallel_initialise(struct data_parallel *d) {
-    if (d->half) return initialise_half(d);
-    const bool shares = d->worker[0].shares || (d->masters && d->group.host);
-    const bool filled = shares && d->world.rank % d->group.size; /* by another rank */
-    if (filled) {
-        if (group_wait(&d->group)) return -1;
-        if (d->masters) set_masters(d, d->worker[0].params);
-        return 0;
-    }
-    float *first = host_vector(d->memory, d->worker[0].params, d->layout->count, false);
-    int failed = first ? initial_values(d, first) : -1;
-    for (int w = d->memory->on_device ? 0 : 1; w < d->local && !failed; w++)
+    if (d->masters) return initialise_masters(d);
+    const bool filled = d->worker[0].shares && d->world.rank % d->group.size; /* by another rank */
+    if (filled) return group_wait(&d->group);
+    float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
+    int failed = first ? initial_values(d, LAYOUT_ALL, first) : -1;
+    for (int w = d->be->on_device ? 0 : 1; w < d->local && !failed; w++)
         if (!d->worker[w].shares) worker_initialise(&d->worker[w], d->be, first, d->layout->count);
-    if (d->masters && !failed) set_masters(d, first);
-    host_vector_end(d->memory, first);
+    host_vector_end(d->be, first);
     return failed ? -1 : group_wait(&d->group);
 }
 
@@ -391,8 +411,8 @@ int data_parallel_start(struct data_parallel *d) {
 }
 
 /* As async_writer.h wants them. */
-static int model_of(void *data_parallel, const float **model) {
-    return data_parallel_model((struct data_parallel *)data_parallel, model);
+static int model_of(void *data_parallel, float *model) {
+    return data_parallel_copy_model((struct data_parallel *)data_parallel, model);
 }
 
 static int gather(void *data_parallel, const void *mine, void *all, size_t bytes) {

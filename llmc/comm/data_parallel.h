@@ -57,8 +57,8 @@ struct data_parallel {
     bool sent_ahead;                 /* the last broadcast sent `ahead` */
     bool keeps_lost;                 /* the workers have residuals (worker.h) */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
-    const struct backend *memory;    /* where the float32 replicas and the model lie */
-    float *model;                    /* P: the owners' shards put together; N > 1 */
+    const struct backend *memory;    /* where the replicas that are sent and compared lie */
+    float *model;            /* P: the owners' shards put together; N > 1. With masters, a bucket */
     bool model_is_borrowed;  /* staged: it lies in the place of the first worker's gradient */
     const float **shard;     /* [local * buckets]: the gradients of what workers own, */
     size_t *shard_count;     /* their numbers of elements, */
@@ -103,11 +103,15 @@ bool data_parallel_is_lossless(const struct data_parallel *d);
 /* Every replica equals the model: what is sent is the model, and it arrives as it was. */
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);
 
-/* *model (P elements, in d->memory): a replica if replicas are exact; otherwise the
- * owners' shards. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
+/* *model (P elements, in the backend's memory): a replica if replicas are exact; otherwise the
+ * owners' shards. With masters it is NULL, and the model is in the place of the weights in use until the
+ * next step. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
 int data_parallel_model(struct data_parallel *d, const float **model);
 
-/* Parameters (P, in d->memory) in the type that operations take; float32 ones are returned as they
+/* The same, into host memory where `out` is not NULL. */
+int data_parallel_copy_model(struct data_parallel *d, float *out);
+
+/* What data_parallel_model gave, in the type that operations take; float32 ones are returned as they
  * are. Until the next call, or the next step. */
 const weight *data_parallel_weights(struct data_parallel *d, const float *params);
 

@@ -62,13 +62,20 @@ size_t param_layout_bucket_offset(const struct param_layout *l, int bucket) {
     return offset;
 }
 
-/* Of the buckets that share slots, the largest. */
+static size_t largest(const struct param_layout *layout, int buckets) {
+    size_t most = 0;
+    for (int b = 0; b < buckets; b++)
+        if (layout->bucket_elements[b] > most) most = layout->bucket_elements[b];
+    return most;
+}
+
+size_t param_layout_largest_bucket(const struct param_layout *layout) {
+    return largest(layout, layout->buckets);
+}
+
+/* Of the buckets that share slots. */
 size_t param_layout_gradient_slot(const struct param_layout *layout) {
-    const int shared = layout->buckets - (layout->config.tied ? 1 : 0);
-    size_t slot = 0;
-    for (int b = 0; b < shared; b++)
-        if (layout->bucket_elements[b] > slot) slot = layout->bucket_elements[b];
-    return slot;
+    return largest(layout, layout->buckets - (layout->config.tied ? 1 : 0));
 }
 
 size_t param_layout_gradient_elements(const struct param_layout *layout, int slots) {
@@ -123,11 +130,31 @@ struct named_tensor *param_layout_tensor_list(const struct param_layout *l, floa
     return tensors;
 }
 
-void param_layout_initialise(const struct param_layout *l, uint64_t seed, float *vector) {
+struct named_tensor *param_layout_bucket_tensors(const struct param_layout *layout, int bucket,
+                                                 float *elements, size_t *count) {
+    const uintptr_t first = (uintptr_t)elements;
+    const uintptr_t end = first + layout->bucket_elements[bucket] * sizeof *elements;
+    const uintptr_t before = param_layout_bucket_offset(layout, bucket) * sizeof *elements;
+    struct named_tensor *tensors =
+        param_layout_tensor_list(layout, (float *)(first - before), count);
+    for (size_t i = 0; tensors && i < *count; i++)
+        if ((uintptr_t)tensors[i].data < first || (uintptr_t)tensors[i].data >= end)
+            tensors[i].data = NULL;
+    return tensors;
+}
+
+void param_layout_initialise(const struct param_layout *l, uint64_t seed, int bucket,
+                             float *vector) {
+    size_t begin = 0, end = l->count;
+    if (bucket != LAYOUT_ALL) {
+        begin = param_layout_bucket_offset(l, bucket);
+        end = begin + l->bucket_elements[bucket];
+    }
     const double residual = 0.02 / sqrt(2.0 * l->config.layers);
     const uint64_t key = random_bits(seed, 0x77656967687473u /* "weights" */);
     for (int s = 0; s < l->spans; s++) {
         struct span span = l->span[s];
+        if (span.offset < begin || span.offset >= end) continue;
         double deviation = 0.02;
         for (int i = 0; i < l->config.layers; i++) {
             const struct layer_offsets *o = &l->layer[i];
@@ -135,7 +162,7 @@ void param_layout_initialise(const struct param_layout *l, uint64_t seed, float 
         }
 #pragma omp parallel for
         for (size_t e = span.offset; e < span.offset + span.count; e++) {
-            vector[e] = span.decay ? (float)(deviation * random_normal(key, e)) : 1;
+            vector[e - begin] = span.decay ? (float)(deviation * random_normal(key, e)) : 1;
         }
     }
 }

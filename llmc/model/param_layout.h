@@ -61,6 +61,8 @@ struct gradient_place {
     size_t slot;
 };
 
+size_t param_layout_largest_bucket(const struct param_layout *layout); /* in elements */
+
 /* With so many slots, the elements of one, and of all. */
 size_t param_layout_gradient_slot(const struct param_layout *layout);
 size_t param_layout_gradient_elements(const struct param_layout *layout, int slots);
@@ -77,11 +79,17 @@ void param_layout_tensors(const struct param_layout *layout, float *vector,
 struct named_tensor *param_layout_tensor_list(const struct param_layout *layout, float *vector,
                                               size_t *count);
 
+/* The same where only a bucket has room, in `elements`: the data of all other tensors are NULL. */
+struct named_tensor *param_layout_bucket_tensors(const struct param_layout *layout, int bucket,
+                                                 float *elements, size_t *count);
+
 /* Sets initial parameters, which are a function of (seed, element) alone. They are normal with
  * standard deviation 0.02, or 0.02/sqrt(2L) for projections into the residual stream, as in
  * GPT-2 (Radford et al. 2019, 2.3), so that the stream's variance does not grow with depth.
- * Norms are 1. */
-void param_layout_initialise(const struct param_layout *layout, uint64_t seed, float *vector);
+ * Norms are 1. `vector` has room for a bucket's, or for LAYOUT_ALL. */
+enum { LAYOUT_ALL = -1 };
+void param_layout_initialise(const struct param_layout *layout, uint64_t seed, int bucket,
+                             float *vector);
 
 #ifdef __cplusplus
 }

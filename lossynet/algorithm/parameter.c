@@ -233,31 +233,43 @@ size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int 
     return n;
 }
 
+/* `fresh`: of the bucket alone. */
+static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *vectors, int bucket,
+                                     float *fresh) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t *start = partition->shard_element + (size_t)bucket * comm->workers.count;
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
+        size_t offset, count;
+        lossynet_shard_span(partition, comm->workers.first + v, bucket, &offset, &count);
+        const float *owned =
+            lossynet_parameters(comm, comm->resources.owned.values, vectors[v], v, bucket, offset);
+        float *to = fresh + (offset - start[0]);
+        if (comm->resources.memory.copy)
+            comm->resources.memory.copy(to, owned, count * sizeof *to);
+        else
+            memcpy(to, owned, count * sizeof *to);
+    }
+    if (!comm->transport) return LOSSYNET_OK;
+    /* The shards of a rank's workers follow one another. */
+    for (int r = 0; r <= comm->world.ranks; r++)
+        comm->stats.gather_offset[r] =
+            (start[(size_t)r * comm->workers.local] - start[0]) * sizeof *fresh;
+    return lossynet_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
+}
+
+lossynet_status lossynet_gather_bucket(struct lossynet_comm *comm, float *const *vectors,
+                                       int bucket, float *fresh) {
+    lossynet_status status = lossynet_owned_check(comm);
+    return status ? status : gather_bucket(comm, vectors, bucket, fresh);
+}
+
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh) {
     const struct lossynet_partition *partition = &comm->partition;
     lossynet_status status = lossynet_owned_check(comm);
-    if (status) return status;
-#pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
-    for (int b = 0; b < partition->buckets; b++) {
-        for (int v = 0; v < comm->workers.local; v++) {
-            size_t offset, count;
-            lossynet_shard_span(partition, comm->workers.first + v, b, &offset, &count);
-            const float *owned =
-                lossynet_parameters(comm, comm->resources.owned.values, vectors[v], v, b, offset);
-            if (comm->resources.memory.copy)
-                comm->resources.memory.copy(fresh + offset, owned, count * sizeof *fresh);
-            else
-                memcpy(fresh + offset, owned, count * sizeof *fresh);
-        }
-    }
-    /* In a bucket the shards of a rank's workers follow one another. */
-    for (int b = 0; comm->transport && b < partition->buckets; b++) {
-        const size_t *start = partition->shard_element + (size_t)b * comm->workers.count;
-        for (int r = 0; r <= comm->world.ranks; r++)
-            comm->stats.gather_offset[r] = start[(size_t)r * comm->workers.local] * sizeof *fresh;
-        status = lossynet_transport_gather(comm->transport, fresh, comm->stats.gather_offset);
-        if (status) return status;
-    }
-    return LOSSYNET_OK;
+    for (int b = 0; b < partition->buckets && !status; b++)
+        status = gather_bucket(comm, vectors, b,
+                               fresh + partition->shard_element[(size_t)b * comm->workers.count]);
+    return status;
 }

@@ -19,11 +19,12 @@ def data(tmp_path_factory):
 
 def train(data, out, ranks, *more, streams="late"):
     """What steps and evaluations measured, and the bytes of the last model."""
-    succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--batch=1", "--seq=16",
-            "--lr=3e-3", "--lr-final=1", "--warmup=0", "--seed=5", "--packet-bytes=512",
-            "--eval-sequences=4", "--eval-every=2", "--device=cuda", "--dtype=bf16", f"--out={out}",
-            *more, *(["--link=udp"] if ranks and "--link=mpi" not in more else []),
-            program=EMULATED, ranks=ranks, environment={"EMULATED_STREAMS": streams})
+    model = [] if any(option.startswith("--model") for option in more) else ["--model=260K"]
+    succeed(*model, f"--train={data}/train.bin", f"--val={data}/val.bin", "--batch=1", "--seq=16",
+            "--lr=3e-3", "--lr-final=1", "--warmup=0", "--seed=5", "--packet-bytes=512", "--eval-sequences=4",
+            "--eval-every=2", "--device=cuda", "--dtype=bf16", f"--out={out}", *more,
+            *(["--link=udp"] if ranks and "--link=mpi" not in more else []), program=EMULATED,
+            ranks=ranks, environment={"EMULATED_STREAMS": streams})
     log = out / "log.jsonl"
     fields = ("loss", "grad_norm", "mean_age", "val_loss", "replica_val_loss")
     numbers = [[event[name] for name in fields if name in event]
@@ -63,6 +64,15 @@ def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
     train(data, tmp_path / "parts", first, "--steps=2", *options)
     parts = train(data, tmp_path / "parts", then, "--steps=4", "--resume=auto", *options)
     assert parts[1] == whole[1]
+
+
+def test_begins_with_a_model(data, tmp_path):
+    """Each rank reads a bucket after another of it, and keeps what it owns."""
+    train(data, tmp_path / "first", 0, "--workers=3", "--steps=1", "--algorithm=reliable", "--link=mpi")
+    options = [f"--model={tmp_path}/first/checkpoint-00000001", "--workers=4", "--group=2", "--steps=2",
+               "--wire-dtype=bf16", "--loss-rate=0.3"]
+    one = train(data, tmp_path / "one", 0, *options)
+    assert train(data, tmp_path / "several", 4, *options) == one
 
 
 @pytest.mark.parametrize("options", [["--wire-dtype=bf16"], ["--micro-batches=2"], ["--carry=1"],

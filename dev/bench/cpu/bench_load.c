@@ -113,7 +113,7 @@ int main(int argc, char **argv) {
     size_t count;
     struct named_tensor *tensors = memory ? param_layout_tensor_list(&l, memory, &count) : NULL;
     if (!tensors) return 1;
-    param_layout_initialise(&l, 1, memory);
+    param_layout_initialise(&l, 1, LAYOUT_ALL, memory);
 
     float *other = (float *)be->allocate(l.count * sizeof *other);
     if (!other) return 1;

@@ -202,7 +202,6 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
                     struct outcome *out) {
     struct options o;
     struct trainer t;
-    const float *model;
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
     if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
@@ -219,10 +218,9 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
         out->arrived[t.at.step] = t.last.arrived[0] + t.last.arrived[1];
         out->steps = t.at.step + 1;
     }
-    if (data_parallel_model(&t.dp, &model)) return -1;
     float *host = (float *)malloc(t.layout.count * sizeof *host);
     if (!host) return log_out_of_memory("the model", 4.0 * (double)t.layout.count);
-    t.dp.memory->download(host, model, t.layout.count * sizeof *host);
+    if (data_parallel_copy_model(&t.dp, host)) return -1;
     if (!world->rank) out->model = hash_of(host, t.layout.count);
     free(host);
     trainer_release(&t);
