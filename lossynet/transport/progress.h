@@ -135,7 +135,7 @@ struct lossynet_rounds { /* of messages of a kind */
     uint32_t complete; /* here: we have everybody's part */
     bool open;         /* the caller waits, or our part is still to be acknowledged */
     bool keeps;        /* ours lies in `kept`: the caller need not wait for that */
-    uint8_t *kept;     /* [LOSSYNET_KEPT_BYTES] */
+    uint8_t *kept;     /* [LOSSYNET_KEPT_BYTES], of LOSSYNET_MEETING alone */
     double half;       /* when half of the ranks were done; 0: not yet */
 };
 

@@ -91,12 +91,9 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         pthread_mutex_init(&t->threads.caller, NULL);
         pthread_cond_init(&t->threads.handed_back, NULL);
     }
-    bool memory = t && all && t->peers;
-    for (int which = 0; memory && which < LOSSYNET_ROUND_KINDS; which++) {
-        t->rounds[which].kept = lossynet_memory_take(LOSSYNET_KEPT_BYTES, 1);
-        memory = t->rounds[which].kept;
-    }
-    if (!memory || !lossynet_agenda_open(&t->agenda, &settings->world)) {
+    uint8_t *kept = lossynet_memory_take(LOSSYNET_KEPT_BYTES, 1);
+    if (t) t->rounds[LOSSYNET_MEETING].kept = kept;
+    if (!t || !all || !t->peers || !kept || !lossynet_agenda_open(&t->agenda, &settings->world)) {
         lossynet_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
     } else {
         t->session.peer_timeout =
@@ -147,7 +144,7 @@ lossynet_status lossynet_transport_start(struct lossynet_transport *t) {
 size_t lossynet_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
     size_t bytes = sizeof(struct lossynet_transport) +
                    (size_t)ranks * sizeof(struct lossynet_peer) + lossynet_agenda_memory(ranks) +
-                   LOSSYNET_ROUND_KINDS * LOSSYNET_KEPT_BYTES;
+                   LOSSYNET_KEPT_BYTES;
     if (encrypt)
         bytes +=
             lossynet_secure_memory(ranks) + LOSSYNET_BATCH * (packet_bytes + LOSSYNET_SECURE_BYTES);
@@ -171,7 +168,7 @@ void lossynet_transport_close(struct lossynet_transport *t) {
         free(t->phase[kind].buckets.passed);
         free(t->phase[kind].buckets.missing);
     }
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) free(t->rounds[which].kept);
+    free(t->rounds[LOSSYNET_MEETING].kept);
     free(t->session.sealed);
     lossynet_agenda_close(&t->agenda);
     free(t->peers);

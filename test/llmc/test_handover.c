@@ -76,7 +76,7 @@ static int live(struct life *l) {
     if (lossynet_rendezvous_meet(&meeting, &world)) return -1;
     memset(d, 0, sizeof *d);
     d->options = &l->options;
-    d->be = backend_cpu(DTYPE_FLOAT32);
+    d->be = d->memory = backend_cpu(DTYPE_FLOAT32);
     d->layout = &l->layout;
     d->world = world;
     d->workers = l->ranks * l->local;
