@@ -21,12 +21,12 @@ static int take_comm(float **copy, float *vector, const struct backend *be,
 static int take_masters(struct worker *w, const struct backend *be,
                         const struct worker_needs *needs) {
     const char *values = "what a worker owns of the parameters", *average = "an averaged gradient";
-    w->params = w->comm_params;
     w->half = needs->half;
     w->owned = needs->owned;
     if (take(&w->master, be->allocate, w->owned, values) ||
         take(&w->average, be->allocate, w->owned, average))
         return -1;
+    w->params = w->comm_params;
     return w->half && (take(&w->comm_master, be->allocate_pinned, w->owned, values) ||
                        take(&w->comm_average, be->allocate_pinned, w->owned, average))
                ? -1

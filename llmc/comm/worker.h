@@ -10,8 +10,8 @@
  * Otherwise the copies are the vectors themselves, and these functions do nothing.
  * bucket_pipeline.h says what is sent and received when.
  *
- * A GPU that computes in bfloat16 then needs float32 only of what its worker owns (worker_has_masters;
- * ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned as in stage 2):
+ * A GPU that computes in bfloat16 then needs float32 only of what its worker owns (memory_plan.h says
+ * when; ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned as in stage 2):
  *
  *     parameters   the replica is the weights in use; its float32 copy is the network's, in the host's
  *                  memory, from which buckets are rounded as they come. With --wire-dtype bf16 the
