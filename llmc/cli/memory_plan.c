@@ -179,7 +179,8 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
     e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
     e.working_bytes = s->device ? device_bytes(config, s) : cpu_bytes(config, s);
-    if (masters) e.working_bytes += BACKEND_CUDA_PART_BYTES; /* of parameters, or of gradients */
+    /* For parameters that come in float32 (the model, to evaluate), and gradients that leave. */
+    if (masters) e.working_bytes += (half_copies ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
     e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* On a device lost gradients are kept there, and not in lossynet's memory. */
     e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;

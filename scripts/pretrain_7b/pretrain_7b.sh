@@ -31,7 +31,7 @@
 # What it takes. Numbers marked = are held to `train_llama2 --dry-run` by test/system/test_cluster.py.
 #
 #   tokens per step       = 4194304     64 workers, 16 micro-batches of 1 x 4096
-#   memory of a GPU       = 61.378 GB   gradients, and 1/64 of parameters, averages and optimizer
+#   memory of a GPU       = 61.445 GB   gradients, and 1/64 of parameters, averages and optimizer
 #                                       state in float32; weights in use and activations in bf16: an
 #                                       H100 of 80 GB will do, and recomputes nothing
 #   memory of its host    = 47.3 GB     per GPU: what travels lies in pinned memory, of parameters one
