@@ -63,15 +63,9 @@ static struct {
     uint64_t last;
 } run;
 
-static void require(bool condition, const char *what) {
-    if (condition) return;
-    fprintf(stderr, "%s has failed\n", what);
-    abort();
-}
-
 static void *take(size_t count, size_t bytes) {
     void *memory = calloc(count, bytes);
-    require(memory != NULL, "taking memory");
+    simulation_require(memory != NULL, "taking memory");
     return memory;
 }
 
@@ -136,7 +130,7 @@ struct rank {
 
 static void compute(struct rank *r, uint64_t step) {
     double seconds = compute_seconds(r->rank, step);
-    require(!lossynet_bucket_wait(r->comm, 0, NULL), "waiting for parameters");
+    simulation_require(!lossynet_bucket_wait(r->comm, 0, NULL), "waiting for parameters");
     if (run.what == STOP && is_stopped(r->rank) && simulation_now() + seconds > r->stops) {
         const double before = fmax(0, r->stops - simulation_now());
         simulation_sleep(before);
@@ -152,15 +146,16 @@ static void compute(struct rank *r, uint64_t step) {
 
 static void end_broadcast(struct rank *r) {
     if (!r->unfinished) return;
-    require(!lossynet_broadcast_end(r->comm), "a broadcast");
-    require(!lossynet_report_begin(r->comm, r->at - 1, &r->parameter), "the report's begin");
+    simulation_require(!lossynet_broadcast_end(r->comm), "a broadcast");
+    simulation_require(!lossynet_report_begin(r->comm, r->at - 1, &r->parameter),
+                       "the report's begin");
 }
 
 static void end_report(struct rank *r) {
     struct lossynet_counters counters;
     struct lossynet_drift drift;
     if (!r->unfinished) return;
-    require(!lossynet_report_end(r->comm, &counters, &drift), "the report");
+    simulation_require(!lossynet_report_end(r->comm, &counters, &drift), "the report");
     r->unfinished = false;
 }
 
@@ -186,15 +181,16 @@ static void make_step(struct rank *r) {
     uint64_t step = r->at;
     bool idle;
     double mine = 1;
-    require(!lossynet_step_follow(r->comm, &step, &idle), "the begin of a step");
-    require(!lossynet_reduce_begin(r->comm, &r->gradient, false), "the begin of averaging");
+    simulation_require(!lossynet_step_follow(r->comm, &step, &idle), "the begin of a step");
+    simulation_require(!lossynet_reduce_begin(r->comm, &r->gradient, false),
+                       "the begin of averaging");
     if (!idle) compute(r, step);
     end_broadcast(r);
-    require(!lossynet_reduce(r->comm, &r->gradient, false), "averaging");
-    require(!lossynet_pulse(r->comm, &mine, r->squares, sizeof mine), "the pulse");
+    simulation_require(!lossynet_reduce(r->comm, &r->gradient, false), "averaging");
+    simulation_require(!lossynet_pulse(r->comm, &mine, r->squares, sizeof mine), "the pulse");
     end_report(r);
     for (size_t e = 0; e < run.elements; e++) r->parameter[e] = (float)step;
-    require(!lossynet_broadcast_begin(r->comm, &r->parameter, false), "the broadcast");
+    simulation_require(!lossynet_broadcast_begin(r->comm, &r->parameter, false), "the broadcast");
     note(r, step, idle);
     r->unfinished = true;
     r->at = step + 1;
@@ -204,7 +200,7 @@ static void meet(struct rank *r) {
     double at = (double)r->at;
     end_broadcast(r);
     end_report(r);
-    require(!lossynet_all_gather(r->comm, &at, r->meeting, sizeof at), "a meeting");
+    simulation_require(!lossynet_all_gather(r->comm, &at, r->meeting, sizeof at), "a meeting");
     for (int i = 0; i < run.ranks; i++) at = fmax(at, r->meeting[i]);
     lossynet_met(r->comm);
     r->at = (uint64_t)at;
@@ -229,9 +225,9 @@ static void rank_main(int rank) {
                      .squares = take((size_t)run.ranks, sizeof(double)),
                      .meeting = take((size_t)run.ranks, sizeof(double)),
                      .stops = simulation_now() + STOPS_EVERY * uniform(0, 0)};
-    require(!lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL,
-                                &r.comm),
-            "opening");
+    simulation_require(!lossynet_comm_open(&world, &settings, simulation_link_open,
+                                           simulation_share, NULL, &r.comm),
+                       "opening");
     r.ended = simulation_now();
     while (r.at < (uint64_t)run.steps) {
         make_step(&r);
@@ -239,7 +235,7 @@ static void rank_main(int rank) {
             r.at >= (uint64_t)run.steps || (run.what == RANDOM && r.at % MEETING == 0);
         if (pauses || lossynet_is_called(r.comm)) meet(&r);
     }
-    require(run.last == 0 || run.last == r.at, "ending at the same step");
+    simulation_require(run.last == 0 || run.last == r.at, "ending at the same step");
     run.last = r.at;
     lossynet_close(r.comm);
     free(r.gradient);

@@ -34,20 +34,13 @@ static struct {
     double step, queue;                             /* s */
 } run;
 
-static void require(lossynet_status status, const char *what) {
-    if (status == LOSSYNET_OK) return;
-    fprintf(stderr, "%s has failed\n", what);
-    abort();
-}
-
 static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
     const double seconds = (double)(count + HEADERS + ETHERNET) / run.rate;
     if (run.sends[sender] > simulation_now() + HOST_QUEUE / run.rate)
         simulation_sleep(run.sends[sender] - simulation_now() - HOST_QUEUE / run.rate);
     const double now = simulation_now();
     run.sends[sender] = fmax(run.sends[sender], now) + seconds;
-    if (wire_type(bytes) == WIRE_DATA && (double)(simulation_random() % 1000000) < 1e6 * run.lost)
-        return;
+    if (wire_type(bytes) == WIRE_DATA && simulation_chance(run.lost)) return;
     /* Links forward a datagram while it comes. */
     const double leaves = fmax(run.receives[receiver], run.sends[sender] - seconds);
     run.queue = fmax(run.queue, leaves - (run.sends[sender] - seconds));
@@ -67,17 +60,17 @@ static void rank_main(int rank) {
     struct lossynet_comm *comm;
     float *vector = calloc(run.elements, sizeof *vector);
     double mine = 1, all[MOST_RANKS];
-    require(
-        lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
+    simulation_require(
+        !lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
         "opening");
     for (uint64_t step = 0; step < STEPS; step++) {
         const double start = simulation_now();
         run.queue = 0;
-        require(lossynet_step_begin(comm, step), "the begin of a step");
-        require(lossynet_reduce(comm, &vector, false), "averaging");
-        require(lossynet_broadcast(comm, &vector, false), "the broadcast");
+        simulation_require(!lossynet_step_begin(comm, step), "the begin of a step");
+        simulation_require(!lossynet_reduce(comm, &vector, false), "averaging");
+        simulation_require(!lossynet_broadcast(comm, &vector, false), "the broadcast");
         if (rank == 0) run.step = simulation_now() - start;
-        require(lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
+        simulation_require(!lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
     }
     lossynet_close(comm);
     free(vector);

@@ -26,12 +26,6 @@ static struct {
     double data_left;      /* when the last DATA between the first three ranks left */
 } run;
 
-static void require(lossynet_status status, const char *what) {
-    if (status == LOSSYNET_OK) return;
-    fprintf(stderr, "%s has failed\n", what);
-    abort();
-}
-
 static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
     int type = wire_type(bytes);
     run.control += type != WIRE_DATA;
@@ -40,18 +34,18 @@ static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
         run.lose--;
         return;
     }
-    if ((double)(simulation_random() % 1000000) < 1e6 * run.share) return;
+    if (simulation_chance(run.share)) return;
     simulation_deliver(receiver, sender, bytes, count, 0);
 }
 
 static void step(struct lossynet_comm *comm, float **vector, uint64_t number) {
     struct lossynet_counters counters;
     double mine = 1, all[MOST_RANKS];
-    require(lossynet_step_begin(comm, number), "the begin of a step");
-    require(lossynet_reduce(comm, vector, false), "averaging");
-    require(lossynet_all_gather(comm, &mine, all, sizeof mine), "the norm");
-    require(lossynet_broadcast(comm, vector, false), "the broadcast");
-    require(lossynet_step_counters(comm, number, &counters), "counting");
+    simulation_require(!lossynet_step_begin(comm, number), "the begin of a step");
+    simulation_require(!lossynet_reduce(comm, vector, false), "averaging");
+    simulation_require(!lossynet_all_gather(comm, &mine, all, sizeof mine), "the norm");
+    simulation_require(!lossynet_broadcast(comm, vector, false), "the broadcast");
+    simulation_require(!lossynet_step_counters(comm, number, &counters), "counting");
 }
 
 /* An exchange that all begin at the same time, when nothing else is on its way. */
@@ -60,7 +54,7 @@ static double exchange(struct lossynet_comm *comm, int rank, int round, bool los
     simulation_sleep(start - simulation_now());
     if (rank == 0)
         run.lose = lose ? 2 : 0; /* the first is repeated at once: it may have come early */
-    require(lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
+    simulation_require(!lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
     return simulation_now() - start;
 }
 
@@ -70,15 +64,15 @@ static double broadcast(struct lossynet_comm *comm, int rank, float **vector, bo
                         uint64_t number) {
     struct lossynet_counters counters;
     const double late = 0.25;
-    require(lossynet_step_begin(comm, number), "the begin of a step");
-    require(lossynet_reduce(comm, vector, false), "averaging");
+    simulation_require(!lossynet_step_begin(comm, number), "the begin of a step");
+    simulation_require(!lossynet_reduce(comm, vector, false), "averaging");
     double start = simulation_now();
     if (rank == LATE && !stops) simulation_sleep(late);
-    require(lossynet_broadcast_begin(comm, vector, false), "the begin of a broadcast");
+    simulation_require(!lossynet_broadcast_begin(comm, vector, false), "the begin of a broadcast");
     if (rank == LATE && stops) simulation_stop(rank, late);
-    require(lossynet_broadcast_end(comm), "a broadcast");
+    simulation_require(!lossynet_broadcast_end(comm), "a broadcast");
     double left = run.data_left - start;
-    require(lossynet_step_counters(comm, number, &counters), "counting");
+    simulation_require(!lossynet_step_counters(comm, number, &counters), "counting");
     return left;
 }
 
@@ -93,8 +87,8 @@ static void rank_main(int rank) {
                                                .link = LOSSYNET_LINK_UDP};
     struct lossynet_comm *comm;
     float *vector = calloc(BUCKETS * ELEMENTS, sizeof *vector);
-    require(
-        lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
+    simulation_require(
+        !lossynet_comm_open(&world, &settings, simulation_link_open, simulation_share, NULL, &comm),
         "opening");
     for (uint64_t s = 0; s < WARM; s++) step(comm, &vector, s);
     uint64_t before = run.control;

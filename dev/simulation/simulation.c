@@ -91,6 +91,16 @@ uint64_t simulation_random(void) {
     return x ^ (x >> 31);
 }
 
+bool simulation_chance(double share) {
+    return (double)(simulation_random() % 1000000) < 1e6 * share;
+}
+
+void simulation_require(bool done, const char *what) {
+    if (done) return;
+    fprintf(stderr, "%s has failed\n", what);
+    abort();
+}
+
 double simulation_now(void) {
     return sim.now;
 }

@@ -71,7 +71,10 @@ void simulation_stop(int rank, double seconds); /* none of a rank's fibers runs 
  * as coming from `peer`. */
 void simulation_deliver(int receiver, int peer, const uint8_t *bytes, size_t count, double delay);
 
-uint64_t simulation_random(void); /* of the schedule's seed */
+uint64_t simulation_random(void);     /* of the schedule's seed */
+bool simulation_chance(double share); /* true with this probability */
+/* Ends the program where a call that must not fail has failed. */
+void simulation_require(bool done, const char *what);
 
 lossynet_status simulation_share(void *context, const struct lossynet_world *world, void *all,
                                  size_t bytes);

@@ -75,8 +75,8 @@ int hf_model_remove(const char *directory);
 /* If true, a progress line on stdout shows how far the reading of a model of more than 1 GB is. */
 extern bool hf_model_shows_progress;
 
-/* Fills tensors[i].data, shaped as hf_model_tensors(config) says, unless it is NULL, from DIR/model.safetensors or
- * the files of DIR/model.safetensors.index.json (F32, BF16 or F16), with all threads. Reports a
+/* Fills tensors[i].data, shaped as hf_model_tensors(config) says, unless it is NULL, from
+ * DIR/model.safetensors or the files of DIR/model.safetensors.index.json (F32, BF16 or F16), with all threads. Reports a
  * missing tensor, one of another shape, and one that a model of this config does not have. config:
  * config_read(DIR). Returns 0, or -1 after reporting; the data is then undefined. */
 int hf_model_read(const char *directory, const struct llama_config *config,

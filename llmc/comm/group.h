@@ -42,8 +42,8 @@ struct group {
     bool rounds;                /* gradients are rounded on the device before they are added */
 };
 
-/* Opens the group, of which size, workers, be, layout, sets, staged, half and rounds are set. `local`: workers of
- * this rank. Collective. Returns 0, or -1 after reporting; the caller closes it in both cases. */
+/* Opens the group, of which size, workers, be, layout, sets, staged, half and rounds are set.
+ * `local`: workers of this rank. Collective. Returns 0, or -1 after reporting; the caller closes it in both cases. */
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
 void group_close(struct group *g);
 

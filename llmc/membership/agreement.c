@@ -257,8 +257,8 @@ static bool superseded(const struct agreement *a, const struct room *room, int i
     return false;
 }
 
-/* Who is registered, is not in the room's view, was not left out, and can be reached; the caller frees. NULL: out of
- * memory, reported. This process itself is reached. */
+/* Who is registered, is not in the room's view, was not left out, and can be reached; the caller
+ * frees. NULL: out of memory, reported. This process itself is reached. */
 static struct member *waiting(const struct agreement *a, const struct room *room, int *count) {
     const size_t most = (size_t)room->members + 1;
     struct member *list = (struct member *)calloc(most, sizeof *list);

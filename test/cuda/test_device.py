@@ -3,7 +3,7 @@ emulated device (build/emulated/train_llama2), beside the CPU; and what is said 
 GPU. Sizes are small: every CUDA thread is a fiber."""
 import pytest
 
-from program import BUILD, PROGRAM, events, markov_tokens, run, start, succeed, write_tokens
+from program import BUILD, PROGRAM, events, markov_files, run, start, succeed
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
@@ -11,10 +11,7 @@ VOCABULARY = 128
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(5_000, VOCABULARY, 1), VOCABULARY)
-    write_tokens(folder / "val.bin", markov_tokens(300, VOCABULARY, 2), VOCABULARY)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 5_000, 300)
 
 
 def train(data, out, *more, program=EMULATED, environment=None):

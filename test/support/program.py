@@ -93,6 +93,13 @@ def markov_tokens(count, vocabulary, seed):
     return tokens
 
 
+def markov_files(folder, vocabulary, train, val):
+    """train.bin and val.bin with so many tokens in a folder, which is returned."""
+    for name, count, seed in (("train", train, 1), ("val", val, 2)):
+        write_tokens(folder / f"{name}.bin", markov_tokens(count, vocabulary, seed), vocabulary)
+    return folder
+
+
 def tensors(path):
     """A safetensors file as {name: bytes}."""
     raw = path.read_bytes()

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from program import markov_tokens, read_log, run, succeed, tensors, write_tokens
+from program import markov_files, read_log, run, succeed, tensors
 
 VOCABULARY = 256
 # Instructions that are there on every machine that the tests run on, and the best there are.
@@ -13,10 +13,7 @@ INSTANCES = ["", "x86_64_v3"]
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(150_000, VOCABULARY, 1), VOCABULARY)
-    write_tokens(folder / "val.bin", markov_tokens(5_000, VOCABULARY, 2), VOCABULARY)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 150_000, 5_000)
 
 
 def train(data, out, ranks=0, isa="", **changes):

@@ -3,15 +3,12 @@ import hashlib
 
 import pytest
 
-from program import events, markov_tokens, run, succeed, write_tokens
+from program import events, markov_files, run, succeed
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(5000, 512, 1), 512)
-    write_tokens(folder / "val.bin", markov_tokens(600, 512, 2), 512)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), 512, 5000, 600)
 
 
 def line(data, *more):

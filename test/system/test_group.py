@@ -2,15 +2,12 @@
 refused."""
 import pytest
 
-from program import events, markov_tokens, run, succeed, write_tokens
+from program import events, markov_files, run, succeed
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(20_000, 64, 1), 64)
-    write_tokens(folder / "val.bin", markov_tokens(1_000, 64, 2), 64)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), 64, 20_000, 1_000)
 
 
 def options(data, *more):

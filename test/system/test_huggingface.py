@@ -4,7 +4,7 @@ import json
 import pytest
 
 from huggingface import ask, environment
-from program import events, markov_tokens, run, succeed, tensors, write_tokens
+from program import events, markov_files, run, succeed, tensors
 
 VOCABULARY, SEQ = 96, 48
 SHAPE = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "hidden_size": 48,
@@ -37,10 +37,7 @@ UNSUPPORTED = {
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     environment()
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(20_000, VOCABULARY, 1), VOCABULARY)
-    write_tokens(folder / "val.bin", markov_tokens(2_000, VOCABULARY, 2), VOCABULARY)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 20_000, 2_000)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from program import MPI, PROGRAM, TIMEOUT, launch, markov_tokens, run, succeed, write_tokens
+from program import MPI, TIMEOUT, launch, markov_files, run, succeed
 
 VOCABULARY = 2048
 SMALL = ("--model=15M", "--batch=1", "--seq=128", "--steps=2")
@@ -17,10 +17,7 @@ SMALL = ("--model=15M", "--batch=1", "--seq=128", "--steps=2")
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(20_000, VOCABULARY, 1), VOCABULARY)
-    write_tokens(folder / "val.bin", markov_tokens(2_000, VOCABULARY, 2), VOCABULARY)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 20_000, 2_000)
 
 
 def environment(threads=2):

@@ -9,8 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from program import (BUILD, PROGRAM, ROOT, SANITIZED, events, markov_tokens, read_log, run, succeed,
-                     tensors, write_tokens)
+from program import (BUILD, PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
+                     run, succeed, tensors, write_tokens)
 
 VOCABULARY = 128
 
@@ -18,10 +18,7 @@ VOCABULARY = 128
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """A folder with train.bin and val.bin."""
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(40_000, VOCABULARY, 1), VOCABULARY)
-    write_tokens(folder / "val.bin", markov_tokens(1_111, VOCABULARY, 2), VOCABULARY)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 40_000, 1_111)
 
 
 def settings(data, out, **changes):

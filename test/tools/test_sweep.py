@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 
-from program import BUILD, MPI, ROOT, events, markov_tokens, write_tokens
+from program import BUILD, MPI, ROOT, events, markov_files
 
 sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
@@ -56,10 +56,7 @@ repair = 1
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    write_tokens(folder / "train.bin", markov_tokens(4000, 64, 1), vocabulary=64)
-    write_tokens(folder / "val.bin", markov_tokens(600, 64, 2), vocabulary=64)
-    return folder
+    return markov_files(tmp_path_factory.mktemp("data"), 64, 4000, 600)
 
 
 def command(*arguments):
