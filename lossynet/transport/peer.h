@@ -29,14 +29,16 @@ struct lossynet_round_trip { /* to it and back, of small messages: RFC 6298, sec
 };
 
 struct lossynet_liveness {
-    double heard;     /* any valid datagram */
-    double expected;  /* since then we have waited for something of it; 0: we do not */
-    bool repeated;    /* something was, since it last said more than that it is there */
-    bool left;        /* it said LEAVE, or ABORT */
-    double aborted;   /* when it said ABORT, after which it said nothing else; 0: it has not */
-    double refused;   /* when its host said that nobody is at its address; 0: never */
-    bool missed;      /* it was silent when a peer made the comm fail */
-    bool knows;       /* that we leave */
+    double heard;    /* any valid datagram */
+    double expected; /* since then we have waited for something of it; 0: we do not */
+    double asked;    /* since then it is asked for signs of life, be it for others' silence; or 0 */
+    bool repeated;   /* something was, since it last said more than that it is there */
+    bool left;       /* it said LEAVE, or ABORT */
+    double aborted;  /* when it said ABORT, after which it said nothing else; 0: it has not */
+    double refused;  /* when its host said that nobody is at its address; 0: never */
+    bool suspected;  /* it has been silent for so long that all peers are asked */
+    bool missed;     /* it was silent when a peer made the comm fail */
+    bool knows;      /* that we leave */
     bool probe_sends; /* the probe asks for what lets us send */
     struct lossynet_timer probe;
 };

@@ -14,9 +14,11 @@ static const double TICK = 1e-4;     /* longest sleep while something is expecte
 static const double TICK_MAX = 0.01; /* ... and of many */
 static const double LOOK = 0.02; /* a peer of which something is expected is looked at so often */
 static const double LOOK_LEAST =
-    2e-5;                          /* nobody is looked at again sooner, unless something comes */
-static const double OWING = 2;     /* peer time-outs in which a message must come on */
-static const double LEAVING = 1.0; /* longest wait for peers to take note that we leave */
+    2e-5;                             /* nobody is looked at again sooner, unless something comes */
+static const double OWING = 2;        /* peer time-outs in which a message must come on */
+static const double SUSPECTED = 0.25; /* peer time-outs of silence after which all are asked, ... */
+static const double SUSPECTED_PAUSE = 0.015; /* ... and between questions to those */
+static const double LEAVING = 1.0;           /* longest wait for peers to take note that we leave */
 static const double ABORTED = 1.0; /* silence of a rank that has said ABORT, and did mean it */
 static const double REFUSED = 0.2; /* silence of a rank whose host refuses what is sent to it */
 static const double LEFT = 0.1;    /* silence of a rank that has left: what it sent has come */
@@ -51,19 +53,28 @@ void lossynet_progress_push(struct lossynet_transport *t, double now) {
     }
 }
 
-bool lossynet_progress_expects(const struct lossynet_transport *t, int peer) {
+static bool needs(const struct lossynet_transport *t, int peer) {
     const struct lossynet_peer *p = &t->peers[peer];
     return p->flow.blocked || p->lateness.late || lossynet_recv_awaits(t, peer) ||
            lossynet_message_awaits(t, peer);
 }
 
-/* Asks a peer of which something is expected, and finds that it is dead. Returns when to ask
- * again. */
-static double ask(struct lossynet_transport *t, int peer, double now) {
-    struct lossynet_peer *p = &t->peers[peer];
-    struct lossynet_liveness *live = &p->live;
-    const bool blocked = p->flow.blocked;
-    double silence = lossynet_timer_silence(t, peer);
+/* While one peer is silent, an answer is expected of all: who gives up must know who is cut off.
+ * And its silence goes on, also where a phase has ended without it. */
+bool lossynet_progress_expects(const struct lossynet_transport *t, int peer) {
+    return t->receiver.suspects > 0 || needs(t, peer);
+}
+
+static void suspect(struct lossynet_transport *t, struct lossynet_liveness *live, bool silent) {
+    if (silent == live->suspected) return;
+    live->suspected = silent;
+    t->receiver.suspects += silent ? 1 : -1;
+    if (silent && t->receiver.suspects == 1) lossynet_agenda_all(t);
+}
+
+/* Finds that a peer which this rank needs is dead. */
+static void judge(struct lossynet_transport *t, int peer, double silence) {
+    const struct lossynet_liveness *live = &t->peers[peer].live;
     if (live->left && silence > LEFT)
         lossynet_session_fail(t, peer, "has left the run");
     else if (live->aborted > 0 && silence > ABORTED)
@@ -80,8 +91,21 @@ static double ask(struct lossynet_transport *t, int peer, double now) {
                               "answers, but sends nothing of a message that it owes: expected the "
                               "rest of it within %g s",
                               OWING * t->session.peer_timeout);
+}
+
+/* Asks a peer of which something is expected. Returns when to ask again. */
+static double ask(struct lossynet_transport *t, int peer, double now) {
+    struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_liveness *live = &p->live;
+    const bool needed = needs(t, peer), blocked = p->flow.blocked;
+    const double silence = lossynet_timer_unanswered(t, peer);
+    const bool gone = live->left || live->aborted > 0;
+    suspect(t, live,
+            !gone && (needed || live->suspected) && silence > SUSPECTED * t->session.peer_timeout);
+    if (needed) judge(t, peer, silence);
     /* What is lost on its way to us is repeated by the peer, except for what lets us send. */
     double pause = blocked ? lossynet_timer_first(p) : lossynet_timer_longest(p);
+    if (!needed) pause = fmax(pause, SUSPECTED_PAUSE * t->session.peer_timeout);
     bool moves = blocked && now - p->flow.credited < pause;
     if (moves || blocked != live->probe_sends)
         live->probe = (struct lossynet_timer){.since = moves ? p->flow.credited + pause : now,
@@ -95,11 +119,16 @@ static double ask(struct lossynet_transport *t, int peer, double now) {
 /* Returns when to look again. */
 static double watch(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_liveness *live = &p->live;
+    const bool needed = needs(t, peer), first = needed && live->expected == 0;
+    if (!needed) live->expected = 0;
+    if (first) live->expected = now;
     if (!lossynet_progress_expects(t, peer)) {
-        p->live.expected = 0;
+        live->asked = 0;
         return HUGE_VAL;
     }
-    if (p->live.expected == 0) p->live.expected = now, p->live.probe_sends = !p->flow.blocked;
+    if (first || live->asked == 0) live->probe_sends = !p->flow.blocked;
+    if (live->asked == 0) live->asked = now;
     if (p->lateness.late) lossynet_deadline_tell(t, peer);
     if (t->link->features.reliable || t->threads.closing) return HUGE_VAL;
     return fmin(now + LOOK, ask(t, peer, now));

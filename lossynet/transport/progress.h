@@ -147,6 +147,7 @@ struct lossynet_receiver {
     double grace;    /* learnt from what came late, forgotten slowly */
     uint32_t nonces; /* PROBEs with a number, so far */
     int unanswered;  /* peers with live.repeated */
+    int suspects;    /* peers with live.suspected */
     struct lossynet_rejected rejected;
     uint64_t ignored;    /* TEST datagrams */
     uint64_t stragglers; /* phases of peers that ended by deadline */
@@ -271,6 +272,8 @@ double lossynet_timer_longest(const struct lossynet_peer *peer);
 void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type);
 /* Seconds since a peer of which something is expected was heard. */
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer);
+/* The same for one that is asked for signs of life, also while nothing else is expected of it. */
+double lossynet_timer_unanswered(const struct lossynet_transport *t, int peer);
 /* Whether its host has refused a datagram for it since it was last heard. */
 bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer);
 

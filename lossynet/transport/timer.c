@@ -98,8 +98,15 @@ bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer) {
     return live->refused > live->heard;
 }
 
+/* Since it was heard or, where that is later, since `since`; 0: since never. */
+static double silence(const struct lossynet_transport *t, int peer, double since) {
+    return since > 0 ? t->receiver.empty - fmax(t->peers[peer].live.heard, since) : 0;
+}
+
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer) {
-    const struct lossynet_liveness *live = &t->peers[peer].live;
-    double since = live->heard > live->expected ? live->heard : live->expected;
-    return live->expected > 0 ? t->receiver.empty - since : 0;
+    return silence(t, peer, t->peers[peer].live.expected);
+}
+
+double lossynet_timer_unanswered(const struct lossynet_transport *t, int peer) {
+    return silence(t, peer, t->peers[peer].live.asked);
 }

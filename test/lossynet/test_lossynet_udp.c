@@ -168,16 +168,22 @@ static void run_steps(struct rank *rank, struct lossynet_comm *comm) {
     free_vectors(x);
 }
 
-static void steps_with(int (*hook)(int, int, const uint8_t *, size_t),
-                       struct lossynet_counters *counters) {
+static void steps_within(double peer_timeout, int (*hook)(int, int, const uint8_t *, size_t),
+                         struct lossynet_counters *counters) {
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
+    settings.peer_timeout = peer_timeout;
     run_ranks(2, &settings, lossynet_link_udp_open, run_steps, rank, hook);
     for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
     assert_memory_equal(&rank[0].counters, &rank[1].counters, sizeof rank[0].counters);
     *counters = rank[0].counters;
     assert_int_equal(counters->expected[0], 3 * 100);
     assert_int_equal(counters->expected[1], 3 * 100);
+}
+
+static void steps_with(int (*hook)(int, int, const uint8_t *, size_t),
+                       struct lossynet_counters *counters) {
+    steps_within(2, hook, counters);
 }
 
 /* What happens to DATA number `chosen` that rank 0 sees. */
@@ -411,7 +417,7 @@ static void test_straggler(void **state) {
     (void)state;
     struct lossynet_counters c;
     deaf_from = 0;
-    steps_with(deaf, &c);
+    steps_within(6, deaf, &c);
     assert_true(c.network[LOSSYNET_STRAGGLER] >= 1);
     assert_int_equal(c.arrived[0], 250);
     assert_true(c.arrived[1] >= 200);
@@ -441,7 +447,43 @@ static void test_dead_peer(void **state) {
     }
 }
 
+/* In step 1 rank 0 is cut off, from rank 1 a moment later, so that it needs rank 2 alone. */
 static _Atomic double cut_at;
+static int cut_off(int rank, int peer, const uint8_t *datagram, size_t bytes) {
+    if (cut_at == 0 && is_data(datagram, bytes) && wire_get(datagram + 12, 4) == 1)
+        cut_at = lossynet_now();
+    if ((rank != 0 && peer != 0) || cut_at == 0) return 1;
+    return rank != 2 && peer != 2 && lossynet_now() - cut_at < 0.1;
+}
+
+static bool missed[3][3]; /* by a rank, of another */
+static void run_cut_off(struct rank *rank, struct lossynet_comm *comm) {
+    float **x = take_vectors(1, SMALL_ELEMENTS);
+    for (uint64_t step = 0; step < 3 && !rank->status; step++) {
+        rank->status = lossynet_step_begin(comm, step);
+        if (!rank->status) rank->status = lossynet_reduce(comm, x, false);
+    }
+    assert_true(lossynet_has_failed(comm, missed[rank->rank]));
+    free_vectors(x);
+}
+
+/* Who gives up one rank knows which others it would not hear either, also where it did not need
+ * them. */
+static void test_who_is_cut_off(void **state) {
+    (void)state;
+    struct lossynet_settings settings = small_settings();
+    struct rank rank[RANKS];
+    settings.workers = 3;
+    settings.peer_timeout = 1.5;
+    cut_at = 0;
+    capture_begin();
+    run_ranks(3, &settings, lossynet_link_udp_open, run_cut_off, rank, cut_off);
+    capture_end();
+    for (int r = 0; r < 3; r++) assert_int_equal(rank[r].status, LOSSYNET_LINK);
+    assert_true(missed[0][1] && missed[0][2]);
+    assert_true(missed[2][0] && !missed[2][1]);
+}
+
 static int cut_for_a_while(int rank, int peer, const uint8_t *datagram, size_t bytes) {
     if (cut(rank, peer, datagram, bytes)) cut_at = lossynet_now();
     return lossynet_now() - cut_at > 0.4 || !atomic_load(&post.cut);
@@ -494,6 +536,7 @@ int main(void) {
         cmocka_unit_test(test_mad_peer),
         cmocka_unit_test(test_straggler),
         cmocka_unit_test(test_dead_peer),
+        cmocka_unit_test(test_who_is_cut_off),
         cmocka_unit_test(test_cut_and_back),
         cmocka_unit_test(test_late_rank),
     };
