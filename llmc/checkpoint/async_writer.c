@@ -22,7 +22,6 @@
 #include <unistd.h>
 
 #include "llmc/checkpoint/hf_model.h"
-#include "llmc/checkpoint/checksum.h"
 #include "llmc/log/error.h"
 #include "llmc/util/stop_signal.h"
 
@@ -32,8 +31,6 @@ struct note { /* what a rank sends to the others */
     int32_t state, stop;
     int32_t behind;    /* rank 0: at the start, async_writer_is_behind */
     uint32_t finished; /* rank 0: number of saves that have ended, with or without success */
-    char checksum[CHECKSUM_TEXT_BYTES + 3];
-    uint64_t bytes; /* of its file */
 };
 
 struct async_writer {
@@ -45,7 +42,10 @@ struct async_writer {
     bool behind;
     char directory[FILE_PATH_BYTES];
     struct snapshot snapshot;
-    float *model; /* [P], rank 0: the copy */
+    struct named_tensor *tensors; /* [tensor_count], of the whole model, in shards */
+    size_t tensor_count;
+    int shards;
+    float *model; /* the copy of the tensors that this rank writes, to which theirs point */
     json_t *trainer;
     char **kept; /* rank 0: complete checkpoints of this run, oldest first */
     size_t kept_count;
@@ -81,27 +81,39 @@ static const char *find_tokenizer(const struct async_writer *s, char path[FILE_P
     return *last && !file_join(path, last, name) && !access(path, R_OK) ? path : NULL;
 }
 
-static int write_model(struct async_writer *s, const char *partial) {
-    char path[FILE_PATH_BYTES];
-    const struct param_layout *layout = s->run->facts.layout;
-    size_t count;
-    struct named_tensor *tensors = param_layout_tensor_list(layout, s->model, &count);
-    if (!tensors) return -1;
-    int status =
-        hf_model_write_files(partial, &layout->config, tensors, count, find_tokenizer(s, path));
-    free(tensors);
-    return status;
+static int write_state(struct async_writer *s, const char *partial, json_t *files) {
+    char path[FILE_PATH_BYTES], name[64];
+    resume_file_name(s->run->facts.rank, s->run->facts.ranks, name);
+    return file_join(path, partial, name) || snapshot_write(&s->snapshot, path) ||
+                   resume_list_file(files, partial, name)
+               ? -1
+               : 0;
 }
 
-static int describe_model_files(struct async_writer *s, const char *partial) {
-    static const char *const names[] = {"model.safetensors", "tokenizer.model", "config.json"};
+/* The shards of the model that this rank writes. */
+static int write_shards(struct async_writer *s, const char *partial, json_t *files) {
+    for (int i = s->run->facts.rank; i < s->shards; i += s->run->facts.ranks) {
+        char name[HF_MODEL_NAME_BYTES];
+        hf_model_shard_name(i, s->shards, name);
+        pause_for_tests();
+        if (hf_model_write_shard(partial, s->tensors, s->tensor_count, i, s->shards) ||
+            resume_list_file(files, partial, name))
+            return -1;
+    }
+    return 0;
+}
+
+/* Rank 0: the model's other files. */
+static int write_rest(struct async_writer *s, const char *partial, json_t *files) {
+    static const char *const names[] = {"model.safetensors.index.json", "tokenizer.model",
+                                        "config.json"};
+    char path[FILE_PATH_BYTES];
+    if (hf_model_write_rest(partial, &s->run->facts.layout->config, s->tensors, s->tensor_count,
+                            s->shards, find_tokenizer(s, path)))
+        return -1;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        char path[FILE_PATH_BYTES], checksum[CHECKSUM_TEXT_BYTES];
-        uint64_t bytes;
         if (file_join(path, partial, names[i])) return -1;
-        if (!strcmp(names[i], "tokenizer.model") && access(path, F_OK)) continue;
-        if (checksum_file(path, checksum, &bytes)) return -1;
-        resume_add_file(s->trainer, names[i], bytes, checksum);
+        if (!access(path, F_OK) && resume_list_file(files, partial, names[i])) return -1;
     }
     return 0;
 }
@@ -109,22 +121,15 @@ static int describe_model_files(struct async_writer *s, const char *partial) {
 /* Writes this rank's part. */
 static void *write_part(void *argument) {
     struct async_writer *s = (struct async_writer *)argument;
-    char partial[FILE_PATH_BYTES], path[FILE_PATH_BYTES], name[64];
-    char checksum[CHECKSUM_TEXT_BYTES];
-    uint64_t bytes = 0;
-    resume_file_name(s->run->facts.rank, s->run->facts.ranks, name);
+    const int rank = s->run->facts.rank;
+    char partial[FILE_PATH_BYTES];
+    json_t *files = json_object();
     pause_for_tests();
-    int status = hf_model_partial(s->directory, partial) || file_join(path, partial, name) ||
-                 snapshot_write(&s->snapshot, path) || checksum_file(path, checksum, &bytes);
-    if (!status && s->run->facts.rank == 0) {
-        pause_for_tests();
-        status = write_model(s, partial) || describe_model_files(s, partial);
-    }
-    pthread_mutex_lock(&s->lock);
-    if (!status) memcpy(s->note.checksum, checksum, sizeof checksum);
-    s->note.bytes = bytes;
-    s->note.state = status ? FAILED : WRITTEN;
-    pthread_mutex_unlock(&s->lock);
+    int failed = hf_model_partial(s->directory, partial) || write_state(s, partial, files) ||
+                 write_shards(s, partial, files) || (rank == 0 && write_rest(s, partial, files)) ||
+                 resume_write_list(files, partial, rank, s->run->facts.ranks);
+    json_decref(files);
+    set_state(s, failed ? FAILED : WRITTEN);
     return NULL;
 }
 
@@ -166,7 +171,9 @@ static void *commit(void *argument) {
     struct async_writer *s = (struct async_writer *)argument;
     char partial[FILE_PATH_BYTES];
     pause_for_tests();
-    int status = hf_model_partial(s->directory, partial) || resume_write(s->trainer, partial);
+    int status = hf_model_partial(s->directory, partial) ||
+                 resume_collect_lists(s->trainer, partial, s->run->facts.ranks) ||
+                 resume_write(s->trainer, partial);
     pause_for_tests();
     if (!status) status = hf_model_commit(s->directory);
     pause_for_tests();
@@ -237,18 +244,12 @@ static void abandon(struct async_writer *s) {
 
 /* Acts on the notes that were just gathered. */
 static void act(struct async_writer *s) {
-    const struct resume_run *run = s->run;
     if (note_of(s, 0)->finished == s->started) { /* also after a failure on another rank */
         if (s->note.state != IDLE) join(s), s->note.state = IDLE;
         return;
     }
-    if (run->facts.rank > 0) return;
-    if (count(s, WRITTEN) == run->facts.ranks) {
-        for (int r = 0; r < run->facts.ranks; r++) {
-            char name[64];
-            resume_file_name(r, run->facts.ranks, name);
-            resume_add_file(s->trainer, name, note_of(s, r)->bytes, note_of(s, r)->checksum);
-        }
+    if (s->run->facts.rank > 0) return;
+    if (count(s, WRITTEN) == s->run->facts.ranks) {
         start(s, COMMITTING, commit);
     } else if (count(s, FAILED) && !count(s, WRITING)) {
         join(s);
@@ -292,15 +293,31 @@ static int begin(struct async_writer *s, int step, bool *go) {
     return 0;
 }
 
-/* Rank 0's copy of the model, which it writes while training goes on. */
+/* Allocates the copy of what this rank writes of the model, once. */
+static int allocate_copy(struct async_writer *s) {
+    const struct run_info *facts = &s->run->facts;
+    size_t elements = 0;
+    if (s->model || facts->rank >= s->shards) return 0;
+    for (int pass = 0; pass < 2; pass++) { /* measures, then points to it */
+        elements = 0;
+        for (size_t i = 0; i < s->tensor_count; i++) {
+            struct named_tensor *t = &s->tensors[i];
+            if (t->shard % facts->ranks != facts->rank) continue;
+            if (pass) t->data = s->model + elements;
+            elements += hf_model_tensor_elements(t);
+        }
+        if (!pass) s->model = (float *)snapshot_block(elements * sizeof *s->model);
+        if (!s->model)
+            return log_out_of_memory("the copy of the model that a checkpoint is written from",
+                                     (double)(elements * sizeof *s->model));
+    }
+    return 0;
+}
+
+/* Copies what this rank writes of the model while training goes on. All ranks take part. */
 static int copy_model(struct async_writer *s, bool *failed) {
-    const bool mine = s->run->facts.rank == 0;
-    const size_t bytes = s->run->facts.layout->count * sizeof *s->model;
-    if (mine && !s->model) s->model = (float *)snapshot_block(bytes);
-    *failed = mine && !s->model;
-    if (*failed)
-        log_out_of_memory("the copy of the model that a checkpoint is written from", (double)bytes);
-    return s->settings.model(s->settings.model_context, s->model);
+    *failed = allocate_copy(s) != 0;
+    return s->settings.model(s->settings.model_context, s->tensors, s->tensor_count);
 }
 
 static void copy_and_write(struct async_writer *s, const struct resume_point *at, int failed) {
@@ -402,10 +419,14 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
     pthread_mutex_init(&s->lock, NULL);
     s->mine = (struct note *)calloc((size_t)run->facts.local, sizeof *s->mine);
     s->all = (struct note *)calloc((size_t)run->facts.workers, sizeof *s->all);
-    if (!s->mine || !s->all) {
+    s->tensor_count = hf_model_tensor_count(&run->facts.layout->config);
+    s->tensors = (struct named_tensor *)calloc(s->tensor_count, sizeof *s->tensors);
+    if (!s->mine || !s->all || !s->tensors) {
         async_writer_close(s);
         return log_out_of_memory("the writer of checkpoints", 0);
     }
+    hf_model_tensors(&run->facts.layout->config, s->tensors);
+    s->shards = hf_model_cut(s->tensors, s->tensor_count, 1e9 * run->facts.options->shard_size);
     if (run->facts.rank == 0) remove_partial(run->facts.options->out);
     const bool continues = settings->continues;
     if (run->facts.rank == 0 && run->facts.options->overwrite && !continues)
@@ -431,6 +452,7 @@ void async_writer_close(struct async_writer *s) {
     json_decref(s->trainer);
     snapshot_release(&s->snapshot);
     free(s->model);
+    free(s->tensors);
     free(s->mine);
     free(s->all);
     pthread_mutex_destroy(&s->lock);

@@ -2,10 +2,11 @@
  * at all.
  *
  * After every step the ranks exchange how far they are. When a save is due, they wait for the
- * previous one, rank 0 creates OUT/checkpoint-STEP.partial, each rank copies its state (resume.h),
- * and a thread of each rank writes its part of the copy. When all parts are written, rank 0's
- * thread adds trainer.json with all checksums, syncs, renames the directory to its final name, and
- * removes all checkpoints except the newest `keep`.
+ * previous one, rank 0 creates OUT/checkpoint-STEP.partial, each rank copies its state (resume.h) and
+ * the shards of the model that it writes (hf_model.h; a small model is one shard, which rank 0 writes),
+ * and a thread of each rank writes the copy. When all have written, rank 0's thread adds trainer.json
+ * with all checksums, syncs, renames the directory to its final name, and removes all checkpoints
+ * except the newest `keep`.
  *
  * Training waits for the copy. It waits for the disk only if a save is due before the previous one
  * has ended. A save that fails (full disk, read-only or missing directory) is reported, and
@@ -35,9 +36,10 @@ struct async_writer;
  * -1 after reporting. */
 typedef int (*async_writer_gather)(void *context, const void *mine, void *all, size_t bytes);
 
-/* Puts the model together: P parameters, into host memory on the ranks that give it, NULL on the others.
- * Collective. Returns 0, or -1 after reporting. */
-typedef int (*async_writer_model)(void *context, float *model);
+/* Puts the model together, and copies to tensors[count] those whose data are not NULL on this rank.
+ * The tensors are those of hf_model_tensors, in host memory. Collective. Returns 0, or -1 after
+ * reporting. */
+typedef int (*async_writer_model)(void *context, const struct named_tensor *tensors, size_t count);
 
 struct async_writer_settings {
     const struct resume_run *run; /* the caller keeps all of this until the writer is closed */

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <fnmatch.h>
+#include <jansson.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +20,14 @@
 
 /* All files that a checkpoint may contain. A directory with any other file is never replaced or
  * removed. */
-static const char *const file_patterns[] = {"config.json", "model.safetensors", "tokenizer.model",
+static const char *const file_patterns[] = {"config.json",
+                                            "model.safetensors",
+                                            "tokenizer.model",
                                             "trainer.json",
-                                            "optimizer-[0-9]*-of-[0-9]*.safetensors"};
+                                            "model.safetensors.index.json",
+                                            "model-[0-9]*-of-[0-9]*.safetensors",
+                                            "optimizer-[0-9]*-of-[0-9]*.safetensors",
+                                            "files-[0-9]*-of-[0-9]*.json"};
 
 static bool is_known(const char *name) {
     for (size_t i = 0; i < sizeof file_patterns / sizeof *file_patterns; i++)
@@ -49,6 +55,7 @@ static void set(struct named_tensor *tensor, int layer, const char *name, int ro
     tensor->dims = columns ? 2 : 1;
     tensor->shape[0] = rows;
     tensor->shape[1] = columns ? columns : 1;
+    tensor->shard = 0;
     tensor->data = NULL;
 }
 
@@ -69,6 +76,42 @@ void hf_model_tensors(const struct llama_config *c, struct named_tensor *t) {
     }
     set(t++, -1, "model.norm", C, 0);
     if (!c->tied) set(t++, -1, "lm_head", c->vocabulary, C);
+}
+
+/* ---- shards ------------------------------------------------------------------------------ */
+
+int hf_model_cut(struct named_tensor *tensors, size_t count, double bytes) {
+    double filled = 0;
+    int shard = 0;
+    for (size_t i = 0; i < count; i++) {
+        const double more = 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
+        if (filled > 0 && filled + more > bytes) shard++, filled = 0;
+        filled += more;
+        tensors[i].shard = shard;
+    }
+    return shard + 1;
+}
+
+double hf_model_bytes_of_rank(const struct llama_config *config, double shard_bytes, int rank,
+                              int ranks) {
+    const size_t count = hf_model_tensor_count(config);
+    struct named_tensor *tensors = (struct named_tensor *)calloc(count, sizeof *tensors);
+    double bytes = 0;
+    if (!tensors) return 4.0 * (double)config_parameters(config); /* at most */
+    hf_model_tensors(config, tensors);
+    hf_model_cut(tensors, count, shard_bytes);
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i].shard % ranks == rank)
+            bytes += 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
+    free(tensors);
+    return bytes;
+}
+
+void hf_model_shard_name(int shard, int shards, char name[HF_MODEL_NAME_BYTES]) {
+    if (shards > 1)
+        snprintf(name, HF_MODEL_NAME_BYTES, "model-%05d-of-%05d.safetensors", shard + 1, shards);
+    else
+        snprintf(name, HF_MODEL_NAME_BYTES, "model.safetensors");
 }
 
 /* ---- reading ---------------------------------------------------------------------------- */
@@ -196,29 +239,60 @@ int hf_model_remove(const char *path) {
     return status;
 }
 
-static int write_model(const char *path, const struct named_tensor *tensors, size_t count) {
+int hf_model_write_shard(const char *directory, const struct named_tensor *tensors, size_t count,
+                         int shard, int shards) {
+    char path[FILE_PATH_BYTES], name[HF_MODEL_NAME_BYTES];
+    size_t kept = 0;
+    hf_model_shard_name(shard, shards, name);
+    if (file_join(path, directory, name)) return -1;
     struct safetensors_tensor *list = (struct safetensors_tensor *)calloc(count + 1, sizeof *list);
     if (!list) return log_error("cannot write '%s': out of memory", path);
     for (size_t i = 0; i < count; i++) {
-        list[i].name = tensors[i].name;
-        list[i].dims = tensors[i].dims;
-        list[i].shape[0] = tensors[i].shape[0];
-        list[i].shape[1] = tensors[i].shape[1];
-        list[i].data = tensors[i].data;
+        if (tensors[i].shard != shard) continue;
+        struct safetensors_tensor *to = &list[kept++];
+        to->name = tensors[i].name;
+        to->dims = tensors[i].dims;
+        to->shape[0] = tensors[i].shape[0];
+        to->shape[1] = tensors[i].shape[1];
+        to->data = tensors[i].data;
     }
     static const char *const metadata[] = {"format", "pt", NULL}; /* transformers requires it */
-    int status = safetensors_write(path, list, count, metadata);
+    int status = safetensors_write(path, list, kept, metadata);
     free(list);
     return status;
 }
 
-/* config.json comes last: without it nothing takes the directory for a model. */
-int hf_model_write_files(const char *directory, const struct llama_config *config,
-                         const struct named_tensor *tensors, size_t count,
-                         const char *tokenizer_path) {
+/* As transformers writes it: which shard has which tensor. */
+static int write_index(const char *directory, const struct named_tensor *tensors, size_t count,
+                       int shards) {
     char path[FILE_PATH_BYTES];
-    if (file_join(path, directory, "model.safetensors") || write_model(path, tensors, count))
-        return -1;
+    double bytes = 0;
+    json_t *map = json_object();
+    bool failed = !map;
+    for (size_t i = 0; i < count && !failed; i++) {
+        char name[HF_MODEL_NAME_BYTES];
+        hf_model_shard_name(tensors[i].shard, shards, name);
+        failed = json_object_set_new(map, tensors[i].name, json_string(name)) != 0;
+        bytes += 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
+    }
+    json_t *index =
+        json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);
+    char *text = failed || !index ? NULL : json_dumps(index, JSON_INDENT(2) | JSON_SORT_KEYS);
+    json_decref(index);
+    int status = file_join(path, directory, "model.safetensors.index.json");
+    if (!status)
+        status = text ? file_write_text(path, text)
+                      : log_error("cannot write '%s': out of memory", path);
+    free(text);
+    return status;
+}
+
+/* config.json comes last: without it nothing takes the directory for a model. */
+int hf_model_write_rest(const char *directory, const struct llama_config *config,
+                        const struct named_tensor *tensors, size_t count, int shards,
+                        const char *tokenizer_path) {
+    char path[FILE_PATH_BYTES];
+    if (shards > 1 && write_index(directory, tensors, count, shards)) return -1;
     if (tokenizer_path &&
         (file_join(path, directory, "tokenizer.model") || file_copy(tokenizer_path, path)))
         return -1;
@@ -308,8 +382,13 @@ void hf_model_abandon(const char *directory) {
 int hf_model_write(const char *directory, const struct llama_config *config,
                    const struct named_tensor *tensors, size_t count, const char *tokenizer_path) {
     char partial[FILE_PATH_BYTES];
+    int shards = 1, failed = 0;
     if (hf_model_begin(directory) || hf_model_partial(directory, partial)) return -1;
-    if (hf_model_write_files(partial, config, tensors, count, tokenizer_path) == 0)
+    for (size_t i = 0; i < count; i++)
+        if (tensors[i].shard >= shards) shards = tensors[i].shard + 1;
+    for (int s = 0; s < shards && !failed; s++)
+        failed = hf_model_write_shard(partial, tensors, count, s, shards);
+    if (!failed && !hf_model_write_rest(partial, config, tensors, count, shards, tokenizer_path))
         return hf_model_commit(directory);
     hf_model_abandon(directory); /* a full disk needs the space */
     return -1;

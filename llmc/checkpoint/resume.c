@@ -57,10 +57,45 @@ json_t *resume_describe(const struct resume_run *run, const struct resume_point 
         describe_record(&at->record), "files");
 }
 
-void resume_add_file(json_t *trainer, const char *name, uint64_t bytes, const char *checksum) {
-    json_object_set_new(
-        json_object_get(trainer, "files"), name,
-        json_pack("{s:I, s:s}", "bytes", (json_int_t)bytes, own_checksum, checksum));
+int resume_list_file(json_t *list, const char *directory, const char *name) {
+    char path[FILE_PATH_BYTES], checksum[CHECKSUM_TEXT_BYTES];
+    uint64_t bytes;
+    if (file_join(path, directory, name) || checksum_file(path, checksum, &bytes)) return -1;
+    json_t *entry = json_pack("{s:I, s:s}", "bytes", (json_int_t)bytes, own_checksum, checksum);
+    return json_object_set_new(list, name, entry) ? log_out_of_memory("the list of files", 0) : 0;
+}
+
+static int list_path(char path[FILE_PATH_BYTES], const char *directory, int rank, int ranks) {
+    char name[64];
+    snprintf(name, sizeof name, "files-%05d-of-%05d.json", rank + 1, ranks);
+    return file_join(path, directory, name);
+}
+
+int resume_write_list(const json_t *list, const char *directory, int rank, int ranks) {
+    char path[FILE_PATH_BYTES];
+    if (list_path(path, directory, rank, ranks)) return -1;
+    char *text = json_dumps(list, JSON_COMPACT);
+    int status =
+        text ? file_write_text(path, text) : log_error("cannot write '%s': out of memory", path);
+    free(text);
+    return status;
+}
+
+int resume_collect_lists(json_t *trainer, const char *directory, int ranks) {
+    json_t *files = json_object_get(trainer, "files");
+    for (int r = 0; r < ranks; r++) {
+        char path[FILE_PATH_BYTES];
+        struct file_map map;
+        json_error_t error;
+        if (list_path(path, directory, r, ranks) || file_map(path, &map)) return -1;
+        json_t *list = json_loadb(map.data ? (const char *)map.data : "", map.bytes, 0, &error);
+        file_unmap(&map);
+        const bool taken = json_is_object(list) && !json_object_update(files, list);
+        json_decref(list);
+        if (!taken) return log_error("cannot read '%s', the list of a rank's files", path);
+        if (unlink(path)) return log_error("cannot remove '%s': %s", path, strerror(errno));
+    }
+    return 0;
 }
 
 /* Checksum of the object without its own checksum, in one fixed spelling. */
@@ -82,11 +117,7 @@ int resume_write(json_t *trainer, const char *directory) {
                   json_object_set_new(trainer, own_checksum, json_string(checksum));
     char *text = failed ? NULL : json_dumps(trainer, JSON_INDENT(1) | FLAGS);
     if (!text) return log_error("cannot write '%s': out of memory", path);
-    int status = -1, descriptor = file_create(path);
-    if (descriptor >= 0) {
-        status = file_write(descriptor, text, strlen(text), path);
-        if (file_finish(descriptor, path)) status = -1;
-    }
+    int status = file_write_text(path, text);
     free(text);
     return status;
 }

@@ -118,8 +118,14 @@ void resume_file_name(int rank, int ranks, char name[64]);
 /* trainer.json without its list of files. NULL: out of memory. */
 json_t *resume_describe(const struct resume_run *run, const struct resume_point *at);
 
-/* Adds a file to that list. */
-void resume_add_file(json_t *trainer, const char *name, uint64_t bytes, const char *checksum);
+/* Adds a file of `directory` to a list of files: an empty object at first. Reads it for its checksum.
+ * Returns 0, or -1 after reporting. */
+int resume_list_file(json_t *list, const char *directory, const char *name);
+
+/* Each rank writes the list of its files beside them, as DIR/files-00001-of-00002.json. When all have, one
+ * rank moves the lists of all into trainer.json. Return 0, or -1 after reporting. */
+int resume_write_list(const json_t *list, const char *directory, int rank, int ranks);
+int resume_collect_lists(json_t *trainer, const char *directory, int ranks);
 
 /* Writes DIR/trainer.json, with its own checksum. 0, or -1 after reporting. */
 int resume_write(json_t *trainer, const char *directory);

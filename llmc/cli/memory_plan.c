@@ -4,6 +4,7 @@
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cpu/working.h"
 #include "llmc/backend/cuda/backend_cuda.h"
+#include "llmc/checkpoint/hf_model.h"
 
 #include <math.h>
 #include <omp.h>
@@ -34,7 +35,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.exact = o->algorithm == ALGORITHM_RELIABLE && o->wire_dtype == OPTION_WIRE_FLOAT32;
     s.saves = o->out || !o->train;
     s.gathers = workers > 1 && (s.saves || o->val || o->sample_every);
-    s.copies_model = true;
+    s.shard_bytes = 1e9 * o->shard_size;
     s.carries = o->carry > 0 && o->algorithm == ALGORITHM_LOSSY;
     s.changes = o->meet != NULL;
     s.gpu_direct = o->gpu_direct;
@@ -58,7 +59,7 @@ void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->local = s->workers / ranks;
     s->sets = s->local / group_of(s) >= s->threads ? s->threads : 1;
     s->staged = ranks > 1;
-    s->copies_model = rank == 0;
+    s->rank = rank;
 }
 
 /* A rank with one worker; where ranks change, they hand over float32 replicas. */
@@ -131,11 +132,13 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
 }
 
 /* What is kept to write a checkpoint from while training goes on. */
-static double copy_bytes(const struct memory_plan_settings *s, const struct memory_plan *e) {
+static double copy_bytes(const struct llama_config *c, const struct memory_plan_settings *s,
+                         const struct memory_plan *e) {
     if (s->evaluating || !s->saves) return 0;
     const double local = s->local ? s->local : 1; /* of a shared replica a member's part */
     const double stale = s->stale * others_of(s) * 4 * e->parameters * local / group_of(s);
-    return (s->copies_model ? 4 * e->parameters : 0) + e->optimizer_bytes + stale +
+    const int ranks = s->workers / (s->local ? s->local : 1);
+    return hf_model_bytes_of_rank(c, s->shard_bytes, s->rank, ranks) + e->optimizer_bytes + stale +
            (s->carries ? e->parameter_bytes : 0) + e->ahead_bytes;
 }
 
@@ -196,7 +199,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         e.fresh_bytes = 4 * fmax(layer, table);
     }
     const double fresh = s->device && s->staged && !s->evaluating ? 0 : e.fresh_bytes;
-    e.copy_bytes = copy_bytes(s, &e);
+    e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
                                                    !s->evaluating, s->recompute) *
                          (s->sets && !s->device ? s->sets : 1);
@@ -276,7 +279,7 @@ void memory_plan_print_memory(const struct llama_config *config,
     if (!s->device) line("network", e.network_bytes, "gradients of its shards, from others");
     if (!s->device || !s->staged)
         line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
-    if (!s->device) line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
+    if (!s->device) line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
     line("activations", e.activation_bytes, s->dtype == DTYPE_BF16 ? "bf16" : "");
     line("working memory", e.working_bytes,
          s->device ? "logits, libraries, driver" : "logits, attention, copies for products");
@@ -295,7 +298,7 @@ void memory_plan_print_memory(const struct llama_config *config,
         line("evaluation, saving", e.fresh_bytes,
              masters ? "the model, put together bucket by bucket"
                      : "for the moment: the model put together");
-        line("copy to save", e.copy_bytes, "the model (rank 0 only), optimizer state");
+        line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
         if (e.change_bytes > 0)
             line("or ranks change", e.change_bytes, "what they hand over, in place of that copy");
         line("host's total", e.host_bytes, "");

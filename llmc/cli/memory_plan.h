@@ -31,16 +31,17 @@ struct memory_plan_settings {
     int local;                      /* workers that share the device or the rank; 0: 1 */
     int sets, threads;              /* CPU: sets of activations, and threads that compute; 0: 1 */
     bool exact;                     /* every replica is the model, unless leads */
-    bool gathers;      /* the model is put together from its owners, to evaluate or to save */
-    bool saves;        /* checkpoints, from copies in memory */
-    bool copies_model; /* rank 0 does to save */
-    bool carries;      /* --carry: lost gradients, which are saved too */
-    bool remembers;    /* keys and values of all layers, to generate text */
-    bool evaluating;   /* no gradients, no optimizer */
-    bool staged;       /* several ranks: with a device, the network reads host memory */
-    bool changes;      /* ranks may die and join: what they hand over then (handover.h) */
-    bool leads;        /* owners keep what they broadcast ahead of the model (--lead) */
-    bool gpu_direct;   /* network hardware reads gradients on the device */
+    bool gathers; /* the model is put together from its owners, to evaluate or to save */
+    bool saves;   /* checkpoints, from copies in memory */
+    int rank;     /* which shards of the model it copies, to save: hf_model.h */
+    double shard_bytes;
+    bool carries;    /* --carry: lost gradients, which are saved too */
+    bool remembers;  /* keys and values of all layers, to generate text */
+    bool evaluating; /* no gradients, no optimizer */
+    bool staged;     /* several ranks: with a device, the network reads host memory */
+    bool changes;    /* ranks may die and join: what they hand over then (handover.h) */
+    bool leads;      /* owners keep what they broadcast ahead of the model (--lead) */
+    bool gpu_direct; /* network hardware reads gradients on the device */
 };
 
 struct memory_plan {

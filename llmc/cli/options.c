@@ -211,6 +211,10 @@ static const struct entry table[] = {
     INTEGER("save-every", save_every, "0", 0, INT_MAX,
             "steps between checkpoints; 0: only the last"),
     INTEGER("keep", keep, "3", 0, INT_MAX, "checkpoints kept of a run, the newest; 0: all"),
+    NUMBER(
+        "shard-size", shard_size, "1", 1e-6, 1e6, "GB",
+        "the model of a checkpoint is written in files of at most this size, each by another rank; "
+        "a model that is smaller is one file"),
     STRING("resume", resume, NULL, "DIR|auto",
            "go on from a checkpoint; auto: the newest whole one in OUT, or from the start"),
     SWITCH("overwrite", overwrite, "replace an earlier run: remove its log and its checkpoints"),

@@ -80,6 +80,7 @@ struct options {
     /* output */
     const char *out, *log;
     const char *resume; /* NULL: a new run; resume_choose replaces "auto" */
+    double shard_size;  /* bytes / 1e9 */
     int save_every, keep, eval_every, eval_sequences, drift_samples;
     int stride, sample_every; /* 0: none */
     int progress;

@@ -226,36 +226,55 @@ void data_parallel_close(struct data_parallel *d) {
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
 
-/* The model bucket by bucket, rounded in the place of the replica, which the next step brings again,
- * or into `out`, or only for others. */
-static int gather_buckets(struct data_parallel *d, bool in_use, float *out) {
+/* Copies the tensors that are wanted, and there. Releases the list of those that are there, which may be
+ * NULL: out of memory. */
+static int copy_tensors(const struct backend *be, const struct named_tensor *wanted,
+                        struct named_tensor *there, size_t count) {
+    if (!there) return -1;
+    for (size_t i = 0; i < count; i++)
+        if (wanted[i].data && there[i].data)
+            be->download(wanted[i].data, there[i].data,
+                         hf_model_tensor_elements(&wanted[i]) * sizeof(float));
+    free(there);
+    return 0;
+}
+
+/* The model bucket by bucket: to the tensors that are wanted, or without a list of these rounded to the
+ * place of the replica, which the next step brings again. */
+static int gather_buckets(struct data_parallel *d, const struct named_tensor *wanted) {
     size_t offset = 0, count;
     for (int b = 0; b < d->layout->buckets; b++, offset += count) {
         count = d->layout->bucket_elements[b];
         if (lossynet_gather_bucket(d->comm, d->params, b, d->model)) return -1;
-        if (out) memcpy(out + offset, d->model, count * sizeof *out);
-        if (!in_use) continue;
+        if (wanted) {
+            size_t tensors;
+            struct named_tensor *there =
+                param_layout_bucket_tensors(d->layout, b, d->model, &tensors);
+            if (copy_tensors(d->memory, wanted, there, tensors)) return -1;
+            continue;
+        }
         d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
                                  d->model, count);
         d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* so that it waits */
         d->be->d2h_wait();
     }
-    d->pipeline.arriving = d->pipeline.arriving || in_use;
+    d->pipeline.arriving = d->pipeline.arriving || !wanted;
     return 0;
 }
 
-int data_parallel_copy_model(struct data_parallel *d, float *out) {
+int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,
+                             size_t count) {
     const float *model;
-    if (d->masters) return gather_buckets(d, false, out);
+    if (d->masters) return gather_buckets(d, tensors);
     if (data_parallel_model(d, &model)) return -1;
-    if (out) d->be->download(out, model, d->layout->count * sizeof *out);
-    return 0;
+    return copy_tensors(d->be, tensors, param_layout_tensor_list(d->layout, (float *)model, &count),
+                        count);
 }
 
 int data_parallel_model(struct data_parallel *d, const float **model) {
     if (d->masters) {
         *model = NULL;
-        return gather_buckets(d, true, NULL);
+        return gather_buckets(d, NULL);
     }
     *model = d->worker[0].params;
     if (data_parallel_replicas_are_exact(d)) return 0;
@@ -411,8 +430,8 @@ int data_parallel_start(struct data_parallel *d) {
 }
 
 /* As async_writer.h wants them. */
-static int model_of(void *data_parallel, float *model) {
-    return data_parallel_copy_model((struct data_parallel *)data_parallel, model);
+static int model_of(void *data_parallel, const struct named_tensor *tensors, size_t count) {
+    return data_parallel_copy_model((struct data_parallel *)data_parallel, tensors, count);
 }
 
 static int gather(void *data_parallel, const void *mine, void *all, size_t bytes) {

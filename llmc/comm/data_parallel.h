@@ -108,8 +108,10 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d);
  * next step. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
 int data_parallel_model(struct data_parallel *d, const float **model);
 
-/* The same, into host memory where `out` is not NULL. */
-int data_parallel_copy_model(struct data_parallel *d, float *out);
+/* The same, copied to the tensors, in host memory, whose data are not NULL: count of them, as
+ * hf_model_tensors lists them. Ranks may want different ones. */
+int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,
+                             size_t count);
 
 /* What data_parallel_model gave, in the type that operations take; float32 ones are returned as they
  * are. Until the next call, or the next step. */

@@ -112,6 +112,13 @@ int file_finish(int descriptor, const char *path) {
     return status;
 }
 
+int file_write_text(const char *path, const char *text) {
+    const int descriptor = file_create(path);
+    if (descriptor < 0) return -1;
+    const int status = file_write(descriptor, text, strlen(text), path);
+    return file_finish(descriptor, path) ? -1 : status;
+}
+
 int file_copy(const char *from, const char *to) {
     struct file_map map;
     if (file_map(from, &map) != 0) return -1;

@@ -40,6 +40,9 @@ int file_write(int descriptor, const void *data, size_t bytes, const char *path)
 /* Syncs the data to disk and closes, also when syncing fails. */
 int file_finish(int descriptor, const char *path);
 
+/* Writes a file anew, and syncs it. Returns 0, or -1 after reporting. */
+int file_write_text(const char *path, const char *text);
+
 /* Copies a file's bytes to a new file and syncs it. */
 int file_copy(const char *from, const char *to);
 

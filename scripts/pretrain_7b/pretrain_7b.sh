@@ -34,9 +34,9 @@
 #   memory of a GPU       = 61.445 GB   gradients, and 1/64 of parameters, averages and optimizer
 #                                       state in float32; weights in use and activations in bf16: an
 #                                       H100 of 80 GB will do, and recomputes nothing
-#   memory of its host    = 47.3 GB     per GPU: what travels lies in pinned memory, of parameters one
-#                                       copy for a node. The copy of the model (27 GB) to save is
-#                                       rank 0's alone: 190 GB for 8 GPUs
+#   memory of its host    = 21.3 GB     per GPU: what travels lies in pinned memory, of parameters one
+#                                       copy for a node. With the copy of a shard of the model (1 GB),
+#                                       which not every rank writes: 171 GB for 8 GPUs at most
 #   a checkpoint          = 99.729 GB   model, moments, and at 10% loss 8 replicas' stale packets;
 #                                       2 are kept, one is being written: 299 GB
 #   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without

@@ -27,7 +27,7 @@ def train(data, out, ranks, *more, streams="late"):
     numbers = [[event[name] for name in fields if name in event]
                for event in events(log, "step") + events(log, "eval")]
     (last,) = sorted(out.glob("checkpoint-*"))[-1:]
-    return numbers, (last / "model.safetensors").read_bytes()
+    return numbers, {path.name: path.read_bytes() for path in last.glob("model*")}
 
 
 @pytest.mark.parametrize("streams, workers, options", [
@@ -38,7 +38,8 @@ def train(data, out, ranks, *more, streams="late"):
     ("late", 3, ["--loss-rate=0.3", "--carry=1", "--wire-dtype=bf16"]),
     ("others", 3, ["--loss-rate=0.3", "--wire-dtype=bf16", "--micro-batches=2"]),
     ("late", 3, ["--algorithm=reliable", "--link=mpi", "--wire-dtype=bf16"]),
-    ("others", 4, ["--loss-rate=0.3", "--group=2"]),
+    ("late", 3, ["--loss-rate=0.3", "--shard-size=1e-4"]),
+    ("others", 4, ["--loss-rate=0.3", "--group=2", "--shard-size=2e-4"]),
     ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16"]),
     ("late", 4, ["--algorithm=reliable", "--link=mpi", "--group=4", "--wire-dtype=bf16"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
@@ -65,7 +66,8 @@ def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
 
 def test_begins_with_a_model(data, tmp_path):
     """Each rank reads a bucket after another of it, and keeps what it owns."""
-    train(data, tmp_path / "first", 0, "--workers=3", "--steps=1", "--algorithm=reliable", "--link=mpi")
+    train(data, tmp_path / "first", 0, "--workers=3", "--steps=1", "--algorithm=reliable", "--link=mpi",
+          "--shard-size=1e-4")
     options = [f"--model={tmp_path}/first/checkpoint-00000001", "--workers=4", "--group=2", "--steps=2",
                "--wire-dtype=bf16", "--loss-rate=0.3"]
     one = train(data, tmp_path / "one", 0, *options)

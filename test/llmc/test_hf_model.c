@@ -250,6 +250,8 @@ struct model {
     float memory[SMALL_FLOATS];
 };
 
+static double shard_bytes = 1e9; /* of the models that are written */
+
 /* A model whose element i is first + i. */
 static struct model *make_model(const struct llama_config *config, float first) {
     struct model *model = (struct model *)calloc(1, sizeof *model);
@@ -268,6 +270,7 @@ static struct model *make_model(const struct llama_config *config, float first) 
 static int write_model(const char *directory, const struct llama_config *config, float first,
                        const char *tokenizer) {
     struct model *model = make_model(config, first);
+    hf_model_cut(model->tensors, model->count, shard_bytes);
     int status = hf_model_write(directory, config, model->tensors, model->count, tokenizer);
     free(model);
     return status;
@@ -332,6 +335,75 @@ static void test_checkpoint_names(void **state) {
         assert_int_equal(tensor->shape[1], expected[i].columns ? expected[i].columns : 1);
         assert_int_equal(tensor->dims, expected[i].columns ? 2 : 1);
     }
+}
+
+static int cut(double bytes, struct named_tensor tensors[SMALL_TENSORS]) {
+    hf_model_tensors(&small, tensors);
+    return hf_model_cut(tensors, SMALL_TENSORS, bytes);
+}
+
+/* Every size: consecutive tensors, as many as fit, and never none. */
+static void test_cut(void **state) {
+    (void)state;
+    const double total = 4.0 * (double)config_parameters(&small);
+    struct named_tensor t[SMALL_TENSORS];
+    assert_int_equal(cut(total, t), 1);
+    assert_int_equal(cut(total - 1, t), 2);
+    assert_int_equal(cut(1, t), SMALL_TENSORS);
+    for (double bytes = 1; bytes <= total; bytes++) {
+        const int shards = cut(bytes, t);
+        double filled[SMALL_TENSORS] = {0}, written = 0;
+        for (int i = 0; i < SMALL_TENSORS; i++) {
+            const double more = 4.0 * (double)hf_model_tensor_elements(&t[i]);
+            const bool next = i > 0 && t[i].shard != t[i - 1].shard;
+            assert_int_equal(t[i].shard, i ? t[i - 1].shard + next : 0);
+            if (next) assert_true(filled[t[i - 1].shard] + more > bytes);
+            assert_true(filled[t[i].shard] == 0 || filled[t[i].shard] + more <= bytes);
+            filled[t[i].shard] += more;
+        }
+        assert_int_equal(shards, t[SMALL_TENSORS - 1].shard + 1);
+        for (int rank = 0; rank < 3; rank++) {
+            double mine = 0;
+            for (int s = rank; s < shards; s += 3) mine += filled[s];
+            assert_true(hf_model_bytes_of_rank(&small, bytes, rank, 3) == mine);
+            written += mine;
+        }
+        assert_true(written == total);
+    }
+}
+
+/* The same tensors, a valid index, and nothing left of a checkpoint in one file. */
+static void test_shards_round_trip(void **state) {
+    (void)state;
+    const char *directory = in_scratch("shards");
+    assert_int_equal(write_model(directory, &small, 5, NULL), 0);
+    for (shard_bytes = 1; shard_bytes < 8000; shard_bytes += 397) {
+        assert_int_equal(write_model(directory, &small, shard_bytes, NULL), 0);
+        assert_true(read_model(directory) == (float)shard_bytes);
+        const bool one = shard_bytes >= 4.0 * (double)config_parameters(&small);
+        assert_int_equal(exists(in_scratch("shards/model.safetensors")), one);
+        assert_int_equal(exists(in_scratch("shards/model.safetensors.index.json")), !one);
+    }
+    shard_bytes = 400;
+    assert_int_equal(write_model(directory, &small, 5, NULL), 0);
+    struct named_tensor t[SMALL_TENSORS];
+    const int shards = cut(shard_bytes, t);
+    json_t *index = json_load_file(in_scratch("shards/model.safetensors.index.json"), 0, NULL);
+    json_t *map = json_object_get(index, "weight_map");
+    assert_int_equal(json_object_size(map), SMALL_TENSORS);
+    for (int i = 0; i < SMALL_TENSORS; i++) {
+        char name[HF_MODEL_NAME_BYTES];
+        hf_model_shard_name(t[i].shard, shards, name);
+        assert_string_equal(json_string_value(json_object_get(map, t[i].name)), name);
+    }
+    const json_t *metadata = json_object_get(index, "metadata");
+    assert_int_equal(json_integer_value(json_object_get(metadata, "total_size")),
+                     4 * config_parameters(&small));
+    json_decref(index);
+    shard_bytes = 1e9;
+    assert_int_equal(write_model(directory, &small, 6, NULL), 0);
+    assert_true(read_model(directory) == 6);
+    assert_false(exists(in_scratch("shards/model.safetensors.index.json")));
 }
 
 static void test_checkpoint_round_trip(void **state) {
@@ -401,13 +473,12 @@ static void test_checkpoint_write_errors(void **state) {
 }
 
 /* The disk is full after n bytes, for every n: the old checkpoint is still there and whole, and
- * nothing else is. */
-static void test_checkpoint_on_full_disk(void **state) {
-    (void)state;
+ * nothing else is. largest: a file of the checkpoint that is larger than the others. */
+static void fill_disk(const char *largest) {
     const char *directory = in_scratch("full");
     assert_int_equal(write_model(directory, &small, 5, NULL), 0);
     struct stat status;
-    assert_int_equal(stat(in_scratch("full/model.safetensors"), &status), 0);
+    assert_int_equal(stat(in_scratch(largest), &status), 0);
     struct rlimit limit, unlimited;
     getrlimit(RLIMIT_FSIZE, &unlimited);
     limit = unlimited;
@@ -429,6 +500,14 @@ static void test_checkpoint_on_full_disk(void **state) {
     signal(SIGXFSZ, SIG_DFL);
     assert_int_equal(write_model(directory, &small, 6, NULL), 0);
     assert_true(read_model(directory) == 6);
+}
+
+static void test_checkpoint_on_full_disk(void **state) {
+    (void)state;
+    fill_disk("full/model.safetensors");
+    shard_bytes = 400;
+    fill_disk("full/model.safetensors.index.json");
+    shard_bytes = 1e9;
 }
 
 /* Writes a checkpoint's model.safetensors anew with one tensor changed by `change`. */
@@ -522,8 +601,7 @@ static void *failing_malloc(size_t bytes) {
 }
 
 /* Each of jansson's allocations fails in turn, once and for good: an error or a right result. */
-static void test_out_of_memory(void **state) {
-    (void)state;
+static void run_out_of_memory(void) {
     const char *directory = in_scratch("memory");
     assert_int_equal(write_model(directory, &small, 5, NULL), 0);
     bool wrote = false, read = false;
@@ -544,6 +622,14 @@ static void test_out_of_memory(void **state) {
     assert_true(read && wrote);
 }
 
+static void test_out_of_memory(void **state) {
+    (void)state;
+    run_out_of_memory();
+    shard_bytes = 4000;
+    run_out_of_memory();
+    shard_bytes = 1e9;
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_safetensors_round_trip),
@@ -553,6 +639,8 @@ int main(void) {
         cmocka_unit_test(test_safetensors_write_errors),
         cmocka_unit_test(test_parameters_are_the_tensors),
         cmocka_unit_test(test_checkpoint_names),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_shards_round_trip),
         cmocka_unit_test(test_checkpoint_round_trip),
         cmocka_unit_test(test_checkpoint_write_errors),
         cmocka_unit_test(test_checkpoint_on_full_disk),

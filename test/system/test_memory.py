@@ -36,8 +36,8 @@ def resident(process):
                                                                 status, re.MULTILINE))
 
 
-def peak(command, ranks):
-    """The most that the ranks take, together."""
+def peaks(command, ranks):
+    """The most that each rank takes."""
     running = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     most = {}
@@ -50,7 +50,7 @@ def peak(command, ranks):
             most[process] = max(most.get(process, 0), resident(process))
         time.sleep(0.002)
     assert running.returncode == 0, running.stdout.read()
-    return sum(most.values())
+    return list(most.values())
 
 
 def planned(options, ranks=0):
@@ -69,13 +69,37 @@ def planned(options, ranks=0):
     (0, ["--model=42M", "--batch=2", "--dtype=bf16", "{out}"]),
     (0, ["--workers=2", "--algorithm=naive", "--recompute=block", "{out}"]),
     (2, ["--workers=4", "--link=udp", "--loss-rate=0.1", "{val}", "{out}"]),
+    (2, ["--workers=2", "--link=udp", "--loss-rate=0.1", "--shard-size=0.01", "{out}"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
 def test_a_run_takes_what_dry_run_says(data, tmp_path, ranks, options):
     names = {"val": f"--val={data}/val.bin", "out": f"--out={tmp_path}/out"}
     options = [*SMALL, f"--train={data}/train.bin", "--eval-sequences=8", "--device=cpu",
                *(option.format(**names) for option in options)]
-    taken, said = peak(launch(*options, ranks=ranks), ranks), planned(options, ranks)
+    each, said = peaks(launch(*options, ranks=ranks), ranks), planned(options, ranks)
+    taken = sum(each)
+    if "--shard-size=0.01" in options:  # the copy of the model is divided among the ranks
+        assert max(each) < 1.1 * min(each)
     assert taken == pytest.approx(said, rel=0.05), f"{taken / 1e6:.0f} MB, not {said / 1e6:.0f} MB"
+
+
+def table(*options):
+    done = succeed("--dry-run", *options)
+    return {line[2:22].strip(): float(line[22:33]) for line in done.stdout.splitlines()
+            if line[33:36] == " GB"}
+
+
+def test_nobody_needs_the_whole_model_to_save_it():
+    """7B on 64 GPUs: rank 0 copies one shard of at most 1 GB."""
+    options = ["--model=7B", "--workers=64", "--group=8", "--dtype=bf16", "--wire-dtype=bf16",
+               "--device=cuda", "--batch=2", "--seq=4096"]
+    shards, one = table(*options), table(*options, "--shard-size=27")
+    whole, shard = 4e-9 * 6738415616, 1e-9 * 4 * (32000 * 4096 + 4096 + 4 * 4096**2 + 4096 +
+                                                  11008 * 4096)
+    state = one["copy to save"] - whole
+    assert state == pytest.approx(1.263, abs=0.002)  # moments, and what is broadcast ahead
+    assert shards["copy to save"] == pytest.approx(shard + state, abs=0.002)
+    assert one["host's total"] - shards["host's total"] == pytest.approx(whole - shard, abs=0.002)
+    assert shards["a checkpoint"] == one["a checkpoint"]
 
 
 # ---- a run that is too large ----

@@ -174,6 +174,99 @@ def test_tokenizer_stays_with_the_model(data, tmp_path):
         assert (last / "tokenizer.model").read_bytes() == b"copied, not read"
 
 
+# ---- in shards ----
+
+SHARDS = {"shard_size": 1e-4}  # 100 KB; the model has 0.93 MB
+
+
+def model_files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()
+            if not path.name.startswith(("optimizer", "trainer"))}
+
+
+@pytest.fixture(scope="session")
+def sharded(data, tmp_path_factory):
+    """The same run in one process with one file, in one with shards, and in 4 with shards."""
+    folder = tmp_path_factory.mktemp("sharded")
+    for name, ranks, changes in (("file", 0, {}), ("one", 0, SHARDS), ("four", 4, SHARDS)):
+        succeed(*settings(data, folder / name, **changes), ranks=ranks)
+    return folder
+
+
+def test_shards_do_not_depend_on_the_ranks(sharded):
+    one, four = (model_files(checkpoint(sharded / name, 12)) for name in ("one", "four"))
+    assert one == four
+    names = [f"model-{i + 1:05d}-of-00011.safetensors" for i in range(11)]
+    assert sorted(one) == ["config.json", *names, "model.safetensors.index.json", "tokenizer.model"]
+    index = json.loads(one["model.safetensors.index.json"])
+    whole, parts = tensors(checkpoint(sharded / "file", 12) / "model.safetensors"), {}
+    for name in names:
+        part = tensors(checkpoint(sharded / "one", 12) / name)
+        assert sum(map(len, part.values())) <= 100_000
+        assert {index["weight_map"][tensor] for tensor in part} == {name}
+        parts.update(part)
+    assert parts == whole and index["weight_map"].keys() == whole.keys()
+    assert index["metadata"]["total_size"] == sum(map(len, whole.values()))
+
+
+def test_every_file_is_listed(sharded):
+    """Also those that other ranks wrote; their own lists are gone."""
+    folder = checkpoint(sharded / "four", 12)
+    files = json.loads((folder / "trainer.json").read_text())["files"]
+    assert {name: entry["bytes"] for name, entry in files.items()} == {
+        path.name: path.stat().st_size for path in folder.iterdir() if path.name != "trainer.json"}
+
+
+@pytest.mark.parametrize("name, ranks", [("one", 2), ("four", 0), ("four", 2)])
+def test_resumed_from_shards(data, sharded, tmp_path, name, ranks):
+    """As from one file, bit for bit, also into another number of files."""
+    done = succeed(*settings(data, tmp_path, resume=checkpoint(sharded / name, 6),
+                             shard_size=3e-4), ranks=ranks)
+    assert "after 6 steps, bit for bit" in done.stdout
+    assert state(checkpoint(tmp_path, 12)) == state(checkpoint(sharded / "file", 12))
+    assert len(list(checkpoint(tmp_path, 12).glob("model-*-of-00004.safetensors"))) == 4
+
+
+def test_shards_are_a_model(data, sharded, tmp_path):
+    """To evaluate, to begin with, and to make up text."""
+    lost, made = [], []
+    for name, ranks in (("file", 0), ("four", 0), ("four", 2)):
+        out, model = tmp_path / f"{name}{ranks}", checkpoint(sharded / name, 12)
+        succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=32",
+                f"--log={out}.jsonl", f"--workers={ranks or 1}", ranks=ranks)
+        lost.append(events(f"{out}.jsonl", "eval")[0]["val_loss"])
+        succeed(*settings(data, out, model=model, steps=2), ranks=ranks)
+        made.append(state(checkpoint(out, 2)))
+    assert lost[1:] == lost[:1] * 2 and made[1:] == made[:1] * 2
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("damage, said", [
+    ("remove", "trainer.json lists it: the checkpoint is incomplete"),
+    ("truncate", "the checkpoint is damaged"),
+    ("flip", "is damaged: its checksum is")])
+def test_a_damaged_shard_is_named(data, sharded, tmp_path, damage, said, ranks):
+    folder, name = tmp_path / "checkpoint", "model-00007-of-00011.safetensors"
+    shutil.copytree(checkpoint(sharded / "four", 6), folder)
+    raw = bytearray((folder / name).read_bytes())
+    raw[-3] ^= 1
+    (folder / name).unlink()
+    if damage != "remove":
+        (folder / name).write_bytes(raw[:-1] if damage == "truncate" else raw)
+    done = run(*settings(data, tmp_path / "out", resume=folder), ranks=ranks)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("train_llama2: ")]
+    assert done.returncode == 1 and len(lines) == 1, done.stderr
+    assert f"{folder}/{name}'" in lines[0] and said in lines[0]
+    if damage != "flip":  # what is no training run's has no checksums
+        assert name in one_line(run("--eval", f"--model={folder}", f"--val={data}/val.bin"), 1)
+
+
+def test_wrong_shard_sizes(data):
+    for size in ("0", "-1", "1GB", "nan"):
+        assert "--shard-size: expected a number from 1e-06 to 1000000, got" in one_line(
+            run(*settings(data, None, save_every=None, shard_size=size)), 2)
+
+
 # ---- with other settings ----
 
 def test_other_numbers_of_workers(data, tmp_path):
@@ -354,6 +447,8 @@ def test_killed_at_any_moment(data, tmp_path, ranks, kills):
     common = dict(workers=2, seq=16, steps=30, save_every=1, keep=2, val=None, loss_rate=0.2)
     whole, out = tmp_path / "whole", tmp_path / "out"
     succeed(*settings(data, whole, **{**common, "keep": 0}))
+    if ranks:
+        common["shard_size"] = 2e-4
     expected = {step: digest(checkpoint(whole, step)) for step in checkpoints(whole)}
     chance, killed, seen, half_done = random.Random(1), 0, set(), 0
     while killed < kills:
@@ -418,7 +513,7 @@ def test_full_disk_from_the_start(data, tmp_path, small_disk):
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_disk_that_fills_up(data, tmp_path, small_disk, ranks):
     disk = small_disk(5000)  # room for one
-    done = run(*settings(data, disk, save_every=3), ranks=ranks)
+    done = run(*settings(data, disk, save_every=3, **SHARDS if ranks else {}), ranks=ranks)
     assert done.returncode == 0, done.stderr
     assert checkpoints(disk) == [3] and "No space left" in done.stderr
     assert not list(disk.glob("*.partial"))

@@ -220,7 +220,10 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     }
     float *host = (float *)malloc(t.layout.count * sizeof *host);
     if (!host) return log_out_of_memory("the model", 4.0 * (double)t.layout.count);
-    if (data_parallel_copy_model(&t.dp, host)) return -1;
+    size_t count;
+    struct named_tensor *tensors = param_layout_tensor_list(&t.layout, host, &count);
+    if (!tensors || data_parallel_copy_model(&t.dp, tensors, count)) return -1;
+    free(tensors);
     if (!world->rank) out->model = hash_of(host, t.layout.count);
     free(host);
     trainer_release(&t);
