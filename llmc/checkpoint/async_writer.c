@@ -84,10 +84,8 @@ static const char *find_tokenizer(const struct async_writer *s, char path[FILE_P
 static int write_state(struct async_writer *s, const char *partial, json_t *files) {
     char path[FILE_PATH_BYTES], name[64];
     resume_file_name(s->run->facts.rank, s->run->facts.ranks, name);
-    return file_join(path, partial, name) || snapshot_write(&s->snapshot, path) ||
-                   resume_list_file(files, partial, name)
-               ? -1
-               : 0;
+    if (file_join(path, partial, name) || snapshot_write(&s->snapshot, path)) return -1;
+    return resume_list_file(files, partial, name);
 }
 
 /* The shards of the model that this rank writes. */
