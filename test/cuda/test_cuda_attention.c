@@ -142,16 +142,18 @@ static void check(struct shape s, double size, double growth, const double allow
 
 /* ---- tests -------------------------------------------------------------------------------- */
 
+/* Pairs: each length meets each head size, and so does each kind of heads; over the head sizes each
+ * length meets each kind of heads. */
 static void check_lengths(int D, int seed, const double allowed[ERRORS]) {
     static const int lengths[] = {1, 7, 63, 64, 65, 127, 128, 129, 200, 260};
     static const int heads[][2] = {{1, 1}, {4, 2}, {8, 1}, {2, 2}};
     double worst[ERRORS] = {0};
     char what[32];
-    for (int t = 0; t < (SANITIZED ? 5 : LENGTH(lengths)); t++)
-        for (int i = t + seed; i < t + seed + (D >= 64 && !SANITIZED ? 2 : 1); i++)
-            check((struct shape){1 + (i + t / 2) % 2, lengths[t], heads[i % LENGTH(heads)][0],
-                                 heads[i % LENGTH(heads)][1], D},
-                  1, 1, allowed, worst);
+    for (int t = 0; t < (SANITIZED ? 5 : LENGTH(lengths)); t++) {
+        const int *some = heads[(t + seed) % LENGTH(heads)];
+        check((struct shape){1 + (t + seed + t / 2) % 2, lengths[t], some[0], some[1], D}, 1, 1,
+              allowed, worst);
+    }
     snprintf(what, sizeof what, "head size %3d", D);
     log_error(what, worst, allowed);
 }
@@ -237,7 +239,7 @@ static void test_same_bits_in_any_order_of_threads(void **state) {
                                     array_empty(p.log_sum_exp.n, FLOAT32),
                                     {0},
                                     array_empty(p.dqkv.n, TENSOR)};
-            for (int order = 0; order < 6; order++) {
+            for (int order = 0; order < 4; order++) { /* the last two are random */
                 kernels_order(order == 0   ? KERNELS_FORWARD
                               : order == 1 ? KERNELS_REVERSE
                                            : KERNELS_RANDOM,
