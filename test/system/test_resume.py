@@ -661,7 +661,7 @@ def test_measuring_how_fast_a_model_is_read(tmp_path):
 
 def test_sanitized_resume(data, good, tmp_path):
     for i, changes in enumerate(({}, {"workers": 2, "algorithm": "rps"},
-                                 {"workers": 8, "packet_bytes": 256})):
+                                 {"workers": 8, "packet_bytes": 256, "shard_size": 1e-4})):
         done = run(*settings(data, tmp_path / str(i), resume=good, save_every=2, keep=1,
                              **changes), program=SANITIZED)
         assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]
