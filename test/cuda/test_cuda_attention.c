@@ -196,15 +196,15 @@ static void test_large_logits(void **state) {
     for (int half = 0; half < 2; half++) {
         double worst[ERRORS] = {0};
         subject.backend = kernels_backend(half);
+        const double *allowed = half ? bfloat16 : float32;
         for (int D = 64; D <= 128; D *= 2) {
-            check((struct shape){1, SANITIZED ? 70 : 200, 2, 1, D}, 12, 1,
-                  half ? bfloat16 : float32, worst);
-            check((struct shape){1, SANITIZED ? 70 : 200, 2, 1, D}, 1, 16,
-                  half ? bfloat16 : float32, worst);
-            check((struct shape){1, SANITIZED ? 70 : 200, 2, 1, D}, 16, 1. / 16,
-                  half ? bfloat16 : float32, worst);
+            const struct shape s = {1, SANITIZED ? 70 : 200, 2, 1, D};
+            check(s, 1, 16, allowed, worst);
+            if (SANITIZED) continue; /* the same memory, whatever the numbers */
+            check(s, 12, 1, allowed, worst);
+            check(s, 16, 1. / 16, allowed, worst);
         }
-        log_error("large logits", worst, half ? bfloat16 : float32);
+        log_error("large logits", worst, allowed);
     }
 }
 
