@@ -33,9 +33,11 @@ SAME_GROUP = {"test_perplexity.py": "test_huggingface.py"}
 # Hosts: tests that make hosts of network namespaces, one after the other; mostly they wait.
 HOSTS, HOSTS_FIXTURE = "hosts", "namespaces"
 # Groups of half a minute and more, the longest first: what begins last should be short.
-LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_cuda_emulation",
-           "test_operators", "test_lossynet_ranks", "test_fuzz", "test_scripts",
-           "test_cuda_attention", "test_threads", "test_sweep", "test_lossynet_udp", "test_bench"]
+LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_simulation",
+           "test_cuda_emulation", "test_bench", "test_scripts", "test_operators", "test_fuzz",
+           "test_lossynet_ranks", "test_elastic", "test_gpu_check", "test_threads", "test_sweep",
+           "test_deadline", "test_cuda_attention", "test_membership_histories",
+           "test_lossynet_udp"]
 # Alone: tests that measure the rate of a network, the time that requests take, or memory at its peak.
 ALONE_FIXTURE = "measured_hosts"
 ALONE_FILES = {"test_memory.py"}
