@@ -3,7 +3,8 @@
  *
  * Environment: EMULATED_DEVICE=NAME: its name; none: there is no device. EMULATED_DEVICES=N: the
  * ranks of a host share so many, otherwise each has its own. EMULATED_MEMORY=BYTES: a device has so
- * much. EMULATED_PEAK=FILE: the most bytes in use are written to FILE.<device> at the end.
+ * much. EMULATED_PEAK=FILE: the most bytes in use, and all bytes of the host that were registered as pinned
+ * memory, are written to FILE.<device> at the end.
  * EMULATED_FAULT=1: allocating pinned memory meets the error of a kernel that ran before.
  * EMULATED_STREAMS=late, others or soon: when work on a stream runs (streams_emu.h). */
 #ifndef DEVICE_EMULATED_H

@@ -88,8 +88,7 @@ static inline cudaError_t cudaFreeHost(void *p) {
     return cudaFree(p);
 }
 static inline cudaError_t cudaHostRegister(void *p, size_t bytes, unsigned /* flags */) {
-    cuda_emu::pinned_add(p, bytes);
-    return cudaSuccess;
+    return cuda_emu::pinned_register(p, bytes) ? cudaSuccess : cudaErrorInvalidValue;
 }
 static inline cudaError_t cudaHostUnregister(void *p) {
     cudaDeviceSynchronize();

@@ -27,6 +27,7 @@ struct cuda_emu_event {
 static enum cuda_emu_streams mode;
 static std::vector<cudaStream_t> streams;
 static std::map<const char *, size_t> pinned;
+static size_t registered; /* bytes, in all */
 static bool running;
 
 void cuda_emu_streams(enum cuda_emu_streams mode_) {
@@ -119,6 +120,17 @@ void pinned_add(void *memory, size_t bytes) {
 
 void pinned_remove(void *memory) {
     pinned.erase((const char *)memory);
+}
+
+bool pinned_register(void *memory, size_t bytes) {
+    if (is_pinned(memory) || is_pinned((char *)memory + bytes - 1)) return false;
+    pinned_add(memory, bytes);
+    registered += bytes;
+    return true;
+}
+
+size_t pinned_registered(void) {
+    return registered;
 }
 
 bool is_pinned(const void *memory) {

@@ -40,6 +40,9 @@ void event_finish(cudaEvent_t event); /* the host waits */
 
 void pinned_add(void *memory, size_t bytes);
 void pinned_remove(void *memory);
+/* Of memory that the program has from elsewhere: false where a part of it is pinned already. */
+bool pinned_register(void *memory, size_t bytes);
+size_t pinned_registered(void); /* bytes, since the begin */
 bool is_pinned(const void *memory);
 
 } // namespace cuda_emu

@@ -174,7 +174,8 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const bool half_copies = memory_plan_has_half_copies(s);
     const double copied = half_copies ? 2 : 4; /* bytes of an element that the network reads */
     e.parameter_bytes = masters ? 4 * P / N : 4 * P * replicas;
-    const double gradient = 4 * gradient_elements(config, memory_plan_gradient_slots(config, s));
+    const int slots = memory_plan_gradient_slots(config, s);
+    const double gradient = 4 * gradient_elements(config, slots);
     e.gradient_bytes = s->evaluating ? 0
                        : masters     ? gradient + 4 * P / N
                                      : 4 * P * (shared ? 1 : V / G + apart);
@@ -215,9 +216,13 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.total_bytes +=
         s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
     e.travel_bytes = 0;
+    /* A group that shares slots of gradients has besides them what a member sends (group.h). */
+    const double gradient_copy = shared && slots
+                                     ? copied * (gradient_elements(config, slots) + P / G)
+                                     : copied * P * (shared ? 1 : V / G);
     if (s->device && s->staged)
         e.travel_bytes = copied * P * replicas / (shared ? G : 1) +
-                         (s->evaluating ? 0 : copied * P * (shared ? 1 : V / G)) + e.ahead_bytes +
+                         (s->evaluating ? 0 : gradient_copy) + e.ahead_bytes +
                          (half_copies ? 8 * P / N : 0);
     /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
     if (s->device)

@@ -17,6 +17,15 @@ static bool register_gradient(const struct bucket_pipeline *s, const struct work
     return done;
 }
 
+/* The copy of a gradient, or its parts that are in memory. */
+static bool register_copy(const struct bucket_pipeline *s, const struct worker *w) {
+    const size_t element = w->half ? sizeof(uint16_t) : sizeof(float);
+    bool done = w->parts > 0 || lossynet_register(s->comm, w->comm_grads, s->layout->count);
+    for (int i = 0; i < w->parts && done; i++)
+        done = lossynet_register(s->comm, w->part[i].first, w->part[i].bytes / element);
+    return done;
+}
+
 int pipeline_open(struct bucket_pipeline *s) {
     s->notice = (struct pipeline_notice *)calloc((size_t)s->local, sizeof *s->notice);
     if (!s->notice) return log_out_of_memory("the list of workers", 0);
@@ -33,7 +42,7 @@ int pipeline_open(struct bucket_pipeline *s) {
         const size_t P = s->layout->count, owned = lossynet_owned_elements(s->comm, k->id);
         const bool own = !k->shares_comm || s->local == 1; /* else they are registered already */
         in_place = in_place && (!own || lossynet_register(s->comm, k->comm_params, P)) &&
-                   (!own || !k->comm_grads || lossynet_register(s->comm, k->comm_grads, P)) &&
+                   (!own || !k->comm_grads || register_copy(s, k)) &&
                    (!k->comm_ahead || lossynet_register(s->comm, k->comm_ahead, owned));
         direct = direct && k->grads && register_gradient(s, k);
         s->notice[w].direct = direct;

@@ -106,6 +106,7 @@ static int open_group(struct data_parallel *d, bool training, bool staged) {
                                 .staged = staged,
                                 .half = d->half,
                                 .rounds = d->rounds,
+                                .slots = {.count = training ? d->slots : 0},
                                 .apart = NULL,
                                 .ones = NULL,
                                 .members = NULL,
@@ -513,12 +514,13 @@ struct gradient_place data_parallel_gradient(const struct data_parallel *d, cons
     return group_gradient(&d->group, w, set);
 }
 
-void data_parallel_gradient_done(const struct data_parallel *d, const struct worker *w, int set,
+void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w, int set,
                                  int bucket) {
     if (!group_gradient_done(&d->group, w, set, bucket)) return;
     /* The group's gradient is finished there, which all its members send. */
     const int members = d->group.host ? 1 : d->group.size;
     for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
+    if (bucket > 0) group_add_bucket(&d->group, w, bucket - 1);
 }
 
 int data_parallel_tell_losses(struct data_parallel *d) {

@@ -152,7 +152,7 @@ int data_parallel_micro_batches(const struct data_parallel *d, const struct work
  * activations, and what to call when a bucket of it is finished: with overlap it may leave. */
 struct gradient_place data_parallel_gradient(const struct data_parallel *d, const struct worker *w,
                                              int set);
-void data_parallel_gradient_done(const struct data_parallel *d, const struct worker *w, int set,
+void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w, int set,
                                  int bucket);
 /* What a rank has learnt that all must know before they do anything together. */
 struct data_parallel_news {

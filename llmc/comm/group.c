@@ -1,8 +1,13 @@
 /* group.c — see group.h. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
 #include "llmc/comm/group.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "llmc/log/error.h"
 
@@ -13,21 +18,75 @@ static size_t shared_bytes(const struct group *g, size_t elements) {
 
 /* Bytes that a member gives: the first one the replica, and every one its gradient. */
 static size_t vectors_of(const struct group *g, int place) {
-    return ((place == 0 ? 1 : 0) + (g->training ? 1 : 0)) * shared_bytes(g, g->layout->count);
+    const size_t gradient = param_layout_gradient_elements(g->layout, g->slots.count);
+    return shared_bytes(g, (place == 0 ? g->layout->count : 0) + (g->training ? gradient : 0));
+}
+
+static int no_pinned(const struct group *g, size_t bytes) {
+    return log_error(
+        "--group %d: no %.1f GB of pinned memory (ulimit -l tells how much a process may "
+        "lock)",
+        g->size, (double)bytes / 1e9);
 }
 
 /* Makes all that the group shares pinned memory: a GPU copies from it, and adds it up. */
 static int pin(struct group *g) {
     for (int i = 0; i < g->size; i++) {
         const size_t bytes = vectors_of(g, i);
-        if (bytes && !g->be->pin(shared_memory_of(g->host, i), bytes))
-            return log_error("--group %d: no %.1f GB of pinned memory (ulimit -l tells how much a "
-                             "process may lock)",
-                             g->size, (double)bytes / 1e9);
+        if (bytes && !g->be->pin(shared_memory_of(g->host, i), bytes)) return no_pinned(g, bytes);
         g->pinned = i + 1;
     }
     return 0;
 }
+
+/* ---- slots: a member's sums ---- */
+
+/* Notes the pages of bytes from ... to - 1 of the sums, which lie behind those noted before. */
+static void note_part(struct group_slots *s, size_t from, size_t to) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t begin = from / page * page, end = (to + page - 1) / page * page;
+    struct worker_part *last = s->parts ? &s->part[s->parts - 1] : NULL;
+    const size_t noted = last ? (size_t)((char *)last->first - (char *)s->sum) + last->bytes : 0;
+    if (last && begin <= noted) {
+        if (end > noted) last->bytes += end - noted;
+        return;
+    }
+    s->part[s->parts++] = (struct worker_part){(float *)((char *)s->sum + begin), end - begin};
+}
+
+/* Addresses for a whole vector; pages, pinned ones, for what this member sends or averages. */
+static int open_sums(struct group *g, int place) {
+    struct group_slots *s = &g->slots;
+    const int buckets = g->layout->buckets;
+    s->bytes = shared_bytes(g, g->layout->count);
+    void *sum = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (sum != MAP_FAILED) s->sum = (float *)sum;
+    s->part = (struct worker_part *)calloc((size_t)buckets * (size_t)(g->workers / g->size),
+                                           sizeof *s->part);
+    if (!s->sum || !s->part) return log_out_of_memory("the sums of a group", (double)s->bytes);
+    for (int b = 0; b < buckets; b++) {
+        for (int owner = place; owner < g->workers; owner += g->size) {
+            size_t offset, count;
+            lossynet_shard(g->comm, owner, b, &offset, &count);
+            if (count) note_part(s, shared_bytes(g, offset), shared_bytes(g, offset + count));
+        }
+    }
+    for (int i = 0; i < s->parts; i++) {
+        if (!g->be->pin(s->part[i].first, s->part[i].bytes)) return no_pinned(g, s->part[i].bytes);
+        s->pinned = i + 1;
+    }
+    return 0;
+}
+
+static void close_sums(struct group *g) {
+    struct group_slots *s = &g->slots;
+    for (int i = 0; i < s->pinned; i++) g->be->unpin(s->part[i].first);
+    if (s->sum) munmap(s->sum, s->bytes);
+    free(s->part);
+}
+
+/* ---- open and close ---- */
 
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training) {
     g->training = training;
@@ -40,7 +99,8 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
     if (local == 1) {
         const size_t bytes = vectors_of(g, world->rank % g->size);
         if (shared_memory_open(world, g->size, bytes, &g->host)) return -1;
-        return g->staged ? pin(g) : 0;
+        if (!g->staged) return 0;
+        return pin(g) || (g->slots.count && open_sums(g, world->rank % g->size)) ? -1 : 0;
     }
     if (!training) return 0;
     g->apart = (float **)calloc((size_t)g->sets, sizeof *g->apart);
@@ -52,6 +112,7 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
 }
 
 void group_close(struct group *g) {
+    close_sums(g);
     for (int e = 0; g->apart && e < g->sets; e++) g->be->release(g->apart[e]);
     free(g->apart);
     free(g->ones);
@@ -62,10 +123,13 @@ void group_close(struct group *g) {
     memset(g, 0, sizeof *g);
 }
 
-/* The gradient of a member. */
-static float *gradient_of(const struct group *g, int member) {
+/* Where the gradient of a member is. */
+static struct gradient_place gradient_of(const struct group *g, int member) {
     const size_t before = member == 0 ? shared_bytes(g, g->layout->count) : 0;
-    return (float *)((char *)shared_memory_of(g->host, member) + before);
+    const struct gradient_place place = {
+        (float *)((char *)shared_memory_of(g->host, member) + before), g->slots.count,
+        param_layout_gradient_slot(g->layout)};
+    return place;
 }
 
 void group_share_vectors(const struct group *g, struct worker *worker, int i) {
@@ -74,7 +138,9 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
     if (g->host) {
         w->shares = !g->staged, w->shares_comm = true;
         w->comm_params = (float *)shared_memory_of(g->host, 0);
-        w->comm_grads = g->training ? gradient_of(g, w->id % g->size) : NULL;
+        if (g->training) w->comm_gradient = gradient_of(g, w->id % g->size);
+        w->comm_grads = g->slots.sum ? g->slots.sum : w->comm_gradient.first;
+        w->part = g->slots.part, w->parts = g->slots.parts;
         if (w->shares) w->params = w->comm_params, w->grads = w->comm_grads;
     } else if (w != first) {
         w->shares = w->shares_comm = true;
@@ -112,19 +178,37 @@ bool group_gradient_done(const struct group *g, const struct worker *w, int set,
     return w->id % g->size == g->size - 1;
 }
 
-int group_average(const struct group *g, const struct worker *w) {
-    if (!g->host) return 0;
-    if (shared_memory_wait(g->host)) return -1;
-    for (int b = 0; b < g->layout->buckets; b++) {
-        for (int owner = w->id % g->size; owner < g->workers; owner += g->size) {
-            size_t offset, count;
-            lossynet_shard(g->comm, owner, b, &offset, &count);
-            const size_t before = shared_bytes(g, offset);
-            for (int i = 0; i < g->size; i++)
-                g->members[i] = (const float *)((const char *)gradient_of(g, i) + before);
-            add(g, (float *)((char *)w->comm_grads + before), g->members, g->size, count);
-        }
+/* Adds up what w sends or averages of a bucket. */
+static void add_bucket(const struct group *g, const struct worker *w, int bucket) {
+    for (int owner = w->id % g->size; owner < g->workers; owner += g->size) {
+        size_t offset, count;
+        lossynet_shard(g->comm, owner, bucket, &offset, &count);
+        const size_t at = param_layout_gradient_at(g->layout, &w->comm_gradient, offset);
+        for (int i = 0; i < g->size; i++)
+            g->members[i] =
+                (const float *)((const char *)gradient_of(g, i).first + shared_bytes(g, at));
+        add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
+            count);
     }
+}
+
+void group_add_bucket(struct group *g, const struct worker *w, int bucket) {
+    struct group_slots *s = &g->slots;
+    if (!s->count || !g->host || s->failed) return;
+    g->be->d2h_wait_mark(bucket);
+    s->failed = shared_memory_wait(g->host) != 0;
+    if (!s->failed) add_bucket(g, w, bucket);
+    s->added = bucket + 1;
+}
+
+int group_average(struct group *g, const struct worker *w) {
+    if (!g->host) return 0;
+    const int buckets = g->layout->buckets;
+    for (int b = g->slots.added; b < buckets && g->slots.count; b++) group_add_bucket(g, w, b);
+    g->slots.added = 0;
+    if (g->slots.count) return g->slots.failed ? -1 : 0;
+    if (shared_memory_wait(g->host)) return -1;
+    for (int b = 0; b < buckets; b++) add_bucket(g, w, b);
     return 0;
 }
 

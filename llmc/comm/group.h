@@ -9,7 +9,9 @@
  *     a rank has one member       the members' vectors, and one replica, lie in memory that the
  *                                 group's ranks share (on GPUs: the copies that the network reads);
  *                                 after backward each adds up what its partners own (lossynet.h),
- *                                 which is what it sends or averages
+ *                                 which is what it sends or averages; where a GPU has a few buckets of
+ *                                 the gradient (worker.h), so has this memory, and buckets are added
+ *                                 while backward goes on
  */
 #ifndef LLMC_COMM_GROUP_H
 #define LLMC_COMM_GROUP_H
@@ -23,6 +25,18 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* With slots, the host's memory holds, of a member's gradient, the last buckets, and the sums that
+ * the member sends: the vector `sum` of P elements has pages only there. */
+struct group_slots {
+    int count; /* as of the gradient on a device (worker.h); 0: members' whole gradients are shared */
+    int added; /* buckets of this step, so far */
+    bool failed;
+    float *sum;
+    size_t bytes; /* of its addresses */
+    struct worker_part *part;
+    int parts, pinned;
+};
 
 struct group {
     int size, workers; /* G, N */
@@ -40,9 +54,11 @@ struct group {
     bool staged;                /* vectors are on GPUs, and the network reads copies, */
     bool half;                  /* which are bfloat16 (worker.h) */
     bool rounds;                /* gradients are rounded on the device before they are added */
+    struct group_slots slots;
 };
 
-/* Opens the group, of which size, workers, be, layout, sets, staged, half and rounds are set.
+/* Opens the group, of which size, workers, be, layout, sets, staged, half, rounds and slots.count are
+ * set.
  * `local`: workers of this rank. Collective. Returns 0, or -1 after reporting; the caller closes it in both cases. */
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
 void group_close(struct group *g);
@@ -58,9 +74,14 @@ struct gradient_place group_gradient(const struct group *g, const struct worker 
  * group's is finished there: w is the last member that this rank has. */
 bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket);
 
+/* With slots, call when backward goes on after a bucket whose copy to the host was begun: waits for all
+ * members' copies, and adds up what this member sends. So a member is at most one bucket ahead of
+ * another, and copies into a slot after all have read it. Else it does nothing. */
+void group_add_bucket(struct group *g, const struct worker *w, int bucket);
+
 /* After backward of a rank with one member; else it does nothing: waits for the others, and adds up
  * what this member sends or averages. Returns 0, or -1 after reporting. */
-int group_average(const struct group *g, const struct worker *w);
+int group_average(struct group *g, const struct worker *w);
 
 /* After members have written to the replica that their ranks share: waits for the others. Returns
  * 0, or -1 after reporting. */

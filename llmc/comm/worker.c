@@ -52,6 +52,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
     const struct gradient_place place = {w->grads, needs->slots,
                                          param_layout_gradient_slot(layout)};
     w->gradient = place;
+    if (!w->comm_gradient.first) w->comm_gradient.first = w->comm_grads;
     if (take(&w->m, be->allocate, owned, "optimizer state")) return -1;
     if (take(&w->v, be->allocate, owned, "optimizer state")) return -1;
     if (needs->carries && take(&w->residual, be->allocate, count, "lost gradients (--carry)"))
@@ -119,7 +120,8 @@ void worker_receive_averages(const struct worker *w, const struct backend *be, s
 void worker_send_gradient(const struct worker *w, const struct backend *be,
                           const struct param_layout *layout, size_t offset, size_t count) {
     const float *from = param_layout_gradient(layout, &w->gradient, offset);
-    float *to = worker_comm_element(w, w->comm_grads, offset);
+    const size_t at = param_layout_gradient_at(layout, &w->comm_gradient, offset);
+    float *to = worker_comm_element(w, w->comm_gradient.first, at);
     if (w->half)
         be->d2h_round_async((uint16_t *)to, from, count);
     else

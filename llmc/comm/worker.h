@@ -35,6 +35,11 @@
 extern "C" {
 #endif
 
+struct worker_part {
+    float *first;
+    size_t bytes;
+};
+
 struct worker {
     int id;                        /* 0 ... N-1 */
     float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
@@ -43,6 +48,12 @@ struct worker {
     float *comm_params, *comm_grads;
     bool half;
     struct gradient_place gradient; /* first: grads */
+    /* Where buckets of the gradient are copied to. first: comm_grads; or memory that a group shares,
+     * of as many slots, from which it adds them up into comm_grads (group.h). */
+    struct gradient_place comm_gradient;
+    /* The parts of comm_grads that are in memory; NULL: all. Not its own. */
+    const struct worker_part *part;
+    int parts;
     /* Of what the worker owns, in the order of m and v, in the backend's memory: the float32 values,
      * and the averaged gradient. NULL: both lie in params and grads. */
     float *master, *average;
@@ -76,7 +87,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
                     const struct worker_needs *needs);
 void worker_release(struct worker *w, const struct backend *be);
 
-/* Copies a bucket's gradient, `count` elements from `offset`, to comm_grads. */
+/* Copies a bucket's gradient, `count` elements from `offset`, to comm_gradient. */
 void worker_send_gradient(const struct worker *w, const struct backend *be,
                           const struct param_layout *layout, size_t offset, size_t count);
 

@@ -83,14 +83,18 @@ size_t param_layout_gradient_elements(const struct param_layout *layout, int slo
     return slots ? (size_t)slots * param_layout_gradient_slot(layout) + table : layout->count;
 }
 
-float *param_layout_gradient(const struct param_layout *layout, const struct gradient_place *place,
-                             size_t offset) {
-    if (!place->slots) return place->first + offset;
+size_t param_layout_gradient_at(const struct param_layout *layout,
+                                const struct gradient_place *place, size_t offset) {
+    if (!place->slots) return offset;
     int bucket = 0;
     for (size_t n; offset >= (n = layout->bucket_elements[bucket]); bucket++) offset -= n;
     const bool apart = layout->config.tied && bucket == layout->buckets - 1;
-    return place->first + (size_t)(apart ? place->slots : bucket % place->slots) * place->slot +
-           offset;
+    return (size_t)(apart ? place->slots : bucket % place->slots) * place->slot + offset;
+}
+
+float *param_layout_gradient(const struct param_layout *layout, const struct gradient_place *place,
+                             size_t offset) {
+    return place->first + param_layout_gradient_at(layout, place, offset);
 }
 
 /* In the order of hf_model_tensors. */

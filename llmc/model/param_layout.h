@@ -67,7 +67,10 @@ size_t param_layout_largest_bucket(const struct param_layout *layout); /* in ele
 size_t param_layout_gradient_slot(const struct param_layout *layout);
 size_t param_layout_gradient_elements(const struct param_layout *layout, int slots);
 
-/* The gradient of element `offset` of the vector. */
+/* The place, as an element behind the first, of the gradient of element `offset` of the vector, and
+ * where it is. */
+size_t param_layout_gradient_at(const struct param_layout *layout,
+                                const struct gradient_place *place, size_t offset);
 float *param_layout_gradient(const struct param_layout *layout, const struct gradient_place *place,
                              size_t offset);
 

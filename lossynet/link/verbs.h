@@ -79,7 +79,7 @@ struct verbs_incoming { /* a datagram that came */
     bool has_gid;
 };
 
-enum { VERBS_REGIONS = 64 };
+enum { VERBS_REGIONS = 1024 }; /* of a group, a part of each bucket for each other group */
 
 struct verbs_tx {
     struct ibv_cq *cq;
@@ -89,7 +89,7 @@ struct verbs_tx {
     size_t slot;                /* bytes */
     uint8_t *staging;           /* [size][slot]: header, and payload if it is copied */
     struct ibv_mr *mr;          /* of staging */
-    struct verbs_region regions[VERBS_REGIONS];
+    struct verbs_region regions[VERBS_REGIONS]; /* by address; they do not overlap */
     int region_count;
 };
 

@@ -200,15 +200,33 @@ void verbs_address_close(struct verbs_address *a) {
 
 /* ---- sending ---- */
 
+/* How many regions begin at `at` or before. */
+static int regions_until(const struct verbs_queue *q, const uint8_t *at) {
+    int low = 0, high = q->tx.region_count;
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (q->tx.regions[middle].start <= at)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 static const struct verbs_region *find_region(const struct verbs_queue *q, const void *payload,
                                               size_t bytes) {
     const uint8_t *at = (const uint8_t *)payload;
-    for (int i = 0; i < q->tx.region_count; i++) {
-        const struct verbs_region *r = &q->tx.regions[i];
-        if (at >= r->start && bytes <= r->bytes && (size_t)(at - r->start) <= r->bytes - bytes)
-            return r;
-    }
-    return NULL;
+    const int until = regions_until(q, at);
+    const struct verbs_region *r = q->tx.regions + until - 1;
+    return until > 0 && bytes <= r->bytes && (size_t)(at - r->start) <= r->bytes - bytes ? r : NULL;
+}
+
+static void add_region(struct verbs_queue *q, struct verbs_region region) {
+    const int at = regions_until(q, region.start);
+    struct verbs_region *r = q->tx.regions;
+    memmove(r + at + 1, r + at, (size_t)(q->tx.region_count - at) * sizeof *r);
+    r[at] = region;
+    q->tx.region_count++;
 }
 
 /* Takes the completions that are there. */
@@ -299,8 +317,7 @@ bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t byte
     if (q->tx.region_count == VERBS_REGIONS || bytes == 0) return false;
     struct ibv_mr *mr = make_region(q, memory, bytes, device);
     if (mr)
-        q->tx.regions[q->tx.region_count++] =
-            (struct verbs_region){(const uint8_t *)memory, bytes, mr};
+        add_region(q, (struct verbs_region){(const uint8_t *)memory, bytes, mr});
     else if (device)
         lossynet_log("rank %d, RDMA port %s: cannot register %zu MB of a GPU's memory (%s), so "
                      "gradients go through the host's: this needs dma-buf or nvidia-peermem",

@@ -7,6 +7,7 @@ from program import BUILD, events, markov_files, succeed
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
+PARAMETERS = 6_012_576  # of --model=15M with this vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +65,11 @@ def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
     assert parts[1] == whole[1]
 
 
+def planned(shown):
+    """What --dry-run says of memory, in GB."""
+    return {line[2:22].strip(): float(line[22:33]) for line in shown.splitlines() if line[33:36] == " GB"}
+
+
 def test_begins_with_a_model(data, tmp_path):
     """Each rank reads a bucket after another of it, and keeps what it owns."""
     train(data, tmp_path / "first", 0, "--workers=3", "--steps=1", "--algorithm=reliable", "--link=mpi",
@@ -75,7 +81,8 @@ def test_begins_with_a_model(data, tmp_path):
 
 
 @pytest.mark.parametrize("options", [["--wire-dtype=bf16"], ["--micro-batches=2"], ["--carry=1"],
-                                     ["--algorithm=naive"], ["--group=2"]],
+                                     ["--algorithm=naive"], ["--group=2"],
+                                     ["--group=2", "--wire-dtype=bf16"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     """Within 5%, but for the driver and libraries, which the emulated device has not."""
@@ -84,12 +91,17 @@ def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     succeed(*options, "--link=udp", program=EMULATED, ranks=4,
             environment={"EMULATED_PEAK": str(tmp_path / "peak")})
     shown = succeed(*options, "--dry-run", f"--vocab-size={VOCABULARY}", program=EMULATED).stdout
-    table = {line[2:22].strip(): float(line[22:33]) for line in shown.splitlines()
-             if line[33:36] == " GB"}
+    table = planned(shown)
     opened = (64 << 20) + 600e6
     parts = 2 if "--wire-dtype=bf16" in options else 1  # of 64 MiB: what comes, and what leaves
     received = parts * (64 << 20) if "float32 of the 1/N it owns" in shown else 0
-    peaks = [int(path.read_text()) for path in tmp_path.glob("peak.*")]
+    peaks = [[int(word) for word in path.read_text().split()] for path in tmp_path.glob("peak.*")]
     assert len(peaks) == 4
-    for peak in peaks:
+    for peak, registered in peaks:
         assert peak == pytest.approx(1e9 * table["total"] - opened - received, rel=0.05)
+        # A rank pins all that its group shares, and the half of the sums that it sends. Beside these,
+        # copies of what it owns travel: 12 bytes of a quarter of the parameters.
+        if options[-2:] == ["--group=2", "--wire-dtype=bf16"]:
+            sums, copies = 2 * PARAMETERS / 2, 12 * PARAMETERS / 4
+            shared = 1e9 * table["copies that travel"] - copies - sums
+            assert registered == pytest.approx(2 * shared + sums, rel=0.05)
