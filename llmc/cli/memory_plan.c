@@ -68,13 +68,23 @@ bool memory_plan_has_masters(const struct memory_plan_settings *s) {
            s->sharded_optimizer && !s->changes && !s->evaluating;
 }
 
+enum { SLOTS = 3 }; /* one that is computed, one that is copied, and one that is added up */
+
 /* A step with several micro-batches adds them up in the whole gradient, and what is lost of it is
  * looked for there. */
 int memory_plan_gradient_slots(const struct llama_config *config,
                                const struct memory_plan_settings *s) {
-    enum { SLOTS = 3 };
     const bool whole = s->micro_batches > 1 || s->carries || s->gpu_direct;
     return memory_plan_has_masters(s) && !whole && config->layers + 2 <= BACKEND_MARKS ? SLOTS : 0;
+}
+
+int memory_plan_group_slots(const struct llama_config *config,
+                            const struct memory_plan_settings *s) {
+    const bool shares = group_of(s) > 1 && s->local <= 1;
+    return shares && s->device && s->staged && s->sharded_optimizer && !s->evaluating &&
+                   !s->gpu_direct && config->layers + 2 <= BACKEND_MARKS
+               ? SLOTS
+               : 0;
 }
 
 /* In a group, what was lost before is added to one member's gradient or to the sum, which differ once
@@ -174,8 +184,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const bool half_copies = memory_plan_has_half_copies(s);
     const double copied = half_copies ? 2 : 4; /* bytes of an element that the network reads */
     e.parameter_bytes = masters ? 4 * P / N : 4 * P * replicas;
-    const int slots = memory_plan_gradient_slots(config, s);
-    const double gradient = 4 * gradient_elements(config, slots);
+    const double gradient = 4 * gradient_elements(config, memory_plan_gradient_slots(config, s));
     e.gradient_bytes = s->evaluating ? 0
                        : masters     ? gradient + 4 * P / N
                                      : 4 * P * (shared ? 1 : V / G + apart);
@@ -217,9 +226,9 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
     e.travel_bytes = 0;
     /* A group that shares slots of gradients has besides them what a member sends (group.h). */
-    const double gradient_copy = shared && slots
-                                     ? copied * (gradient_elements(config, slots) + P / G)
-                                     : copied * P * (shared ? 1 : V / G);
+    const int slots = memory_plan_group_slots(config, s);
+    const double gradient_copy =
+        copied * (slots ? gradient_elements(config, slots) + P / G : P * (shared ? 1 : V / G));
     if (s->device && s->staged)
         e.travel_bytes = copied * P * replicas / (shared ? G : 1) +
                          (s->evaluating ? 0 : gradient_copy) + e.ahead_bytes +

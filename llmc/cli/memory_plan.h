@@ -87,6 +87,9 @@ struct memory_plan_settings memory_plan_of_options(const struct options *options
 bool memory_plan_has_masters(const struct memory_plan_settings *s);
 int memory_plan_gradient_slots(const struct llama_config *config,
                                const struct memory_plan_settings *s);
+/* The same of the host's memory, where ranks with a device each share copies in a group (group.h). */
+int memory_plan_group_slots(const struct llama_config *config,
+                            const struct memory_plan_settings *s);
 /* Whether a device rounds gradients to bfloat16 as backward finishes them, so that the same is sent
  * wherever workers live; and, with masters, the network's copies of vectors are bfloat16. */
 bool memory_plan_rounds_gradients(const struct memory_plan_settings *s);

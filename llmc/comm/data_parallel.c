@@ -38,6 +38,7 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     d->be = choice->backend;
     d->masters = memory_plan_has_masters(&run);
     d->slots = memory_plan_gradient_slots(&d->layout->config, &run);
+    d->group_slots = memory_plan_group_slots(&d->layout->config, &run);
     d->rounds = memory_plan_rounds_gradients(&run);
     d->half = memory_plan_has_half_copies(&run);
     d->memory = d->masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
@@ -106,7 +107,7 @@ static int open_group(struct data_parallel *d, bool training, bool staged) {
                                 .staged = staged,
                                 .half = d->half,
                                 .rounds = d->rounds,
-                                .slots = {.count = training ? d->slots : 0},
+                                .slots = {.count = d->group_slots},
                                 .apart = NULL,
                                 .ones = NULL,
                                 .members = NULL,

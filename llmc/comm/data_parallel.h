@@ -43,7 +43,7 @@ struct data_parallel {
     int workers;              /* N */
     const struct backend *be; /* set by data_parallel_choose, and these: */
     bool masters;             /* float32 replicas are the host's alone (worker.h) */
-    int slots;                /* of gradients (param_layout.h) */
+    int slots, group_slots;   /* of gradients (param_layout.h), and of those that a group shares */
     bool rounds, half;        /* memory_plan_rounds_gradients, memory_plan_has_half_copies */
     /* set by data_parallel_open */
     struct lossynet_comm *comm;

@@ -217,8 +217,9 @@ static const struct verbs_region *find_region(const struct verbs_queue *q, const
                                               size_t bytes) {
     const uint8_t *at = (const uint8_t *)payload;
     const int until = regions_until(q, at);
-    const struct verbs_region *r = q->tx.regions + until - 1;
-    return until > 0 && bytes <= r->bytes && (size_t)(at - r->start) <= r->bytes - bytes ? r : NULL;
+    if (until == 0) return NULL;
+    const struct verbs_region *r = &q->tx.regions[until - 1];
+    return bytes <= r->bytes && (size_t)(at - r->start) <= r->bytes - bytes ? r : NULL;
 }
 
 static void add_region(struct verbs_queue *q, struct verbs_region region) {

@@ -205,6 +205,14 @@ static void test_all_sizes(void **state) {
     static uint8_t payload[2 * 4096], registered[2 * 4096];
     for (int r = 0; r < RANKS; r++)
         assert_true(ranks[r].link->register_memory(ranks[r].link, registered, 2 * 4096, NULL));
+    static uint8_t parts[8 * 4096]; /* 1, 3 and 6 are registered, not in this order */
+    static const int part[] = {3, 6, 1};
+    for (int i = 0; i < 3; i++)
+        assert_true(link->register_memory(link, parts + part[i] * 4096, 4096, NULL));
+    for (int i = 0; i < 8; i++) {
+        assert_delivers(0, 1, parts + i * 4096, 4096 - WIRE_HEADER_BYTES);
+        assert_delivers(0, 2, parts + i * 4096 - i * 100, 1000);
+    }
     for (size_t length = 0; length <= link->features.payload_most; length += length < 16 ? 1 : 331)
         for (int pair = 0; pair < RANKS * RANKS; pair++) {
             int from = pair / RANKS, to = pair % RANKS;
