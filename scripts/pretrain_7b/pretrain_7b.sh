@@ -34,9 +34,10 @@
 #   memory of a GPU       = 61.445 GB   gradients, and 1/64 of parameters, averages and optimizer
 #                                       state in float32; weights in use and activations in bf16: an
 #                                       H100 of 80 GB will do, and recomputes nothing
-#   memory of its host    = 21.3 GB     per GPU: what travels lies in pinned memory, of parameters one
-#                                       copy for a node. With the copy of a shard of the model (1 GB),
-#                                       which not every rank writes: 171 GB for 8 GPUs at most
+#   memory of its host    = 10.7 GB     per GPU: what travels lies in pinned memory, of parameters one
+#                                       copy for a node, of gradients three buckets. With the copy of a
+#                                       shard of the model (1 GB), which not every rank writes: 86 GB
+#                                       for 8 GPUs at most
 #   a checkpoint          = 99.729 GB   model, moments, and at 10% loss 8 replicas' stale packets;
 #                                       2 are kept, one is being written: 299 GB
 #   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without
@@ -47,7 +48,7 @@
 #                                       parameter, and attention)
 #   copies over PCIe        1.7 s       per step: 42 GB at 25 GB/s, in bf16: gradients out, the
 #                                       group's and other groups' in, which the GPU adds up, parameters
-#                                       in. In a group nothing of it overlaps with computing yet
+#                                       in. The first two overlap with backward
 #   2400 steps            = 5.9 h       at 400 Gbit/s, or
 #                         = 6.1 h       at 100 Gbit/s
 #
