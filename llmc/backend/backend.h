@@ -213,7 +213,8 @@ struct backend {
                          size_t packet);
     /* Of gradients that were lost, the residual; the bits of lossynet's error_feedback.c. NULL
      * where not on_device.
-     * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded
+     * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the vector
+     * may be in pinned memory
      * keep_lost: residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere
      * vector[j], to bfloat16 with `rounds` */
     void (*add_residual)(float *vector, const float *residual, float share, size_t n);

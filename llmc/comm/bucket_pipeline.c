@@ -76,8 +76,10 @@ static void send_owned(const struct bucket_pipeline *s, const struct worker *w, 
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
-    if (w->residual)
-        s->be->add_residual(w->grads + offset, w->residual + offset, s->carried, count);
+    const bool group_of_ranks =
+        s->local == 1 && w->shares_comm; /* then its sum gets the residual */
+    if (w->residual && !group_of_ranks)
+        s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
     if (s->rounds && !w->half) s->be->round(w->grads + offset, count);
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);

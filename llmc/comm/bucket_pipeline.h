@@ -48,7 +48,6 @@ struct bucket_pipeline {
     bool arriving;   /* parameters of the last broadcast are not yet on the device */
     bool gpu_direct; /* requested: network hardware reads gradients on the device */
     bool rounds;     /* a finished gradient is rounded to bfloat16 on the device */
-    float carried;   /* --carry, where workers have residuals */
     /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
     const char *sends;
     /* The parameters that are computed with, if they are not float32; otherwise NULL. With masters

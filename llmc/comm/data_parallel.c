@@ -147,7 +147,7 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
                                            .masters = d->masters,
                                            .half = d->half,
                                            .leads = comm_leads(d->options, d->workers),
-                                           .carries = d->keeps_lost,
+                                           .carried = d->keeps_lost ? (float)d->options->carry : 0,
                                            .slots = d->slots};
         group_share_vectors(&d->group, d->worker, w);
         if (worker_allocate(k, d->be, d->layout, &needs)) return -1;
@@ -180,7 +180,6 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
         .arriving = false,
         .gpu_direct = o->gpu_direct,
         .rounds = d->rounds,
-        .carried = (float)o->carry,
         .sends = NULL,
         .weights = NULL,
         .current = false,
@@ -608,13 +607,24 @@ static void average_early(struct data_parallel *d) {
     }
 }
 
+/* A worker_mover: to the group's sum in the host's memory, as where all members have one rank. */
+static void add_lost(const struct worker *w, const struct backend *be, float *comm_vector,
+                     size_t offset, size_t count) {
+    be->add_residual(comm_vector + offset, w->residual + offset, w->carried, count);
+}
+
 int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
     const double start = log_seconds();
     average_early(d);
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     if (group_average(&d->group, &d->worker[0])) return -1;
     /* What is lost of it is kept on the device (keep_residual). */
-    if (shares_copies(d) && d->keeps_lost) move_partners(d, worker_receive, d->grads[0]);
+    if (shares_copies(d) && d->keeps_lost) {
+        move_partners(d, add_lost, d->grads[0]);
+        d->be->d2h_async(d->grads[0], d->worker[0].grads, 0); /* so that it waits */
+        d->be->d2h_wait();
+        move_partners(d, worker_receive, d->grads[0]);
+    }
     return average(d, d->grads, start) || averaged_norm(d, norm) ? -1 : 0;
 }
 

@@ -55,7 +55,8 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
     if (!w->comm_gradient.first) w->comm_gradient.first = w->comm_grads;
     if (take(&w->m, be->allocate, owned, "optimizer state")) return -1;
     if (take(&w->v, be->allocate, owned, "optimizer state")) return -1;
-    if (needs->carries && take(&w->residual, be->allocate, count, "lost gradients (--carry)"))
+    w->carried = needs->carried;
+    if (w->carried > 0 && take(&w->residual, be->allocate, count, "lost gradients (--carry)"))
         return -1;
     if (!needs->leads) return 0;
     const char *ahead = "the values that a worker broadcasts (--lead off does without)";

@@ -69,16 +69,18 @@ struct worker {
     float *ahead, *comm_ahead;
     /* What was lost of its gradients, on a device; NULL: lossynet has it, or nothing is carried. */
     float *residual;
+    float carried; /* the share of it that joins the next gradient (--carry) */
 };
 
 struct worker_needs {
-    size_t owned;        /* elements of what the worker owns */
-    bool training;       /* else only parameters are needed */
-    bool staged;         /* the network reads host memory */
-    bool masters;        /* float32 only of what it owns is in the backend's memory */
-    bool half;           /* and the network's copies are bfloat16 */
-    bool leads, carries; /* values ahead of what it owns; a residual */
-    int slots;           /* of the gradient (param_layout.h) */
+    size_t owned;  /* elements of what the worker owns */
+    bool training; /* else only parameters are needed */
+    bool staged;   /* the network reads host memory */
+    bool masters;  /* float32 only of what it owns is in the backend's memory */
+    bool half;     /* and the network's copies are bfloat16 */
+    bool leads;    /* values ahead of what it owns */
+    float carried; /* not 0: a residual, of which so much joins the next gradient */
+    int slots;     /* of the gradient (param_layout.h) */
 };
 
 /* Allocates the vectors of which it is not told (shares, shares_comm) that they are another's. The

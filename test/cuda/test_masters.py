@@ -43,6 +43,7 @@ def train(data, out, ranks, *more, streams="late"):
     ("others", 4, ["--loss-rate=0.3", "--group=2", "--shard-size=2e-4"]),
     ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16"]),
     ("soon", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16", "--micro-batches=2"]),
+    ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16", "--carry=0.9"]),
     ("late", 4, ["--algorithm=reliable", "--link=mpi", "--group=4", "--wire-dtype=bf16"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
 def test_as_in_one_process(data, tmp_path, streams, workers, options):
