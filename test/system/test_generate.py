@@ -48,6 +48,13 @@ def test_generate_continues_the_prompt(model):
     assert generate(model, "The cat sat", "--top-p", 1e-9) == likeliest
 
 
+def test_generate_reads_shards(data, model, tmp_path):
+    train(data, tmp_path, "--steps", 60, "--shard-size", 3e-4)
+    (sharded,) = tmp_path.glob("checkpoint-*")
+    assert len(list(sharded.glob("model-*.safetensors"))) > 1
+    assert generate(sharded, "The cat sat", "--seed", 3) == generate(model, "The cat sat", "--seed", 3)
+
+
 def test_generate_beyond_what_the_model_can_look_at(model):
     """The model takes 512 positions; more tokens than that, from a prompt that is longer."""
     prompt = "The cat sat on the mat . " * 60

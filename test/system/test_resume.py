@@ -228,7 +228,7 @@ def test_resumed_from_shards(data, sharded, tmp_path, name, ranks):
 
 
 def test_shards_are_a_model(data, sharded, tmp_path):
-    """To evaluate, to begin with, and to make up text."""
+    """To evaluate, and to begin with. test_generate.py makes up text with one."""
     lost, made = [], []
     for name, ranks in (("file", 0), ("four", 0), ("four", 2)):
         out, model = tmp_path / f"{name}{ranks}", checkpoint(sharded / name, 12)
