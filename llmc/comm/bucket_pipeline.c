@@ -88,7 +88,7 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
     const int next = bucket + 1 - w->gradient.slots; /* it had the slot of the next bucket */
     if (w->gradient.slots && next >= 0) s->be->d2h_order_mark(next);
-    if (!s->overlap) return;
+    if (!s->early || group_of_ranks) return;
     if (s->staged)
         s->be->d2h_on_complete(gradient_sent, &s->notice[w - s->worker]);
     else

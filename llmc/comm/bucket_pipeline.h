@@ -44,7 +44,8 @@ struct bucket_pipeline {
     struct worker *worker; /* [local] */
     int local;
     bool staged;     /* the network reads copies in host memory; otherwise nothing is copied */
-    bool overlap;    /* phases proceed while workers compute */
+    bool overlap;    /* both phases proceed while workers compute, */
+    bool early;      /* or at least the GRADIENT phase does */
     bool arriving;   /* parameters of the last broadcast are not yet on the device */
     bool gpu_direct; /* requested: network hardware reads gradients on the device */
     bool rounds;     /* a finished gradient is rounded to bfloat16 on the device */
@@ -63,7 +64,7 @@ int pipeline_open(struct bucket_pipeline *s);
 void pipeline_close(struct bucket_pipeline *s);
 
 /* Tells that a worker's gradient is final in this bucket: it is copied to the host, if staged,
- * and sent, if phases overlap. */
+ * and sent, if phases overlap; but not the gradient of one of a group's ranks (group_add_bucket). */
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
 /* Waits until a bucket of all workers' gradients is where the network reads it; only where it is
  * copied there (staged), and of the first BACKEND_MARKS buckets. */

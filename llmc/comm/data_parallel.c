@@ -168,6 +168,8 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
 
 static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
     const struct options *o = d->options;
+    const bool overlaps =
+        training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap && lossynet_overlaps(d->comm);
     const struct bucket_pipeline pipeline = {
         .be = d->be,
         .layout = d->layout,
@@ -175,8 +177,8 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
         .worker = d->worker,
         .local = d->local,
         .staged = staged,
-        .overlap = training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
-                   !d->group.host && lossynet_overlaps(d->comm),
+        .overlap = overlaps && !d->group.host,
+        .early = overlaps && (!d->group.host || (d->group_slots && !d->keeps_lost)),
         .arriving = false,
         .gpu_direct = o->gpu_direct,
         .rounds = d->rounds,
@@ -497,7 +499,7 @@ int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int
 int data_parallel_begin(struct data_parallel *d, int *step) {
     if (!d->unfinished) d->finished = log_seconds();
     if (comm_step_begin(d->comm, d->options, step)) return -1;
-    if (!d->pipeline.overlap) return 0;
+    if (!d->pipeline.early) return 0;
     return lossynet_reduce_begin(d->comm, d->grads, data_parallel_is_lossless(d)) ? -1 : 0;
 }
 
@@ -520,7 +522,8 @@ void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w
     /* The group's gradient is finished there, which all its members send. */
     const int members = d->group.host ? 1 : d->group.size;
     for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
-    if (bucket > 0) group_add_bucket(&d->group, w, bucket - 1);
+    if (bucket > 0 && group_add_bucket(&d->group, w, bucket - 1) && d->pipeline.early)
+        lossynet_bucket_ready(d->comm, w->id, bucket - 1);
 }
 
 int data_parallel_tell_losses(struct data_parallel *d) {

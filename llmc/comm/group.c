@@ -192,13 +192,14 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
     }
 }
 
-void group_add_bucket(struct group *g, const struct worker *w, int bucket) {
+bool group_add_bucket(struct group *g, const struct worker *w, int bucket) {
     struct group_slots *s = &g->slots;
-    if (!s->count || !g->host || s->failed) return;
+    if (!s->count || !g->host || s->failed) return false;
     g->be->d2h_wait_mark(bucket);
     s->failed = shared_memory_wait(g->host) != 0;
     if (!s->failed) add_bucket(g, w, bucket);
     s->added = bucket + 1;
+    return !s->failed;
 }
 
 int group_average(struct group *g, const struct worker *w) {

@@ -48,7 +48,7 @@
 #                                       parameter, and attention)
 #   copies over PCIe        1.7 s       per step: 42 GB at 25 GB/s, in bf16: gradients out, the
 #                                       group's and other groups' in, which the GPU adds up, parameters
-#                                       in. The first two overlap with backward
+#                                       in. The first two, and sending, overlap with backward
 #   2400 steps            = 5.9 h       at 400 Gbit/s, or
 #                         = 6.1 h       at 100 Gbit/s
 #
