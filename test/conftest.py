@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 
@@ -55,6 +56,9 @@ sys.path[:0] = [str(ROOT / "test" / folder) for folder in ("support", "system", 
 
 
 def pytest_configure(config):
+    # A shell starts what runs in the background with SIGINT ignored, and programs that tests start
+    # would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in ("alone: needs the machine to itself", "quick: part of make check",
                  "xdist_group: tests of one process (pytest-xdist)"):
         config.addinivalue_line("markers", line)
