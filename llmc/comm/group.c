@@ -23,10 +23,9 @@ static size_t vectors_of(const struct group *g, int place) {
 }
 
 static int no_pinned(const struct group *g, size_t bytes) {
-    return log_error(
-        "--group %d: no %.1f GB of pinned memory (ulimit -l tells how much a process may "
-        "lock)",
-        g->size, (double)bytes / 1e9);
+    return log_error("--group %d: no %.1f GB of pinned memory (ulimit -l tells how much a process "
+                     "may lock)",
+                     g->size, (double)bytes / 1e9);
 }
 
 /* Makes all that the group shares pinned memory: a GPU copies from it, and adds it up. */

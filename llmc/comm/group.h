@@ -9,9 +9,8 @@
  *     a rank has one member       the members' vectors, and one replica, lie in memory that the
  *                                 group's ranks share (on GPUs: the copies that the network reads);
  *                                 after backward each adds up what its partners own (lossynet.h),
- *                                 which is what it sends or averages; where a GPU has a few buckets of
- *                                 the gradient (worker.h), so has this memory, and buckets are added
- *                                 while backward goes on
+ *                                 which is what it sends or averages. GPUs share only the last buckets
+ *                                 of each gradient, which are added up while backward goes on
  */
 #ifndef LLMC_COMM_GROUP_H
 #define LLMC_COMM_GROUP_H
@@ -26,10 +25,10 @@
 extern "C" {
 #endif
 
-/* With slots, the host's memory holds, of a member's gradient, the last buckets, and the sums that
- * the member sends: the vector `sum` of P elements has pages only there. */
+/* With slots, the host's memory has, of a member's gradient, the last buckets (struct gradient_place),
+ * and the sums that the member sends: of the vector `sum`, of P elements, only those have pages. */
 struct group_slots {
-    int count; /* as of the gradient on a device (worker.h); 0: members' whole gradients are shared */
+    int count; /* buckets that are shared of each gradient; 0: all */
     int added; /* buckets of this step, so far */
     bool failed;
     float *sum;
@@ -58,8 +57,8 @@ struct group {
 };
 
 /* Opens the group, of which size, workers, be, layout, sets, staged, half, rounds and slots.count are
- * set.
- * `local`: workers of this rank. Collective. Returns 0, or -1 after reporting; the caller closes it in both cases. */
+ * set. `local`: workers of this rank. Collective. Returns 0, or -1 after reporting; the caller closes
+ * it in both cases. */
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
 void group_close(struct group *g);
 
