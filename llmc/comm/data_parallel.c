@@ -178,7 +178,7 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
         .local = d->local,
         .staged = staged,
         .overlap = overlaps && !d->group.host,
-        .early = overlaps && (!d->group.host || (d->group_slots && !d->keeps_lost)),
+        .early = overlaps && (!d->group.host || !d->keeps_lost), /* it joins the whole sum */
         .arriving = false,
         .gpu_direct = o->gpu_direct,
         .rounds = d->rounds,
@@ -187,6 +187,7 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
         .current = false,
         .notice = NULL};
     d->pipeline = pipeline;
+    d->group.early = pipeline.early && d->group.host;
     if (pipeline_open(&d->pipeline)) return -1;
     if (d->be->weight_bytes == sizeof(float)) return 0;
     const size_t P = d->layout->count;
@@ -522,8 +523,7 @@ void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w
     /* The group's gradient is finished there, which all its members send. */
     const int members = d->group.host ? 1 : d->group.size;
     for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
-    if (bucket > 0 && group_add_bucket(&d->group, w, bucket - 1) && d->pipeline.early)
-        lossynet_bucket_ready(d->comm, w->id, bucket - 1);
+    if (bucket > 0) group_add_bucket(&d->group, w, bucket - 1);
 }
 
 int data_parallel_tell_losses(struct data_parallel *d) {

@@ -189,16 +189,16 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
         add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
             count);
     }
+    if (g->early) lossynet_bucket_ready(g->comm, w->id, bucket);
 }
 
-bool group_add_bucket(struct group *g, const struct worker *w, int bucket) {
+void group_add_bucket(struct group *g, const struct worker *w, int bucket) {
     struct group_slots *s = &g->slots;
-    if (!s->count || !g->host || s->failed) return false;
+    if (!s->count || !g->host || s->failed) return;
     g->be->d2h_wait_mark(bucket);
     s->failed = shared_memory_wait(g->host) != 0;
     if (!s->failed) add_bucket(g, w, bucket);
     s->added = bucket + 1;
-    return !s->failed;
 }
 
 int group_average(struct group *g, const struct worker *w) {

@@ -53,6 +53,7 @@ struct group {
     bool staged;                /* vectors are on GPUs, and the network reads copies, */
     bool half;                  /* which are bfloat16 (worker.h) */
     bool rounds;                /* gradients are rounded on the device before they are added */
+    bool early; /* lossynet_reduce_begin was called: a bucket leaves when it is added */
     struct group_slots slots;
 };
 
@@ -75,9 +76,8 @@ bool group_gradient_done(const struct group *g, const struct worker *w, int set,
 
 /* With slots, call when backward goes on after a bucket whose copy to the host was begun: waits for all
  * members' copies, and adds up what this member sends. So a member is at most one bucket ahead of
- * another, and copies into a slot after all have read it. Returns whether that may be sent now.
- * Without slots it does nothing. */
-bool group_add_bucket(struct group *g, const struct worker *w, int bucket);
+ * another, and copies into a slot after all have read it. Without slots it does nothing. */
+void group_add_bucket(struct group *g, const struct worker *w, int bucket);
 
 /* After backward of a rank with one member; else it does nothing: waits for the others, and adds up
  * what this member sends or averages. Returns 0, or -1 after reporting. */

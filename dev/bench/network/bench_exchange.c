@@ -78,6 +78,7 @@ static lossynet_status one_round(struct bench *b, int round, double *begun, doub
     bench_cpu(&before[0], &before[1]);
     *begun = bench_start();
     lossynet_status status = lossynet_step_begin(b->comm, (uint64_t)(round + 1));
+    if (!status && b->group.early) status = lossynet_reduce_begin(b->comm, &b->vector, false);
     if (!status && group_average(&b->group, &b->worker)) status = LOSSYNET_LINK;
     if (!status) status = lossynet_reduce(b->comm, &b->vector, false);
     if (b->group.host) copy_own(b);
@@ -159,6 +160,7 @@ static lossynet_status open_group(struct bench *b) {
     b->group.comm = b->comm;
     b->worker.id = b->world.rank;
     if (group_open(&b->group, &b->world, 1, true)) return LOSSYNET_NO_MEMORY;
+    b->group.early = lossynet_overlaps(b->comm); /* as the trainer does */
     group_share_vectors(&b->group, &b->worker, 0);
     b->vector = b->worker.grads;
     /* What a replica holds of packets that never came. */
