@@ -68,23 +68,24 @@ bool memory_plan_has_masters(const struct memory_plan_settings *s) {
            s->sharded_optimizer && !s->changes && !s->evaluating;
 }
 
-enum { SLOTS = 3 }; /* one that is computed, one that is copied, and one that is added up */
+/* One bucket that is computed, one that is copied, and one that is added up. */
+static int slots_of(const struct llama_config *config) {
+    return config->layers + 2 <= BACKEND_MARKS ? 3 : 0;
+}
 
 /* A step with several micro-batches adds them up in the whole gradient, and what is lost of it is
  * looked for there. */
 int memory_plan_gradient_slots(const struct llama_config *config,
                                const struct memory_plan_settings *s) {
     const bool whole = s->micro_batches > 1 || s->carries || s->gpu_direct;
-    return memory_plan_has_masters(s) && !whole && config->layers + 2 <= BACKEND_MARKS ? SLOTS : 0;
+    return memory_plan_has_masters(s) && !whole ? slots_of(config) : 0;
 }
 
 int memory_plan_group_slots(const struct llama_config *config,
                             const struct memory_plan_settings *s) {
     const bool shares = group_of(s) > 1 && s->local <= 1;
-    return shares && s->device && s->staged && s->sharded_optimizer && !s->evaluating &&
-                   !s->gpu_direct && config->layers + 2 <= BACKEND_MARKS
-               ? SLOTS
-               : 0;
+    const bool copies = s->device && s->staged && s->sharded_optimizer && !s->evaluating;
+    return shares && copies && !s->gpu_direct ? slots_of(config) : 0;
 }
 
 /* In a group with --carry they stay float32 until what was lost before has joined their sum. */

@@ -48,8 +48,8 @@ struct worker {
     float *comm_params, *comm_grads;
     bool half;
     struct gradient_place gradient; /* first: grads */
-    /* Where buckets of the gradient are copied to. first: comm_grads; or memory that a group shares,
-     * of as many slots, from which it adds them up into comm_grads (group.h). */
+    /* Where buckets of the gradient are copied to. first: comm_grads; or slots in memory that a group
+     * shares, from which it adds them up into comm_grads (group.h). */
     struct gradient_place comm_gradient;
     /* The parts of comm_grads that are in memory; NULL: all. Not its own. */
     const struct worker_part *part;

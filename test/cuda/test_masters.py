@@ -3,7 +3,7 @@ gradients are there only of the last buckets; with --wire-dtype bf16 the network
 (llmc/comm/worker.h). On the emulated device."""
 import pytest
 
-from program import BUILD, events, markov_files, succeed
+from program import BUILD, events, markov_files, planned_memory, succeed
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
@@ -67,11 +67,6 @@ def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
     assert parts[1] == whole[1]
 
 
-def planned(shown):
-    """What --dry-run says of memory, in GB."""
-    return {line[2:22].strip(): float(line[22:33]) for line in shown.splitlines() if line[33:36] == " GB"}
-
-
 def test_begins_with_a_model(data, tmp_path):
     """Each rank reads a bucket after another of it, and keeps what it owns."""
     train(data, tmp_path / "first", 0, "--workers=3", "--steps=1", "--algorithm=reliable", "--link=mpi",
@@ -93,7 +88,7 @@ def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     succeed(*options, "--link=udp", program=EMULATED, ranks=4,
             environment={"EMULATED_PEAK": str(tmp_path / "peak")})
     shown = succeed(*options, "--dry-run", f"--vocab-size={VOCABULARY}", program=EMULATED).stdout
-    table = planned(shown)
+    table = planned_memory(shown)
     opened = (64 << 20) + 600e6
     parts = 2 if "--wire-dtype=bf16" in options else 1  # of 64 MiB: what comes, and what leaves
     received = parts * (64 << 20) if "float32 of the 1/N it owns" in shown else 0

@@ -93,6 +93,11 @@ def markov_tokens(count, vocabulary, seed):
     return tokens
 
 
+def planned_memory(shown):
+    """What --dry-run has printed of memory, in GB."""
+    return {line[2:22].strip(): float(line[22:33]) for line in shown.splitlines() if line[33:36] == " GB"}
+
+
 def markov_files(folder, vocabulary, train, val):
     """train.bin and val.bin with so many tokens in a folder, which is returned."""
     for name, count, seed in (("train", train, 1), ("val", val, 2)):

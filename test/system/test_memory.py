@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from program import MPI, TIMEOUT, launch, markov_files, run, succeed
+from program import MPI, TIMEOUT, launch, markov_files, planned_memory, run, succeed
 
 VOCABULARY = 2048
 SMALL = ("--model=15M", "--batch=1", "--seq=128", "--steps=2")
@@ -83,9 +83,7 @@ def test_a_run_takes_what_dry_run_says(data, tmp_path, ranks, options):
 
 
 def table(*options):
-    done = succeed("--dry-run", *options)
-    return {line[2:22].strip(): float(line[22:33]) for line in done.stdout.splitlines()
-            if line[33:36] == " GB"}
+    return planned_memory(succeed("--dry-run", *options).stdout)
 
 
 def test_nobody_needs_the_whole_model_to_save_it():
