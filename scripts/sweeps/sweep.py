@@ -17,13 +17,14 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
     start = steep                        # from the model of steep's first run without loss
     order = 2                            # after all of order 1 (the default)
     title = Continued training           # what tables and plots call it
+    against = wire-dtype=float32         # compared with the run that has this, and is the same else
     launch = mpirun -np 64               # before the first section: stands before every command
 
 Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run
-without loss of the same seed. Everything is kept in out/sweeps/NAME: logs, results (results.jsonl),
-table.md, table.csv, plots. Stop it with Ctrl-C or SIGTERM and call it again: unfinished runs are saved
-and resumed, and finished runs are not repeated, nor are those whose results are in a
-settings/*.jsonl (--keep) or in other files (--results).
+without loss of the same seed, or with the run that `against` names. Everything is kept in
+out/sweeps/NAME: logs, results (results.jsonl), table.md, table.csv, plots. Stop it with Ctrl-C or
+SIGTERM and call it again: unfinished runs are saved and resumed, and finished runs are not repeated,
+nor are those whose results are in a settings/*.jsonl (--keep) or in other files (--results).
 """
 import argparse
 import fcntl

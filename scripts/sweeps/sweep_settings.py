@@ -104,6 +104,8 @@ class Run:
         if self.value("lead", "auto") not in ("auto", "off") or \
                 float(self.value("lead-extra", "0")):
             return False  # a look-ahead by choice is another run, also without loss
+        if self.value("wire-dtype", "float32") != "float32" and self.value("carry") != "0":
+            return False  # carry brings back what rounding took, also without loss
         uneven = self.options.get("algorithm") != "reliable" and \
             self.value("loss-at", "none") != "none"
         return self.rates() == (0, 0) and not uneven and \
@@ -207,6 +209,7 @@ class Section:
     def __init__(self, name, line):
         self.name, self.line = name, line
         self.title, self.start, self.order = name, None, 1
+        self.against = {}  # options of the runs that the others are compared with
         self.axes = {}  # names (tuple): list of tuples of values
         self.varying, self.loss_options, self.runs = [], set(), []
 
@@ -257,6 +260,12 @@ class Settings:
             section.title = value
         elif name == "start":
             section.start = value
+        elif name == "against":
+            for word in value.split():
+                one, equals, against = word.partition("=")
+                if not equals or one not in self.known:
+                    raise self.wrong(number, f"against has '{word}', expected OPTION=VALUE ...")
+                section.against[one] = against
         elif name == "order":
             if not value.isdigit():
                 raise self.wrong(number, f"order is '{value}', expected a whole number")
@@ -311,7 +320,23 @@ class Settings:
                 run = Run(section, options, start)
                 run.identify(self.known)
                 section.runs.append(run)
+            self.compare(section)
         self.schedule()
+
+    def compare(self, section):
+        """Where the section says against what, a run's baseline is the run that has those values
+        and is the same otherwise."""
+        against = {**self.common.against, **section.against}
+        if not against:
+            return
+        for run in section.runs:
+            wanted = {**run.options, **against}
+            same = [other.id for other in section.runs if other.options == wanted]
+            if not same:
+                options = ", ".join(f"{name} {value}" for name, value in against.items())
+                raise self.wrong(section.line, f"[{section.name}] has no run with {options} to "
+                                 f"compare '{run.label()}' with")
+            run.baseline = same[0]
 
     def start_of(self, section):
         if not section.start:

@@ -153,6 +153,33 @@ def test_a_sweep_can_compute_in_bf16(finished, data, tmp_path):
     assert {events(log, "run")[0]["options"]["dtype"] for log in logs} == {"bf16"}
 
 
+def test_runs_are_compared_with_what_against_names(data, tmp_path):
+    """The baseline has the named values and the same loss; one that carries what rounding took is
+    another run without loss, too."""
+    text = SETTINGS.split("[steep]")[0].replace("packet-bytes = 128\n", "") + """
+against = wire-dtype=float32 packet-bytes=256 carry=0
+wire-dtype/packet-bytes/carry = float32/256/0 int8/68/0 int4/68/1
+[rounded]
+loss-rate = 0 0.25
+"""
+    settings = write(tmp_path / "rounded", text, data)
+    done = sweep(settings, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {run: row for (_, run), row in rows_of(tmp_path / "out").items()}
+    assert len(rows) == 6
+    for lost, base in (("no loss", "no loss, wire-dtype float32, packet-bytes 256"),
+                       ("25%", "25%, wire-dtype float32, packet-bytes 256, carry 0")):
+        against = float(rows[base]["perplexity"])
+        assert rows[base]["changes"] == ""
+        for run, row in rows.items():
+            if run != base and run.replace("0%", "no loss").startswith(lost):
+                change = 100 * (float(row["perplexity"]) / against - 1)
+                assert float(row["changes"]) == pytest.approx(change, abs=0.02)
+    lost = write(tmp_path / "lost", text.replace("float32/256/0 ", ""), data)
+    done = sweep(lost, "--list")
+    assert done.returncode == 2 and "no run with wire-dtype float32, packet-bytes 256" in done.stderr
+
+
 def test_links_with_rates_of_their_own_lose(data, tmp_path):
     """A run that loses on one link only is no baseline; "none" is the default, as are equal
     models."""
@@ -414,6 +441,7 @@ def test_plots_are_there(finished):
     (("steps = 6", "steps 6"), "expected 'option = value value ...'"),
     (("steps = 6\n", ""), "has no 'steps'"),
     (("seed = 11", "seed = 11\nseed = 12"), "set already"),
+    (("seed = 11", "seed = 11\nagainst = float32"), "expected OPTION=VALUE"),
     (("{data}/val.bin", "{data}/none.bin"), "there is no file"),
     (("# a tiny", "prepare = false\n# a tiny"), "'false' failed"),
     (("# a tiny", "prepare = /no/such/program\n# a tiny"), "prepare:"),
@@ -436,7 +464,8 @@ def test_bad_calls_get_one_line(tmp_path):
     assert done.returncode == 2 and "expected 1 or more" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["quick", "paper-small", "paper-7b"])
+@pytest.mark.parametrize("name", sorted(
+    path.name for path in (ROOT / "scripts" / "sweeps" / "settings").iterdir() if not path.suffix))
 def test_ready_made_settings_are_well_formed(name, data, tmp_path):
     """With other data and without their launcher, the program accepts every run."""
     text = (ROOT / "scripts" / "sweeps" / "settings" / name).read_text()
