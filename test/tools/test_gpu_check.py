@@ -237,6 +237,16 @@ def test_out_of_time_is_not_wrong(tmp_path):
                       "theirs": "not possible", "good": "done", "late": "not reached"}
 
 
+@pytest.mark.parametrize("mode", ["peak 8 64", "host 8 64", "algorithms 2 9 64 40 2 1 32 72",
+                                  "step 260K 0 1 24 1", "attention 1 33 2 1 64",
+                                  "kernels 9 64 40 2 1 32 72"])
+def test_no_device_is_told_from_a_failure(mode):
+    done = subprocess.run([BUILD / "emulated" / "gpu_bench", *mode.split()], text=True, check=False,
+                          capture_output=True, env=dict(os.environ, EMULATED_DEVICE="none"))
+    assert done.returncode == gpu_check.SKIPPED and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and "no NVIDIA driver" in done.stderr
+
+
 def words(command):
     """A command as its set of words, without those that only make needs."""
     return frozenset(word for word in command if word not in ("-MMD", "-MP"))

@@ -15,7 +15,7 @@
  * Prints a JSON object per line. Times are of calls one behind the other, waited for at the end,
  * after two that do not count; at least GPU_BENCH_SECONDS (default 0.2; 0: one call) of them. Bytes
  * are those an operation must read and write once, by its definition in llmc/backend/backend.h;
- * whatever it reads twice is its own fault. */
+ * whatever it reads twice is its own fault. Exits with 77 where there is no device. */
 #include "dev/bench/gpu/gpu_model.h"
 
 #include <errno.h>
@@ -23,6 +23,8 @@
 #include <unistd.h>
 
 /* ---- timing ------------------------------------------------------------------------------- */
+
+enum { NO_DEVICE = 77 }; /* exit code */
 
 static const struct backend *be;
 static float *waited_for; /* 1 */
@@ -128,24 +130,25 @@ static int time_products(int place, const int *n) {
     return 0;
 }
 
-/* A process for each choice, which is made when the device is opened. */
+/* A process for each choice, which is made when the device is opened. Returns the exit code. */
 static int algorithms(int count, const int *n) {
-    int failed = 0, status;
+    int failed = 0, status = 0;
     for (int place = 0; place < count; place++) {
         const pid_t child = fork();
-        if (child < 0) return log_error("fork: %s", strerror(errno));
+        if (child < 0) return log_error("fork: %s", strerror(errno)), 1;
         if (child == 0) {
             char text[16], why[256];
             snprintf(text, sizeof text, "%d", place);
             setenv("TRAIN_LLAMA2_PRODUCT", text, 1);
             be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
-            if (!be) log_error("%s", why), _exit(1);
+            if (!be) log_error("%s", why), _exit(NO_DEVICE);
             waited_for = (float *)be->allocate(sizeof *waited_for);
             _exit(time_products(place, n) ? 1 : 0);
         }
         failed |= waitpid(child, &status, 0) != child || status != 0;
+        if (failed && WIFEXITED(status) && WEXITSTATUS(status) == NO_DEVICE) return NO_DEVICE;
     }
-    return failed ? -1 : 0;
+    return failed;
 }
 
 /* ---- between host and device --------------------------------------------------------------- */
@@ -470,10 +473,10 @@ int main(int argc, char **argv) {
     int n[8] = {0};
     const char *what = argc > 1 ? argv[1] : "";
     for (int i = 2; i < argc && i < 10; i++) n[i - 2] = atoi(argv[i]);
-    if (!strcmp(what, "algorithms") && argc == 10) return algorithms(n[0], n + 1) ? 1 : 0;
+    if (!strcmp(what, "algorithms") && argc == 10) return algorithms(n[0], n + 1);
     if (!strcmp(what, "train")) return train_once(argc - 1, argv + 1) ? 1 : 0;
     be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
-    if (!be) return log_error("%s", why), 77;
+    if (!be) return log_error("%s", why), NO_DEVICE;
     waited_for = (float *)be->allocate(sizeof *waited_for);
     int failed = 2;
     if (!strcmp(what, "peak") && argc == 4) failed = peak(n[0], strtoull(argv[3], NULL, 10));
