@@ -245,7 +245,7 @@ EMULATOR := $(patsubst %,$(BUILD)/emulated/dev/emulation/%.o,cuda_emu streams_em
 EMULATED_TESTS := $(BUILD)/test/cuda/test_cuda_kernels $(BUILD)/test/cuda/test_cuda_attention \
     $(BUILD)/test/cuda/emulation_faults
 $(BUILD)/test/cuda/test_cuda_kernels: $(BUILD)/test/cuda/test_cuda_kernels.o $(OPERATORS) \
-    $(BUILD)/emulated/test/cuda/kernels_backend.o $(EMULATOR)
+    $(BUILD)/lossynet/partition/elements.o $(BUILD)/emulated/test/cuda/kernels_backend.o $(EMULATOR)
 $(BUILD)/test/cuda/test_cuda_attention: $(BUILD)/test/cuda/test_cuda_attention.o \
     $(BUILD)/test/llmc/operators_arrays.o $(BUILD)/emulated/test/cuda/kernels_backend.o $(EMULATOR)
 $(BUILD)/test/cuda/emulation_faults: $(BUILD)/emulated/test/cuda/emulation_faults.o $(EMULATOR)

@@ -145,6 +145,10 @@ typedef void (*lossynet_weighted_sum_bf16)(float *out, const uint16_t *const *se
  *   masked_copy  to[j] = from[j] for j < n where arrived[j / packet] is not 0
  *   masked_round the same, rounded to bfloat16, to nearest even; to may be from. Only with
  *                wire_dtype bf16; else it may be NULL
+ *   round_blocks the same, rounded in blocks of 32 to integers of so many bits, 8 or 4, with a scale
+ *                (elements.c); at random with the numbers of *key + j in the block that begins with
+ *                element j, or to nearest where key is NULL. arrived NULL: everything did. `packet` is
+ *                a multiple of 32. Only with wire_dtype int8 and int4; else it may be NULL
  *   copy         within that memory
  *   gather       out[i] = vector[element[i]], i < n; out and element are the host's */
 struct lossynet_memory {
@@ -152,6 +156,8 @@ struct lossynet_memory {
                         size_t packet);
     void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet);
+    void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet, int bits, const uint64_t *key);
     void (*copy)(void *to, const void *from, size_t bytes);
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };
@@ -159,13 +165,18 @@ struct lossynet_memory {
 /* Where what was lost of gradients is kept, if not in lossynet's memory: beside vectors that are
  * computed on a GPU, say. Whoever keeps it adds it, times the share, to a vector before the vector
  * is ready. Called with local workers, from several threads at once.
- *   keep  of n elements from `offset` of a worker's vector: the residual is 0 where
- *         arrived[j / packet] is not 0, and elsewhere the element as it was sent, so with
- *         wire_dtype bf16 rounded
+ *   round only with wire_dtype int8 and int4, of n elements from `offset` of a worker's vector, where
+ *         the residual is kept: rounds them as round_blocks does, and the residual is what this takes
+ *         away. It is called once for what others own, before keep
+ *   keep  of such elements: the residual is 0 where arrived[j / packet] is not 0, and elsewhere the
+ *         element as it was sent, so with wire_dtype bf16 rounded. With int8 and int4 it stays where
+ *         the packet arrived, and the element as it was sent joins it elsewhere
  *   save  the residual of all P elements, into memory of the host's that need not be aligned
  *   load  the same back */
 struct lossynet_residuals {
     void *context;
+    void (*round)(void *context, int worker, size_t offset, size_t n, int bits,
+                  const uint64_t *key);
     void (*keep)(void *context, int worker, size_t offset, size_t n, size_t packet,
                  const uint8_t *arrived);
     void (*save)(void *context, int worker, void *out);
@@ -178,8 +189,7 @@ struct lossynet_settings {
     int buckets;                   /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
-    lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory. int8 and int4:
-                                       without `memory` and `residuals` */
+    lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory */
     /* Of the vectors: float32, or bf16, which needs wire_dtype bf16, error feedback only with
      * `residuals`, no `memory`, and lossynet_owned_apart */
     lossynet_wire_dtype vector_dtype;

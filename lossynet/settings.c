@@ -153,19 +153,23 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         return LOSSYNET_INVALID;
     }
     if (check_vectors(settings)) return LOSSYNET_INVALID;
-    if (blocks && (settings->memory || settings->residuals)) {
-        lossynet_log("wire dtype %s: expected vectors and residuals in the host's memory",
-                     lossynet_wire_dtype_name(settings->wire_dtype));
-        return LOSSYNET_INVALID;
-    }
     if (blocks && settings->packet_bytes &&
         lossynet_payload_elements(LOSSYNET_INT8, settings->packet_bytes) == 0) {
         lossynet_log("packet size %zu bytes: expected at least 36, for a block of wire dtype %s",
                      settings->packet_bytes, lossynet_wire_dtype_name(settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
-    if (settings->memory && settings->wire_dtype && !settings->memory->masked_round) {
-        lossynet_log("wire dtype bf16, vectors outside the host's memory: expected masked_round");
+    if (settings->memory && settings->wire_dtype &&
+        !(blocks ? settings->memory->round_blocks != NULL
+                 : settings->memory->masked_round != NULL)) {
+        lossynet_log("wire dtype %s, vectors outside the host's memory: expected %s",
+                     lossynet_wire_dtype_name(settings->wire_dtype),
+                     blocks ? "round_blocks" : "masked_round");
+        return LOSSYNET_INVALID;
+    }
+    if (blocks && settings->residuals && !settings->residuals->round) {
+        lossynet_log("wire dtype %s, residuals that are kept apart: expected their function round",
+                     lossynet_wire_dtype_name(settings->wire_dtype));
         return LOSSYNET_INVALID;
     }
     if (settings->estimator < LOSSYNET_MEAN || settings->estimator > LOSSYNET_ZERO) {

@@ -55,6 +55,9 @@ struct adamw_settings {
     float lead; /* in steps, of `ahead` */
 };
 
+/* What keep_lost makes of a lost gradient: see there. */
+enum backend_lost { LOST_EXACT, LOST_ROUNDED, LOST_ADDED };
+
 enum { BACKEND_MARKS = 256 }; /* see d2h_mark */
 
 struct backend {
@@ -211,15 +214,22 @@ struct backend {
     /* the same of from[j] rounded to bfloat16, to nearest even; to may be from */
     void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet);
+    /* the same rounded in blocks of 32 from from[0] on, each with a scale, to integers of so many
+     * bits, 8 or 4; the bits of lossynet's elements.c. At random with the numbers of *key + j in the
+     * block that begins with element j, or to nearest where key is NULL. arrived NULL: everything
+     * did. packet: a multiple of 32. NULL where not on_device */
+    void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet, int bits, const uint64_t *key);
     /* Of gradients that were lost, the residual; the bits of lossynet's error_feedback.c. NULL
      * where not on_device.
      * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the vector
      * may be in pinned memory
      * keep_lost: residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere
-     * vector[j], to bfloat16 with `rounds` */
+     * vector[j], to bfloat16 with LOST_ROUNDED. With LOST_ADDED vector[j] is added to it there, and
+     * it stays where arrived[j / packet] is not 0 */
     void (*add_residual)(float *vector, const float *residual, float share, size_t n);
     void (*keep_lost)(float *residual, const float *vector, const uint8_t *arrived, size_t n,
-                      size_t packet, bool rounds);
+                      size_t packet, enum backend_lost how);
     /* out[i] (host) = vector[element[i]], i < n */
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };

@@ -75,7 +75,6 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     const bool half = o->dtype == OPTION_DTYPE_BF16;
     settings.device = o->device == DEVICE_CUDA || (half && o->device != DEVICE_CPU);
     if (half || (settings.device && o->dtype == OPTION_DTYPE_AUTO)) settings.dtype = DTYPE_BF16;
-    if (comm_check_device(o, settings.device)) return -1;
     double left[2];
     expect_repair(o, &network, settings.resent, left);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;

@@ -152,8 +152,7 @@ static const struct entry table[] = {
     ONE_OF("wire-dtype", wire_dtype, "float32", option_wire_dtype_names, "float32|bf16|int8|int4",
            "of gradients and parameters on their way, while owners keep float32. bf16: half the "
            "bytes, rounded to nearest. int8: a quarter, in blocks of 32 with a scale. int4: "
-           "gradients an eighth, parameters as int8. int8 and int4 on CPUs. Algorithms lossy and "
-           "reliable"),
+           "gradients an eighth, parameters as int8. Algorithms lossy and reliable"),
     STRING("interface", interface, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "

@@ -52,12 +52,26 @@ static struct worker *worker_of(const struct data_parallel *d, int id) {
 }
 
 /* lossynet_residuals, of a struct data_parallel on a device */
+static void round_residual(void *context, int worker, size_t offset, size_t n, int bits,
+                           const uint64_t *key) {
+    const struct data_parallel *d = (const struct data_parallel *)context;
+    const struct worker *w = worker_of(d, worker);
+    float *vector = w->grads + offset, *residual = w->residual + offset;
+    d->be->copy(residual, vector, n * sizeof *vector);
+    d->be->round_blocks(vector, vector, NULL, n, 0, bits, key);
+    d->be->add_residual(residual, vector, -1, n);
+}
+
 static void keep_residual(void *context, int worker, size_t offset, size_t n, size_t packet,
                           const uint8_t *arrived) {
     const struct data_parallel *d = (const struct data_parallel *)context;
     const struct worker *w = worker_of(d, worker);
+    static const enum backend_lost how[] = {[OPTION_WIRE_FLOAT32] = LOST_EXACT,
+                                            [OPTION_WIRE_BF16] = LOST_ROUNDED,
+                                            [OPTION_WIRE_INT8] = LOST_ADDED,
+                                            [OPTION_WIRE_INT4] = LOST_ADDED};
     d->be->keep_lost(w->residual + offset, w->grads + offset, arrived, n, packet,
-                     d->options->wire_dtype == OPTION_WIRE_BF16);
+                     how[d->options->wire_dtype]);
 }
 
 static void save_residual(void *context, int worker, void *out) {
@@ -75,12 +89,13 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
     const struct backend *be = d->be;
     const struct lossynet_memory memory = {.masked_copy = be->masked_copy,
                                            .masked_round = be->masked_round,
+                                           .round_blocks = be->round_blocks,
                                            .copy = be->copy,
                                            .gather = be->gather};
     struct lossynet_settings s = comm_settings(d->options, d->layout, d->workers);
-    const struct lossynet_residuals residuals = {d, keep_residual, save_residual, load_residual};
+    const struct lossynet_residuals residuals = {d, round_residual, keep_residual, save_residual,
+                                                 load_residual};
     if (!training) s.error_feedback = false;
-    if (comm_check_device(d->options, be->on_device)) return -1;
     d->keeps_lost = be->on_device && s.error_feedback;
     if (d->keeps_lost) s.skip_late = false; /* a device gives back what was lost at once */
     if (d->keeps_lost) s.residuals = &residuals;

@@ -116,12 +116,6 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     return s;
 }
 
-int comm_check_device(const struct options *o, bool on_device) {
-    if (!on_device || o->wire_dtype < OPTION_WIRE_INT8) return 0;
-    return log_error("--wire-dtype %s: expected --device cpu; GPUs send float32 or bf16",
-                     option_wire_dtype_names[o->wire_dtype]);
-}
-
 struct lossynet_world comm_planned_world(const struct options *o,
                                          const struct lossynet_world *launched) {
     const struct lossynet_world first = {.ranks = o->meet_ranks, .local_ranks = 1};
@@ -192,8 +186,7 @@ int comm_check(const struct options *o, int workers) {
         wrong = log_error("--wire-dtype %s: expected --algorithm lossy or reliable, got %s, whose "
                           "workers step on what they receive: most steps are too small for %s",
                           wire, algorithm_names[o->algorithm], wire);
-    } else if (comm_check_device(o, o->device == DEVICE_CUDA) ||
-               (comm_group(o) > 1 && comm_check_group(o, workers))) {
+    } else if (comm_group(o) > 1 && comm_check_group(o, workers)) {
         wrong = -1;
     } else if (o->key_file && !o->encrypt) {
         wrong = log_error("--key-file %s: expected --encrypt with it", o->key_file);

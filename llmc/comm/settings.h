@@ -17,9 +17,6 @@ extern "C" {
  * reporting. */
 int comm_check(const struct options *options, int workers);
 
-/* The same for where vectors lie: on a GPU, or in the host's memory. */
-int comm_check_device(const struct options *options, bool on_device);
-
 /* The ranks that a run is planned for: those that a launcher started; or with --meet those of the
  * first view, each on a host of its own. */
 struct lossynet_world comm_planned_world(const struct options *options,

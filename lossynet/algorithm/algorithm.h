@@ -132,6 +132,10 @@ void lossynet_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender,
 /* Of what a worker sends, from element `offset` of its vector on, in the present step. */
 struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
                                               lossynet_phase phase, int sender, size_t offset);
+/* Of vectors that the host cannot touch (settings.memory): to[j] = from[j], rounded so, for j < n
+ * where a packet arrived. to may be from. */
+void lossynet_round_there(const struct lossynet_comm *comm, const struct lossynet_rounding *r,
+                          float *to, const float *from, const uint8_t *arrived, size_t n);
 /* Rounds, in local workers' vectors of float32, what other workers own: those of this rank, or
  * those of other ranks. */
 void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,

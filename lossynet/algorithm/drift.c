@@ -189,16 +189,44 @@ static const float *owned_values(const struct lossynet_comm *comm, const float *
                                (int)(shard / (size_t)comm->workers.count), element);
 }
 
+/* The block that sample i is in: its elements, and in which shard. */
+static size_t block_of(const struct lossynet_partition *partition, size_t element, size_t *count,
+                       size_t *shard) {
+    *shard = shard_of(partition, element);
+    const size_t start = partition->shard_element[*shard];
+    const size_t block = start + (element - start) / LOSSYNET_BLOCK * LOSSYNET_BLOCK;
+    const size_t left = partition->shard_element[*shard + 1] - block;
+    *count = left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK;
+    return block;
+}
+
 /* The scale of the block that sample i is in, whose owner is local worker v. */
 static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, int v, size_t i) {
-    const struct lossynet_partition *partition = &comm->partition;
-    const size_t element = comm->drift.element[i], shard = shard_of(partition, element);
-    const size_t start = partition->shard_element[shard];
-    const size_t block = start + (element - start) / LOSSYNET_BLOCK * LOSSYNET_BLOCK;
-    const size_t left = partition->shard_element[shard + 1] - block;
-    return lossynet_block_scale(partition->dtype[LOSSYNET_PARAMETER],
-                                owned_values(comm, vector, v, shard, block),
-                                left < LOSSYNET_BLOCK ? left : LOSSYNET_BLOCK);
+    size_t count, shard;
+    const size_t block = block_of(&comm->partition, comm->drift.element[i], &count, &shard);
+    return lossynet_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER],
+                                owned_values(comm, vector, v, shard, block), count);
+}
+
+/* The same of samples from i on, of a vector that the host cannot touch. Returns where it stopped. */
+static size_t scales_there(const struct lossynet_comm *comm, const float *vector, int v, size_t i,
+                           uint8_t *scale) {
+    enum { SAMPLES = 32, BLOCK = LOSSYNET_BLOCK };
+    size_t sample[SAMPLES], element[SAMPLES * BLOCK], count, shard;
+    float value[SAMPLES * BLOCK];
+    int n = 0;
+    for (; i < (size_t)comm->drift.samples && n < SAMPLES; i++) {
+        if (comm->drift.owner[i] != comm->workers.first + v) continue;
+        const size_t block = block_of(&comm->partition, comm->drift.element[i], &count, &shard);
+        for (size_t e = 0; e < BLOCK; e++) /* of a shorter block some twice */
+            element[(size_t)n * BLOCK + e] = block + e % count;
+        sample[n++] = i;
+    }
+    if (n > 0) comm->resources.memory.gather(value, vector, element, (size_t)n * BLOCK);
+    for (int k = 0; k < n; k++)
+        scale[sample[k]] = lossynet_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER],
+                                                value + k * BLOCK, BLOCK);
+    return i;
 }
 
 /* Sample i as local worker v has it. */
@@ -213,10 +241,15 @@ static float value_of(const struct lossynet_comm *comm, const float *vector, int
 static lossynet_status gather_scales(struct lossynet_comm *comm, float *const *vectors) {
     struct lossynet_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
-    for (int v = 0; v < comm->workers.local; v++)
-        for (size_t i = 0; i < n; i++)
+    for (int v = 0; v < comm->workers.local; v++) {
+        uint8_t *scale = drift->scale + (size_t)v * n;
+        size_t i = 0;
+        while (comm->resources.memory.gather && i < n)
+            i = scales_there(comm, vectors[v], v, i, scale);
+        for (; i < n; i++)
             if (drift->owner[i] == comm->workers.first + v)
-                drift->scale[(size_t)v * n + i] = scale_of(comm, vectors[v], v, i);
+                scale[i] = scale_of(comm, vectors[v], v, i);
+    }
     return lossynet_all_gather_aside(comm, drift->scale, drift->scales, n);
 }
 

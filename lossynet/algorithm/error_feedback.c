@@ -183,7 +183,8 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
 
 void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     const float share = comm->feedback.share;
-    if (comm->feedback.residual) /* what was sent, wherever the owner lives */
+    /* What was sent, wherever the owner lives. Where residuals are kept apart, keep rounds to bf16. */
+    if (comm->feedback.residual || lossynet_has_blocks(&comm->partition))
         lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {

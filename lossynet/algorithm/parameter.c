@@ -34,9 +34,9 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
         lossynet_shard_span(partition, owner, b, &start, &count);
         const float *source = lossynet_parameters(comm, values, vectors[v], v, b, start);
         if (comm->resources.memory.masked_copy) {
-            (lossynet_rounds(partition) ? comm->resources.memory.masked_round
-                                        : comm->resources.memory.masked_copy)(
-                target + start, source, mask, count, partition->packet_elements);
+            const struct lossynet_rounding r =
+                lossynet_rounding_of(comm, LOSSYNET_PARAMETER, owner, start);
+            lossynet_round_there(comm, &r, target + start, source, mask, count);
             mask += packets;
             continue;
         }

@@ -22,6 +22,20 @@ struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
     return r;
 }
 
+void lossynet_round_there(const struct lossynet_comm *comm, const struct lossynet_rounding *r,
+                          float *to, const float *from, const uint8_t *arrived, size_t n) {
+    const struct lossynet_memory *memory = &comm->resources.memory;
+    const size_t packet = comm->partition.packet_elements;
+    const uint64_t key = r->key + r->offset;
+    if (r->dtype == LOSSYNET_FLOAT32)
+        memory->masked_copy(to, from, arrived, n, packet);
+    else if (r->dtype == LOSSYNET_BF16)
+        memory->masked_round(to, from, arrived, n, packet);
+    else
+        memory->round_blocks(to, from, arrived, n, packet, lossynet_block_bits(r->dtype),
+                             r->random ? &key : NULL);
+}
+
 /* Local worker v's vector, where `owner` owns it. */
 static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                          float *vector, int owner) {
@@ -31,33 +45,54 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     float *residual =
         phase == LOSSYNET_GRADIENT && part.takes_part ? lossynet_feedback_error(comm, v) : NULL;
     uint8_t *all = lossynet_scratch(comm);
-    if (comm->resources.memory.masked_round) memset(all, 1, partition->largest_owner_packets);
+    if (comm->resources.memory.masked_copy) memset(all, 1, partition->largest_owner_packets);
     for (int b = 0; b < partition->buckets; b++) {
         size_t offset, count;
         lossynet_shard_span(partition, owner, b, &offset, &count);
         float *shard = vector + offset;
-        if (comm->resources.memory.masked_round) {
-            comm->resources.memory.masked_round(shard, shard, all, count,
-                                                partition->packet_elements);
-            continue;
-        }
         const struct lossynet_rounding r =
             lossynet_rounding_of(comm, phase, comm->workers.first + v, offset);
+        if (comm->resources.memory.masked_copy) {
+            lossynet_round_there(comm, &r, shard, shard, all, count);
+            continue;
+        }
         if (residual) memcpy(residual + offset, shard, count * sizeof *shard);
         lossynet_elements_copy(&r, shard, shard, count);
         for (size_t e = 0; residual && e < count; e++) residual[offset + e] -= shard[e];
     }
 }
 
+/* The same of a gradient where its residual is kept apart. */
+static void round_apart(const struct lossynet_comm *comm, int v, int owner) {
+    const struct lossynet_residuals *apart = &comm->feedback.apart;
+    const int worker = comm->workers.first + v;
+    for (int b = 0; b < comm->partition.buckets; b++) {
+        size_t offset, count;
+        lossynet_shard_span(&comm->partition, owner, b, &offset, &count);
+        const struct lossynet_rounding r =
+            lossynet_rounding_of(comm, LOSSYNET_GRADIENT, worker, offset);
+        const uint64_t key = r.key + r.offset;
+        if (count)
+            apart->round(apart->context, worker, offset, count, lossynet_block_bits(r.dtype), &key);
+    }
+}
+
 void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
                            float *const *vectors, bool remote) {
     if (!lossynet_rounds_vectors(comm)) return;
+    const bool apart = phase == LOSSYNET_GRADIENT && lossynet_has_blocks(&comm->partition) &&
+                       comm->feedback.apart.round;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
-    for (int v = 0; v < comm->workers.local; v++)
-        for (int owner = 0; owner < comm->workers.count; owner++)
-            if (owner != comm->workers.first + v && lossynet_is_local(comm, owner) != remote &&
-                lossynet_are_partners(&comm->partition, owner, comm->workers.first + v))
-                round_shards(comm, phase, v, vectors[v], owner);
+    for (int v = 0; v < comm->workers.local; v++) {
+        for (int owner = 0; owner < comm->workers.count; owner++) {
+            const int worker = comm->workers.first + v;
+            if (owner == worker || lossynet_is_local(comm, owner) == remote ||
+                !lossynet_are_partners(&comm->partition, owner, worker))
+                continue;
+            if (apart) round_apart(comm, v, owner);
+            if (!apart || !remote) round_shards(comm, phase, v, vectors[v], owner);
+        }
+    }
 }
 
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors) {

@@ -69,7 +69,7 @@ static void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
 enum { BLOCK = LOSSYNET_BLOCK, NOT_FINITE = 255 };
 enum { SCALE_LEAST = 7 }; /* its unit is a normal number */
 
-static int bits_of(lossynet_wire_dtype dtype) {
+int lossynet_block_bits(lossynet_wire_dtype dtype) {
     return dtype == LOSSYNET_INT4 ? 4 : 8;
 }
 
@@ -158,7 +158,7 @@ static void multiply(float *to, const int8_t *q, float unit, size_t count) {
 
 static void round_blocks(const struct lossynet_rounding *r, float *to, const float *from,
                          size_t n) {
-    const int bits = bits_of(r->dtype);
+    const int bits = lossynet_block_bits(r->dtype);
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
@@ -177,7 +177,7 @@ static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
 
 static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const float *from,
                         size_t n) {
-    const int bits = bits_of(r->dtype);
+    const int bits = lossynet_block_bits(r->dtype);
     uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
@@ -200,7 +200,7 @@ static void unpack_nibbles(int8_t q[BLOCK], const uint8_t *in, size_t bytes) {
 }
 
 static void unpack_blocks(lossynet_wire_dtype dtype, float *to, const uint8_t *payload, size_t n) {
-    const int bits = bits_of(dtype);
+    const int bits = lossynet_block_bits(dtype);
     const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
@@ -213,11 +213,11 @@ static void unpack_blocks(lossynet_wire_dtype dtype, float *to, const uint8_t *p
 uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count) {
     float x[BLOCK] = {0};
     memcpy(x, block, count * sizeof *x);
-    return scale_of(x, bits_of(dtype));
+    return scale_of(x, lossynet_block_bits(dtype));
 }
 
 float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
-    const int bits = bits_of(dtype);
+    const int bits = lossynet_block_bits(dtype);
     float block[BLOCK] = {x};
     int8_t q[BLOCK] = {0};
     if (scale != NOT_FINITE) round_to_nearest(q, block, from_exponent(254 - (scale - (bits - 2))));

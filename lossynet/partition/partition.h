@@ -139,6 +139,8 @@ void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const 
  * summed. */
 bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n);
 
+int lossynet_block_bits(lossynet_wire_dtype dtype); /* of an element: 8 or 4 */
+
 /* The scale of a block of count <= LOSSYNET_BLOCK elements, and what one of them is rounded to
  * nearest. */
 uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count);

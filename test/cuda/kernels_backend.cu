@@ -242,6 +242,14 @@ template <typename T> struct operations {
         cuda_masked_round(to, from, (const uint8_t *)which.memory, n, packet, 0);
         finish();
     }
+    static void round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
+                             size_t packet, int bits, const uint64_t *key) {
+        workspace which(arrived ? ceil_div(n, packet) : 1);
+        if (arrived) copy(which.memory, arrived, which.bytes);
+        cuda_round_blocks(to, from, arrived ? (const uint8_t *)which.memory : NULL, n, packet, bits,
+                          key, 0);
+        finish();
+    }
     static void gather(float *out, const float *vector, const size_t *element, size_t n) {
         workspace elements(n * sizeof *element), values(n * sizeof *out);
         copy(elements.memory, element, elements.bytes);
@@ -271,7 +279,8 @@ template <typename T> struct operations {
 #endif
         b.adamw = adamw, b.sum_of_squares = sum_of_squares, b.sums_of_squares = sums_of_squares;
         b.weighted_sum = weighted_sum;
-        b.masked_copy = masked_copy, b.masked_round = masked_round, b.gather = gather;
+        b.masked_copy = masked_copy, b.masked_round = masked_round;
+        b.round_blocks = round_blocks, b.gather = gather;
         return b;
     }
 };

@@ -31,7 +31,7 @@ def same(one, other, tolerance, *fields):
 
 @pytest.mark.parametrize("algorithm, wire, carry", [
     ("lossy", "float32", 0), ("rps", "float32", 0), ("naive", "float32", 0), ("lossy", "bf16", 0),
-    ("lossy", "float32", 0.7), ("lossy", "bf16", 1)])
+    ("lossy", "float32", 0.7), ("lossy", "bf16", 1), ("lossy", "int8", 0), ("lossy", "int4", 0.7)])
 def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
     options = ["--algorithm", algorithm, "--loss-rate=0.3", "--micro-batches=2", "--seq=32",
                f"--wire-dtype={wire}", f"--carry={carry}", "--steps=3"]
@@ -183,7 +183,9 @@ def test_ranks_that_share_a_gpu_share_its_memory(data):
 @pytest.mark.parametrize("algorithm, link, wire, carry", [
     ("lossy", "mpi", "float32", 0), ("lossy", "udp", "float32", 0), ("lossy", "udp", "bf16", 0),
     ("rps", "mpi", "float32", 0), ("naive", "mpi", "float32", 0), ("reliable", "mpi", "float32", 0),
-    ("reliable", "mpi", "bf16", 0), ("lossy", "udp", "float32", 0.7), ("lossy", "mpi", "bf16", 1)])
+    ("reliable", "mpi", "bf16", 0), ("lossy", "udp", "float32", 0.7), ("lossy", "mpi", "bf16", 1),
+    ("lossy", "udp", "int8", 0), ("lossy", "mpi", "int8", 0.7), ("lossy", "udp", "int4", 1),
+    ("reliable", "mpi", "int4", 0)])
 def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, carry):
     """Three ranks with a GPU each, whose vectors the network reads in the host's memory: the same
     numbers as three workers of one rank, that exchange on the device. (What is called on an
@@ -203,7 +205,9 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, 
     same(events(log, "eval")[0], one[1], 1e-6, "val_loss", "replica_val_loss")
 
 
-@pytest.mark.parametrize("options", [[], ["--carry=1", "--wire-dtype=bf16"]], ids=["plain", "carry"])
+@pytest.mark.parametrize("options", [[], ["--carry=1", "--wire-dtype=bf16"], ["--carry=1", "--wire-dtype=int8"],
+                                     ["--wire-dtype=int4", "--repair=1"]],
+                         ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_groups_of_devices(data, tmp_path, options):
     """Four workers, of which two each share a replica: in one process; in two, with a GPU and a whole
     group each; in four, whose GPUs reach the group's vectors in memory that the processes share."""
@@ -224,9 +228,10 @@ def test_groups_of_devices(data, tmp_path, options):
             same(one, other, 1e-6, *(fields & one.keys()))
 
 
-@pytest.mark.parametrize("dtype, modes, carry", [("float32", ["late", "others", "soon"], 1),
-                                                 ("bf16", ["others"], 0)])
-def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry):
+@pytest.mark.parametrize("dtype, modes, carry, wire", [("float32", ["late", "others", "soon"], 1, "float32"),
+                                                       ("bf16", ["others"], 0, "float32"),
+                                                       ("float32", ["soon"], 1, "int8")])
+def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry, wire):
     """Buckets leave during backward and come during forward, whichever of the device's streams is
     ahead: the same bits as when nothing overlaps. Two workers in each rank; two micro-batches, of
     which only the last one's gradients leave; an evaluation in between, for which all parameters
@@ -238,6 +243,7 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry):
                 "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3", "--seed=5", "--micro-batches=2",
                 "--packet-bytes=512", "--eval-sequences=4", "--eval-every=2", "--link=udp",
                 "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}", f"--carry={carry}",
+                f"--wire-dtype={wire}",
                 *([] if mode else ["--no-overlap"]), program=EMULATED, ranks=2,
                 environment={"EMULATED_STREAMS": mode or "late"})
         logs.append(events(log, "step") + events(log, "eval"))
@@ -250,7 +256,7 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry):
 
 @pytest.mark.parametrize("ranks", [0, 3])
 @pytest.mark.parametrize("algorithm, wire, carry", [("lossy", "float32", 0), ("lossy", "bf16", 1),
-                                                    ("naive", "float32", 0)])
+                                                    ("lossy", "int4", 1), ("naive", "float32", 0)])
 def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
     """Moments, lost gradients and stale packets are read from the device and go back to it and, of
     several ranks, to where the network reads them."""
@@ -281,12 +287,3 @@ def test_weights_that_adamw_writes_are_those_that_are_converted(data, tmp_path):
     whole = losses(tmp_path / "whole", 4)
     losses(tmp_path / "parts", 3)
     assert losses(tmp_path / "parts", 4, "--resume=auto")[3] == whole[3]
-
-
-@pytest.mark.parametrize("options", [["--device=cuda"], ["--device=auto"], ["--device=cuda", "--dry-run"],
-                                     ["--dtype=bf16", "--dry-run"]])
-def test_blocks_are_for_cpus(data, tmp_path, options):
-    done = run("--model=260K", f"--train={data}/train.bin", "--workers=2", "--steps=1", f"--out={tmp_path / 'out'}",
-               "--wire-dtype=int8", *options, program=EMULATED)
-    line = done.stderr.strip().splitlines()[-1]
-    assert done.returncode != 0 and "--wire-dtype int8: expected --device cpu; GPUs send float32 or bf16" in line

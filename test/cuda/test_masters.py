@@ -45,6 +45,11 @@ def train(data, out, ranks, *more, streams="late"):
     ("soon", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16", "--micro-batches=2"]),
     ("others", 4, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16", "--carry=0.9"]),
     ("late", 4, ["--algorithm=reliable", "--link=mpi", "--group=4", "--wire-dtype=bf16"]),
+    ("others", 3, ["--loss-rate=0.3", "--wire-dtype=int8"]),
+    ("late", 3, ["--loss-rate=0.3", "--wire-dtype=int4", "--carry=1"]),
+    ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=int8", "--micro-batches=2", "--repair=1"]),
+    ("others", 4, ["--loss-rate=0.3", "--wire-dtype=int8", "--group=2"]),
+    ("late", 4, ["--loss-rate=0.3", "--wire-dtype=int4", "--group=2", "--carry=0.9"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
 def test_as_in_one_process(data, tmp_path, streams, workers, options):
     """Where whole float32 replicas and gradients are on the device: the same bits. An evaluation, which
@@ -56,7 +61,7 @@ def test_as_in_one_process(data, tmp_path, streams, workers, options):
     assert several == one
 
 
-@pytest.mark.parametrize("wire", ["float32", "bf16"])
+@pytest.mark.parametrize("wire", ["float32", "bf16", "int8"])
 @pytest.mark.parametrize("first, then", [(0, 3), (3, 0)])
 def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
     """Also where the ranks that go on keep other vectors than those that wrote the checkpoint."""
@@ -79,7 +84,8 @@ def test_begins_with_a_model(data, tmp_path):
 
 @pytest.mark.parametrize("options", [["--wire-dtype=bf16"], ["--micro-batches=2"], ["--carry=1"],
                                      ["--algorithm=naive"], ["--group=2"],
-                                     ["--group=2", "--wire-dtype=bf16"]],
+                                     ["--group=2", "--wire-dtype=bf16"], ["--wire-dtype=int8"],
+                                     ["--group=2", "--wire-dtype=int8"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     """Within 5%, but for the driver and libraries, which the emulated device has not."""

@@ -2,6 +2,8 @@
  * of packets and elements that lossynet asks for; see operators.h. */
 #include "test/llmc/operators.h"
 
+#include "lossynet/partition/partition.h"
+
 static bool too_large(size_t elements) {
     return subject.most_work && elements > subject.most_work;
 }
@@ -117,6 +119,57 @@ void test_masked_round(void **state) {
     }
 }
 
+/* In a vector of n elements, of which the first are numbers of every kind: exact halves, the largest
+ * that a block's unit allows, and blocks that are tiny, huge, or not finite. */
+static void fill_blocks(float *x, size_t n) {
+    static const float special[][4] = {{127, 0.5f, 1.5f, -2.5f},     {7, -0.5f, 127.5f, -7.5f},
+                                       {1e-44f, -1e-40f, 1e-39f, 0}, {-0.0f, 0, -0.0f, 0},
+                                       {3e38f, 1, -1e-30f, 0},       {3.39e38f, -3.39e38f, 0, 0},
+                                       {INFINITY, 1, 2, 3},          {1, NAN, -INFINITY, 3}};
+    for (size_t j = 0; j < n; j++) x[j] = (float)(random_uniform() * pow(2, 40 * random_uniform()));
+    for (size_t b = 0; b < (size_t)LENGTH(special) && b * 32 + 4 <= n; b++)
+        memcpy(x + b * 32, special[b], sizeof special[b]);
+}
+
+/* To the last bit: a run does not depend on where what it sends is rounded. */
+void test_round_blocks(void **state) {
+    (void)state;
+    const struct backend *b = subject.backend;
+    const uint64_t key = 0xfedcba9876543210;
+    size_t shapes[][2] = {{1, 32}, {37, 64}, {1000, 1024}, {100003, 1024}, {5000, 96}, {4096, 32}};
+    for (int s = 0; s < 8 * LENGTH(shapes); s++) {
+        const size_t n = shapes[s / 8][0], packet = shapes[s / 8][1];
+        const bool random = s % 2, some = s / 4 % 2;
+        const struct lossynet_rounding r = {
+            .dtype = s / 2 % 2 ? LOSSYNET_INT4 : LOSSYNET_INT8, .random = random, .key = key};
+        if (!b->round_blocks || too_large(n)) continue;
+        const size_t packets = (n + packet - 1) / packet, bytes = n * sizeof(float);
+        float *from = (float *)malloc(bytes), *want = (float *)malloc(bytes);
+        float *got = (float *)malloc(bytes), *there = (float *)b->allocate(2 * bytes);
+        uint8_t *arrived = (uint8_t *)malloc(packets);
+        assert_true(from && want && got && arrived && there);
+        fill_blocks(from, n);
+        for (size_t k = 0; k < packets; k++) arrived[k] = !some || random_uniform() > 0;
+        lossynet_elements_copy(&r, want, from, n);
+        b->upload(there, from, bytes);
+        for (int again = 0; again < 2; again++) { /* into memory of zeros, then in place */
+            float *to = again ? there : there + n;
+            b->round_blocks(to, there, some ? arrived : NULL, n, packet,
+                            lossynet_block_bits(r.dtype), random ? &key : NULL);
+            b->download(got, to, bytes);
+            for (size_t j = 0; j < n; j++) {
+                const float other = again ? from[j] : 0;
+                const float *expected = arrived[j / packet] ? &want[j] : &other;
+                if (memcmp(&got[j], expected, sizeof other))
+                    fail_msg("round_blocks: element %zu of %zu, %a, is %a, expected %a", j, n,
+                             (double)from[j], (double)got[j], (double)*expected);
+            }
+        }
+        b->release(there);
+        free(from), free(want), free(got), free(arrived);
+    }
+}
+
 /* To the last bit, since the owner's average may be computed on any machine; out is a sender, and
  * is there on return. What did not arrive is not a number. */
 void test_weighted_sum_pinned(void **state) {
@@ -226,9 +279,9 @@ void test_copies_that_round(void **state) {
 void test_residuals(void **state) {
     (void)state;
     size_t shapes[][2] = {{1, 1}, {10, 3}, {1000, 1024}, {100003, 1024}, {5000, 50}, {4096, 8}};
-    for (int s = 0; s < 2 * LENGTH(shapes); s++) {
-        const size_t n = shapes[s / 2][0], packet = shapes[s / 2][1];
-        const bool rounds = s % 2;
+    for (int s = 0; s < 3 * LENGTH(shapes); s++) {
+        const size_t n = shapes[s / 3][0], packet = shapes[s / 3][1];
+        const enum backend_lost how = (enum backend_lost)(s % 3);
         if (too_large(n)) continue;
         struct array residual = array_random(n + packet, 1, FLOAT32);
         struct array vector = array_random(n + packet, 1, FLOAT32);
@@ -236,12 +289,14 @@ void test_residuals(void **state) {
         assert_non_null(arrived);
         for (size_t k = 0; k * packet < n; k++) arrived[k] = random_uniform() > 0;
         for (size_t j = 0; j < n; j++) {
-            const float sent = (float)vector.reference[j];
-            residual.reference[j] = arrived[j / packet] ? 0
-                                    : rounds            ? rounded_reference(sent)
-                                                        : sent;
+            const float sent = (float)vector.reference[j], before = (float)residual.reference[j];
+            const float lost = how == LOST_ROUNDED ? rounded_reference(sent)
+                               : how == LOST_ADDED ? before + sent
+                                                   : sent;
+            const float kept = how == LOST_ADDED ? before : 0;
+            residual.reference[j] = arrived[j / packet] ? kept : lost;
         }
-        subject.backend->keep_lost(residual.value, vector.value, arrived, n, packet, rounds);
+        subject.backend->keep_lost(residual.value, vector.value, arrived, n, packet, how);
         assert_close(&residual, "keep_lost", 0, 0);
         for (size_t j = 0; j < n; j++) {
             const volatile float share = 0.7f * (float)residual.reference[j]; /* rounded */

@@ -436,6 +436,101 @@ static void test_residuals_hold_what_is_missing(void **state) {
     }
 }
 
+/* ---- vectors and residuals that the host cannot touch ---- */
+
+static lossynet_wire_dtype of_bits(int bits) {
+    return bits == 8 ? LOSSYNET_INT8 : LOSSYNET_INT4;
+}
+
+static void masked_copy(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet) {
+    (void)to, (void)from, (void)arrived, (void)n, (void)packet;
+    fail_msg("copied as it is");
+}
+
+static void round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet, int bits, const uint64_t *key) {
+    for (size_t j = 0; j < n; j += packet) {
+        const struct lossynet_rounding r = {of_bits(bits), key != NULL, key ? *key : 0, j};
+        if (!arrived || arrived[j / packet])
+            lossynet_elements_copy(&r, to + j, from + j, n - j < packet ? n - j : packet);
+    }
+}
+
+static void copy(void *to, const void *from, size_t bytes) {
+    memcpy(to, from, bytes);
+}
+
+static void gather(float *out, const float *vector, const size_t *element, size_t n) {
+    for (size_t i = 0; i < n; i++) out[i] = vector[element[i]];
+}
+
+static const struct lossynet_memory elsewhere = {masked_copy, NULL, round_blocks, copy, gather};
+
+struct kept {
+    float **vectors, **residuals;
+};
+
+static void round_kept(void *context, int worker, size_t offset, size_t n, int bits,
+                       const uint64_t *key) {
+    const struct kept *kept = context;
+    float *x = kept->vectors[worker] + offset, *residual = kept->residuals[worker] + offset;
+    memcpy(residual, x, n * sizeof *x);
+    round_blocks(x, x, NULL, n, n, bits, key);
+    for (size_t e = 0; e < n; e++) residual[e] -= x[e];
+}
+
+static void keep(void *context, int worker, size_t offset, size_t n, size_t packet,
+                 const uint8_t *arrived) {
+    const struct kept *kept = context;
+    const float *x = kept->vectors[worker] + offset;
+    for (size_t e = 0; e < n; e++)
+        if (!arrived[e / packet]) kept->residuals[worker][offset + e] += x[e];
+}
+
+/* The bits of vectors and residuals that are in the host's memory: averages, replicas, drift. */
+static void test_elsewhere(void **state) {
+    (void)state;
+    for (int f = 0; f < FORMATS; f++) {
+        float **x[2], **residuals = take_vectors(WORKERS, ELEMENTS);
+        struct lossynet_comm *comm[2];
+        struct lossynet_drift drift[2];
+        for (int i = 0; i < 2; i++) {
+            x[i] = take_vectors(WORKERS, ELEMENTS);
+            struct kept kept = {x[i], residuals};
+            const struct lossynet_residuals apart = {&kept, round_kept, keep, NULL, NULL};
+            struct lossynet_settings settings = blocks_settings(formats[f].dtype, 0.3);
+            settings.estimator = LOSSYNET_MEAN;
+            settings.error_feedback = true;
+            settings.memory = i ? &elsewhere : NULL;
+            settings.residuals = i ? &apart : NULL;
+            comm[i] = open_alone(&settings);
+            fill(x[i], 7);
+            lossynet_start(comm[i], x[i]);
+            for (uint64_t step = 0; step < 4; step++) {
+                lossynet_step_begin(comm[i], step);
+                fill(x[i], 8 + step);
+                for (int w = 0; w < WORKERS && i; w++)
+                    for (size_t e = 0; e < ELEMENTS; e++) x[i][w][e] += residuals[w][e];
+                assert_int_equal(lossynet_reduce(comm[i], x[i], false), LOSSYNET_OK);
+                assert_int_equal(lossynet_broadcast(comm[i], x[i], false), LOSSYNET_OK);
+                assert_int_equal(lossynet_drift_measure(comm[i], x[i], &drift[i]), LOSSYNET_OK);
+            }
+        }
+        for (int w = 0; w < WORKERS; w++) {
+            const float *inside = comm[0]->feedback.residual + (size_t)w * ELEMENTS;
+            assert_memory_equal(x[0][w], x[1][w], ELEMENTS * sizeof *x[0][w]);
+            assert_memory_equal(inside, residuals[w], ELEMENTS * sizeof *inside);
+        }
+        assert_true(drift[0].pair == drift[1].pair && drift[0].pair > 0);
+        for (int i = 0; i < 2; i++) {
+            free_vectors(x[i]);
+            lossynet_close(comm[i]);
+        }
+        free_vectors(residuals);
+    }
+}
+
 /* ---- refusals ---- */
 
 static void refuse(const struct lossynet_settings *settings, const char *expected) {
@@ -447,11 +542,17 @@ static void refuse(const struct lossynet_settings *settings, const char *expecte
 
 static void test_refusals(void **state) {
     (void)state;
-    struct lossynet_memory memory = {0};
+    const struct lossynet_memory memory = {masked_copy, NULL, NULL, copy, gather};
+    const struct lossynet_residuals residuals = {NULL, NULL, keep, NULL, NULL};
     struct lossynet_settings settings = blocks_settings(LOSSYNET_INT8, 0);
     settings.memory = &memory;
-    refuse(&settings, "wire dtype int8: expected vectors and residuals in the host's memory");
+    refuse(&settings, "int8, vectors outside the host's memory: expected round_blocks");
     settings.memory = NULL;
+    settings.error_feedback = true;
+    settings.residuals = &residuals;
+    refuse(&settings, "int8, residuals that are kept apart: expected their function round");
+    settings.error_feedback = false;
+    settings.residuals = NULL;
     settings.packet_bytes = 32;
     refuse(&settings, "packet size 32 bytes: expected at least 36, for a block of wire dtype int8");
     settings.packet_bytes = 36;
@@ -473,6 +574,7 @@ int main(void) {
         cmocka_unit_test(test_no_drift_without_loss),
         cmocka_unit_test(test_what_rounding_takes_comes_later),
         cmocka_unit_test(test_residuals_hold_what_is_missing),
+        cmocka_unit_test(test_elsewhere),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("elements in blocks with a scale", tests, NULL, NULL);

@@ -287,7 +287,7 @@ static void gather(float *out, const float *vector, const size_t *element, size_
 
 static void test_other_memory(void **state) {
     (void)state;
-    struct lossynet_memory memory = {masked_copy, masked_round, copy, gather};
+    struct lossynet_memory memory = {masked_copy, masked_round, NULL, copy, gather};
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
     settings.wire_dtype = LOSSYNET_BF16;
     settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
@@ -304,7 +304,7 @@ static void test_other_memory(void **state) {
 
 static void test_refusals(void **state) {
     (void)state;
-    struct lossynet_memory memory = {masked_copy, NULL, copy, gather};
+    struct lossynet_memory memory = {masked_copy, NULL, NULL, copy, gather};
     struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0);
     struct lossynet_comm *comm;
     settings.memory = &memory;

@@ -100,6 +100,18 @@ def test_nobody_needs_the_whole_model_to_save_it():
     assert shards["a checkpoint"] == one["a checkpoint"]
 
 
+@pytest.mark.parametrize("wire, gradients", [("bf16", 2), ("int8", 33 / 32), ("int4", 17 / 32)])
+def test_few_bytes_leave_a_gpu(wire, gradients):
+    """7B on 64 GPUs in groups of 8: each sends 7/64 of a vector in a phase."""
+    needed = table("--model=7B", "--workers=64", "--group=8", "--device=cuda", "--batch=2", "--seq=4096",
+                   f"--wire-dtype={wire}")
+    sent = 1e-9 * 6738415616 * 7 / 64
+    parameters = 2 if wire == "bf16" else 33 / 32
+    assert needed["gradient phase"] == pytest.approx(gradients * sent, abs=1e-3)
+    assert needed["parameter phase"] == pytest.approx(parameters * sent, abs=1e-3)
+    assert wire == "bf16" or needed["parameter phase"] < 0.9
+
+
 # ---- a run that is too large ----
 
 def refused(done, *texts):

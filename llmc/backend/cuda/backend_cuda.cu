@@ -479,19 +479,28 @@ static void masked_round(float *to, const float *from, const uint8_t *arrived, s
     copy_arrived(cuda_masked_round, to, from, arrived, n, packet);
 }
 
+static void round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet, int bits, const uint64_t *key) {
+    if (n == 0) return;
+    device_scope scope;
+    const size_t packets = arrived ? (n + packet - 1) / packet : 0;
+    arguments list(packets);
+    cuda_round_blocks(to, from, arrived ? list.add(arrived, packets) : NULL, n, packet, bits, key,
+                      device_stream());
+}
+
 static void add_residual(float *vector, const float *residual, float share, size_t n) {
     device_scope scope;
     cuda_add_residual(vector, residual, share, n, device_stream());
 }
 
 static void keep_lost(float *residual, const float *vector, const uint8_t *arrived, size_t n,
-                      size_t packet, bool rounds) {
+                      size_t packet, enum backend_lost how) {
     if (n == 0) return;
     device_scope scope;
     const size_t packets = (n + packet - 1) / packet;
     arguments list(packets);
-    cuda_keep_lost(residual, vector, list.add(arrived, packets), n, packet, rounds,
-                   device_stream());
+    cuda_keep_lost(residual, vector, list.add(arrived, packets), n, packet, how, device_stream());
 }
 
 static void gather(float *out, const float *vector, const size_t *element_, size_t n) {
@@ -566,6 +575,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.rounded_sum_pinned_bf16 = rounded_sum_pinned_bf16;
     b.masked_copy = masked_copy;
     b.masked_round = masked_round;
+    b.round_blocks = round_blocks;
     b.add_residual = add_residual;
     b.keep_lost = keep_lost;
     b.gather = gather;

@@ -1,9 +1,10 @@
-/* exchange.cuh — copies of packets between workers that share a device, as they are or rounded to
- * bfloat16 as on a wire, what was lost of gradients, and single elements for the host. (The average
+/* exchange.cuh — copies of packets between workers that share a device, as they are or rounded as on
+ * a wire, to bfloat16 or in blocks, what was lost of gradients, and single elements for the host. (The average
  * of packets is in weighted_sum.cuh.) */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
 
+#include "llmc/backend/backend.h"
 #include "llmc/backend/cuda/common.cuh"
 
 enum { EXCHANGE_THREADS = 256 };
@@ -47,24 +48,102 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
     }
 }
 
-/* The same grid: 0 where a packet arrived, and what was sent elsewhere. */
-template <int W, bool rounds>
+/* ---- blocks of 32 with a scale: the bits of lossynet's CPU code (elements.c) ---- */
+
+enum { WARP_BLOCK = 32, BLOCK_LEAST = 7, BLOCK_NOT_FINITE = 255 };
+
+static __device__ inline float of_bits(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static __device__ inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+struct largest {
+    __device__ uint32_t operator()(uint32_t a, uint32_t b) const {
+        return a > b ? a : b;
+    }
+};
+
+/* lossynet_mix (base.h), and lowbias32 (Wellons 2018) */
+static __device__ inline uint64_t mix64(uint64_t x) {
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static __device__ inline uint32_t mix32(uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+}
+
+/* A lane has one element of its warp's block, 0 past the end. */
+static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits, bool random,
+                                                uint64_t key) {
+    const uint32_t most = warp_reduce<largest>(bits_of(x) & 0x7fffffff);
+    uint32_t scale = (most + ((1u << (25 - bits)) - 1)) >> 23;
+    if (most >= 0x7f800000 || scale >= BLOCK_NOT_FINITE) return of_bits(0x7fc00000);
+    if (scale < BLOCK_LEAST) scale = BLOCK_LEAST;
+    const uint32_t exponent = scale - (uint32_t)(bits - 2);
+    const float scaled = x * of_bits((254 - exponent) << 23), unit = of_bits(exponent << 23);
+    const float shift = 0x1.8p23f; /* numbers of this size have no fraction; ties to even */
+    if (!random) return (scaled + shift - shift) * unit;
+    const uint32_t number = mix32((uint32_t)mix64(key) + lane) >> 16;
+    return floorf(scaled + ((float)number + 0.5f) * 0x1p-16f) * unit;
+}
+
+/* The same grid; a warp for each block. arrived NULL: everything did. */
+static __global__ void __launch_bounds__(EXCHANGE_THREADS)
+    round_blocks_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet, size_t packets, int bits, bool random, uint64_t key) {
+    const uint32_t lane = threadIdx.x % WARP_BLOCK;
+    for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
+        if (arrived && !arrived[k]) continue;
+        const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
+        size_t block = k * packet + threadIdx.x / WARP_BLOCK * WARP_BLOCK;
+        for (; block < end; block += blockDim.x) {
+            const size_t i = block + lane;
+            const float x = i < end ? from[i] : 0;
+            const float y = rounded_in_block(x, lane, bits, random, key + block);
+            if (i < end) to[i] = y;
+        }
+    }
+}
+
+/* ---- what was lost of gradients ---- */
+
+/* The same grid as of copies: 0 where a packet arrived, and what was sent elsewhere; LOST_ADDED: added
+ * there to what the residual is. */
+template <int W, enum backend_lost how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
     keep_lost_kernel(float *residual, const float *vector, const uint8_t *arrived, size_t n,
                      size_t packet, size_t packets) {
     for (size_t k = blockIdx.x; k < packets; k += gridDim.x) {
         const bool lost = !arrived[k];
+        if (how == LOST_ADDED && !lost) continue;
         const size_t end = (k + 1) * packet < n ? (k + 1) * packet : n;
         size_t i = k * packet + threadIdx.x * W;
         for (; i + W <= end; i += blockDim.x * W) {
-            float x[W] = {};
+            float x[W] = {}, before[W] = {};
             if (lost) load(x, vector + i);
-            if (rounds)
-                for (int j = 0; j < W; j++) x[j] = rounded(x[j]);
+            if (how == LOST_ADDED) load(before, residual + i);
+            for (int j = 0; j < W; j++) {
+                if (how == LOST_ROUNDED) x[j] = rounded(x[j]);
+                if (how == LOST_ADDED) x[j] = before[j] + x[j];
+            }
             store(residual + i, x);
         }
-        for (; i < end; i++) /* the last few: one's */
-            residual[i] = !lost ? 0 : rounds ? rounded(vector[i]) : vector[i];
+        for (; i < end; i++) { /* the last few: one's */
+            const float x = !lost ? 0 : how == LOST_ROUNDED ? rounded(vector[i]) : vector[i];
+            residual[i] = how == LOST_ADDED ? residual[i] + x : x;
+        }
     }
 }
 
@@ -145,18 +224,32 @@ static inline void cuda_masked_round(float *to, const float *from, const uint8_t
     launch_masked_copy<true>(to, from, arrived, n, packet, stream);
 }
 
-/* residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere vector[j] */
-template <bool rounds>
+/* The same of from[j] rounded in blocks; see backend.h. */
+static inline void cuda_round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
+                                     size_t packet, int bits, const uint64_t *key,
+                                     cudaStream_t stream) {
+    if (!arrived) packet = 32 * EXCHANGE_THREADS;
+    const size_t packets = ceil_div(n, packet);
+    launch(round_blocks_kernel,
+           dim3((unsigned)(packets < EXCHANGE_BLOCKS ? packets : EXCHANGE_BLOCKS)),
+           dim3(EXCHANGE_THREADS), 0, stream, to, from, arrived, n, packet, packets, bits,
+           key != NULL, key ? *key : 0);
+}
+
+/* residual[j], j < n, as backend.h has it */
+template <enum backend_lost how>
 static inline void launch_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
                                     size_t n, size_t packet, cudaStream_t stream) {
-    launch_by_packet(keep_lost_kernel<wide<float>, rounds>, keep_lost_kernel<1, rounds>, residual,
-                     vector, arrived, n, packet, stream);
+    launch_by_packet(keep_lost_kernel<wide<float>, how>, keep_lost_kernel<1, how>, residual, vector,
+                     arrived, n, packet, stream);
 }
 
 static inline void cuda_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
-                                  size_t n, size_t packet, bool rounds, cudaStream_t stream) {
-    (rounds ? launch_keep_lost<true> : launch_keep_lost<false>)(residual, vector, arrived, n,
-                                                                packet, stream);
+                                  size_t n, size_t packet, enum backend_lost how,
+                                  cudaStream_t stream) {
+    decltype(launch_keep_lost<LOST_EXACT>) *const launchers[] = {
+        launch_keep_lost<LOST_EXACT>, launch_keep_lost<LOST_ROUNDED>, launch_keep_lost<LOST_ADDED>};
+    launchers[how](residual, vector, arrived, n, packet, stream);
 }
 
 /* vector[j] += share * residual[j], j < n */

@@ -187,7 +187,7 @@ static void kept_by_the_caller(bool bf16) {
     settings.wire_dtype = LOSSYNET_BF16;
     struct lossynet_comm *comm = open_alone(&settings);
     static struct kept kept;
-    const struct lossynet_residuals residuals = {&kept, keep, save, load};
+    const struct lossynet_residuals residuals = {&kept, NULL, keep, save, load};
     settings.residuals = &residuals;
     settings.vector_dtype = bf16 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
     struct lossynet_comm *other = open_alone(&settings);
