@@ -4,10 +4,11 @@
  * "Device memory" is host memory that cannot be touched outside an operation: pages are opened when
  * a device_scope begins and closed when it ends, so that a program that reads a GPU's array from
  * the host dies here too. Each block ends (but for alignment) at a page that is never opened.
- * Products are plain loops that add in float32, by 64s. What is called runs later (streams_emu.h):
+ * Products are plain loops that add in float32, by 64s, or by another number for each place of an
+ * algorithm (backend.h), so that places differ in their bits. What is called runs later (streams_emu.h):
  * the streams are those of llmc/backend/cuda/streams.cu. */
 #include "dev/emulation/device_emulated.h"
-#include "llmc/backend/cuda/device.h"
+#include "llmc/backend/cuda/product_choice.h"
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/log/error.h"
 
@@ -18,6 +19,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <map>
 
 enum { ALIGNMENT = 256 };
@@ -33,6 +35,8 @@ static bool opened;
 static char name[64] = "emulated", identity[16];
 static size_t limit;      /* EMULATED_MEMORY: bytes of the device; 0: no limit */
 static size_t used, most; /* bytes: now, and at the peak */
+static int fastest;       /* EMULATED_FASTEST: the place of the fastest algorithm */
+static struct product_choices choices;
 static void *scratch[SCRATCHES];
 static size_t scratch_bytes[SCRATCHES];
 
@@ -80,6 +84,14 @@ static void write_peak(void) {
     fclose(file);
 }
 
+/* EMULATED_FASTEST=K or K,K,...: the last counts for all other ranks of the host */
+static void choose_fastest(int local_rank) {
+    const char *wanted = getenv("EMULATED_FASTEST");
+    for (; wanted && local_rank > 0 && strchr(wanted, ','); local_rank--)
+        wanted = strchr(wanted, ',') + 1;
+    fastest = wanted ? atoi(wanted) : 0;
+}
+
 bool device_open(int local_rank, char *why, size_t why_size) {
     const char *wanted = getenv("EMULATED_DEVICE"), *memory = getenv("EMULATED_MEMORY");
     const char *devices = getenv("EMULATED_DEVICES");
@@ -92,6 +104,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     if (memory) limit = strtoull(memory, NULL, 10);
     if (!opened && streams_open() != cudaSuccess) return false;
     choose_streams();
+    choose_fastest(local_rank);
     if (!opened && getenv("EMULATED_PEAK")) atexit(write_peak);
     opened = true;
     return true;
@@ -190,8 +203,9 @@ static float *unpacked(const void *x, bool transpose, int rows, int columns, siz
     return to;
 }
 
-static void multiply(void *out, const void *a_, const void *b_, const struct product *p) {
-    const int M = p->M, N = p->N, K = p->K;
+static void multiply(void *out, const void *a_, const void *b_, const struct product *p,
+                     int place) {
+    const int M = p->M, N = p->N, K = p->K, together = 64 - 3 * place;
     float *a = unpacked(a_, p->transpose_a, M, K, p->row_a, p->in);
     float *b = unpacked(b_, p->transpose_b, K, N, p->row_b, p->in);
 #pragma omp parallel for if ((double)M * N * K > 1e6)
@@ -201,7 +215,7 @@ static void multiply(void *out, const void *a_, const void *b_, const struct pro
         for (int k = 0; k < K; k++) {
             const float x = a[(size_t)i * K + k], *y = b + (size_t)k * N;
             for (int j = 0; j < N; j++) part[j] += x * y[j];
-            if (k % 64 < 63 && k < K - 1) continue;
+            if (k % together < together - 1 && k < K - 1) continue;
             for (int j = 0; j < N; j++) sum[j] += part[j], part[j] = 0;
         }
         for (int j = 0; j < N; j++) {
@@ -219,7 +233,18 @@ static void multiply(void *out, const void *a_, const void *b_, const struct pro
     free(b);
 }
 
+/* On a clock by which one place is the fastest; the last two have no algorithm. */
+static double seconds_of(void *, int place) {
+    return place >= PRODUCT_PLACES - 2 ? INFINITY : place == fastest ? 1 : 2;
+}
+
+struct product_choices *device_product_choices(void) {
+    return &choices;
+}
+
 void device_product(void *out, const void *a, const void *b, const struct product *p) {
     const struct product kept = *p;
-    cuda_emu::enqueue(device_stream(), [out, a, b, kept] { multiply(out, a, b, &kept); });
+    const int place = product_place(&choices, p, 0, seconds_of, NULL);
+    cuda_emu::enqueue(device_stream(),
+                      [out, a, b, kept, place] { multiply(out, a, b, &kept, place); });
 }

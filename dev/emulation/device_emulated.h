@@ -5,6 +5,8 @@
  * ranks of a host share so many, otherwise each has its own. EMULATED_MEMORY=BYTES: a device has so
  * much. EMULATED_PEAK=FILE: the most bytes in use, and all bytes of the host that were registered as pinned
  * memory, are written to FILE.<device> at the end.
+ * EMULATED_FASTEST=PLACE: of the algorithms that are timed (--tune), on all ranks; P,Q,...: on the
+ * host's first, second, ... rank.
  * EMULATED_FAULT=1: allocating pinned memory meets the error of a kernel that ran before.
  * EMULATED_STREAMS=late, others or soon: when work on a stream runs (streams_emu.h). */
 #ifndef DEVICE_EMULATED_H

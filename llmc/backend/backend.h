@@ -60,6 +60,24 @@ enum backend_lost { LOST_EXACT, LOST_ROUNDED, LOST_ADDED };
 
 enum { BACKEND_MARKS = 256 }; /* see d2h_mark */
 
+/* Which of a library's algorithms computes products of a shape. Algorithms differ in the order of
+ * their sums, so a choice is the same on all ranks and after --resume, or bits differ. */
+struct product_choice {
+    int32_t M, N, K, transpose_a, transpose_b, in, out_type; /* of struct product (cuda/device.h) */
+    int32_t place; /* in the order of the library's own estimates; 0: what it takes for the best */
+};
+
+enum {
+    PRODUCT_PLACES = 16,
+    PRODUCT_CHOICES = 32
+}; /* places to choose from; a model has 15 shapes */
+
+struct product_choices {
+    int32_t times; /* products of a shape that is not in the list are timed, and put there */
+    int32_t count;
+    struct product_choice choice[PRODUCT_CHOICES];
+};
+
 struct backend {
     const char *name;     /* "cpu", "cuda" */
     const char *details;  /* one line for the log: instruction set or device, GEMM library */
@@ -67,6 +85,9 @@ struct backend {
     size_t element_bytes; /* of the working type */
     size_t weight_bytes;  /* of parameters in use: of the working type, or of float32 */
     bool on_device;       /* the host cannot access memory from `allocate` */
+    /* Which algorithms multiply; NULL where there is no choice. The caller may change it between
+     * operations. Shapes that are not there are computed by the library's first. */
+    struct product_choices *product_choices;
 
     /* ---- memory ---- */
     void *(*allocate)(size_t bytes); /* aligned to 64 bytes, zeroed; NULL if out of memory */

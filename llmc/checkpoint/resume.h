@@ -1,6 +1,7 @@
 /* resume.h — a training run's state as files, and back: what a checkpoint holds beside the model.
  *
- *     trainer.json                          where the run stands, its options, and the size and
+ *     trainer.json                          where the run stands, its options, the algorithms that
+ *                                           --tune chose (products), and the size and
  *                                           checksum of every file, its own included
  *     optimizer-00001-of-00002.safetensors  of the workers that rank 0 of 2 hosts; of worker W:
  *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
@@ -30,6 +31,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "llmc/backend/backend.h"
 #include "llmc/util/file.h"
 #include "llmc/model/param_layout.h"
 #include "llmc/cli/options.h"
@@ -85,6 +87,7 @@ struct resume_run {
     struct resume_worker *worker; /* [local] */
     struct resume_comm comm;
     struct resume_memory moments, replicas; /* moments and `ahead`; params, and the model */
+    const struct product_choices *products; /* the backend's; NULL: none */
     bool replicas_are_half; /* params hold bfloat16 (uint16_t) in the host's memory */
 };
 
@@ -100,6 +103,10 @@ bool resume_is_checkpoint_name(const char *name);
 
 /* Reads DIR/trainer.json. 0, or -1 after reporting; the caller releases *saved. */
 int resume_open(const char *directory, json_t **saved, struct resume_point *at);
+
+/* Takes the choices of algorithms from trainer.json, if it was saved by the same backend: its
+ * `details` are equal. Otherwise *out stays as it is. */
+void resume_products(const json_t *saved, const char *details, struct product_choices *out);
 
 /* Reads the rest of the workers' state from `directory`, after verifying this rank's share of
  * the checksums. Their params must already be the model. Tells on the terminal and in the log

@@ -475,6 +475,8 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
                       b ? b : json_object_get(now, names[i]));
     }
     compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
+    if (!json_equal(json_object_get(was, "products"), json_object_get(is, "products")))
+        differ(list, "products are computed by other algorithms (--tune)");
 }
 
 /* ---- loading ---------------------------------------------------------------------------- */

@@ -60,6 +60,10 @@ static const struct entry table[] = {
            "weights, gradients and sums are float32"),
     ONE_OF("recompute", recompute, "auto", recompute_names, "none|norms|attention|block|auto",
            "what backward computes again, to save memory; auto: the least that fits the device"),
+    SWITCH(
+        "tune", tune,
+        "cuda: time the algorithms for matrix products at the start, and take the fastest. Another "
+        "run may choose others, with other bits; a checkpoint keeps the choice"),
     INTEGER("threads", threads, "0", 0, 4096,
             "CPU threads of this rank; 0: this rank's share of the cores"),
     NUMBER("memory", memory, "0", 0, 1e9, "GB",

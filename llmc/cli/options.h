@@ -38,7 +38,8 @@ struct options {
     const char *model;                     /* preset name or checkpoint directory */
     int vocabulary;                        /* 0: from the data */
     int device, dtype, recompute, threads; /* recompute: as in activations.h */
-    double memory;                         /* bytes / 1e9; 0: what there is */
+    bool tune;
+    double memory; /* bytes / 1e9; 0: what there is */
     /* data */
     const char *train, *val, *tokenizer;
     int data_split;

@@ -9,6 +9,7 @@
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/cli/memory_check.h"
 #include "llmc/comm/settings.h"
+#include "llmc/comm/tune.h"
 #include "llmc/log/error.h"
 #include "llmc/util/bf16.h"
 #include "llmc/util/file.h"
@@ -44,7 +45,10 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     d->memory = d->masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
     const struct lossynet_settings network = comm_settings(d->options, d->layout, d->workers);
     run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
-    return memory_check(d->options, &d->world, &d->layout->config, &run);
+    if (memory_check(d->options, &d->world, &d->layout->config, &run)) return -1;
+    const int tokens = batch * seq; /* of a product */
+    return training ? tune_products(d->options, &d->layout->config, tokens, d->be, &d->world, tell)
+                    : 0;
 }
 
 static struct worker *worker_of(const struct data_parallel *d, int id) {
@@ -474,6 +478,7 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
                                      .all_workers = LOSSYNET_ALL_WORKERS};
     out->comm = comm;
     out->replicas_are_half = d->half;
+    out->products = d->be->product_choices;
     out->whole_moments = worker_steps_alone(d->options);
     out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
     out->ahead = &d->sent_ahead;

@@ -17,6 +17,7 @@
  * are those an operation must read and write once, by its definition in llmc/backend/backend.h;
  * whatever it reads twice is its own fault. Exits with 77 where there is no device. */
 #include "dev/bench/gpu/gpu_model.h"
+#include "llmc/model/products.h"
 
 #include <errno.h>
 #include <sys/wait.h>
@@ -90,42 +91,45 @@ static int peak(int size, size_t bytes) {
 /* ---- what cuBLASLt's heuristic may leave out ------------------------------------------------- */
 
 struct product_of {
-    const char *name;
+    struct model_product shape;
     tensor *x, *y, *w;
     float *dw;
-    int N, I, O, pass;
+    int pass;
 };
 
 static void pass_once(void *context) {
     const struct product_of *p = (const struct product_of *)context;
-    if (p->pass == 0) be->matmul_forward(p->y, p->x, p->w, p->N, p->I, p->O);
-    if (p->pass == 1) be->matmul_backward_input(p->x, p->y, p->w, p->N, p->I, p->O, false);
-    if (p->pass == 2) be->matmul_backward_weight(p->dw, p->y, p->x, p->N, p->I, p->O, false);
+    const int N = p->shape.N, I = p->shape.I, O = p->shape.O;
+    if (p->pass == 0) be->matmul_forward(p->y, p->x, p->w, N, I, O);
+    if (p->pass == 1) be->matmul_backward_input(p->x, p->y, p->w, N, I, O, false);
+    if (p->pass == 2) be->matmul_backward_weight(p->dw, p->y, p->x, N, I, O, false);
 }
 
 static int time_products(int place, const int *n) {
     static const char *const passes[] = {"forward", "input", "weights"};
-    const int N = n[0], C = n[1], F = n[2], QKV = (n[3] + 2 * n[4]) * n[5], V = n[6];
-    const int rows = backend_cuda_logits_rows(N, V, be->element_bytes);
-    struct product_of all[] = {{.name = "qkv", .N = N, .I = C, .O = QKV},
-                               {.name = "attention out", .N = N, .I = n[3] * n[5], .O = C},
-                               {.name = "gate and up", .N = N, .I = C, .O = 2 * F},
-                               {.name = "down", .N = N, .I = F, .O = C},
-                               {.name = "classifier", .N = rows, .I = C, .O = V}};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        struct product_of *p = &all[i];
-        p->x = filled(be, (size_t)p->N * p->I, 1, false);
-        p->y = filled(be, (size_t)p->N * p->O, 1, false);
-        p->w = filled(be, (size_t)p->O * p->I, 1, false);
-        p->dw = (float *)filled(be, (size_t)p->O * p->I, 1, true);
-        for (p->pass = 0; p->pass < 3; p->pass++) {
+    const struct llama_config c = {.width = n[1],
+                                   .hidden = n[2],
+                                   .heads = n[3],
+                                   .kv_heads = n[4],
+                                   .head_size = n[5],
+                                   .vocabulary = n[6]};
+    struct model_product all[MODEL_PRODUCTS];
+    model_products(&c, n[0], backend_cuda_logits_rows(n[0], n[6], be->element_bytes), all);
+    for (int i = 0; i < MODEL_PRODUCTS; i++) {
+        const int N = all[i].N, I = all[i].I, O = all[i].O;
+        struct product_of p = {.shape = all[i],
+                               .x = filled(be, (size_t)N * I, 1, false),
+                               .y = filled(be, (size_t)N * O, 1, false),
+                               .w = filled(be, (size_t)O * I, 1, false),
+                               .dw = (float *)filled(be, (size_t)O * I, 1, true)};
+        for (p.pass = 0; p.pass < 3; p.pass++) {
             printf("{\"what\": \"algorithm\", \"name\": \"%s, %s\", \"shape\": \"%d x %d x %d\", "
                    "\"place\": %d, \"flops\": %.9g, \"seconds\": %.9g}\n",
-                   p->name, passes[p->pass], p->N, p->I, p->O, place, 2.0 * p->N * p->I * p->O,
-                   seconds_of(pass_once, p));
+                   all[i].name, passes[p.pass], N, I, O, place, 2.0 * N * I * O,
+                   seconds_of(pass_once, &p));
             fflush(stdout);
         }
-        be->release(p->x), be->release(p->y), be->release(p->w), be->release(p->dw);
+        be->release(p.x), be->release(p.y), be->release(p.w), be->release(p.dw);
     }
     return 0;
 }

@@ -528,6 +528,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.device = device_identity();
     b.element_bytes = b.weight_bytes = sizeof(element);
     b.on_device = true;
+    b.product_choices = device_product_choices();
     b.allocate = allocate;
     b.release = release;
     b.copy = copy;

@@ -18,31 +18,32 @@
  *
  * Asking which algorithm suits a shape costs 10 to 100 us, so answers are kept. Of these only
  * algorithms that sum in float32 in a fixed order are taken: no partial sums rounded to the
- * output's type or added in the order of arrival. The heuristic's first is taken, and not the
- * fastest of several that were timed: another choice in the next run, or after --resume, would be
- * other bits. TRAIN_LLAMA2_PRODUCT=K takes the one K places after it, where there are so many
+ * output's type or added in the order of arrival. The heuristic's first is taken, unless there is a
+ * choice for the product's shape (product_choice.h; --tune times the first 16). For all other shapes
+ * TRAIN_LLAMA2_PRODUCT=K takes the one K places after the first, where there are so many
  * (gpu_bench.c times them); the same on all ranks, which details in backend.h sees to.
  *
  * The library is 500 MB and takes 0.1 s to load: it is opened when a device is, not at start. */
 #include "llmc/backend/cuda/product.h"
-#include "llmc/backend/cuda/device.h"
+#include "llmc/backend/cuda/product_choice.h"
 #include "llmc/log/error.h"
 
 #include <cublasLt.h>
 #include <dlfcn.h>
+#include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { ANSWERS = 512, WORKSPACE = 64 << 20, CANDIDATES = 16 };
+enum { ANSWERS = 512, WORKSPACE = 64 << 20 };
 
 struct key { /* compared as bytes: no padding */
     int64_t row_a, row_b, row_out;
     int32_t M, N, K;
     uint8_t transpose_a, transpose_b, in, out_type;
     uint16_t aligned_a, aligned_b, aligned_out; /* largest power of two, up to 256, in bytes */
-    uint16_t accumulate;
+    uint8_t accumulate, place;
 };
 static_assert(sizeof(struct key) == 48, "struct key has padding");
 
@@ -72,7 +73,8 @@ static struct {
     cublasLtHandle_t handle;
     void *workspace;
     struct answer answer[ANSWERS];
-    int place; /* of the heuristic's candidates, the one to take */
+    struct product_choices choices;
+    int place; /* of the heuristic's candidates, the one to take where there is no choice */
     int next;  /* of ANSWERS to forget when all are used */
 } lt;
 
@@ -120,9 +122,9 @@ bool product_open(char *why, size_t why_size) {
     }
     const char *place = getenv("TRAIN_LLAMA2_PRODUCT");
     lt.place = place ? atoi(place) : 0;
-    if (lt.place < 0 || lt.place >= CANDIDATES) {
-        snprintf(why, why_size, "TRAIN_LLAMA2_PRODUCT: expected 0 to %d, got '%s'", CANDIDATES - 1,
-                 place);
+    if (lt.place < 0 || lt.place >= PRODUCT_PLACES) {
+        snprintf(why, why_size, "TRAIN_LLAMA2_PRODUCT: expected 0 to %d, got '%s'",
+                 PRODUCT_PLACES - 1, place);
         return false;
     }
     lt.workspace = device_allocate(WORKSPACE);
@@ -142,6 +144,10 @@ void product_library(char *text, size_t size) {
 }
 
 /* ---- which algorithm ---- */
+
+struct product_choices *device_product_choices(void) {
+    return &lt.choices;
+}
 
 static uint32_t alignment(const void *p, size_t row_bytes) {
     uintptr_t bits = (uintptr_t)p | row_bytes | 256;
@@ -165,7 +171,8 @@ static void forget(struct answer *x) {
     x->used = false;
 }
 
-static void ask(struct answer *x, const struct key *key) {
+/* False: the heuristic has fewer candidates, and the last of them is taken. */
+static bool ask(struct answer *x, const struct key *key) {
     const cudaDataType in = type_of((enum dtype)key->in), out = type_of((enum dtype)key->out_type);
     const cublasOperation_t op_first = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_second = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -195,10 +202,10 @@ static void ask(struct answer *x, const struct key *key) {
     WANT(MIN_ALIGNMENT_C_BYTES, third);
     WANT(MIN_ALIGNMENT_D_BYTES, third);
 #undef WANT
-    cublasLtMatmulHeuristicResult_t result[CANDIDATES];
-    int found = 0, take = lt.place;
+    cublasLtMatmulHeuristicResult_t result[PRODUCT_PLACES];
+    int found = 0, take = key->place;
     cublasStatus_t status = lt.heuristic(lt.handle, x->operation, x->first, x->second, x->out,
-                                         x->out, wanted, lt.place + 1, result, &found);
+                                         x->out, wanted, key->place + 1, result, &found);
     if (status == CUBLAS_STATUS_SUCCESS) {
         if (take >= found) take = found - 1;
         while (take > 0 && result[take].state != CUBLAS_STATUS_SUCCESS) take--;
@@ -214,6 +221,7 @@ static void ask(struct answer *x, const struct key *key) {
     x->workspace = result[take].workspaceSize;
     x->key = *key;
     x->used = true;
+    return take == key->place;
 }
 
 static const struct answer *answer(const struct key *key) {
@@ -234,7 +242,8 @@ static const struct answer *answer(const struct key *key) {
 
 /* ---- the product ---- */
 
-void device_product(void *out, const void *a, const void *b, const struct product *p) {
+static struct key key_of(const void *out, const void *a, const void *b, const struct product *p,
+                         int place) {
     const size_t in = size_of(p->in), result = size_of(p->out_type);
     const struct key key = {(int64_t)p->row_a,
                             (int64_t)p->row_b,
@@ -249,9 +258,48 @@ void device_product(void *out, const void *a, const void *b, const struct produc
                             (uint16_t)alignment(a, p->row_a * in),
                             (uint16_t)alignment(b, p->row_b * in),
                             (uint16_t)alignment(out, p->row_out * result),
-                            p->accumulate};
-    const float one = 1, beta = p->accumulate ? 1 : 0;
-    const struct answer *x = answer(&key);
-    CHECK(lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
-                    out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream()));
+                            p->accumulate,
+                            (uint8_t)place};
+    return key;
+}
+
+static cublasStatus_t multiply(void *out, const void *a, const void *b, const struct answer *x) {
+    const float one = 1, beta = x->key.accumulate ? 1 : 0;
+    return lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
+                     out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream());
+}
+
+struct arrays {
+    void *out;
+    const void *a, *b;
+    const struct product *product;
+};
+
+/* Of one that does not count, and then of several one behind the other. */
+static double seconds_of(void *context, int place) {
+    enum { TIMES = 8 };
+    const struct arrays *x = (const struct arrays *)context;
+    const struct key key = key_of(x->out, x->a, x->b, x->product, place);
+    static struct answer trial;
+    cudaEvent_t begin, end;
+    float milliseconds = 0;
+    if (!ask(&trial, &key)) return INFINITY;
+    if (multiply(x->out, x->a, x->b, &trial) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    CUDA_CHECK(cudaEventCreate(&begin));
+    CUDA_CHECK(cudaEventCreate(&end));
+    CUDA_CHECK(cudaEventRecord(begin, device_stream()));
+    for (int i = 0; i < TIMES; i++) CHECK(multiply(x->out, x->a, x->b, &trial));
+    CUDA_CHECK(cudaEventRecord(end, device_stream()));
+    CUDA_CHECK(cudaEventSynchronize(end));
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
+    CUDA_CHECK(cudaEventDestroy(begin));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return 1e-3 * milliseconds / TIMES;
+}
+
+void device_product(void *out, const void *a, const void *b, const struct product *p) {
+    struct arrays arrays = {out, a, b, p};
+    const int place = product_place(&lt.choices, p, lt.place, seconds_of, &arrays);
+    const struct key key = key_of(out, a, b, p, place);
+    CHECK(multiply(out, a, b, answer(&key)));
 }
