@@ -191,6 +191,7 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
 /* Ranks meet, learn what a packet can carry, allocate, and begin to listen. */
 static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                             lossynet_link_open link_open, lossynet_share share, void *context) {
+    const int *rounds = settings->retransmission_rounds;
     const struct lossynet_transport_settings transport = {
         .world = comm->world,
         .packet_bytes = settings->packet_bytes,
@@ -201,7 +202,9 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         .skip_late = settings->skip_late,
         .deadline = settings->deadline,
         .late_comes = settings->error_feedback,
-        .pulses = settings->error_feedback ? 2 : 1,
+        .pulses =
+            1 + settings->error_feedback + rounds[LOSSYNET_GRADIENT] + rounds[LOSSYNET_PARAMETER],
+        .phases = {1 + rounds[LOSSYNET_GRADIENT], 1 + rounds[LOSSYNET_PARAMETER]},
         .dscp = settings->dscp,
         .multicast = settings->multicast,
         .encrypt = settings->encrypt,

@@ -233,8 +233,7 @@ struct lossynet_settings {
     /* Links udp and verbs, several ranks: a step does not wait for late ranks
      * (transport/deadline.c) longer than `deadline` seconds after half of the ranks; 0: learnt.
      * Between the lossynet_step_follow of a step and the next one call lossynet_reduce,
-     * lossynet_pulse and lossynet_broadcast, each once. Not with retransmission_rounds or
-     * return_masks. */
+     * lossynet_pulse and lossynet_broadcast, each once. Not with return_masks. */
     bool skip_late;
     double deadline;
     bool multicast; /* parameters are sent once for all ranks, where the network can */

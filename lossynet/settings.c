@@ -211,13 +211,11 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
             settings->retransmission_budget);
         return LOSSYNET_INVALID;
     }
-    const bool told = settings->return_masks || (settings->error_feedback && settings->residuals) ||
-                      settings->retransmission_rounds[LOSSYNET_GRADIENT] ||
-                      settings->retransmission_rounds[LOSSYNET_PARAMETER];
+    const bool told = settings->return_masks || (settings->error_feedback && settings->residuals);
     if (settings->skip_late && (told || !(settings->deadline >= 0))) {
         lossynet_log(
-            "late ranks skipped, deadline %g s: expected 0 or more, and no "
-            "retransmission, masks, or residuals that are kept apart, for which all ranks wait",
+            "late ranks skipped, deadline %g s: expected 0 or more, and no masks, or residuals "
+            "that are kept apart, for which all ranks wait",
             settings->deadline);
         return LOSSYNET_INVALID;
     }

@@ -1,8 +1,9 @@
 /* late_ranks.c — what late ranks cost the others, with and without a deadline, in virtual time.
  *
- *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry]]      DEADLINE: auto, off, or seconds
+ *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair]]   DEADLINE: auto, off, or seconds
  *
- * With `carry` what is late of a gradient is added to the next (error feedback).
+ * With `carry` what is late of a gradient is added to the next (error feedback). With `repair` what
+ * is lost is sent again in two rounds of gradients and one of parameters.
  *
  * Ranks compute for 0.1 s in a step and exchange what a trainer does, over a network with a round
  * trip of 0.2 ms that loses nothing. WHAT disturbs them:
@@ -26,6 +27,8 @@
  *     pace        steps per second, over the same of undisturbed ranks
  *     throughput  gradients averaged per second, over the same
  *     steps       at which all ranks have ended
+ *     uncounted   with `carry`, after some more steps in which nothing is disturbed or lost:
+ *                 elements of gradients that were computed, less those that were averaged
  *
  * The result is a function of the arguments: test/lossynet/test_simulation.py compares it with
  * bounds.
@@ -38,7 +41,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHARD = 16, MOST_STEPS = 400, MEETING = 20, UNDISTURBED_STEPS = 6 };
+enum {
+    PACKET = 16,        /* elements */
+    SHARD_REPAIRED = 4, /* packets, with `repair`; else one */
+    MOST_STEPS = 400,
+    MEETING = 20,
+    UNDISTURBED_STEPS = 6,
+    CALM_STEPS = 8
+};
 enum what { EVEN, SPREAD, TAIL, STOP, SLOW, RANDOM, WHATS };
 static const char *const name[WHATS] = {"even", "spread", "tail", "stop", "slow", "random"};
 static const double COMPUTE = 0.1, STOPPED = 0.5, STOPS_EVERY = 5, SLOWNESS = 3, SPREAD_BY = 0.2;
@@ -46,7 +56,7 @@ static const double COMPUTE = 0.1, STOPPED = 0.5, STOPS_EVERY = 5, SLOWNESS = 3,
 static struct {
     int ranks, warm, steps;
     enum what what;
-    bool skips, carries;
+    bool skips, carries, repairs;
     double deadline, lost;
     uint64_t random;
     size_t elements;
@@ -61,6 +71,7 @@ static struct {
         *averaged; /* [steps]: of which the owners got so many, summed; their own not counted */
     uint64_t averaged_all; /* the same for all steps with their own */
     uint64_t last;
+    int64_t uncounted; /* of all steps, elements: computed, less averaged by the owners */
 } run;
 
 static void *take(size_t count, size_t bytes) {
@@ -84,8 +95,14 @@ static double lognormal(double p99, uint64_t rank, uint64_t step) {
     return exp(log(p99) / 2.3263 * normal);
 }
 
+/* Nothing is disturbed any more. */
+static bool is_calm(uint64_t step) {
+    return step >= (uint64_t)run.steps;
+}
+
 static double compute_seconds(int rank, uint64_t step) {
     const bool last = rank == run.ranks - 1;
+    if (is_calm(step)) return COMPUTE;
     switch (run.what) {
     case SPREAD:
         return COMPUTE * (1 + SPREAD_BY * (2 * uniform((uint64_t)rank, step) - 1));
@@ -107,6 +124,10 @@ static bool is_stopped(int rank) {
 /* ---- the network ---- */
 
 static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
+    if (run.last > 0) {
+        simulation_deliver(receiver, sender, bytes, count, 0);
+        return;
+    }
     if (run.lost > 0 && simulation_random() % 1000 < (uint64_t)(1000 * run.lost)) return;
     if (run.what == RANDOM && simulation_random() % 4000 == 0)
         simulation_stop((int)(simulation_random() % (uint64_t)run.ranks),
@@ -131,7 +152,8 @@ struct rank {
 static void compute(struct rank *r, uint64_t step) {
     double seconds = compute_seconds(r->rank, step);
     simulation_require(!lossynet_bucket_wait(r->comm, 0, NULL), "waiting for parameters");
-    if (run.what == STOP && is_stopped(r->rank) && simulation_now() + seconds > r->stops) {
+    if (run.what == STOP && !is_calm(step) && is_stopped(r->rank) &&
+        simulation_now() + seconds > r->stops) {
         const double before = fmax(0, r->stops - simulation_now());
         simulation_sleep(before);
         simulation_stop(r->rank, STOPPED);
@@ -165,6 +187,9 @@ static void note(struct rank *r, uint64_t step, bool idle) {
     const double now = simulation_now();
     lossynet_shard(r->comm, r->rank, 0, &offset, &count);
     const uint64_t got = (uint64_t)lrintf(r->gradient[offset] * (float)run.ranks);
+    run.uncounted += (int64_t)run.elements * !idle;
+    for (size_t e = offset; e < offset + count; e++)
+        run.uncounted -= lrintf(r->gradient[e] * (float)run.ranks);
     if (step >= (uint64_t)run.warm && step < (uint64_t)run.steps) {
         run.made++;
         run.idle += idle;
@@ -209,16 +234,19 @@ static void meet(struct rank *r) {
 static void rank_main(int rank) {
     const struct lossynet_world world = {
         .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
-    const struct lossynet_settings settings = {.workers = run.ranks,
-                                               .buckets = 1,
-                                               .bucket_elements = &run.elements,
-                                               .packet_bytes = SHARD * sizeof(float),
-                                               .estimator = LOSSYNET_ZERO,
-                                               .loss = {.model = "bernoulli"},
-                                               .link = LOSSYNET_LINK_UDP,
-                                               .error_feedback = run.carries,
-                                               .skip_late = run.skips,
-                                               .deadline = run.deadline};
+    const struct lossynet_settings settings = {
+        .workers = run.ranks,
+        .buckets = 1,
+        .bucket_elements = &run.elements,
+        .packet_bytes = PACKET * sizeof(float),
+        .estimator = LOSSYNET_ZERO,
+        .loss = {.model = "bernoulli"},
+        .link = LOSSYNET_LINK_UDP,
+        .error_feedback = run.carries,
+        .retransmission_rounds = {2 * run.repairs, run.repairs},
+        .retransmission_budget = 0.3,
+        .skip_late = run.skips,
+        .deadline = run.deadline};
     struct rank r = {.rank = rank,
                      .gradient = take(run.elements, sizeof(float)),
                      .parameter = take(run.elements, sizeof(float)),
@@ -237,6 +265,10 @@ static void rank_main(int rank) {
     }
     simulation_require(run.last == 0 || run.last == r.at, "ending at the same step");
     run.last = r.at;
+    const uint64_t end = r.at + (run.carries ? CALM_STEPS : 0);
+    while (r.at < end) make_step(&r);
+    meet(&r);
+    simulation_require(r.at == end, "ending at the same step");
     lossynet_close(r.comm);
     free(r.gradient);
     free(r.parameter);
@@ -248,10 +280,11 @@ static void rank_main(int rank) {
 
 static void simulate(uint64_t seed) {
     const size_t steps = (size_t)run.steps, ranks = (size_t)run.ranks;
-    run.elements = SHARD * ranks;
+    run.elements = (run.repairs ? SHARD_REPAIRED : 1) * PACKET * ranks;
     run.seconds = 0;
     run.counted = 0;
     run.made = run.idle = run.averaged_all = run.last = 0;
+    run.uncounted = 0;
     run.step_seconds = take(steps * ranks, sizeof *run.step_seconds);
     run.computed = take(steps, sizeof *run.computed);
     run.averaged = take(steps, sizeof *run.averaged);
@@ -293,12 +326,12 @@ static void print(double undisturbed) {
     const double mean = run.seconds / (steps * ranks);
     qsort(run.step_seconds, run.counted, sizeof *run.step_seconds, by_size);
     printf("mean %.3f p50 %.3f p99 %.3f lost %.5f idle %.4f left_out %.4f pace %.3f "
-           "throughput %.3f steps %llu\n",
+           "throughput %.3f steps %llu uncounted %lld\n",
            mean / COMPUTE, quantile(0.5) / COMPUTE, quantile(0.99) / COMPUTE,
            1 - averaged / expected, (double)run.idle / (steps * ranks),
            1 - (double)run.made / (steps * ranks), undisturbed / mean,
            undisturbed / mean * (double)run.averaged_all / (steps * ranks * ranks),
-           (unsigned long long)run.last);
+           (unsigned long long)run.last, (long long)run.uncounted);
 }
 
 /* Seconds of a step of as many ranks that nothing disturbs. */
@@ -319,7 +352,8 @@ int main(int argc, char **argv) {
     while (argc > 2 && what < WHATS && strcmp(argv[2], name[what]) != 0) what++;
     if (argc < 4 || run.ranks < 2 || what == WHATS) {
         fprintf(stderr,
-                "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED [carry]]\n",
+                "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED [carry] "
+                "[repair]]\n",
                 argv[0]);
         return 2;
     }
@@ -327,7 +361,10 @@ int main(int argc, char **argv) {
     run.what = (enum what)what;
     run.skips = strcmp(argv[3], "off") != 0;
     run.deadline = strcmp(argv[3], "auto") == 0 ? 0 : atof(argv[3]);
-    run.carries = argc > 5 && strcmp(argv[5], "carry") == 0;
+    for (int i = 5; i < argc; i++) {
+        run.carries |= strcmp(argv[i], "carry") == 0;
+        run.repairs |= strcmp(argv[i], "repair") == 0;
+    }
     run.lost = run.what == RANDOM ? 0.1 : 0;
     run.warm = 32;
     run.steps = run.ranks > 4 ? MOST_STEPS / 4 : MOST_STEPS;

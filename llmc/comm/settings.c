@@ -63,10 +63,8 @@ static bool parse_deadline(const char *text, double *seconds) {
     return end != text && !*end && isfinite(*seconds) && *seconds > 0;
 }
 
-/* What all ranks have to be told in each step keeps them waiting for each other. */
 static bool deadline_fits(const struct options *o) {
-    return o->algorithm == ALGORITHM_LOSSY && !o->gradient_repair && !o->parameter_repair &&
-           strcmp(o->link, "mpi") != 0;
+    return o->algorithm == ALGORITHM_LOSSY && strcmp(o->link, "mpi") != 0;
 }
 
 /* ---- settings --------------------------------------------------------------------------- */
@@ -162,8 +160,8 @@ int comm_check(const struct options *o, int workers) {
         wrong = log_error("--deadline: expected auto, off or a number of seconds above 0, got '%s'",
                           o->deadline);
     } else if (deadline > 0 && !deadline_fits(o)) {
-        wrong = log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs, "
-                          "without --repair: else ranks wait for each other",
+        wrong = log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs: "
+                          "else ranks wait for each other",
                           o->deadline);
     } else if (!parse_lead(o->lead, &lead)) {
         wrong = log_error("--lead: expected auto, off or a number of steps from 0 to 100, got '%s'",

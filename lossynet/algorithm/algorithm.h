@@ -50,9 +50,10 @@ struct lossynet_acks {
      * of the others. */
     size_t *own_offset, *other_offset; /* [R + 1], bytes */
     uint8_t *own_bits, *other_bits;
-    uint8_t *delivered; /* [V][(K + 7) / 8], see lossynet_delivered */
-    bool deliver;       /* after every GRADIENT phase senders are told */
-    uint8_t *came;      /* [R]: whose acknowledgements have come; NULL: all wait for all */
+    uint8_t *own_asks, *other_asks; /* the same in rounds of retransmission */
+    uint8_t *delivered;             /* [V][(K + 7) / 8], see lossynet_delivered */
+    bool deliver;                   /* after every GRADIENT phase senders are told */
+    uint8_t *came;                  /* [R]: whose have come; NULL: all wait for all */
 };
 
 /* One byte per packet of each directed link between two workers, of which one is local. The packets
@@ -206,10 +207,13 @@ struct lossynet_retransmission {
     double budget; /* of a phase's packets, that a worker may ask for again; 0: all */
     size_t *asked; /* [V]: by this worker, in this phase */
     uint8_t *asks; /* as arrivals.arrived: 1 = the receiver wants it again; NULL: nothing is */
+    bool *sends;   /* [R]: whether something may come of a rank in this round */
 };
 
 void lossynet_retransmission_open(struct lossynet_comm *comm); /* sees to pool.out_of_memory only */
 void lossynet_retransmission_close(struct lossynet_comm *comm);
+/* How many rounds a phase has. In a replay none: the record says what had arrived after them. */
+int lossynet_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase);
 /* Begins round steps.round: workers ask, senders count what they will send. Collective. */
 lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase);
 

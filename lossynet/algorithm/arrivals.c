@@ -105,16 +105,17 @@ enum {
 
 /* Into bits, of what local workers have of the workers in `rank`. */
 static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, uint8_t *to) {
-    const bool tagged = comm->feedback.unconfirmed.on;
+    const bool tagged = comm->feedback.unconfirmed.on, again = comm->steps.round > 0;
     for (int sender = rank * comm->workers.local; sender < (rank + 1) * comm->workers.local;
          sender++) {
         for (int v = 0; v < comm->workers.local; v++) {
             size_t n, start = lossynet_rx(comm, phase, v, sender, &n);
             if (!lossynet_are_partners(&comm->partition, comm->workers.first + v, sender)) continue;
             const uint8_t *arrived = comm->arrivals.arrived[phase] + start;
-            const uint8_t *asks = comm->steps.round > 0 ? comm->retransmission.asks + start : NULL;
-            uint32_t tag;
-            if (tagged && !lossynet_unconfirmed_renews(comm, v, sender, arrived, n, &tag)) {
+            const uint8_t *asks = again ? comm->retransmission.asks + start : NULL;
+            uint32_t tag = 0;
+            if (tagged && !again &&
+                !lossynet_unconfirmed_renews(comm, v, sender, arrived, n, &tag)) {
                 wire_put(to, tag, TAG_BYTES);
                 to += TAG_BYTES + (n + 7) / 8; /* the bits are those of before */
                 continue;
@@ -128,10 +129,11 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
     }
 }
 
-/* What the workers in `rank` have of local workers. */
+/* What the workers in `rank` have of local workers; nothing is asked for again by one whose part
+ * has not come. */
 static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, bool came,
                       const uint8_t *from) {
-    const bool tagged = comm->feedback.unconfirmed.on;
+    const bool tagged = comm->feedback.unconfirmed.on, again = comm->steps.round > 0;
     for (int v = 0; v < comm->workers.local; v++) {
         for (int receiver = rank * comm->workers.local; receiver < (rank + 1) * comm->workers.local;
              receiver++) {
@@ -140,7 +142,7 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
                 comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
             if (!lossynet_are_partners(&comm->partition, comm->workers.first + v, receiver))
                 continue;
-            if (tagged) {
+            if (tagged && !again) {
                 const bool told =
                     comm->loss.replay
                         ? lossynet_loss_replay_told(comm->loss.replay, comm->steps.step,
@@ -148,9 +150,10 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
                         : came;
                 lossynet_unconfirmed_told(comm, v, receiver, told,
                                           (uint32_t)wire_get(from, TAG_BYTES));
-                from += TAG_BYTES;
             }
-            for (size_t k = 0; k < n; k++) acked[k] = from[k / 8] >> k % 8 & 1;
+            if (tagged) from += TAG_BYTES;
+            for (size_t k = 0; k < n; k++)
+                acked[k] = (again && !came) || (from[k / 8] >> k % 8 & 1);
             from += (n + 7) / 8;
         }
     }
@@ -179,8 +182,10 @@ static void fill_delivered(const struct lossynet_comm *comm, int v) {
 lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase) {
     struct lossynet_acks *acks = &comm->arrivals.acks;
     const bool own = phase == LOSSYNET_GRADIENT; /* what leaves is of packets that we own */
-    uint8_t *out = own ? acks->own_bits : acks->other_bits,
-            *in = own ? acks->other_bits : acks->own_bits;
+    const bool again = comm->steps.round > 0;
+    uint8_t *own_bits = again ? acks->own_asks : acks->own_bits,
+            *other_bits = again ? acks->other_asks : acks->other_bits,
+            *out = own ? own_bits : other_bits, *in = own ? other_bits : own_bits;
     const size_t *out_offset = own ? acks->own_offset : acks->other_offset;
     const size_t *in_offset = own ? acks->other_offset : acks->own_offset;
     const int rank = comm->world.rank;
@@ -232,9 +237,13 @@ static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, boo
         acks->own_offset[r + 1] = own;
         acks->other_offset[r + 1] = other;
     }
-    if (comm->feedback.unconfirmed.on && comm->steps.skips) COMM_TAKE(comm, acks->came, ranks);
+    if (comm->steps.skips) COMM_TAKE(comm, acks->came, ranks);
     COMM_TAKE(comm, acks->own_bits, own);
     COMM_TAKE(comm, acks->other_bits, other);
+    if (comm->retransmission.rounds[0] || comm->retransmission.rounds[1]) {
+        COMM_TAKE(comm, acks->own_asks, own);
+        COMM_TAKE(comm, acks->other_asks, other);
+    }
     if (gradient) {
         COMM_TAKE(comm, a->acked[LOSSYNET_GRADIENT], lossynet_links(comm, false));
         COMM_TAKE(comm, acks->delivered, (size_t)comm->workers.local * delivered_bytes(comm));
@@ -268,6 +277,8 @@ void lossynet_arrivals_close(struct lossynet_comm *comm) {
     if (a->trace) fclose(a->trace);
     free(a->acks.came);
     free(a->acks.delivered);
+    free(a->acks.other_asks);
+    free(a->acks.own_asks);
     free(a->acks.other_bits);
     free(a->acks.own_bits);
     free(a->acks.other_offset);

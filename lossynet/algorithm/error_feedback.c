@@ -191,8 +191,10 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
         comm->feedback.late[v] = measure_lateness(comm, v);
-        if (comm->feedback.unconfirmed.on) continue; /* packets say it */
+        /* Where acknowledgements come late, packets say it themselves (unconfirmed.c): then this
+         * says which to ask for first (retransmit.c). */
         for (int s = 0; s < comm->workers.count; s++) {
+            if (s == comm->workers.first + v) continue; /* its own is never lost */
             size_t n, start = lossynet_rx(comm, LOSSYNET_GRADIENT, v, s, &n);
             const uint8_t *arrived = comm->arrivals.arrived[LOSSYNET_GRADIENT] + start;
             float *mass = comm->feedback.mass + start;

@@ -335,7 +335,7 @@ bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, 
 static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors,
                                   bool lossless) {
     lossynet_status status = LOSSYNET_OK;
-    int rounds = lossless ? 0 : comm->retransmission.rounds[LOSSYNET_GRADIENT];
+    int rounds = lossless ? 0 : lossynet_retransmission_rounds(comm, LOSSYNET_GRADIENT);
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
         status = lossynet_retransmission_ask(comm, LOSSYNET_GRADIENT);
         if (status) break;

@@ -122,7 +122,7 @@ static void send(struct lossynet_comm *comm, float *const *vectors, bool lossles
 /* Ends the phase: sends again what the first sending lost. */
 static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors) {
     lossynet_status status = LOSSYNET_OK;
-    const int rounds = comm->retransmission.rounds[LOSSYNET_PARAMETER];
+    const int rounds = lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER);
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
         if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
         if (!status) status = lossynet_retransmission_ask(comm, LOSSYNET_PARAMETER);
@@ -142,8 +142,8 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
     send(comm, vectors, lossless);
     comm->steps.broadcasting = true;
-    return comm->retransmission.rounds[LOSSYNET_PARAMETER] && !lossless ? retransmit(comm, vectors)
-                                                                        : LOSSYNET_OK;
+    const int rounds = lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER);
+    return rounds && !lossless ? retransmit(comm, vectors) : LOSSYNET_OK;
 }
 
 lossynet_status lossynet_bucket_wait(struct lossynet_comm *comm, int bucket, double *waited) {

@@ -13,7 +13,10 @@
  * tail then than the geometric one that expected drift is reckoned with.
  *
  * A round is a phase of its own on the wire (send.c), of these packets alone, with the same
- * deadlines: nothing is waited for longer than in any other phase. Injected loss draws each round's
+ * deadlines: nothing is waited for longer than in any other phase. A rank that is late in a phase
+ * or in a round is not waited for in the other rounds of the step, nor asked, and who asks too late
+ * is not answered. What had arrived after the last round is what is recorded, and acknowledged
+ * where losses are carried. Injected loss draws each round's
  * losses anew, as a function of (step, round), also for bursts and traces: a round comes a round
  * trip later, when a burst of packets is over. Outages of whole steps outlast it: in the model
  * "outage" a round brings nothing.
@@ -34,11 +37,17 @@ void lossynet_retransmission_open(struct lossynet_comm *comm) {
     if (!packets) return;
     COMM_TAKE(comm, comm->retransmission.asks, packets);
     COMM_TAKE(comm, comm->retransmission.asked, (size_t)comm->workers.local);
+    COMM_TAKE(comm, comm->retransmission.sends, (size_t)comm->world.ranks);
 }
 
 void lossynet_retransmission_close(struct lossynet_comm *comm) {
+    free(comm->retransmission.sends);
     free(comm->retransmission.asked);
     free(comm->retransmission.asks);
+}
+
+int lossynet_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase) {
+    return comm->loss.replay ? 0 : comm->retransmission.rounds[phase];
 }
 
 /* ---- asking ---- */
@@ -50,6 +59,8 @@ struct wanted { /* the packets of a phase that are for local worker v */
     uint8_t *asks;
     const float *mass;   /* GRADIENT, by link; NULL: nothing is carried */
     const uint32_t *age; /* PARAMETER, in order of packets */
+    const bool *sends;   /* by rank */
+    int local;           /* workers of a rank */
     int runs;
 };
 
@@ -76,12 +87,15 @@ static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase 
         .asks = comm->retransmission.asks + start,
         .mass = gradient ? lossynet_feedback_mass(comm, v) : NULL,
         .age = gradient ? NULL : comm->arrivals.age + (size_t)v * partition->packets,
+        .sends = comm->retransmission.sends,
+        .local = comm->workers.local,
         .runs = (gradient ? 1 : partition->buckets) * partition->workers,
     };
 }
 
 /* Packets are looked at in the order in which lots were always drawn: gradients by link, parameters
- * in order of packets. Run r of them lies together in both orders: from `at` by link. */
+ * in order of packets. Run r of them lies together in both orders: from `at` by link. All are of
+ * worker r modulo the workers. */
 static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int r, size_t *index,
                    size_t *at, size_t *count) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -98,9 +112,9 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
     *at = partition->owner_start[owner] + lossynet_packets_before(partition, bucket, owner);
 }
 
-/* For how many steps a packet has been missing, 0: it is there. */
-static size_t missing_for(const struct wanted *w, size_t index, size_t at) {
-    if (w->arrived[at]) return 0;
+/* For how many steps a packet has been missing that may come; 0: it is there, or will not. */
+static size_t missing_for(const struct wanted *w, int sender, size_t index, size_t at) {
+    if (w->arrived[at] || !w->sends[sender / w->local]) return 0;
     size_t steps = 1 + (w->age ? (size_t)w->age[index] : w->mass ? (size_t)w->mass[at] : 0);
     return steps < AGES ? steps : AGES - 1;
 }
@@ -121,7 +135,8 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     size_t index, at, count;
     for (int r = 0; r < w.runs; r++) {
         run_of(comm, &w, r, &index, &at, &count);
-        for (size_t k = 0; k < count; k++) aged[missing_for(&w, index + k, at + k)]++;
+        for (size_t k = 0; k < count; k++)
+            aged[missing_for(&w, r % comm->workers.count, index + k, at + k)]++;
     }
     /* All that has been missing for longer than `cut`; of what has for so long, `left`. */
     for (; cut > 0 && aged[cut] <= left; cut--) left -= aged[cut];
@@ -133,7 +148,7 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     for (int r = 0; r < w.runs; r++) {
         run_of(comm, &w, r, &index, &at, &count);
         for (size_t k = 0; k < count; k++) {
-            const size_t steps = missing_for(&w, index + k, at + k);
+            const size_t steps = missing_for(&w, r % comm->workers.count, index + k, at + k);
             bool asks = steps > cut;
             if (steps == cut && among > 0) { /* each with left/among (Knuth's selection sampling) */
                 asks = lossynet_mix(lot + index + k) % among-- < left;
@@ -147,22 +162,24 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
 
 /* ---- sending ---- */
 
-/* What the local sender v will send to the others. */
+/* What the local sender v will send to the others, but for what injected loss takes. */
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];
     for (int receiver = 0; receiver < comm->workers.count; receiver++) {
         if (receiver == comm->workers.first + v) continue;
         int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->workers.first + v;
-        size_t n;
-        const uint8_t *acked =
-            comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
+        size_t n, start = lossynet_tx(comm, phase, v, receiver, &n);
+        uint8_t *leaves = lossynet_scratch(comm);
+        if (n == 0) continue; /* not partners */
+        for (size_t k = 0; k < n; k++) leaves[k] = !comm->arrivals.acked[phase][start + k];
+        if (phase == LOSSYNET_GRADIENT) lossynet_withhold(comm, v, receiver, n, leaves);
         for (int b = 0; b < partition->buckets; b++) {
             const size_t *row =
                 partition->owner_packet + (size_t)owner * (partition->buckets + 1) + b;
             for (size_t k = row[0]; k < row[1]; k++) {
                 size_t offset, count;
-                if (acked[k]) continue;
+                if (!leaves[k]) continue;
                 lossynet_packet_span(partition, b, owner, k - row[0], &offset, &count);
                 counters->bytes[phase] += lossynet_payload_bytes(partition->dtype[phase], count);
                 counters->resent[phase]++;
@@ -172,6 +189,9 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
 }
 
 lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase) {
+    for (int r = 0; r < comm->world.ranks; r++)
+        comm->retransmission.sends[r] = !comm->steps.skips || r == comm->world.rank ||
+                                        lossynet_transport_sends_again(comm->transport, phase, r);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) ask(comm, phase, v);
     lossynet_status status = lossynet_arrivals_acknowledge(comm, phase);

@@ -6,6 +6,9 @@
  *     # step 12, gradient, worker 3 to 0
  *     0000001110000...                 in order of (bucket, packet): 0 arrived, 1 did not
  *
+ * What came in a round of retransmission has arrived, too: what is computed from it depends on
+ * nothing else.
+ *
  * With a deadline, also what each worker did, for the loss model replay:FILE (loss_replay.c):
  *
  *     # step 12, worker 3 computes, norm 0x1.8p+0, lead 0x0p+0      or "idles": it was late before

@@ -8,7 +8,7 @@
 
 enum {
     AHEAD = 2,         /* phases that a peer may be ahead of us, at most; ... */
-    AHEAD_LATE = 10000 /* ... while it did not wait for us */
+    AHEAD_LATE = 10000 /* ... and steps, while it did not wait for us */
 };
 
 /* s: what a peer says after so long was not overtaken by what it said before. */
@@ -161,17 +161,17 @@ static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
  * With a deadline others may have gone on without us: then it is bounded by the time that steps
  * take. */
 static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
-    const uint32_t ahead = AHEAD + (t->deadline.on ? AHEAD_LATE : 0);
+    const uint32_t steps = t->deadline.on ? AHEAD_LATE : 0;
     const uint32_t meetings = t->rounds[LOSSYNET_MEETING].begun;
-    bool possible =
-        !later((uint32_t)wire_get(state + 16, 4), meetings) &&
-        !later((uint32_t)wire_get(state + 40, 4), meetings + 1) &&
-        !later((uint32_t)wire_get(state + 36, 4),
-               t->rounds[LOSSYNET_PULSE].begun + (t->deadline.on ? ahead * t->deadline.pulses : 0));
+    bool possible = !later((uint32_t)wire_get(state + 16, 4), meetings) &&
+                    !later((uint32_t)wire_get(state + 40, 4), meetings + 1) &&
+                    !later((uint32_t)wire_get(state + 36, 4),
+                           t->rounds[LOSSYNET_PULSE].begun + steps * t->deadline.pulses);
     for (int kind = 0; kind < 2; kind++) {
         const struct lossynet_phase_state *phase = &t->phase[kind];
         uint32_t open = (uint32_t)wire_get(state + 4 * kind, 4);
         uint32_t finished = (uint32_t)wire_get(state + 8 + 4 * kind, 4);
+        const uint32_t ahead = AHEAD + steps * t->deadline.phases[kind];
         possible &= !later(open, phase->begun + ahead) && !later(finished, phase->opened + ahead);
     }
     return possible;

@@ -153,6 +153,12 @@ void lossynet_deadline_learn(struct lossynet_transport *t) {
 
 /* ---- who is late ---- */
 
+/* Steps to which so many GRADIENT phases belong, the last not with all of its own. */
+static uint32_t steps_of(const struct lossynet_transport *t, uint32_t phases) {
+    const uint32_t each = t->deadline.phases[LOSSYNET_GRADIENT];
+    return (phases + each - 1) / each;
+}
+
 /* One rank tells: the first that is not late itself. */
 static bool tells(const struct lossynet_transport *t, int peer) {
     for (int r = 0; r < t->world.rank; r++)
@@ -192,11 +198,12 @@ void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
         note_lag(&t->deadline, l->step, t->receiver.now - l->half);
         l->phase = 0;
     }
-    if (p->control.open[LOSSYNET_GRADIENT] != l->open) {
-        l->open = p->control.open[LOSSYNET_GRADIENT];
-        l->opened_at = t->receiver.now;
+    const uint32_t begun = steps_of(t, p->control.open[LOSSYNET_GRADIENT]);
+    if (begun != l->begun) {
+        l->begun = begun;
+        l->begun_at = t->receiver.now;
     }
-    if (!l->late || (int32_t)(p->control.open[LOSSYNET_GRADIENT] - phase->closed) <= 0) return;
+    if (!l->late || (int32_t)(begun - steps_of(t, phase->closed)) <= 0) return;
     l->late = false;
     t->deadline.late--;
     if (l->told > 0 && tells(t, peer))
@@ -215,8 +222,9 @@ static void give_up(struct lossynet_transport *t, int kind, int peer) {
         p->rx[kind].over = t->receiver.empty;
         p->rx[kind].given_up = phase->opened;
         t->receiver.stragglers++;
-        if (kind == LOSSYNET_GRADIENT) p->lateness.phases++;
-        if (kind == LOSSYNET_GRADIENT && p->lateness.phase == 0) {
+        const bool first = kind == LOSSYNET_GRADIENT && lossynet_deadline_is_first(t);
+        p->lateness.steps += first;
+        if (first && p->lateness.phase == 0) {
             p->lateness.phase = phase->opened;
             p->lateness.half = phase->half > 0 ? phase->half : t->receiver.empty;
             p->lateness.step = t->deadline.steps;
@@ -264,7 +272,8 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
     }
 }
 
-uint32_t lossynet_transport_position(struct lossynet_transport *t) {
+/* How many GRADIENT phases at least half of the ranks are ahead. */
+static uint32_t phases_ahead(struct lossynet_transport *t) {
     lossynet_progress_enter(t);
     uint32_t position = t->phase[LOSSYNET_GRADIENT].opened;
     const uint32_t own = position;
@@ -282,10 +291,23 @@ uint32_t lossynet_transport_position(struct lossynet_transport *t) {
     return position - own;
 }
 
+uint32_t lossynet_transport_position(struct lossynet_transport *t) {
+    return phases_ahead(t) / t->deadline.phases[LOSSYNET_GRADIENT];
+}
+
 void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late) {
     lossynet_progress_enter(t);
-    for (int r = 0; r < t->world.ranks; r++) late[r] = t->peers[r].lateness.phases;
+    for (int r = 0; r < t->world.ranks; r++) late[r] = t->peers[r].lateness.steps;
     lossynet_progress_leave(t);
+}
+
+bool lossynet_transport_sends_again(struct lossynet_transport *t, lossynet_phase phase, int rank) {
+    lossynet_progress_enter(t);
+    const struct lossynet_rx *rx = &t->peers[rank].rx[phase];
+    const bool went_on = rx->given_up == t->phase[phase].closed;
+    const bool nothing = phase == LOSSYNET_GRADIENT && rx->idle && !t->deadline.late_comes;
+    lossynet_progress_leave(t);
+    return !went_on && !nothing;
 }
 
 void lossynet_transport_set_idle(struct lossynet_transport *t, bool idle) {
@@ -299,9 +321,9 @@ bool lossynet_transport_is_behind(struct lossynet_transport *t) {
     lossynet_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) {
         const struct lossynet_waiting *l = &t->peers[r].lateness;
-        const uint32_t count = t->phase[LOSSYNET_GRADIENT].opened;
-        if (r != t->world.rank && (int32_t)(l->open - count) >= 0)
-            first = fmin(first, l->opened_at);
+        const uint32_t begun = steps_of(t, t->phase[LOSSYNET_GRADIENT].opened);
+        if (r != t->world.rank && (int32_t)(l->begun - begun) >= 0)
+            first = fmin(first, l->begun_at);
     }
     const bool behind = lossynet_now() - first > lossynet_deadline_wait(t);
     lossynet_progress_leave(t);
@@ -310,7 +332,7 @@ bool lossynet_transport_is_behind(struct lossynet_transport *t) {
 
 bool lossynet_transport_is_late(struct lossynet_transport *t) {
     bool refused = false;
-    if (lossynet_transport_position(t) == 0) return false;
+    if (phases_ahead(t) == 0) return false;
     lossynet_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) refused |= t->peers[r].tx[LOSSYNET_GRADIENT].refused;
     lossynet_progress_leave(t);
@@ -321,11 +343,11 @@ void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps) {
     lossynet_progress_enter(t);
     struct lossynet_phase_state *gradient = &t->phase[LOSSYNET_GRADIENT];
     struct lossynet_phase_state *parameter = &t->phase[LOSSYNET_PARAMETER];
-    gradient->begun += steps;
+    gradient->begun += steps * t->deadline.phases[LOSSYNET_GRADIENT];
     gradient->opened = gradient->closed = gradient->begun;
-    parameter->begun += steps;
+    parameter->begun += steps * t->deadline.phases[LOSSYNET_PARAMETER];
     parameter->opened = parameter->closed = parameter->begun;
-    t->rounds[LOSSYNET_PULSE].begun = t->deadline.pulses * gradient->begun;
+    t->rounds[LOSSYNET_PULSE].begun += steps * t->deadline.pulses;
     t->rounds[LOSSYNET_PULSE].complete = t->rounds[LOSSYNET_PULSE].begun;
     for (int r = 0; r < t->world.ranks; r++)
         for (int kind = 0; kind < 2; kind++) {

@@ -39,13 +39,14 @@ static bool all_acknowledged(const struct lossynet_transport *t, const struct lo
            (t->rounds[which].keeps && p->live.left);
 }
 
-/* The peer has ended this round, maybe without us: its parameters of the step follow. */
+/* The peer has ended this round, maybe without us: it has opened a phase that we have not, and
+ * there is a phase between any two rounds of this kind. */
 static bool has_passed(const struct lossynet_transport *t, const struct lossynet_peer *p,
                        int which) {
-    const uint32_t pulses = t->deadline.pulses;
-    const uint32_t step = (t->rounds[which].begun + pulses - 1) / pulses; /* from 1 */
-    return t->deadline.on && which == LOSSYNET_PULSE &&
-           (int32_t)(p->control.open[LOSSYNET_PARAMETER] - step) >= 0;
+    bool passed = false;
+    for (int kind = 0; kind < 2; kind++)
+        passed |= (int32_t)(p->control.open[kind] - t->phase[kind].opened) > 0;
+    return t->deadline.on && which == LOSSYNET_PULSE && passed;
 }
 
 /* The time, microseconds; never 0. */

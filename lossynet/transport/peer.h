@@ -133,9 +133,9 @@ struct lossynet_waiting { /* whether we wait for it (deadline.c) */
     uint32_t phase;  /* GRADIENT phases opened when it was late, until its lag is known; 0: it is */
     uint32_t step;   /* the same, as counted by lossynet_deadline_learn */
     double half;     /* when half of the ranks were done with that phase */
-    uint64_t phases; /* GRADIENT phases that we ended without it */
-    uint32_t open;   /* GRADIENT phases that it has opened, as it told first ... */
-    double opened_at; /* ... at this time */
+    uint64_t steps;  /* whose first GRADIENT phase we ended without it */
+    uint32_t begun;  /* steps that it has begun, as it told first ... */
+    double begun_at; /* ... at this time */
 };
 
 struct lossynet_peer {

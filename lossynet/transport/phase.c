@@ -31,12 +31,16 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
     for (int r = 0; r < t->world.ranks; r++) {
         const bool self = r == t->world.rank;
         struct lossynet_rx *rx = &t->peers[r].rx[phase];
-        *rx = (struct lossynet_rx){.state = self ? RX_OVER : RX_RECEIVING,
+        /* Who has ended it before us has sent us nothing of it. */
+        const bool over = t->deadline.on && (int32_t)(t->peers[r].control.finished[phase] -
+                                                      t->phase[phase].opened) > 0;
+        *rx = (struct lossynet_rx){.state = self || over ? RX_OVER : RX_RECEIVING,
                                    .done = rx->next_done,
                                    .announced = rx->next_announced,
                                    .idle = rx->next_done && rx->next_idle,
                                    .given_up = rx->given_up,
                                    .last = now,
+                                   .over = now,
                                    .tell = lossynet_control_tell(&t->peers[r], now)};
         t->peers[r].control.state_due = !self;
     }
@@ -98,7 +102,7 @@ lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_ph
     lossynet_progress_enter(t);
     lossynet_status status = await(t, phase, phase_is_over, phase);
     settle(t);
-    if (phase == LOSSYNET_GRADIENT) lossynet_deadline_learn(t);
+    if (phase == LOSSYNET_GRADIENT && lossynet_deadline_is_first(t)) lossynet_deadline_learn(t);
     state->closed = state->opened;
     state->closed_at = lossynet_now();
     t->receiver.grace = fmax(GRACE_MIN, 0.98 * t->receiver.grace);

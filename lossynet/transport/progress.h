@@ -157,14 +157,14 @@ enum { LOSSYNET_DEADLINE_LAGS = 1024, LOSSYNET_DEADLINE_STEPS = 64 }; /* remembe
 
 struct lossynet_deadline {
     bool on;
-    double fixed;    /* s; 0: learnt */
-    bool raised;     /* a line has said that it is too short */
-    double wait;     /* s, learnt */
-    double ended;    /* when the last GRADIENT phase did */
-    int late;        /* peers */
-    bool idle;       /* this rank has no gradient in the present step */
-    bool late_comes; /* gradients that are late come in the step after */
-    uint32_t pulses; /* of a step */
+    double fixed;               /* s; 0: learnt */
+    bool raised;                /* a line has said that it is too short */
+    double wait;                /* s, learnt */
+    double ended;               /* when the last GRADIENT phase did */
+    int late;                   /* peers */
+    bool idle;                  /* this rank has no gradient in the present step */
+    bool late_comes;            /* gradients that are late come in the step after */
+    uint32_t pulses, phases[2]; /* of a step */
     uint32_t lags, steps;
     float lag[LOSSYNET_DEADLINE_LAGS]; /* s, of peers, after the half-way rank */
     float largest[LOSSYNET_DEADLINE_STEPS], base[LOSSYNET_DEADLINE_STEPS]; /* s, by step */
@@ -376,6 +376,10 @@ static inline bool lossynet_deadline_excuses(const struct lossynet_transport *t,
     const uint32_t finished = t->peers[peer].control.finished[kind];
     return lossynet_deadline_ignores(t, peer) ||
            (lossynet_deadline_is_away(t, peer) && (int32_t)(finished - t->phase[kind].opened) < 0);
+}
+/* Whether the present GRADIENT phase is the first of its step. */
+static inline bool lossynet_deadline_is_first(const struct lossynet_transport *t) {
+    return (t->phase[LOSSYNET_GRADIENT].opened - 1) % t->deadline.phases[LOSSYNET_GRADIENT] == 0;
 }
 /* Says now and then that a peer is late. */
 void lossynet_deadline_tell(const struct lossynet_transport *t, int peer);

@@ -105,6 +105,9 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         lossynet_deadline_open(&t->deadline, settings->skip_late, settings->deadline);
         t->deadline.late_comes = settings->late_comes;
         t->deadline.pulses = settings->pulses > 0 ? (uint32_t)settings->pulses : 1;
+        for (int kind = 0; kind < 2; kind++)
+            t->deadline.phases[kind] =
+                settings->phases[kind] > 0 ? (uint32_t)settings->phases[kind] : 1;
         status = introduce(t, settings, link_open, share, share_context, all);
         if (!status && t->link->features.reliable) t->deadline.on = false;
     }

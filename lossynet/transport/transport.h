@@ -80,6 +80,7 @@ struct lossynet_transport_settings { /* as in lossynet_settings */
     bool skip_late;  /* late ranks are not waited for, ... */
     double deadline; /* ... longer than so many seconds; 0: adaptive */
     int pulses;      /* of a step; 0: one */
+    int phases[2];   /* of a step, by kind; 0: one */
     bool late_comes; /* what is late of GRADIENT comes in the step after */
     int dscp;
     bool multicast, encrypt;
@@ -157,23 +158,25 @@ lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, cons
 /* Whether a rank waits in a swap or gather that this rank has not begun. */
 bool lossynet_transport_is_called(struct lossynet_transport *t);
 
-/* ---- late ranks (deadline.c); of phases, one of each kind belongs to a step ---- */
+/* ---- late ranks (deadline.c); settings.phases and settings.pulses belong to a step ---- */
 
-/* How many steps at least half of the ranks are ahead: so many GRADIENT phases have ended there
- * that are open here. */
+/* How many steps at least half of the ranks are ahead. Between steps. */
 uint32_t lossynet_transport_position(struct lossynet_transport *t);
 /* Whether this rank is late: most ranks have ended the present GRADIENT phase, and not all that is
  * ours had left before they did. */
 bool lossynet_transport_is_late(struct lossynet_transport *t);
 /* Whether this rank has no gradient in the step that it begins. */
 void lossynet_transport_set_idle(struct lossynet_transport *t, bool idle);
-/* Whether others have opened the present GRADIENT phase more than a deadline ago. */
+/* Whether others have begun the step of the present GRADIENT phase more than a deadline ago. */
 bool lossynet_transport_is_behind(struct lossynet_transport *t);
 /* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER
  * phase has ended. Of GRADIENT nothing is open after it, until receive_begin. */
 void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps);
-/* late[r]: GRADIENT phases that this rank ended without rank r. */
+/* late[r]: steps of which this rank ended the first GRADIENT phase without rank r. */
 void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late);
+/* Whether a rank may still send something of the phase that has ended last: that went on with it,
+ * and it has something to send. */
+bool lossynet_transport_sends_again(struct lossynet_transport *t, lossynet_phase phase, int rank);
 
 /* ---- queries ---- */
 

@@ -68,8 +68,8 @@ def test_a_small_receive_buffer_on_a_long_path():
     assert "leaves at most 85" in said and "32 MiB on each host: as root, sysctl -w net.core.rmem_max=33554432" in said, said
 
 
-def late_ranks(ranks, what, deadline, seed=1, carry=True):
-    command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed)] + ["carry"] * carry
+def late_ranks(ranks, what, deadline, seed=1, carry=True, repair=False):
+    command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed)] + ["carry"] * carry + ["repair"] * repair
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
     words = done.stdout.split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}
@@ -99,10 +99,10 @@ def test_late_data_do_not_lengthen_the_deadline():
 
 
 @pytest.mark.parametrize("ranks", [4, 16])
-@pytest.mark.parametrize("carry", [False, True])
-def test_a_rank_that_stops(ranks, carry):
-    """For a tenth of the time; the others go on. Soon after, it takes part again."""
-    got = late_ranks(ranks, "stop", "auto", carry=carry)
+@pytest.mark.parametrize("carry,repair", [(False, False), (True, False), (True, True)])
+def test_a_rank_that_stops(ranks, carry, repair):
+    """For a tenth of the time; the others go on, also in rounds of retransmission. Soon after, it takes part again."""
+    got = late_ranks(ranks, "stop", "auto", carry=carry, repair=repair)
     assert got["p99"] <= 1.3 * got["p50"] and got["pace"] >= 0.97, got
     assert got["idle"] + got["left_out"] <= 0.13 / ranks, got
 
@@ -114,7 +114,10 @@ def test_a_slow_rank():
 
 
 @pytest.mark.parametrize("carry", [False, True])
-def test_random_stops_and_loss(carry):
-    """Every run ends, and all ranks end at the same step, which late_ranks itself looks for."""
+@pytest.mark.parametrize("repair", [False, True])
+def test_random_stops_and_loss(carry, repair):
+    """Every run ends, and all ranks end at the same step, which late_ranks itself looks for. With carry every gradient
+    counts once."""
     for seed in range(1, 4):
-        assert late_ranks(4, "random", "auto", seed, carry)["steps"] >= 400
+        got = late_ranks(4, "random", "auto", seed, carry, repair)
+        assert got["steps"] >= 400 and (not carry or got["uncounted"] == 0), got

@@ -40,6 +40,11 @@ def replay(tmp_path, data, out, **changes):
     {"wire_dtype": "bf16", "estimator": "balanced", "lead": "off", "no_overlap": True},
     {"carry": 1, "workers": 8},
     {"carry": 1, "wire_dtype": "int4"},
+    {"gradient_repair": 1},
+    {"parameter_repair": 2, "wire_dtype": "bf16"},
+    {"repair": 1, "repair_budget": 0.1},
+    {"carry": 1, "gradient_repair": 2, "parameter_repair": 1, "repair_budget": 0.2, "workers": 8},
+    {"robust": True},
 ])
 def test_a_live_run_and_its_replay(data, tmp_path, changes):
     """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient
@@ -66,10 +71,12 @@ def test_a_live_run_and_its_replay(data, tmp_path, changes):
     replay(tmp_path, data, out, **common, loss_rate=0.1)
 
 
-def test_nothing_is_late(data, tmp_path):
+@pytest.mark.parametrize("changes", [{}, {"repair": 2, "repair_budget": 0.1}, {"robust": True}])
+def test_nothing_is_late(data, tmp_path, changes):
     """With a deadline that nobody misses the bits are those of a run in which all wait."""
-    off = train(data, tmp_path / "off", ranks=2, link="udp", loss_rate=0.1, steps=8)
-    on = train(data, tmp_path / "on", ranks=2, link="udp", loss_rate=0.1, steps=8, deadline=60)
+    common = {"link": "udp", "loss_rate": 0.1, "steps": 8, "packet_bytes": 512, **changes}
+    off = train(data, tmp_path / "off", ranks=2, **common)
+    on = train(data, tmp_path / "on", ranks=2, **common, deadline=60)
     assert weights(tmp_path / "on") == weights(tmp_path / "off")
     assert [e["loss"] for e in on if e["event"] == "step"] == [e["loss"] for e in off if e["event"] == "step"]
     assert events(tmp_path / "on" / "log.jsonl", "late_ranks")[-1]["steps"] == [0, 0]
@@ -122,7 +129,7 @@ def test_wrong_use(data, tmp_path):
     for value in ("soon", "-1", "0", "nan"):
         line = one_line(run(*settings(data, tmp_path, deadline=value)), 2)
         assert f"--deadline: expected auto, off or a number of seconds above 0, got '{value}'" in line
-    for changes in ({"algorithm": "rps"}, {"repair": 1}, {"link": "mpi"}):
+    for changes in ({"algorithm": "rps"}, {"link": "mpi"}):
         line = one_line(run(*settings(data, tmp_path, deadline=0.1, **changes)), 2)
         assert "--deadline 0.1: expected --algorithm lossy over --link udp or verbs" in line
     line = one_line(run(*settings(data, tmp_path, loss_model="replay:/nowhere/at/all")), 2)

@@ -6,10 +6,11 @@
 enum { WORKERS = 6, GROUP = 3, ELEMENTS = WORKERS * 160 };
 
 /* In its first step. */
-static struct lossynet_comm *open_groups(int group, double p) {
+static struct lossynet_comm *open_groups(int group, double p, int rounds) {
     size_t elements = ELEMENTS;
     struct lossynet_settings settings = simple_settings(WORKERS, &elements, 1, p);
     settings.group = group;
+    settings.retransmission_rounds[0] = settings.retransmission_rounds[1] = rounds;
     struct lossynet_comm *comm = open_alone(&settings);
     lossynet_step_begin(comm, 0);
     return comm;
@@ -39,7 +40,7 @@ static int owner_at(const struct lossynet_comm *comm, size_t e) {
 
 static void test_owners_average_their_partners(void **state) {
     (void)state;
-    struct lossynet_comm *comm = open_groups(GROUP, 0);
+    struct lossynet_comm *comm = open_groups(GROUP, 0, 0);
     float **x = fill();
     assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
     for (size_t e = 0; e < ELEMENTS; e++) {
@@ -56,7 +57,7 @@ static void test_owners_average_their_partners(void **state) {
 
 static void test_partners_receive_what_owners_send(void **state) {
     (void)state;
-    struct lossynet_comm *comm = open_groups(GROUP, 0);
+    struct lossynet_comm *comm = open_groups(GROUP, 0, 0);
     float **x = fill();
     assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
     for (size_t e = 0; e < ELEMENTS; e++) {
@@ -69,9 +70,9 @@ static void test_partners_receive_what_owners_send(void **state) {
 }
 
 /* What all workers send in a step, in a phase. */
-static struct lossynet_counters traffic(int group, double p) {
+static struct lossynet_counters traffic(int group, double p, int rounds) {
     struct lossynet_counters counters;
-    struct lossynet_comm *comm = open_groups(group, p);
+    struct lossynet_comm *comm = open_groups(group, p, rounds);
     float **x = fill();
     assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
     assert_int_equal(lossynet_broadcast(comm, x, false), LOSSYNET_OK);
@@ -84,7 +85,7 @@ static struct lossynet_counters traffic(int group, double p) {
 /* A worker sends to one partner in place of five others. */
 static void test_traffic(void **state) {
     (void)state;
-    const struct lossynet_counters flat = traffic(1, 0.25), groups = traffic(GROUP, 0.25);
+    const struct lossynet_counters flat = traffic(1, 0.25, 0), groups = traffic(GROUP, 0.25, 0);
     for (int phase = 0; phase < 2; phase++) {
         assert_int_equal(flat.bytes[phase], (WORKERS - 1) * ELEMENTS * sizeof(float));
         assert_int_equal(groups.bytes[phase], ELEMENTS * sizeof(float));
@@ -92,7 +93,17 @@ static void test_traffic(void **state) {
         assert_true(groups.arrived[phase] < groups.expected[phase]);
         assert_true(groups.arrived[phase] > groups.expected[phase] / 2);
     }
-    assert_int_equal(traffic(WORKERS, 0.25).expected[0], 0); /* one group: nobody to send to */
+    assert_int_equal(traffic(WORKERS, 0.25, 0).expected[0], 0); /* one group: nobody to send to */
+}
+
+/* Where nothing is lost, nothing is sent again, also not to who is no partner. */
+static void test_retransmission(void **state) {
+    (void)state;
+    const struct lossynet_counters once = traffic(GROUP, 0, 0), again = traffic(GROUP, 0, 2);
+    for (int phase = 0; phase < 2; phase++) {
+        assert_int_equal(again.resent[phase], 0);
+        assert_int_equal(again.bytes[phase], once.bytes[phase]);
+    }
 }
 
 static void refused(int group, int workers, int ranks, const char *why) {
@@ -120,6 +131,7 @@ int main(void) {
         cmocka_unit_test(test_owners_average_their_partners),
         cmocka_unit_test(test_partners_receive_what_owners_send),
         cmocka_unit_test(test_traffic),
+        cmocka_unit_test(test_retransmission),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("groups", tests, NULL, NULL);
