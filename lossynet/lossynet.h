@@ -28,7 +28,8 @@
  * divisor of V, or V = 1. With G = 1 every worker is a group.
  *
  * Vectors of bfloat16 (settings.vector_dtype): the vectors that phases are given hold P elements of
- * 2 bytes, as packets carry them, in both phases. Functions take them as `float *const *vectors`;
+ * 2 bytes in both phases, as packets carry them or, with wire dtype int8 and int4, before they are
+ * rounded in blocks; what comes in blocks is a number of bfloat16. Functions take them as `float *const *vectors`;
  * each pointer is then one to uint16_t that the caller has cast. What owners hold in float32 lies
  * apart (lossynet_owned_apart).
  *
@@ -190,8 +191,8 @@ struct lossynet_settings {
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
     lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory */
-    /* Of the vectors: float32, or bf16, which needs wire_dtype bf16, error feedback only with
-     * `residuals`, no `memory`, and lossynet_owned_apart */
+    /* Of the vectors: float32, or bf16, which needs another wire_dtype than float32, error feedback
+     * only with `residuals`, no `memory`, and lossynet_owned_apart */
     lossynet_wire_dtype vector_dtype;
     lossynet_estimator estimator;
     struct lossynet_loss_settings loss;
@@ -313,9 +314,15 @@ bool lossynet_register_device(struct lossynet_comm *comm, int worker, const floa
 
 /* vectors[V], of local workers, who all start with the same values, or go on with those that
  * owners had: makes them what a broadcast that loses nothing would have left. With a
- * wire_dtype but float32 that rounds what a worker does not own; else, and in vectors of bfloat16,
- * it changes nothing. */
+ * wire_dtype but float32 that rounds what a worker does not own; else, and in vectors of bfloat16
+ * with wire_dtype bf16, it changes nothing. */
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors);
+
+/* For vectors of bfloat16, before lossynet_start: to[j], j < n, becomes what a packet brings of
+ * values[j], float32 of element offset + j, where a shard or a packet begins with element `offset`.
+ * (Rounding what is bfloat16 already would differ in blocks.) values need not be aligned. */
+void lossynet_narrow_parameters(const struct lossynet_comm *comm, uint16_t *to, const void *values,
+                                size_t offset, size_t n);
 
 /* Whether late ranks are not waited for: skip_late, over a link that can. */
 bool lossynet_skips_late(const struct lossynet_comm *comm);

@@ -62,9 +62,8 @@ static lossynet_status check_vectors(const struct lossynet_settings *settings) {
         lossynet_log("vector dtype %d: expected float32 or bf16", (int)settings->vector_dtype);
         return LOSSYNET_INVALID;
     }
-    if (settings->wire_dtype != LOSSYNET_BF16) {
-        lossynet_log("vectors of bf16, wire dtype %s: expected wire dtype bf16",
-                     lossynet_wire_dtype_name(settings->wire_dtype));
+    if (settings->wire_dtype == LOSSYNET_FLOAT32) {
+        lossynet_log("vectors of bf16, wire dtype float32: expected wire dtype bf16, int8 or int4");
         return LOSSYNET_INVALID;
     }
     if (settings->memory) {

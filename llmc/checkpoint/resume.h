@@ -64,6 +64,9 @@ struct resume_comm {
                   size_t *count);
     bool (*next_fresh)(const struct lossynet_comm *comm, int worker, size_t *cursor, size_t *offset,
                        size_t *count);
+    /* Of replicas of bfloat16: to[j] becomes what a packet brings of values[j]. */
+    void (*narrow)(const struct lossynet_comm *comm, uint16_t *to, const void *values,
+                   size_t offset, size_t n);
     size_t (*state_bytes)(const struct lossynet_comm *comm, int worker);
     void (*state_save)(const struct lossynet_comm *comm, int worker, void *out);
     bool (*state_load)(struct lossynet_comm *comm, int worker, const void *bytes, size_t count);

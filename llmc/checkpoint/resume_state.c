@@ -136,12 +136,7 @@ static void read_replica(const struct resume_run *r, float *to, const float *par
 static void write_replica(const struct resume_run *r, float *params, size_t offset,
                           const char *from, size_t n) {
     if (!r->replicas_are_half) return r->replicas.upload(params + offset, from, n * sizeof(float));
-    uint16_t *to = (uint16_t *)params + offset;
-    for (size_t i = 0; i < n; i++) {
-        float x;
-        memcpy(&x, from + i * sizeof x, sizeof x);
-        to[i] = to_bf16(x);
-    }
+    r->comm.narrow(r->comm.comm, (uint16_t *)params + offset, from, offset, n);
 }
 
 /* ---- saving ----------------------------------------------------------------------------- */

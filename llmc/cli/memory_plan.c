@@ -91,7 +91,7 @@ int memory_plan_group_slots(const struct llama_config *config,
 /* In a group with --carry they stay float32 until what was lost before has joined their sum. */
 bool memory_plan_rounds_gradients(const struct memory_plan_settings *s) {
     return s->device && s->dtype == DTYPE_BF16 && s->sharded_optimizer && s->workers > 1 &&
-           s->wire_bytes[0] == 2 && !(s->carries && group_of(s) > 1);
+           s->wire_bytes[0] < 4 && !(s->carries && group_of(s) > 1);
 }
 
 bool memory_plan_has_half_copies(const struct memory_plan_settings *s) {

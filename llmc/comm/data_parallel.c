@@ -61,6 +61,7 @@ static void round_residual(void *context, int worker, size_t offset, size_t n, i
     const struct data_parallel *d = (const struct data_parallel *)context;
     const struct worker *w = worker_of(d, worker);
     float *vector = w->grads + offset, *residual = w->residual + offset;
+    if (d->rounds) d->be->round(vector, n); /* which its copy is */
     d->be->copy(residual, vector, n * sizeof *vector);
     d->be->round_blocks(vector, vector, NULL, n, 0, bits, key);
     d->be->add_residual(residual, vector, -1, n);
@@ -383,9 +384,20 @@ static int initial_values(const struct data_parallel *d, int bucket, float *firs
     return failed ? -1 : 0;
 }
 
-static void narrow(uint16_t *to, const float *from, size_t n) {
+/* A bucket of a replica of bfloat16: what its group owns as it is, the rest as packets bring it. */
+static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
+                   const float *values, size_t begin) {
+    const int group = d->worker[0].id / d->group.size;
 #pragma omp parallel for
-    for (size_t i = 0; i < n; i++) to[i] = to_bf16(from[i]);
+    for (int owner = 0; owner < d->workers; owner++) {
+        size_t offset, count;
+        lossynet_shard(d->comm, owner, bucket, &offset, &count);
+        const float *from = values + (offset - begin);
+        if (owner / d->group.size != group)
+            lossynet_narrow_parameters(d->comm, replica + offset, from, offset, count);
+        else
+            for (size_t i = 0; i < count; i++) replica[offset + i] = to_bf16(from[i]);
+    }
 }
 
 /* With masters: bucket by bucket these, and the copies that the network reads, of a group the first
@@ -401,7 +413,7 @@ static int initialise_masters(struct data_parallel *d) {
         if (owned)
             d->be->upload(w->master + state, d->model + (offset - begin), owned * sizeof(float));
         if (fills && d->half)
-            narrow((uint16_t *)w->comm_params + begin, d->model, count);
+            narrow(d, b, (uint16_t *)w->comm_params, d->model, begin);
         else if (fills)
             memcpy(w->comm_params + begin, d->model, count * sizeof(float));
     }
@@ -472,6 +484,7 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
     const struct resume_comm comm = {.comm = d->comm,
                                      .shard = lossynet_shard,
                                      .next_fresh = lossynet_next_fresh,
+                                     .narrow = lossynet_narrow_parameters,
                                      .state_bytes = lossynet_state_bytes,
                                      .state_save = lossynet_state_save,
                                      .state_load = lossynet_state_load,

@@ -137,7 +137,7 @@ struct lossynet_rounding lossynet_rounding_of(const struct lossynet_comm *comm,
  * where a packet arrived. to may be from. */
 void lossynet_round_there(const struct lossynet_comm *comm, const struct lossynet_rounding *r,
                           float *to, const float *from, const uint8_t *arrived, size_t n);
-/* Rounds, in local workers' vectors of float32, what other workers own: those of this rank, or
+/* Rounds, in local workers' vectors, what other workers own: those of this rank, or
  * those of other ranks. */
 void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
                            float *const *vectors, bool remote);
@@ -414,7 +414,7 @@ struct lossynet_resources {
     int threads;
     struct lossynet_pool pool;     /* what the comm takes of the host's memory */
     struct lossynet_memory memory; /* of the vectors; all NULL: the host's */
-    bool bf16;                     /* vectors hold bfloat16, as packets do */
+    bool bf16;                     /* vectors hold bfloat16 */
     struct lossynet_owned owned;
 };
 
@@ -511,7 +511,8 @@ static inline void *lossynet_element(const struct lossynet_comm *comm, const voi
 
 /* What workers of this rank send each other is rounded in their vectors. */
 static inline bool lossynet_rounds_vectors(const struct lossynet_comm *comm) {
-    return lossynet_rounds(&comm->partition) && !comm->resources.bf16;
+    return comm->resources.bf16 ? lossynet_has_blocks(&comm->partition)
+                                : lossynet_rounds(&comm->partition);
 }
 
 /* Element e of what local worker v owns, as a sender's packets brought it. */

@@ -93,14 +93,19 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
  * memory of span n. offset: of the first in the vector. */
 static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
                            const float *vector, int bucket, size_t offset, size_t count) {
-    if (comm->resources.bf16 && phase == LOSSYNET_GRADIENT)
-        return lossynet_element(comm, vector, offset);
-    const float *elements =
-        lossynet_parameters(comm, comm->exchange.source[phase].values, vector, v, bucket, offset);
-    if (!lossynet_rounds(&comm->partition)) return elements;
+    const bool bf16 = comm->resources.bf16 && phase == LOSSYNET_GRADIENT;
+    const bool blocks = lossynet_has_blocks(&comm->partition);
+    if (bf16 && !blocks) return lossynet_element(comm, vector, offset);
     uint8_t *rounded = comm->exchange.rounded + (size_t)n * comm->exchange.packet_bytes;
     const struct lossynet_rounding r =
         lossynet_rounding_of(comm, phase, comm->workers.first + v, offset);
+    if (bf16) {
+        lossynet_elements_pack_bf16(&r, rounded, lossynet_element(comm, vector, offset), count);
+        return rounded;
+    }
+    const float *elements =
+        lossynet_parameters(comm, comm->exchange.source[phase].values, vector, v, bucket, offset);
+    if (!lossynet_rounds(&comm->partition)) return elements;
     lossynet_elements_pack(&r, rounded, elements, count);
     return rounded;
 }
@@ -237,9 +242,9 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
             lossynet_unconfirmed_mass(comm, packet->gradients);
     void *to = landing(comm, phase, packet, v);
     if (comm->resources.bf16)
-        memcpy(to, payload, count * sizeof(uint16_t));
+        lossynet_elements_unpack_bf16(comm->partition.dtype[phase], to, payload, count);
     else
-        lossynet_elements_unpack(comm->partition.dtype[phase], (float *)to, payload, count);
+        lossynet_elements_unpack(comm->partition.dtype[phase], to, payload, count);
     return true;
 }
 

@@ -51,7 +51,7 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
                     lossynet_rounding_of(comm, LOSSYNET_PARAMETER, owner, start + from);
                 void *elements = lossynet_element(comm, target, start + from);
                 if (comm->resources.bf16)
-                    lossynet_elements_pack(&r, (uint8_t *)elements, source + from, until - from);
+                    lossynet_elements_narrow(&r, (uint16_t *)elements, source + from, until - from);
                 else
                     lossynet_elements_copy(&r, (float *)elements, source + from, until - from);
             }

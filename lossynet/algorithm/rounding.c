@@ -7,7 +7,7 @@
  * gradient. With error feedback what rounding has taken away from a gradient is the residual, until
  * the packet's fate is known (error_feedback.c).
  *
- * Vectors of bfloat16 hold what is rounded already.
+ * Vectors of bfloat16 hold what is rounded already, but for blocks.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -56,6 +56,10 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
             lossynet_round_there(comm, &r, shard, shard, all, count);
             continue;
         }
+        if (comm->resources.bf16) {
+            lossynet_elements_round_bf16(&r, lossynet_element(comm, vector, offset), count);
+            continue;
+        }
         if (residual) memcpy(residual + offset, shard, count * sizeof *shard);
         lossynet_elements_copy(&r, shard, shard, count);
         for (size_t e = 0; residual && e < count; e++) residual[offset + e] -= shard[e];
@@ -98,4 +102,20 @@ void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phas
 void lossynet_start(struct lossynet_comm *comm, float *const *vectors) {
     lossynet_round_others(comm, LOSSYNET_PARAMETER, vectors, false);
     lossynet_round_others(comm, LOSSYNET_PARAMETER, vectors, true);
+}
+
+void lossynet_narrow_parameters(const struct lossynet_comm *comm, uint16_t *to, const void *values,
+                                size_t offset, size_t n) {
+    enum { PIECE = 32 * LOSSYNET_BLOCK };
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t *end = partition->shard_element + 1;
+    for (size_t done = 0, count; done < n; done += count) {
+        float piece[PIECE];
+        while (*end <= offset + done) end++;
+        count = *end - (offset + done) < n - done ? *end - (offset + done) : n - done;
+        if (count > PIECE) count = PIECE;
+        memcpy(piece, (const char *)values + done * sizeof *piece, count * sizeof *piece);
+        const struct lossynet_rounding r = {.dtype = partition->dtype[LOSSYNET_PARAMETER]};
+        lossynet_elements_narrow(&r, to + done, piece, count);
+    }
 }

@@ -148,6 +148,16 @@ static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
+/* ---- vectors of bfloat16: what is in blocks has at most 7 of its 8 bits ---- */
+
+static void widen(float *to, const uint16_t *from, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = lossynet_bf16_widen(from[i]);
+}
+
+static void narrow(uint16_t *to, const float *from, size_t n) {
+    for (size_t i = 0; i < n; i++) to[i] = lossynet_bf16_narrow(from[i]);
+}
+
 /* To count elements. */
 static void multiply(float *to, const int8_t *q, float unit, size_t count) {
     if (count == BLOCK)
@@ -175,14 +185,18 @@ static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
     memcpy(out, pairs, bytes);
 }
 
+/* Elements of float32, or where these are NULL of bfloat16. */
 static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const float *from,
-                        size_t n) {
+                        const uint16_t *bf16, size_t n) {
     const int bits = lossynet_block_bits(r->dtype);
     uint8_t *scale = to, *out = to + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
+        float wide[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
-        *scale++ = quantise(q, from + i, count, bits, r->random, r->key + r->offset + i);
+        if (!from) widen(wide, bf16 + i, count);
+        *scale++ =
+            quantise(q, from ? from + i : wide, count, bits, r->random, r->key + r->offset + i);
         if (bits == 8)
             memcpy(out + i, q, count);
         else
@@ -199,14 +213,18 @@ static void unpack_nibbles(int8_t q[BLOCK], const uint8_t *in, size_t bytes) {
     }
 }
 
-static void unpack_blocks(lossynet_wire_dtype dtype, float *to, const uint8_t *payload, size_t n) {
+static void unpack_blocks(lossynet_wire_dtype dtype, float *to, uint16_t *bf16,
+                          const uint8_t *payload, size_t n) {
     const int bits = lossynet_block_bits(dtype);
     const uint8_t *scale = payload, *in = payload + (n + BLOCK - 1) / BLOCK;
     for (size_t i = 0; i < n; i += BLOCK) {
         int8_t q[BLOCK];
+        float wide[BLOCK];
         const size_t count = smaller(BLOCK, n - i);
         if (bits == 4) unpack_nibbles(q, in + i / 2, (count + 1) / 2);
-        multiply(to + i, bits == 4 ? q : (const int8_t *)in + i, unit_of(*scale++, bits), count);
+        multiply(to ? to + i : wide, bits == 4 ? q : (const int8_t *)in + i,
+                 unit_of(*scale++, bits), count);
+        if (!to) narrow(bf16 + i, wide, count);
     }
 }
 
@@ -252,7 +270,15 @@ void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, cons
     else if (r->dtype == LOSSYNET_BF16)
         pack_bf16(to, from, n);
     else
-        pack_blocks(r, to, from, n);
+        pack_blocks(r, to, from, NULL, n);
+}
+
+void lossynet_elements_pack_bf16(const struct lossynet_rounding *r, uint8_t *to,
+                                 const uint16_t *from, size_t n) {
+    if (r->dtype == LOSSYNET_BF16)
+        memcpy(to, from, n * sizeof *from);
+    else
+        pack_blocks(r, to, NULL, from, n);
 }
 
 void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload,
@@ -262,7 +288,15 @@ void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_
     else if (dtype == LOSSYNET_BF16)
         unpack_bf16(to, payload, n);
     else
-        unpack_blocks(dtype, to, payload, n);
+        unpack_blocks(dtype, to, NULL, payload, n);
+}
+
+void lossynet_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
+                                   size_t n) {
+    if (dtype == LOSSYNET_BF16)
+        memcpy(to, payload, n * sizeof *to);
+    else
+        unpack_blocks(dtype, NULL, to, payload, n);
 }
 
 void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
@@ -273,6 +307,29 @@ void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const 
         round_blocks(r, to, from, n);
     else if (to != from)
         memcpy(to, from, n * sizeof *to);
+}
+
+void lossynet_elements_narrow(const struct lossynet_rounding *r, uint16_t *to, const float *from,
+                              size_t n) {
+    enum { PIECE = 32 * BLOCK };
+    float rounded[PIECE];
+    struct lossynet_rounding of_piece = *r;
+    for (size_t i = 0; i < n; i += PIECE, of_piece.offset += PIECE) {
+        const size_t count = smaller(PIECE, n - i);
+        lossynet_elements_copy(&of_piece, rounded, from + i, count);
+        narrow(to + i, rounded, count);
+    }
+}
+
+void lossynet_elements_round_bf16(const struct lossynet_rounding *r, uint16_t *x, size_t n) {
+    enum { PIECE = 32 * BLOCK };
+    float wide[PIECE];
+    struct lossynet_rounding of_piece = *r;
+    for (size_t i = 0; i < n; i += PIECE, of_piece.offset += PIECE) {
+        const size_t count = smaller(PIECE, n - i);
+        widen(wide, x + i, count);
+        lossynet_elements_narrow(&of_piece, x + i, wide, count);
+    }
 }
 
 enum { TOO_LARGE = (127 + 64) << 23 }; /* the exponent of 2^64 */

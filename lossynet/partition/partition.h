@@ -134,6 +134,15 @@ void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_
  * from. */
 void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
                             size_t n);
+/* The same for vectors of bfloat16: packs them; unpacks to them; rounds float32 to what unpacking
+ * would leave in them; and in place, for another worker of the same rank. */
+void lossynet_elements_pack_bf16(const struct lossynet_rounding *r, uint8_t *to,
+                                 const uint16_t *from, size_t n);
+void lossynet_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
+                                   size_t n);
+void lossynet_elements_narrow(const struct lossynet_rounding *r, uint16_t *to, const float *from,
+                              size_t n);
+void lossynet_elements_round_bf16(const struct lossynet_rounding *r, uint16_t *x, size_t n);
 /* A payload that a wire has changed, or a stranger has made up, may hold what no computation
  * survives: NaN, infinity, and numbers of 2^64 or more, whose squares overflow when they are
  * summed. */

@@ -1,6 +1,6 @@
 """Ranks with a GPU each, that compute in bfloat16: float32 is on a GPU only for what its worker owns, and
-gradients are there only of the last buckets; with --wire-dtype bf16 the network's copies are bfloat16, too
-(llmc/comm/worker.h). On the emulated device."""
+gradients are there only of the last buckets; with --wire-dtype bf16, int8 and int4 the network's copies are bfloat16,
+too (llmc/comm/worker.h). On the emulated device."""
 import pytest
 
 from program import BUILD, events, markov_files, planned_memory, succeed
@@ -61,6 +61,13 @@ def test_as_in_one_process(data, tmp_path, streams, workers, options):
     assert several == one
 
 
+@pytest.mark.parametrize("carry", [0, 1])
+def test_two_workers_in_each_rank(data, tmp_path, carry):
+    """They have no masters, and copies of float32 in the host's memory."""
+    options = ["--workers=4", "--steps=3", "--loss-rate=0.3", "--wire-dtype=int8", f"--carry={carry}"]
+    assert train(data, tmp_path / "two", 2, *options) == train(data, tmp_path / "one", 0, *options)
+
+
 @pytest.mark.parametrize("wire", ["float32", "bf16", "int8"])
 @pytest.mark.parametrize("first, then", [(0, 3), (3, 0)])
 def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
@@ -96,7 +103,8 @@ def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     shown = succeed(*options, "--dry-run", f"--vocab-size={VOCABULARY}", program=EMULATED).stdout
     table = planned_memory(shown)
     opened = (64 << 20) + 600e6
-    parts = 2 if "--wire-dtype=bf16" in options else 1  # of 64 MiB: what comes, and what leaves
+    half = any(option.startswith("--wire-dtype=") for option in options)  # copies are bfloat16
+    parts = 2 if half else 1  # of 64 MiB: what comes, and what leaves
     received = parts * (64 << 20) if "float32 of the 1/N it owns" in shown else 0
     peaks = [[int(word) for word in path.read_text().split()] for path in tmp_path.glob("peak.*")]
     assert len(peaks) == 4
@@ -104,7 +112,7 @@ def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
         assert peak == pytest.approx(1e9 * table["total"] - opened - received, rel=0.05)
         # A rank pins all that its group shares, and the half of the sums that it sends. Beside these,
         # copies of what it owns travel: 12 bytes of a quarter of the parameters.
-        if options[-2:] == ["--group=2", "--wire-dtype=bf16"]:
+        if half and "--group=2" in options:
             sums, copies = 2 * PARAMETERS / 2, 12 * PARAMETERS / 4
             shared = 1e9 * table["copies that travel"] - copies - sums
             assert registered == pytest.approx(2 * shared + sums, rel=0.05)

@@ -417,7 +417,7 @@ static void test_same_bits_rounded(void **state) {
 static void same_bits_apart(struct lossynet_settings settings) {
     scenario_kind = SCENARIO_ROUNDED;
     const uint64_t want = digest_alone(&settings);
-    const bool bf16 = settings.wire_dtype == LOSSYNET_BF16 && !settings.error_feedback;
+    const bool bf16 = settings.wire_dtype != LOSSYNET_FLOAT32 && !settings.error_feedback;
     scenario_kind = bf16 ? SCENARIO_BF16 : SCENARIO_APART;
     if (bf16) settings.vector_dtype = LOSSYNET_BF16;
     same_bits_as(want, &settings);
@@ -442,6 +442,11 @@ static void test_same_bits_apart(void **state) {
     same_bits_apart(settings);
     settings.group = 2;
     settings.estimator = LOSSYNET_BALANCED;
+    same_bits_apart(settings);
+    settings.wire_dtype = LOSSYNET_INT4;
+    same_bits_apart(settings);
+    settings.wire_dtype = LOSSYNET_INT8;
+    settings.group = 1;
     same_bits_apart(settings);
     assert_int_equal(allocated, 0);
 }

@@ -103,13 +103,16 @@ static void test_same_bits_rounded(void **state) {
 static void test_same_bits_of_bf16(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.2, LOSSYNET_MEAN);
-    settings.wire_dtype = LOSSYNET_BF16;
-    scenario_kind = SCENARIO_ROUNDED;
-    const uint64_t want = digest_alone(&settings);
-    settings.vector_dtype = LOSSYNET_BF16;
-    scenario_kind = SCENARIO_BF16;
-    same_bits_as(want, settings, 2, NULL);
-    same_bits_as(want, settings, 4, rough);
+    for (int wire = LOSSYNET_BF16; wire <= LOSSYNET_INT8; wire++) {
+        settings.wire_dtype = (lossynet_wire_dtype)wire;
+        settings.vector_dtype = LOSSYNET_FLOAT32;
+        scenario_kind = SCENARIO_ROUNDED;
+        const uint64_t want = digest_alone(&settings);
+        settings.vector_dtype = LOSSYNET_BF16;
+        scenario_kind = SCENARIO_BF16;
+        same_bits_as(want, settings, 2, NULL);
+        same_bits_as(want, settings, 4, rough);
+    }
     scenario_kind = SCENARIO_ANY;
 }
 

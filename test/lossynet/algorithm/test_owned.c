@@ -52,15 +52,17 @@ static void test_same_bits(void **state) {
     for (int i = 0; i < 4; i++) {
         struct lossynet_settings settings =
             scenario_settings(i % 2 ? "burst:5" : "bernoulli", 0.3, estimators[i]);
-        settings.wire_dtype = LOSSYNET_BF16;
+        settings.wire_dtype = (lossynet_wire_dtype)(LOSSYNET_BF16 + i % 3);
         same_bits(settings);
         settings.return_masks = true;
         settings.retransmission_rounds[i % 2] = 1;
         same_bits(settings);
     }
     struct lossynet_settings groups = scenario_settings("outage:3", 0.3, LOSSYNET_MEAN);
-    groups.wire_dtype = LOSSYNET_BF16;
+    groups.wire_dtype = LOSSYNET_INT8;
     groups.group = SCENARIO_WORKERS / 2;
+    same_bits(groups);
+    groups.wire_dtype = LOSSYNET_BF16;
     same_bits(groups);
     groups.group = SCENARIO_WORKERS; /* nobody to send to */
     same_bits(groups);
@@ -103,6 +105,44 @@ static void test_same_bits_replayed(void **state) {
     settings.loss.model = model;
     same_bits(settings);
     unlink(path);
+}
+
+/* A replica of bfloat16 begins with what a broadcast that loses nothing would leave, and what an owner
+ * has is read as it is, wherever it lies in memory. */
+static void test_first_values(void **state) {
+    (void)state;
+    for (int wire = LOSSYNET_BF16; wire <= LOSSYNET_INT4; wire++) {
+        struct lossynet_settings settings = bf16_settings(WORKERS, 0);
+        settings.wire_dtype = (lossynet_wire_dtype)wire;
+        struct lossynet_comm *comm = open_alone(&settings);
+        float **x = take_vectors(WORKERS, ELEMENTS), **values = take_vectors(WORKERS, ELEMENTS);
+        char *unaligned = malloc(ELEMENTS * sizeof(float) + 1);
+        uint16_t *first = malloc(ELEMENTS * sizeof *first);
+        assert_int_equal(lossynet_owned_apart(comm, x, (const float *const *)values), LOSSYNET_OK);
+        for (size_t e = 0; e < ELEMENTS; e++) {
+            const float value = (float)random_unit(4, 0, e);
+            memcpy(unaligned + 1 + e * sizeof value, &value, sizeof value);
+        }
+        lossynet_narrow_parameters(comm, first, unaligned + 1, 0, ELEMENTS);
+        for (int w = 0; w < WORKERS; w++) {
+            float *value = values[w];
+            size_t offset, count;
+            for (int b = 0; b < BUCKETS; b++, value += count) {
+                lossynet_shard(comm, w, b, &offset, &count);
+                memcpy(value, unaligned + 1 + offset * sizeof *value, count * sizeof *value);
+            }
+        }
+        lossynet_step_begin(comm, 0);
+        assert_int_equal(lossynet_broadcast(comm, x, true), LOSSYNET_OK);
+        for (int w = 0; w < WORKERS; w++)
+            for (size_t e = 0; e < ELEMENTS; e++)
+                if (owner_of(comm, e) != w) assert_int_equal(((uint16_t *)x[w])[e], first[e]);
+        free(first);
+        free(unaligned);
+        free_vectors(values);
+        free_vectors(x);
+        lossynet_close(comm);
+    }
 }
 
 /* ---- averages ---- */
@@ -232,7 +272,8 @@ static void test_settings(void **state) {
     refused(settings, "vector dtype 2: expected float32 or bf16");
     settings = bf16_settings(WORKERS, 0);
     settings.wire_dtype = LOSSYNET_FLOAT32;
-    refused(settings, "vectors of bf16, wire dtype float32: expected wire dtype bf16");
+    refused(settings,
+            "vectors of bf16, wire dtype float32: expected wire dtype bf16, int8 or int4");
     settings = bf16_settings(WORKERS, 0);
     settings.memory = &memory;
     refused(settings, "vectors of bf16: expected them in the host's memory");
@@ -276,13 +317,10 @@ static void test_phases_need_what_is_owned(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_same_bits_replayed),
-        cmocka_unit_test(test_one_worker),
-        cmocka_unit_test(test_weighted_sum),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_settings),
-        cmocka_unit_test(test_phases_need_what_is_owned),
+        cmocka_unit_test(test_same_bits),    cmocka_unit_test(test_same_bits_replayed),
+        cmocka_unit_test(test_first_values), cmocka_unit_test(test_one_worker),
+        cmocka_unit_test(test_weighted_sum), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_settings),     cmocka_unit_test(test_phases_need_what_is_owned),
     };
     return cmocka_run_group_tests_name("what owners hold apart", tests, NULL, NULL);
 }
