@@ -162,6 +162,12 @@ FAULTS = [
      "next_x += 0 - (at"),
     ("attention_backward", "delta of a group's first query head for all",
      "next_delta += call.padded - (at", "next_delta += 0 - (at"),
+    ("attention_tile", "the first step of the left operand kept for all",
+     "tile_layout<HD>::LD + i * 16);", "tile_layout<HD>::LD);"),
+    ("attention_backward", "dropped barrier: own rows kept before they are there",
+     "__syncthreads(); /* the block's own rows are here */", ""),
+    ("attention_backward", "the left operand of S kept for dP, too",
+     "&kept_y, tile_warp<HD>(own_y)", "&kept_y, tile_warp<HD>(own_x)"),
     ("attention_backward", "P left out of dS", "dp[m][n][i] *= p[m][n][i];", ""),
     ("attention_plain", "the warps' parts have each its own maximum",
      "factor[w] = expf(largest[w] - most)", "factor[w] = 1"),
@@ -179,7 +185,8 @@ FAULTS = [
 
 EMULATION = ["-std=c++17", "-DCUDA_EMULATION", "-D_GNU_SOURCE", "-g0", "-w", "-fno-strict-aliasing"]
 EMULATOR = [f"emulated/dev/emulation/{name}.o" for name in ("cuda_emu", "streams_emu")]
-OPERATORS = [f"test/operators{part}.o" for part in ("", "_arrays", "_bits", "_device", "_vectors")]
+OPERATORS = [*(f"test/llmc/operators{part}.o" for part in ("", "_arrays", "_bits", "_device", "_vectors")),
+             "lossynet/partition/elements.o"]
 
 
 def programs(file):
@@ -201,7 +208,7 @@ def build(folder, build_dir, flags, program):
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
         if done.returncode:
             sys.exit(f"{folder.name} does not compile:\n{done.stderr[:2000]}")
-    objects = [str(build_dir / name) for name in (f"test/{program}.o", *OPERATORS, *EMULATOR)]
+    objects = [str(build_dir / name) for name in (f"test/cuda/{program}.o", *OPERATORS, *EMULATOR)]
     subprocess.run(["g++", *flags, "-fopenmp", *objects, str(backend), "-lcmocka", "-lm", "-o",
                     str(binary)], cwd=ROOT, check=True)
     return binary
@@ -259,7 +266,7 @@ def main():
         for folder in (build_dir, build_dir / "emulated_thread"):
             reason = run_until_failure(folder / "test" / "cuda" / program)
             if reason:
-                sys.exit(f"{folder / 'test' / program} fails without any fault: {reason}")
+                sys.exit(f"{folder / 'test' / 'cuda' / program} fails without any fault: {reason}")
     missed = 0
     print(f"{'file':20}{'fault':70}{'caught by':18}first seen as")
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

@@ -15,7 +15,8 @@
 
 /* All take the choices of the first rank that has any. */
 static int agree(struct product_choices *mine, const struct lossynet_world *world) {
-    struct product_choices *all = (struct product_choices *)calloc((size_t)world->ranks, sizeof *all);
+    struct product_choices *all =
+        (struct product_choices *)calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the choices of algorithms", 0);
     all[world->rank] = *mine;
     const int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;

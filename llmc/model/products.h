@@ -16,11 +16,12 @@ static inline void model_products(const struct llama_config *c, int N, int logit
                                   struct model_product out[MODEL_PRODUCTS]) {
     const int C = c->width, F = c->hidden, HD = c->heads * c->head_size;
     const int QKV = HD + 2 * c->kv_heads * c->head_size;
-    const struct model_product all[MODEL_PRODUCTS] = {{"qkv", N, C, QKV},
-                                                      {"attention out", N, HD, C},
-                                                      {"gate and up", N, C, 2 * F},
-                                                      {"down", N, F, C},
-                                                      {"classifier", logits_rows, C, c->vocabulary}};
+    const struct model_product all[MODEL_PRODUCTS] = {
+        {"qkv", N, C, QKV},
+        {"attention out", N, HD, C},
+        {"gate and up", N, C, 2 * F},
+        {"down", N, F, C},
+        {"classifier", logits_rows, C, c->vocabulary}};
     for (int i = 0; i < MODEL_PRODUCTS; i++) out[i] = all[i];
 }
 

@@ -83,6 +83,21 @@ template <int HD, bool DX> struct backward_layout {
     };
 };
 
+/* Steps of own_x and own_y, of 16 columns each, that a warp keeps in registers over the whole walk,
+ * in place of loading them again for each S and dP: as many as there is room for beside the sums. A
+ * step is 8 registers. */
+template <int HD, bool DX, bool DY> struct backward_kept {
+    enum {
+        STEPS = HD / 16,
+        ALL = DX && (HD <= 48 || (HD <= 64 && !DY)),
+        X = ALL        ? STEPS
+            : !DX      ? (STEPS < 6 ? STEPS : 6)
+            : HD <= 96 ? 2
+                       : 0,
+        Y = ALL ? STEPS : 0
+    };
+};
+
 /* A number for each query, where element i of fragments m and n finds its own: `own` of the block's
  * rows, if they are queries, else `met`, of the columns. */
 template <enum attention_rows ROWS>
@@ -106,11 +121,11 @@ __device__ __forceinline__ void backward_weights(float s[2][MET_ROWS / 8][4], co
 }
 
 /* dS = P * (dO V^T - delta), y own and met as in the table above. */
-template <int HD, enum attention_rows ROWS>
+template <int HD, enum attention_rows ROWS, int KEPT>
 __device__ __forceinline__ void
 backward_logits(struct tile_weights<MET_ROWS> *ds, const float p[2][MET_ROWS / 8][4],
-                const bfloat16 *own_y, const bfloat16 *met_y, const float own_delta[2][2],
-                const float *met_delta) {
+                const struct tile_kept<KEPT> &kept, const bfloat16 *own_y, const bfloat16 *met_y,
+                const float own_delta[2][2], const float *met_delta) {
     float dp[2][MET_ROWS / 8][4];
 #pragma unroll
     for (int m = 0; m < 2; m++)
@@ -119,7 +134,7 @@ backward_logits(struct tile_weights<MET_ROWS> *ds, const float p[2][MET_ROWS / 8
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 dp[m][n][i] = -per_query<ROWS>(own_delta, met_delta, m, n, i);
-    tile_multiply_rows<HD, MET_ROWS>(dp, own_y, met_y);
+    tile_multiply_rows<HD, MET_ROWS>(dp, kept, own_y, met_y);
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
@@ -135,6 +150,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
                               const float *base2, const float *delta,
                               const struct attention_call call) {
     typedef backward_layout<HD, DX> layout;
+    typedef backward_kept<HD, DX, DY> kept;
     bfloat16 *own_x = (bfloat16 *)dynamic_shared(), *own_y = own_x + layout::OWN;
     bfloat16 *met_y = own_x + layout::TILES - layout::MET, *met_x = met_y - 2 * layout::MET;
     float *met_delta = (float *)(own_x + layout::TILES), *met_base2 = met_delta + MET_ROWS;
@@ -201,6 +217,14 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     };
 
     load_x(begin, 0);
+    struct tile_kept<kept::X> kept_x;
+    struct tile_kept<kept::Y> kept_y;
+    if constexpr (kept::X > 0) {
+        cp_async_wait<0>();
+        __syncthreads(); /* the block's own rows are here */
+        tile_keep<HD>(&kept_x, tile_warp<HD>(own_x));
+        tile_keep<HD>(&kept_y, tile_warp<HD>(own_y));
+    }
     for (int i = 0, at = begin; i < steps; i++) {
         const bfloat16 *x = met_x + i % 2 * layout::MET;
         const int next = at + MET_ROWS < end ? at + MET_ROWS : begin;
@@ -213,7 +237,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         load_y(at);
         if (useful) {
             tile_fill<MET_ROWS>(p, 0);
-            tile_multiply_rows<HD, MET_ROWS>(p, tile_warp<HD>(own_x), x);
+            tile_multiply_rows<HD, MET_ROWS>(p, kept_x, tile_warp<HD>(own_x), x);
             backward_weights<ROWS>(p, own_base2, met_base2 + i % 2 * MET_ROWS, call.factor);
             if (diagonal) tile_mask<MET_ROWS, Q>(p, warp_first - at, 0);
         }
@@ -227,8 +251,8 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
                 tile_multiply_weights<HD>(dy, weights, met_y);
             }
             if constexpr (DX) {
-                backward_logits<HD, ROWS>(&weights, p, tile_warp<HD>(own_y), met_y, own_delta,
-                                          met_delta);
+                backward_logits<HD, ROWS>(&weights, p, kept_y, tile_warp<HD>(own_y), met_y,
+                                          own_delta, met_delta);
                 tile_multiply_weights<HD>(dx, weights, x);
             }
         }

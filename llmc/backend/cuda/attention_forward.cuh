@@ -88,7 +88,6 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_forward_kernel(bfloat16 *out, float *log_sum_exp, const bfloat16 *qkv,
                              const struct attention_call call) {
     constexpr int LD = tile_layout<HD>::LD;
-    constexpr bool KEEP_QUERIES = HD <= 64;
     bfloat16 *queries = (bfloat16 *)dynamic_shared();
     bfloat16 *keys = queries + BLOCK_ROWS * LD, *values = keys + FORWARD_KEYS * LD;
 
@@ -103,7 +102,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
 
     struct online_softmax state;
     float o[2][HD / 8][4];
-    uint32_t kept[KEEP_QUERIES ? HD / 16 : 1][2][4];
+    struct tile_kept<HD <= 64 ? HD / 16 : 0> kept;
     tile_fill<HD>(o, 0);
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -119,22 +118,12 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
         __syncthreads(); /* everybody's part of the keys is here, everybody is done with `values` */
         tile_load<HD, FORWARD_KEYS>(values, k + call.values, call.row, T - key, call.D);
         cp_async_commit();
-        if constexpr (KEEP_QUERIES)
-            if (key == 0)
-#pragma unroll
-                for (int i = 0; i < HD / 8; i++)
-                    fragment_load<HD>(kept[i / 2][i % 2],
-                                      tile_warp<HD>(queries) + i % 2 * 16 * LD + i / 2 * 16);
+        if (key == 0) tile_keep<HD>(&kept, tile_warp<HD>(queries));
         struct tile_weights<FORWARD_KEYS> weights;
         if (useful) {
             float s[2][FORWARD_KEYS / 8][4];
             tile_fill<FORWARD_KEYS>(s, 0);
-            if constexpr (KEEP_QUERIES)
-#pragma unroll
-                for (int i = 0; i < HD / 16; i++)
-                    tile_multiply_step<HD, FORWARD_KEYS>(s, kept[i], keys + i * 16);
-            else
-                tile_multiply_rows<HD, FORWARD_KEYS>(s, tile_warp<HD>(queries), keys);
+            tile_multiply_rows<HD, FORWARD_KEYS>(s, kept, tile_warp<HD>(queries), keys);
             if (key + FORWARD_KEYS > warp_first + 1) /* some row does not see some key */
                 tile_mask<FORWARD_KEYS, true>(s, warp_first - key, -INFINITY);
             online_softmax_step<HD>(&state, &weights, s, o, call.factor);

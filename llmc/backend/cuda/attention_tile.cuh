@@ -137,11 +137,27 @@ __device__ __forceinline__ void tile_multiply_step(float acc[2][N / 8][4], const
     }
 }
 
-template <int HD, int N>
-__device__ __forceinline__ void tile_multiply_rows(float acc[2][N / 8][4], const bfloat16 *x,
-                                                   const bfloat16 *y) {
+/* A warp's rows of a left operand that many products need: their first STEPS steps, in registers. */
+template <int STEPS> struct tile_kept { uint32_t step[STEPS ? STEPS : 1][2][4]; };
+
+template <int HD, int STEPS>
+__device__ __forceinline__ void tile_keep(struct tile_kept<STEPS> *kept, const bfloat16 *x) {
+#pragma unroll
+    for (int i = 0; i < STEPS; i++)
+#pragma unroll
+        for (int m = 0; m < 2; m++)
+            fragment_load<HD>(kept->step[i][m], x + m * 16 * tile_layout<HD>::LD + i * 16);
+}
+
+/* Steps that are not kept are read from x. */
+template <int HD, int N, int STEPS>
+__device__ __forceinline__ void tile_multiply_rows(float acc[2][N / 8][4],
+                                                   const struct tile_kept<STEPS> &kept,
+                                                   const bfloat16 *x, const bfloat16 *y) {
+#pragma unroll
+    for (int i = 0; i < STEPS; i++) tile_multiply_step<HD, N>(acc, kept.step[i], y + i * 16);
 #pragma unroll 4 /* with more loads in sight the compiler runs out of registers */
-    for (int k = 0; k < HD; k += 16) {
+    for (int k = STEPS * 16; k < HD; k += 16) {
         uint32_t a[2][4];
 #pragma unroll
         for (int m = 0; m < 2; m++) fragment_load<HD>(a[m], x + m * 16 * tile_layout<HD>::LD + k);
