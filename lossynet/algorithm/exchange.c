@@ -46,6 +46,12 @@ static bool is_group(const struct lossynet_comm *comm, lossynet_phase phase) {
 
 /* ---- begin ---- */
 
+/* By local workers. */
+static size_t owned_packets(const struct lossynet_comm *comm) {
+    const size_t *start = comm->partition.owner_start + comm->workers.first;
+    return start[comm->workers.local] - start[0];
+}
+
 void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
     if (is_group(comm, phase)) fill_incoming(comm, phase, lossless);
     lossynet_transport_receive_begin(comm->transport, phase);
@@ -61,6 +67,8 @@ void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, fl
     source->values = phase == LOSSYNET_PARAMETER ? lossynet_sent_values(comm) : NULL;
     memset(source->cursor, 0, ranks * local * sizeof *source->cursor);
     memset(source->turn, 0, ranks * sizeof *source->turn);
+    if (phase == LOSSYNET_PARAMETER && comm->exchange.kept)
+        memset(comm->exchange.is_kept, 0, owned_packets(comm) * sizeof *comm->exchange.is_kept);
     for (size_t v = 0; v < local; v++) __atomic_store_n(&source->ready[v], 0, __ATOMIC_RELEASE);
     lossynet_transport_send_begin(comm->transport, phase);
 }
@@ -89,24 +97,42 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
     return source->cursor + (size_t)row * comm->workers.local;
 }
 
-/* The elements of a packet of local worker v as they travel: where they are, or rounded in the
- * memory of span n. offset: of the first in the vector. */
+/* Where a packet is rounded: parameters in blocks once for all receivers, and all else in the memory of
+ * span n. *done: it is there. */
+static uint8_t *place(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
+                      int bucket, size_t packet, bool *done) {
+    const struct lossynet_exchange *exchange = &comm->exchange;
+    *done = false;
+    if (phase == LOSSYNET_GRADIENT || !exchange->kept)
+        return exchange->rounded + (size_t)n * exchange->packet_bytes;
+    const struct lossynet_partition *partition = &comm->partition;
+    const int owner = comm->workers.first + v;
+    const size_t k = partition->owner_start[owner] - partition->owner_start[comm->workers.first] +
+                     lossynet_packets_before(partition, bucket, owner) + packet;
+    *done = exchange->is_kept[k];
+    exchange->is_kept[k] = true;
+    return exchange->kept + k * exchange->packet_bytes;
+}
+
+/* The elements of a packet of local worker v as they travel: where they are, or rounded. n: which
+ * span; offset: of the first in the vector. */
 static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
-                           const float *vector, int bucket, size_t offset, size_t count) {
+                           const float *vector, int bucket, size_t packet, size_t offset,
+                           size_t count) {
     const bool bf16 = comm->resources.bf16 && phase == LOSSYNET_GRADIENT;
-    const bool blocks = lossynet_has_blocks(&comm->partition);
-    if (bf16 && !blocks) return lossynet_element(comm, vector, offset);
-    uint8_t *rounded = comm->exchange.rounded + (size_t)n * comm->exchange.packet_bytes;
+    const float *const *values = comm->exchange.source[phase].values;
+    const void *elements = bf16 ? lossynet_element(comm, vector, offset)
+                                : lossynet_parameters(comm, values, vector, v, bucket, offset);
+    if (bf16 ? !lossynet_has_blocks(&comm->partition) : !lossynet_rounds(&comm->partition))
+        return elements;
+    bool done;
+    uint8_t *rounded = place(comm, phase, v, n, bucket, packet, &done);
     const struct lossynet_rounding r =
         lossynet_rounding_of(comm, phase, comm->workers.first + v, offset);
-    if (bf16) {
-        lossynet_elements_pack_bf16(&r, rounded, lossynet_element(comm, vector, offset), count);
-        return rounded;
-    }
-    const float *elements =
-        lossynet_parameters(comm, comm->exchange.source[phase].values, vector, v, bucket, offset);
-    if (!lossynet_rounds(&comm->partition)) return elements;
-    lossynet_elements_pack(&r, rounded, elements, count);
+    if (bf16)
+        lossynet_elements_pack_bf16(&r, rounded, elements, count);
+    else if (!done)
+        lossynet_elements_pack(&r, rounded, elements, count);
     return rounded;
 }
 
@@ -148,7 +174,8 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                                .gradients = counts ? (uint8_t)lossynet_unconfirmed_gradients(
                                                          comm, v, first + at->packet)
                                                    : 0},
-                    .payload = payload(comm, phase, v, n, vector, bucket, offset, count),
+                    .payload =
+                        payload(comm, phase, v, n, vector, bucket, at->packet, offset, count),
                     .bytes = lossynet_payload_bytes(partition->dtype[phase], count),
                     .device = device};
                 n++;
@@ -316,6 +343,10 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
         lossynet_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
     if (lossynet_rounds(partition))
         COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
+    if (lossynet_has_blocks(partition) && !multicast && lossynet_remote_partners(comm) > 1) {
+        COMM_TAKE(comm, comm->exchange.kept, owned_packets(comm) * comm->exchange.packet_bytes);
+        COMM_TAKE(comm, comm->exchange.is_kept, owned_packets(comm));
+    }
     const struct lossynet_transport_shape shape = {
         .workers = comm->workers.count,
         .local = comm->workers.local,
@@ -344,5 +375,7 @@ void lossynet_exchange_close(struct lossynet_comm *comm) {
     free(exchange->inbox_start);
     (exchange->release ? exchange->release : free)(exchange->inbox);
     free(exchange->rounded);
+    free(exchange->kept);
+    free(exchange->is_kept);
     free(exchange->elsewhere);
 }

@@ -150,15 +150,28 @@ static size_t smaller(size_t a, size_t b) {
 
 /* ---- vectors of bfloat16: what is in blocks has at most 7 of its 8 bits ---- */
 
-static void widen(float *to, const uint16_t *from, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = lossynet_bf16_widen(from[i]);
+/* A block of count elements, as below; compilers know the number of a whole one. */
+static void widen(float *to, const uint16_t *from, size_t count) {
+    if (count == BLOCK)
+        for (int j = 0; j < BLOCK; j++) to[j] = lossynet_bf16_widen(from[j]);
+    else
+        for (size_t j = 0; j < count; j++) to[j] = lossynet_bf16_widen(from[j]);
 }
 
-static void narrow(uint16_t *to, const float *from, size_t n) {
-    for (size_t i = 0; i < n; i++) to[i] = lossynet_bf16_narrow(from[i]);
+/* What bfloat16 can hold: nothing is rounded. */
+static uint16_t upper_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
 }
 
-/* To count elements. */
+static void narrow(uint16_t *to, const float *from, size_t count) {
+    if (count == BLOCK)
+        for (int j = 0; j < BLOCK; j++) to[j] = upper_half(from[j]);
+    else
+        for (size_t j = 0; j < count; j++) to[j] = upper_half(from[j]);
+}
+
 static void multiply(float *to, const int8_t *q, float unit, size_t count) {
     if (count == BLOCK)
         for (int j = 0; j < BLOCK; j++) to[j] = (float)q[j] * unit;
@@ -182,7 +195,10 @@ static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
     uint8_t pairs[BLOCK / 2];
     for (int j = 0; j < BLOCK / 2; j++)
         pairs[j] = (uint8_t)((q[2 * j] & 15) | (q[2 * j + 1] & 15) << 4);
-    memcpy(out, pairs, bytes);
+    if (bytes == sizeof pairs)
+        memcpy(out, pairs, sizeof pairs);
+    else
+        memcpy(out, pairs, bytes);
 }
 
 /* Elements of float32, or where these are NULL of bfloat16. */
@@ -206,7 +222,10 @@ static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const fl
 
 static void unpack_nibbles(int8_t q[BLOCK], const uint8_t *in, size_t bytes) {
     uint8_t pairs[BLOCK / 2] = {0};
-    memcpy(pairs, in, bytes);
+    if (bytes == sizeof pairs)
+        memcpy(pairs, in, sizeof pairs);
+    else
+        memcpy(pairs, in, bytes);
     for (int j = 0; j < BLOCK / 2; j++) {
         q[2 * j] = (int8_t)(((pairs[j] & 15) ^ 8) - 8);
         q[2 * j + 1] = (int8_t)(((pairs[j] >> 4) ^ 8) - 8);
