@@ -212,11 +212,10 @@ static double mean_loss(const float *losses, int n) {
 }
 
 /* ---- trainer ---------------------------------------------------------------------------- *
- * llmc/comm/data_parallel.h has the workers of this rank, their memory, and the network.
- *
- * CPU threads: with at least as many groups of workers (--group; else of one) as threads, each
- * thread computes whole groups; with fewer, and on a GPU, workers take turns and each operation uses
- * all threads. Activations exist once per thread that computes whole groups. */
+ * llmc/comm/data_parallel.h has the workers of this rank, their memory, and the network. CPU threads:
+ * with at least as many groups of workers (--group; else of one) as threads, each thread computes whole
+ * groups; with fewer, and on a GPU, workers take turns and each operation uses all threads. Activations
+ * exist once per thread that computes whole groups. */
 
 struct worker_result { /* of a worker's forward and backward passes */
     double loss;       /* mean over its tokens; negative: it had no gradient to compute */
@@ -593,6 +592,7 @@ static struct run_info run_info(const struct trainer *t) {
                                    .link = lossynet_link_name(t->dp.comm),
                                    .faster_in_bf16 = t->faster_in_bf16,
                                    .sends = t->dp.pipeline.sends,
+                                   .peers = t->dp.group.peers,
                                    .rank = t->dp.world.rank,
                                    .ranks = t->dp.world.ranks,
                                    .workers = t->dp.workers,

@@ -12,6 +12,7 @@
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/log/error.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,6 +28,7 @@ enum { ALIGNMENT = 256 };
 struct block {
     char *pages;
     size_t bytes; /* whole pages, the closed one behind them not counted */
+    bool foreign; /* another process's */
 };
 
 static std::map<void *, block> blocks; /* by the address given out */
@@ -144,7 +146,7 @@ void *device_allocate(size_t bytes) {
     if (pages == MAP_FAILED) return NULL;
     if (mprotect(pages, whole, PROT_READ | PROT_WRITE)) abort();
     char *memory = pages + (whole - bytes) / ALIGNMENT * ALIGNMENT;
-    blocks[memory] = {pages, whole};
+    blocks[memory] = {pages, whole, false};
     used += whole;
     if (used > most) most = used;
     return memory;
@@ -154,11 +156,61 @@ int device_export(const void *, size_t, size_t *) {
     return -1;
 }
 
+/* What `handle` of struct backend_shared holds here. */
+struct place {
+    long long process;
+    int file;
+    size_t bytes, offset; /* of the memory in its pages */
+};
+
+static bool has_peers(void) {
+    const char *without = getenv("EMULATED_PEERS");
+    return !without || (strcmp(without, "none") != 0 && strcmp(without, identity) != 0);
+}
+
+/* The block's pages become those of a file that has no name, at the same addresses. */
+bool device_share(const void *memory, struct backend_shared *out) {
+    const struct block b = blocks.at((void *)memory);
+    const int file = has_peers() ? memfd_create("emulated device", MFD_CLOEXEC) : -1;
+    if (file < 0) return false;
+    if (pwrite(file, b.pages, b.bytes, 0) != (ssize_t)b.bytes ||
+        mmap(b.pages, b.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file, 0) != b.pages)
+        abort();
+    const struct place place = {getpid(), file, b.bytes, (size_t)((char *)memory - b.pages)};
+    static_assert(sizeof place <= sizeof out->handle, "a place fits");
+    memcpy(out->handle, &place, sizeof place);
+    return true;
+}
+
+const void *device_open_shared(const struct backend_shared *shared) {
+    struct place place;
+    char path[64];
+    memcpy(&place, shared->handle, sizeof place);
+    if (!has_peers() || place.process == getpid()) return NULL; /* as CUDA refuses its own */
+    snprintf(path, sizeof path, "/proc/%lld/fd/%d", place.process, place.file);
+    const int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file < 0) return NULL;
+    char *pages = (char *)mmap(NULL, place.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (pages == MAP_FAILED) return NULL;
+    blocks[pages + place.offset] = {pages, place.bytes, true};
+    return pages + place.offset;
+}
+
+void device_close_shared(const void *memory) {
+    cudaDeviceSynchronize();
+    auto found = blocks.find((void *)memory);
+    if (found == blocks.end() || !found->second.foreign) abort(); /* not open */
+    munmap(found->second.pages, found->second.bytes);
+    blocks.erase(found);
+}
+
 void device_release(void *memory) {
     if (!memory) return;
     cudaDeviceSynchronize(); /* as cudaFree does */
     auto found = blocks.find(memory);
-    if (found == blocks.end()) abort(); /* not a block, or released twice */
+    if (found == blocks.end() || found->second.foreign)
+        abort(); /* not a block, or released twice */
     used -= found->second.bytes;
     munmap(found->second.pages, found->second.bytes + (size_t)sysconf(_SC_PAGESIZE));
     blocks.erase(found);

@@ -7,6 +7,7 @@
  * memory, are written to FILE.<device> at the end.
  * EMULATED_FASTEST=PLACE: of the algorithms that are timed (--tune), on all ranks; P,Q,...: on the
  * host's first, second, ... rank.
+ * EMULATED_PEERS=none: no process can open another's memory; N: all but device N's.
  * EMULATED_FAULT=1: allocating pinned memory meets the error of a kernel that ran before.
  * EMULATED_STREAMS=late, others or soon: when work on a stream runs (streams_emu.h). */
 #ifndef DEVICE_EMULATED_H

@@ -78,6 +78,11 @@ struct product_choices {
     struct product_choice choice[PRODUCT_CHOICES];
 };
 
+/* What another process needs to open a device's memory; it may be sent to it. */
+struct backend_shared {
+    unsigned char handle[128];
+};
+
 struct backend {
     const char *name;     /* "cpu", "cuda" */
     const char *details;  /* one line for the log: instruction set or device, GEMM library */
@@ -139,6 +144,12 @@ struct backend {
     /* A dma-buf file descriptor through which other devices access `memory`, at *offset. The
      * caller closes it. -1: there is none. */
     int (*export_memory)(const void *memory, size_t bytes, size_t *offset);
+    /* Memory from `allocate` that operations of other processes on this host may read: share tells
+     * how to open it. open_shared returns an address for operations, NULL where this device cannot
+     * reach that one. close_shared before the process that shares it releases it. */
+    bool (*share)(const void *memory, struct backend_shared *out);
+    const void *(*open_shared)(const struct backend_shared *shared);
+    void (*close_shared)(const void *memory);
 
     /* ---- embedding ---- */
     /* out (N, C) = table (V, C)[tokens (N)] */
@@ -220,8 +231,9 @@ struct backend {
      * out may be one of the senders. */
     void (*weighted_sum)(float *out, const float *const *sender, const float *weight, int N,
                          size_t n, size_t packet);
-    /* the same, out and senders in pinned memory, beside the operations called so far, for which it
-     * does not wait, and out is there on return; NULL where not on_device */
+    /* the same, out in pinned memory, senders there or on a device, also another one's (open_shared),
+     * beside the operations called so far, for which it does not wait, and out is there on return; NULL
+     * where not on_device */
     void (*weighted_sum_pinned)(float *out, const float *const *sender, const float *weight, int N,
                                 size_t n, size_t packet);
     /* the same of senders in bfloat16, and to bfloat16 (rounded once) */
@@ -229,6 +241,9 @@ struct backend {
                                      int N, size_t n, size_t packet);
     void (*rounded_sum_pinned_bf16)(uint16_t *out, const uint16_t *const *sender,
                                     const float *weight, int N, size_t n, size_t packet);
+    /* the same of float32 that is rounded to bfloat16 before it is added */
+    void (*rounded_sum_pinned)(uint16_t *out, const float *const *sender, const float *weight,
+                               int N, size_t n, size_t packet);
     /* to[j] = from[j] for j < n where arrived[j / packet] is not 0; the rest stays */
     void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet);

@@ -83,6 +83,8 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     if (s->rounds && !w->half) s->be->round(w->grads + offset, count);
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);
+    else if (w->peers)
+        s->be->d2h_async(w->comm_grads, w->grads, 0); /* the mark waits for what is computed */
     else if (s->staged && !w->shares)
         worker_send_gradient(w, s->be, s->layout, offset, count);
     if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);

@@ -127,7 +127,7 @@ static int open_group(struct data_parallel *d, bool training, bool staged) {
                                 .staged = staged,
                                 .half = d->half,
                                 .rounds = d->rounds,
-                                .slots = {.count = d->group_slots},
+                                .slots = {.count = training ? d->group_slots : 0},
                                 .apart = NULL,
                                 .ones = NULL,
                                 .members = NULL,
@@ -220,7 +220,8 @@ int data_parallel_open(struct data_parallel *d, bool training) {
     bool staged;
     d->local = d->workers / d->world.ranks;
     return open_comm(d, training, &staged) || open_group(d, training, staged) ||
-                   allocate_workers(d, training, staged) || open_pipeline(d, training, staged)
+                   allocate_workers(d, training, staged) ||
+                   group_open_peers(&d->group, &d->worker[0]) || open_pipeline(d, training, staged)
                ? -1
                : 0;
 }

@@ -18,7 +18,8 @@ static size_t shared_bytes(const struct group *g, size_t elements) {
 
 /* Bytes that a member gives: the first one the replica, and every one its gradient. */
 static size_t vectors_of(const struct group *g, int place) {
-    const size_t gradient = param_layout_gradient_elements(g->layout, g->slots.count);
+    const size_t gradient =
+        g->peers ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
     return shared_bytes(g, (place == 0 ? g->layout->count : 0) + (g->training ? gradient : 0));
 }
 
@@ -85,6 +86,70 @@ static void close_sums(struct group *g) {
     free(s->part);
 }
 
+/* ---- peers: devices that read each other's memory ---- */
+
+static void close_peers(struct group *g, int place) {
+    for (int i = 0; g->peer && i < g->size; i++) {
+        if (i != place && g->peer[i]) g->be->close_shared(g->peer[i]);
+        g->peer[i] = NULL;
+    }
+}
+
+/* *all: whether it is true of all workers. Returns 0, or -1 after reporting. */
+static int true_of_all(const struct group *g, bool mine, bool *all) {
+    bool *told = (bool *)malloc((size_t)g->workers * sizeof *told);
+    if (!told) return log_out_of_memory("the list of devices", 0);
+    const int failed = lossynet_all_gather(g->comm, &mine, told, sizeof mine) ? -1 : 0;
+    *all = !failed;
+    for (int i = 0; i < g->workers && *all; i++) *all = told[i];
+    free(told);
+    return failed;
+}
+
+/* Opens `mine` of all members. *done: in all groups; else nobody has anything open. Returns 0, or -1 after
+ * reporting. */
+static int open_peers(struct group *g, int id, const float *mine, bool *done) {
+    const int place = id % g->size;
+    struct backend_shared told = {{0}};
+    struct backend_shared *all = (struct backend_shared *)calloc((size_t)g->workers, sizeof told);
+    if (!all) return log_out_of_memory("the list of devices", 0);
+    bool can = mine && g->be->share(mine, &told);
+    int failed = lossynet_all_gather(g->comm, &told, all, sizeof told) ? -1 : 0;
+    for (int i = 0; i < g->size && !failed; i++) {
+        const void *memory = i == place ? mine : g->be->open_shared(&all[id - place + i]);
+        g->peer[i] = (const float *)memory;
+        can = can && memory;
+    }
+    free(all);
+    if (!failed) failed = true_of_all(g, can, done);
+    if (failed || !*done) close_peers(g, place);
+    return failed;
+}
+
+/* Whether members can read each other's memory: tries it with a little. */
+static int try_peers(struct group *g, int id) {
+    enum { BYTES = 2 << 20 }; /* what CUDA shares a part of, it shares whole */
+    bool closed;
+    g->peer = (const float **)calloc((size_t)g->size, sizeof *g->peer);
+    if (!g->peer) return log_out_of_memory("the list of a group's workers", 0);
+    float *little = (float *)g->be->allocate(BYTES);
+    const int failed = open_peers(g, id, little, &g->peers);
+    close_peers(g, id % g->size);
+    if (failed || true_of_all(g, true, &closed)) return -1;
+    g->be->release(little); /* which nobody has open any more */
+    return 0;
+}
+
+int group_open_peers(struct group *g, const struct worker *w) {
+    bool done;
+    if (!g->peers) return 0;
+    if (open_peers(g, w->id, w->gradient.first, &done)) return -1;
+    return done ? 0
+                : log_error("--group %d: the GPU of worker %d cannot read the memory of another "
+                            "one's, which it could at first",
+                            g->size, w->id);
+}
+
 /* ---- open and close ---- */
 
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training) {
@@ -96,6 +161,7 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
     if (!g->ones || !g->members) return log_out_of_memory("the list of a group's workers", 0);
     for (int i = 0; i < g->size; i++) g->ones[i] = 1;
     if (local == 1) {
+        if (g->slots.count && try_peers(g, world->rank)) return -1;
         const size_t bytes = vectors_of(g, world->rank % g->size);
         if (shared_memory_open(world, g->size, bytes, &g->host)) return -1;
         if (!g->staged) return 0;
@@ -112,6 +178,7 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
 
 void group_close(struct group *g) {
     close_sums(g);
+    free(g->peer);
     for (int e = 0; g->apart && e < g->sets; e++) g->be->release(g->apart[e]);
     free(g->apart);
     free(g->ones);
@@ -122,8 +189,8 @@ void group_close(struct group *g) {
     memset(g, 0, sizeof *g);
 }
 
-/* Where the gradient of a member is. */
-static struct gradient_place gradient_of(const struct group *g, int member) {
+/* Where the copy of a member's gradient is. */
+static struct gradient_place copy_of(const struct group *g, int member) {
     const size_t before = member == 0 ? shared_bytes(g, g->layout->count) : 0;
     const struct gradient_place place = {
         (float *)((char *)shared_memory_of(g->host, member) + before), g->slots.count,
@@ -137,7 +204,8 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
     if (g->host) {
         w->shares = !g->staged, w->shares_comm = true;
         w->comm_params = (float *)shared_memory_of(g->host, 0);
-        if (g->training) w->comm_gradient = gradient_of(g, w->id % g->size);
+        w->peers = g->peers;
+        if (g->training && !g->peers) w->comm_gradient = copy_of(g, w->id % g->size);
         w->comm_grads = g->slots.sum ? g->slots.sum : w->comm_gradient.first;
         w->part = g->slots.part, w->parts = g->slots.parts;
         if (w->shares) w->params = w->comm_params, w->grads = w->comm_grads;
@@ -158,7 +226,9 @@ struct gradient_place group_gradient(const struct group *g, const struct worker 
 static void add(const struct group *g, float *to, const float *const *from, int count, size_t n) {
     const bool pinned = g->host && g->staged; /* else they are where the backend computes */
     if (!n) return;
-    if (g->half)
+    if (g->half && g->peers)
+        g->be->rounded_sum_pinned((uint16_t *)to, from, g->ones, count, n, n);
+    else if (g->half)
         g->be->rounded_sum_pinned_bf16((uint16_t *)to, (const uint16_t *const *)from, g->ones,
                                        count, n, n);
     else
@@ -182,10 +252,12 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
     for (int owner = w->id % g->size; owner < g->workers; owner += g->size) {
         size_t offset, count;
         lossynet_shard(g->comm, owner, bucket, &offset, &count);
-        const size_t at = param_layout_gradient_at(g->layout, &w->comm_gradient, offset);
+        const size_t at = param_layout_gradient_at(
+            g->layout, g->peers ? &w->gradient : &w->comm_gradient, offset);
         for (int i = 0; i < g->size; i++)
             g->members[i] =
-                (const float *)((const char *)gradient_of(g, i).first + shared_bytes(g, at));
+                g->peers ? g->peer[i] + at
+                         : (const float *)((const char *)copy_of(g, i).first + shared_bytes(g, at));
         add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
             count);
     }

@@ -9,8 +9,10 @@
  *     a rank has one member       the members' vectors, and one replica, lie in memory that the
  *                                 group's ranks share (on GPUs: the copies that the network reads);
  *                                 after backward each adds up what its partners own (lossynet.h),
- *                                 which is what it sends or averages. GPUs share only the last buckets
- *                                 of each gradient, which are added up while backward goes on
+ *                                 which is what it sends or averages. GPUs read each other's
+ *                                 gradients where they are, if they can, and else share the last
+ *                                 buckets of each in the host's memory; both are added up while
+ *                                 backward goes on
  */
 #ifndef LLMC_COMM_GROUP_H
 #define LLMC_COMM_GROUP_H
@@ -25,8 +27,8 @@
 extern "C" {
 #endif
 
-/* With slots, the host's memory has, of a member's gradient, the last buckets (struct gradient_place),
- * and the sums that the member sends: of the vector `sum`, of P elements, only those have pages. */
+/* With slots, the host's memory has, of a member's gradient, the last buckets (struct gradient_place;
+ * none with peers), and the sums that the member sends: of the vector `sum`, of P elements, only those have pages. */
 struct group_slots {
     int count; /* buckets that are shared of each gradient; 0: all */
     int added; /* buckets of this step, so far */
@@ -53,7 +55,9 @@ struct group {
     bool staged;                /* vectors are on GPUs, and the network reads copies, */
     bool half;                  /* which are bfloat16 (worker.h) */
     bool rounds;                /* gradients are rounded on the device before they are added */
-    bool early; /* lossynet_reduce_begin was called: a bucket leaves when it is added */
+    bool early;         /* lossynet_reduce_begin was called: a bucket leaves when it is added */
+    bool peers;         /* each member's device reads the gradients of all, in `peer` */
+    const float **peer; /* [G], addresses for operations */
     struct group_slots slots;
 };
 
@@ -66,6 +70,10 @@ void group_close(struct group *g);
 /* Sets the vectors of local worker i that are not its own: the first member's, or those in memory
  * that ranks share. The group's first worker in this rank is worker[i - i % G]. */
 void group_share_vectors(const struct group *g, struct worker *worker, int i);
+
+/* With peers, call when the worker of a rank with one member has its gradient: opens those of the others.
+ * Collective. Returns 0, or -1 after reporting. */
+int group_open_peers(struct group *g, const struct worker *w);
 
 /* Where a member's gradient is computed, with a set of activations. */
 struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set);

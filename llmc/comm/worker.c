@@ -77,7 +77,7 @@ void worker_release(struct worker *w, const struct backend *be) {
     if (w->comm_master) be->release_pinned(w->comm_master);
     if (w->comm_average) be->release_pinned(w->comm_average);
     if (!w->shares) be->release(w->params);
-    if (!w->shares) be->release(w->grads);
+    if (!w->shares && !w->peers) be->release(w->grads);
     be->release(w->m);
     be->release(w->v);
     memset(w, 0, sizeof *w);

@@ -64,6 +64,9 @@ struct worker {
     /* These are not its own, but another worker's or its group's (group.h): params and grads; the
      * copies. */
     bool shares, shares_comm;
+    /* Other processes' devices read `grads` where it is. It is released with the process, since they may
+     * still have it open. */
+    bool peers;
     /* What the worker owns, ahead of its own values, and the copy that the network broadcasts
      * (lossynet's lead.c). Elements are in the order of m and v. NULL: not needed. */
     float *ahead, *comm_ahead;

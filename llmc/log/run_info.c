@@ -11,17 +11,17 @@
 json_t *run_info_event(const struct run_info *run) {
     const struct llama_config *c = &run->layout->config;
     return json_pack("{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:s,"
-                     " s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
+                     " s:b, s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
                      "event", "run", "options", options_json(run->options), "git_revision",
                      run->revision, "backend", run->backend, "ranks", run->ranks, "workers",
                      run->workers, "threads", run->threads, "batch", run->batch, "seq", run->seq,
                      "parameters", (json_int_t)run->layout->count, "optimizer_bytes_per_worker",
                      (json_int_t)(2 * run->moments * sizeof(float)), "link", run->link, "sends",
-                     run->sends, "packet_bytes", (json_int_t)run->packet_bytes, "model", "width",
-                     c->width, "layers", c->layers, "heads", c->heads, "kv_heads", c->kv_heads,
-                     "head_size", c->head_size, "hidden", c->hidden, "vocabulary", c->vocabulary,
-                     "positions", c->positions, "norm_eps", jsonl_float(c->norm_eps), "rope_theta",
-                     jsonl_float(c->rope_theta), "tied", c->tied);
+                     run->sends, "peers", run->peers, "packet_bytes", (json_int_t)run->packet_bytes,
+                     "model", "width", c->width, "layers", c->layers, "heads", c->heads, "kv_heads",
+                     c->kv_heads, "head_size", c->head_size, "hidden", c->hidden, "vocabulary",
+                     c->vocabulary, "positions", c->positions, "norm_eps", jsonl_float(c->norm_eps),
+                     "rope_theta", jsonl_float(c->rope_theta), "tied", c->tied);
 }
 
 void run_info_announce(const struct run_info *run) {
@@ -33,7 +33,9 @@ void run_info_announce(const struct run_info *run) {
            (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
            run->ranks > 1 ? "es" : "", run->backend,
            run->faster_in_bf16 ? "\n(several times as fast with --dtype bf16)" : "");
-    if (o->group_size > 1) printf("groups of %d workers share a replica\n", o->group_size);
+    if (o->group_size > 1)
+        printf("groups of %d workers share a replica%s\n", o->group_size,
+               run->peers ? "; their GPUs read each other's gradients" : "");
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)options_micro_batches(o, run->workers) * run->batch * run->seq);
     if (run->workers > 1)

@@ -20,6 +20,7 @@ struct run_info {
     const char *revision, *backend, *link;
     bool faster_in_bf16;             /* several times, and --dtype leaves it open */
     const char *sends;               /* how vectors are sent, see bucket_pipeline.h */
+    bool peers;                      /* GPUs of a group read each other's gradients (group.h) */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */

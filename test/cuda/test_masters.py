@@ -15,15 +15,17 @@ def data(tmp_path_factory):
     return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 5_000, 300)
 
 
-def train(data, out, ranks, *more, streams="late"):
+def train(data, out, ranks, *more, streams="late", peers="all"):
     """What steps and evaluations measured, and the bytes of the last model."""
     model = [] if any(option.startswith("--model") for option in more) else ["--model=260K"]
     succeed(*model, f"--train={data}/train.bin", f"--val={data}/val.bin", "--batch=1", "--seq=16",
             "--lr=3e-3", "--lr-final=1", "--warmup=0", "--seed=5", "--packet-bytes=512", "--eval-sequences=4",
             "--eval-every=2", "--device=cuda", "--dtype=bf16", f"--out={out}", *more,
             *(["--link=udp"] if ranks and "--link=mpi" not in more else []), program=EMULATED,
-            ranks=ranks, environment={"EMULATED_STREAMS": streams})
+            ranks=ranks, environment={"EMULATED_STREAMS": streams, "EMULATED_PEERS": peers})
     log = out / "log.jsonl"
+    reached = ranks and peers == "all" and any(option.startswith("--group") for option in more)
+    assert events(log, "run")[-1]["peers"] == bool(reached)
     fields = ("loss", "grad_norm", "mean_age", "val_loss", "replica_val_loss")
     numbers = [[event[name] for name in fields if name in event]
                for event in events(log, "step") + events(log, "eval")]
@@ -68,6 +70,15 @@ def test_two_workers_in_each_rank(data, tmp_path, carry):
     assert train(data, tmp_path / "two", 2, *options) == train(data, tmp_path / "one", 0, *options)
 
 
+@pytest.mark.parametrize("peers, wire", [("none", "int8"), ("none", "bf16"), ("2", "bf16")])
+def test_groups_whose_gpus_do_not_reach_each_other(data, tmp_path, peers, wire):
+    """Their gradients meet in the host's memory: the same bits as in one process. With "2", all GPUs but
+    one reach each other; then the others do without, too."""
+    more = ["--workers=4", "--group=2", "--steps=3", "--loss-rate=0.3", f"--wire-dtype={wire}"]
+    one = train(data, tmp_path / "one", 0, *more)
+    assert train(data, tmp_path / "several", 4, *more, streams="others", peers=peers) == one
+
+
 @pytest.mark.parametrize("wire", ["float32", "bf16", "int8"])
 @pytest.mark.parametrize("first, then", [(0, 3), (3, 0)])
 def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
@@ -92,14 +103,17 @@ def test_begins_with_a_model(data, tmp_path):
 @pytest.mark.parametrize("options", [["--wire-dtype=bf16"], ["--micro-batches=2"], ["--carry=1"],
                                      ["--algorithm=naive"], ["--group=2"],
                                      ["--group=2", "--wire-dtype=bf16"], ["--wire-dtype=int8"],
-                                     ["--group=2", "--wire-dtype=int8"]],
+                                     ["--group=2", "--wire-dtype=int8"],
+                                     ["--group=2", "--wire-dtype=bf16", "EMULATED_PEERS=none"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     """Within 5%, but for the driver and libraries, which the emulated device has not."""
+    reach = "EMULATED_PEERS=none" not in options
     options = ["--model=15M", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4", "--batch=1",
-               "--seq=16", "--steps=1", "--eval-sequences=4", "--device=cuda", "--dtype=bf16", *options]
+               "--seq=16", "--steps=1", "--eval-sequences=4", "--device=cuda", "--dtype=bf16",
+               *(option for option in options if option.startswith("--"))]
     succeed(*options, "--link=udp", program=EMULATED, ranks=4,
-            environment={"EMULATED_PEAK": str(tmp_path / "peak")})
+            environment={"EMULATED_PEAK": str(tmp_path / "peak"), "EMULATED_PEERS": "all" if reach else "none"})
     shown = succeed(*options, "--dry-run", f"--vocab-size={VOCABULARY}", program=EMULATED).stdout
     table = planned_memory(shown)
     opened = (64 << 20) + 600e6
@@ -111,8 +125,12 @@ def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     for peak, registered in peaks:
         assert peak == pytest.approx(1e9 * table["total"] - opened - received, rel=0.05)
         # A rank pins all that its group shares, and the half of the sums that it sends. Beside these,
-        # copies of what it owns travel: 12 bytes of a quarter of the parameters.
+        # copies of what it owns travel: 12 bytes of a quarter of the parameters. Where GPUs reach each
+        # other, of which --dry-run knows nothing, a group shares the replica alone.
         if half and "--group=2" in options:
             sums, copies = 2 * PARAMETERS / 2, 12 * PARAMETERS / 4
             shared = 1e9 * table["copies that travel"] - copies - sums
+            if reach:
+                assert 2 * shared > 1.5 * 2 * PARAMETERS
+                shared = PARAMETERS
             assert registered == pytest.approx(2 * shared + sums, rel=0.05)

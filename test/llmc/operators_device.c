@@ -207,7 +207,7 @@ static uint16_t upper_half(float x) {
     return (uint16_t)(bits >> 16);
 }
 
-/* The bits of the same senders in float32; rounded, too. */
+/* The bits of the same senders in float32; rounded, before and after they are added, too. */
 void test_weighted_sum_pinned_bf16(void **state) {
     (void)state;
     enum { SENDERS = 5 };
@@ -232,12 +232,31 @@ void test_weighted_sum_pinned_bf16(void **state) {
             all[j] = rounded_reference((float)random_uniform());
             half[j] = upper_half(all[j]);
         }
+        /* Float32 on the device, of which the upper half is as above, and the rest rounds it down. */
+        float *below = (float *)malloc(SENDERS * n * sizeof *below);
+        float *device = (float *)b->allocate(SENDERS * n * sizeof *device);
+        const float *device_sender[SENDERS];
+        assert_true(below && device);
+        for (int i = 0; i < SENDERS; i++) device_sender[i] = device + (size_t)i * n;
+        for (size_t j = 0; j < SENDERS * n; j++) {
+            const uint32_t bits =
+                (uint32_t)half[j] << 16 | (uint32_t)(fabs(random_uniform()) * 0.4 * 65536);
+            memcpy(&below[j], &bits, sizeof bits);
+        }
+        b->upload(device, below, SENDERS * n * sizeof *below);
+        b->download(below, device, sizeof *below); /* so that it is there */
         b->weighted_sum_pinned(want, sender, weight, SENDERS, n, packet);
         b->weighted_sum_pinned_bf16(got, half_sender, weight, SENDERS, n, packet);
         assert_memory_equal(got, want, n * sizeof *want);
         b->rounded_sum_pinned_bf16(sum, half_sender, weight, SENDERS, n, packet);
         for (size_t j = 0; j < n; j++)
             assert_int_equal(sum[j], upper_half(rounded_reference(want[j])));
+        memset(sum, 0, n * sizeof *sum);
+        b->rounded_sum_pinned(sum, device_sender, weight, SENDERS, n, packet);
+        for (size_t j = 0; j < n; j++)
+            assert_int_equal(sum[j], upper_half(rounded_reference(want[j])));
+        b->release(device);
+        free(below);
         b->release_pinned(all), b->release_pinned(half);
         free(weight);
     }

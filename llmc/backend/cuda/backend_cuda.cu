@@ -178,6 +178,21 @@ static void h2d_convert_async(weight *to, const float *host, size_t n) {
     device_in_end();
 }
 
+static bool share(const void *memory, struct backend_shared *out) {
+    device_scope scope;
+    return device_share(memory, out);
+}
+
+static const void *open_shared(const struct backend_shared *shared) {
+    device_scope scope;
+    return device_open_shared(shared);
+}
+
+static void close_shared(const void *memory) {
+    device_scope scope;
+    device_close_shared(memory);
+}
+
 static int export_memory(const void *memory, size_t bytes, size_t *offset) {
     device_scope scope;
     return device_export(memory, bytes, offset);
@@ -459,6 +474,11 @@ static void rounded_sum_pinned_bf16(uint16_t *out, const uint16_t *const *sender
     average_pinned((bfloat16 *)out, (const bfloat16 *const *)sender, weight, N, n, packet);
 }
 
+static void rounded_sum_pinned(uint16_t *out, const float *const *sender, const float *weight,
+                               int N, size_t n, size_t packet) {
+    average_pinned((bfloat16 *)out, (const float_to_round *const *)sender, weight, N, n, packet);
+}
+
 /* What arrived, by cuda_masked_copy or cuda_masked_round. */
 static void copy_arrived(decltype(cuda_masked_copy) *how, float *to, const float *from,
                          const uint8_t *arrived, size_t n, size_t packet) {
@@ -552,6 +572,9 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.d2h_round_async = d2h_round_async;
     b.round = round_to_bf16;
     b.export_memory = export_memory;
+    b.share = share;
+    b.open_shared = open_shared;
+    b.close_shared = close_shared;
     b.embedding_forward = embedding_forward;
     b.embedding_backward = embedding_backward;
     b.rmsnorm_forward = rmsnorm_forward;
@@ -574,6 +597,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(void) {
     b.weighted_sum_pinned = weighted_sum_pinned;
     b.weighted_sum_pinned_bf16 = weighted_sum_pinned_bf16;
     b.rounded_sum_pinned_bf16 = rounded_sum_pinned_bf16;
+    b.rounded_sum_pinned = rounded_sum_pinned;
     b.masked_copy = masked_copy;
     b.masked_round = masked_round;
     b.round_blocks = round_blocks;

@@ -12,6 +12,7 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 static struct {
@@ -123,6 +124,28 @@ void *device_allocate(size_t bytes) {
     check(error, "cudaMalloc", __LINE__); /* or an error of earlier work */
     device_clear(memory, bytes);
     return memory;
+}
+
+bool device_share(const void *memory, struct backend_shared *out) {
+    static_assert(sizeof(cudaIpcMemHandle_t) <= sizeof out->handle, "a handle fits");
+    const bool done =
+        cudaIpcGetMemHandle((cudaIpcMemHandle_t *)out->handle, (void *)memory) == cudaSuccess;
+    if (!done) cudaGetLastError(); /* otherwise the next launch would report this error */
+    return done;
+}
+
+const void *device_open_shared(const struct backend_shared *shared) {
+    void *memory = NULL;
+    cudaIpcMemHandle_t handle;
+    memcpy(&handle, shared->handle, sizeof handle);
+    if (cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess)
+        return memory;
+    cudaGetLastError(); /* otherwise the next launch would report this error */
+    return NULL;
+}
+
+void device_close_shared(const void *memory) {
+    CHECK(cudaIpcCloseMemHandle((void *)memory));
 }
 
 /* Exports whole pages. It is no error if the driver, the chip or the memory does not support

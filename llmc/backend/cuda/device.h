@@ -117,6 +117,11 @@ void device_h2d_async(void *to, const void *host, size_t bytes);
 cudaStream_t device_in_stream(void);
 void device_in_upload(void *to, const void *host, size_t bytes);
 void device_in_end(void);
+/* CUDA Runtime API, "Memory Management", cudaIpcGetMemHandle: memory of device_allocate, which kernels of
+ * other processes may read, over NVLink or PCIe where it is another device's. False, NULL: not here. */
+bool device_share(const void *memory, struct backend_shared *out);
+const void *device_open_shared(const struct backend_shared *shared);
+void device_close_shared(const void *memory);
 /* CUDA Driver API, cuMemGetHandleForAddressRange */
 int device_export(const void *memory, size_t bytes, size_t *offset);
 

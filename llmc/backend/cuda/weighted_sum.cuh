@@ -6,6 +6,15 @@
 
 enum { SENDERS_AHEAD = 4 };
 
+/* A float32 that counts as the bfloat16 that it rounds to. */
+struct float_to_round {
+    float value;
+};
+
+__device__ __forceinline__ float to_float(struct float_to_round x) {
+    return to_float(from_float<bfloat16>(x.value));
+}
+
 /* ---- kernels ------------------------------------------------------------------------------- */
 
 /* W elements of each sender, added up in order of the senders; SENDERS_AHEAD of them are under way
