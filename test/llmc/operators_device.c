@@ -127,8 +127,10 @@ static void fill_blocks(float *x, size_t n) {
                                        {3e38f, 1, -1e-30f, 0},       {3.39e38f, -3.39e38f, 0, 0},
                                        {INFINITY, 1, 2, 3},          {1, NAN, -INFINITY, 3}};
     for (size_t j = 0; j < n; j++) x[j] = (float)(random_uniform() * pow(2, 40 * random_uniform()));
-    for (size_t b = 0; b < (size_t)LENGTH(special) && b * 32 + 4 <= n; b++)
+    for (size_t b = 0; b < (size_t)LENGTH(special) && (b + 1) * 32 <= n; b++) {
+        memset(x + b * 32, 0, 32 * sizeof *x);
         memcpy(x + b * 32, special[b], sizeof special[b]);
+    }
 }
 
 /* To the last bit: a run does not depend on where what it sends is rounded. */

@@ -89,7 +89,7 @@ static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits
                                                 uint64_t key) {
     const uint32_t most = warp_reduce<largest>(bits_of(x) & 0x7fffffff);
     uint32_t scale = (most + ((1u << (25 - bits)) - 1)) >> 23;
-    if (most >= 0x7f800000 || scale >= BLOCK_NOT_FINITE) return of_bits(0x7fc00000);
+    if (scale >= BLOCK_NOT_FINITE) return of_bits(0x7fc00000);
     if (scale < BLOCK_LEAST) scale = BLOCK_LEAST;
     const uint32_t exponent = scale - (uint32_t)(bits - 2);
     const float scaled = x * of_bits((254 - exponent) << 23), unit = of_bits(exponent << 23);
