@@ -48,7 +48,8 @@ extern "C" {
 typedef void tensor; /* array in the backend's working type, see above */
 typedef void weight; /* array of parameters in use, see above */
 
-enum dtype { DTYPE_FLOAT32, DTYPE_BF16 };
+/* The last two are of operands of products alone (--dtype fp8). */
+enum dtype { DTYPE_FLOAT32, DTYPE_BF16, DTYPE_E4M3, DTYPE_E5M2 };
 
 struct adamw_settings {
     float beta1, beta2, eps;

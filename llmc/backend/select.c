@@ -79,7 +79,8 @@ static int find_device(const struct options *o, const struct llama_config *c,
     run->dtype = o->dtype == OPTION_DTYPE_FLOAT32 ? DTYPE_FLOAT32 : DTYPE_BF16;
     out->backend = o->device == DEVICE_CPU
                        ? NULL
-                       : backend_cuda(run->dtype, world->local_rank, mine->why, sizeof mine->why);
+                       : backend_cuda(o->dtype == OPTION_DTYPE_FP8 ? DTYPE_E4M3 : run->dtype,
+                                      world->local_rank, mine->why, sizeof mine->why);
     if (out->backend) {
         mine->on_device = true;
         snprintf(mine->device, sizeof mine->device, "%s", out->backend->device);
@@ -135,6 +136,10 @@ int backend_select(const struct options *o, const struct llama_config *c,
         out->faster_in_bf16 = false;
         if (explain && o->recompute == RECOMPUTE_AUTO && run->recompute != RECOMPUTE_NONE)
             printf("to save memory: --recompute %s\n", recompute_names[run->recompute]);
+    } else if (!status && o->dtype == OPTION_DTYPE_FP8) {
+        status = world->rank ? -1
+                             : log_error("--dtype fp8 needs a GPU of sm_89 or newer%s%s",
+                                         *mine->why ? ": " : "", mine->why);
     } else if (!status) {
         if (explain && backend_cuda_built && o->device != DEVICE_CPU)
             printf("computing on the CPU: %s\n", mine->why);

@@ -72,7 +72,7 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
     settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
     settings.staged = workers > 1;
-    const bool half = o->dtype == OPTION_DTYPE_BF16;
+    const bool half = o->dtype == OPTION_DTYPE_BF16 || o->dtype == OPTION_DTYPE_FP8;
     settings.device = o->device == DEVICE_CUDA || (half && o->device != DEVICE_CPU);
     if (half || (settings.device && o->dtype == OPTION_DTYPE_AUTO)) settings.dtype = DTYPE_BF16;
     double left[2];

@@ -30,6 +30,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
         s.packet_bytes -= s.packet_bytes % 33;
     }
     s.link_gbps = o->link_gbps;
+    s.fp8 = o->dtype == OPTION_DTYPE_FP8;
     s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->parameter_loss_rate;
     if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.stale = workers / (workers - 1.0);
     s.exact = o->algorithm == ALGORITHM_RELIABLE && o->wire_dtype == OPTION_WIRE_FLOAT32;
@@ -122,7 +123,10 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
         (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
         (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    return logits + (attention > norm ? attention : norm) + MEMORY_PLAN_OPENED_BYTES;
+    /* Rounded copies of what the largest product multiplies, MLP's first. */
+    const double wide = 2.0 * c->hidden, fp8 = N * wide + fmax(N, wide) * c->width;
+    return (s->fp8 ? fp8 : 0) + logits + (attention > norm ? attention : norm) +
+           MEMORY_PLAN_OPENED_BYTES;
 }
 
 /* The same on a CPU. */

@@ -26,6 +26,7 @@ struct memory_plan_settings {
     double link_gbps;               /* 10^9 bit/s, each way */
     bool device;                    /* on a GPU */
     enum dtype dtype;               /* of weights in use and of activations */
+    bool fp8;                       /* --dtype fp8: a device rounds what layers multiply */
     enum recompute recompute;       /* not auto */
     double stale;                   /* share of a replica that is stale */
     int local;                      /* workers that share the device or the rank; 0: 1 */

@@ -17,7 +17,7 @@ static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
-static const char *const dtype_names[] = {"auto", "float32", "bf16", NULL};
+static const char *const dtype_names[] = {"auto", "float32", "bf16", "fp8", NULL};
 const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", NULL};
 
 enum kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
@@ -55,9 +55,11 @@ static const struct entry table[] = {
     INTEGER("vocab-size", vocabulary, "0", 0, 65535,
             "vocabulary of a preset; 0: what the data says"),
     ONE_OF("device", device, "auto", device_names, "auto|cpu|cuda", "where to compute"),
-    ONE_OF("dtype", dtype, "auto", dtype_names, "auto|float32|bf16",
-           "of activations and weights in use; auto: bf16 on cuda, float32 on the CPU. Master "
-           "weights, gradients and sums are float32"),
+    ONE_OF(
+        "dtype", dtype, "auto", dtype_names, "auto|float32|bf16|fp8",
+        "of activations and weights in use; auto: bf16 on cuda, float32 on the CPU. Master "
+        "weights, gradients and sums are float32. fp8: bf16, and layers multiply numbers of 8 bits "
+        "(GPUs from sm_89 on)"),
     ONE_OF("recompute", recompute, "auto", recompute_names, "none|norms|attention|block|auto",
            "what backward computes again, to save memory; auto: the least that fits the device"),
     SWITCH(

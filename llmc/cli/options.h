@@ -17,7 +17,12 @@ extern "C" {
 enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_NAIVE };
 extern const char *const algorithm_names[]; /* ends with NULL */
 
-enum { OPTION_DTYPE_AUTO, OPTION_DTYPE_FLOAT32, OPTION_DTYPE_BF16 }; /* of --dtype */
+enum {
+    OPTION_DTYPE_AUTO,
+    OPTION_DTYPE_FLOAT32,
+    OPTION_DTYPE_BF16,
+    OPTION_DTYPE_FP8
+}; /* of --dtype */
 
 enum data_split { DATA_SHARED, DATA_CONTIGUOUS }; /* of --data-split */
 enum {

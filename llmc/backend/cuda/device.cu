@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static struct {
-    bool open;
+    bool open, multiplies_fp8;
     int id, memory_node;
     char name[384], identity[40], products[64];
     void *scratch[SCRATCHES];
@@ -77,6 +77,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
                  device.id, properties.name, properties.major, properties.minor);
         return false;
     }
+    device.multiplies_fp8 = 10 * properties.major + properties.minor >= 89;
     error = cudaSetDevice(device.id);
     if (error == cudaSuccess) error = streams_open();
     if (error != cudaSuccess) return refuse(why, why_size, error);
@@ -109,6 +110,10 @@ int device_memory_node(void) {
 
 const char *device_product_library(void) {
     return device.products;
+}
+
+bool device_multiplies_fp8(void) {
+    return device.multiplies_fp8;
 }
 
 /* ---- memory ---- */

@@ -68,6 +68,7 @@ const char *device_name(void);
 const char *device_identity(void);
 int device_memory_node(void); /* of the host's memory, the nearest; -1: unknown */
 const char *device_product_library(void);
+bool device_multiplies_fp8(void); /* sm_89 and newer */
 
 /* Every operation holds one of these while it works. So operations of several threads take
  * turns, and the calling thread is bound to the device. */
@@ -127,19 +128,24 @@ int device_export(const void *memory, size_t bytes, size_t *offset);
 
 /* Working memory of operations. It grows and never shrinks, and is not zeroed. Its contents last
  * until the next operation that asks for the same. The program ends if there is none. */
-enum device_scratch { SCRATCH_KERNEL, SCRATCH_ARGUMENTS, SCRATCH_LOGITS, SCRATCHES };
+enum device_scratch { SCRATCH_KERNEL, SCRATCH_ARGUMENTS, SCRATCH_LOGITS, SCRATCH_FP8, SCRATCHES };
 void *device_scratch_memory(enum device_scratch which, size_t bytes);
 
 /* out (M, N) = op(a) (M, K) op(b) (K, N), or += with accumulate. Row-major, with the distance
  * between rows in elements; op is the transpose where told, so that the array is (K, M) or (N, K).
  * a, b: `in`; out: `out_type`, which is `in` or float32. Sums in float32 (and never TF32), rounded
- * once. The same arguments give the same bits. */
+ * once. The same arguments give the same bits.
+ *
+ * 8-bit numbers (fp8.cuh): a is E4M3 or E5M2, b is E4M3; they are multiplied by *scale_a and
+ * *scale_b, in device memory (else NULL); transpose_b, and not transpose_a; M, N, K and rows in
+ * multiples of 16; out bfloat16 or float32. Only where device_multiplies_fp8(). */
 struct product {
     bool transpose_a, transpose_b;
     int M, N, K;
     size_t row_a, row_b, row_out;
     enum dtype in, out_type;
     bool accumulate;
+    const float *scale_a, *scale_b;
 };
 void device_product(void *out, const void *a, const void *b, const struct product *product);
 struct product_choices *device_product_choices(void); /* see backend.h */

@@ -155,11 +155,17 @@ static uint32_t alignment(const void *p, size_t row_bytes) {
 }
 
 static cudaDataType type_of(enum dtype dtype) {
-    return dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    static const cudaDataType types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_8F_E4M3, CUDA_R_8F_E5M2};
+    return types[dtype];
 }
 
 static size_t size_of(enum dtype dtype) {
-    return dtype == DTYPE_BF16 ? 2 : 4;
+    static const size_t sizes[] = {4, 2, 1, 1};
+    return sizes[dtype];
+}
+
+static bool is_fp8(const struct key *key) {
+    return size_of((enum dtype)key->in) == 1;
 }
 
 static void forget(struct answer *x) {
@@ -171,9 +177,16 @@ static void forget(struct answer *x) {
     x->used = false;
 }
 
+/* Where the scales are; before the heuristic is asked any place does. */
+static void set_scales(const struct answer *x, const float *a, const float *b) {
+    CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b));
+    CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a));
+}
+
 /* False: the heuristic has fewer candidates, and the last of them is taken. */
 static bool ask(struct answer *x, const struct key *key) {
     const cudaDataType in = type_of((enum dtype)key->in), out = type_of((enum dtype)key->out_type);
+    const cudaDataType in_b = is_fp8(key) ? CUDA_R_8F_E4M3 : in;
     const cublasOperation_t op_first = key->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t op_second = key->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t M = (uint64_t)key->M, N = (uint64_t)key->N, K = (uint64_t)key->K;
@@ -181,11 +194,13 @@ static bool ask(struct answer *x, const struct key *key) {
     CHECK(lt.desc_create(&x->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof op_first));
     CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof op_second));
-    CHECK(lt.layout_create(&x->first, in, key->transpose_b ? K : N, key->transpose_b ? N : K,
+    CHECK(lt.layout_create(&x->first, in_b, key->transpose_b ? K : N, key->transpose_b ? N : K,
                            key->row_b));
     CHECK(lt.layout_create(&x->second, in, key->transpose_a ? M : K, key->transpose_a ? K : M,
                            key->row_a));
     CHECK(lt.layout_create(&x->out, out, N, M, key->row_out));
+
+    if (is_fp8(key)) set_scales(x, (const float *)lt.workspace, (const float *)lt.workspace);
 
     const size_t workspace = WORKSPACE;
     const uint32_t schemes =
@@ -213,7 +228,11 @@ static bool ask(struct answer *x, const struct key *key) {
     }
     if (status != CUBLAS_STATUS_SUCCESS || found == 0) {
         log_error("cuBLASLt has no algorithm for (%d, %d) x (%d, %d), %s: %s", key->M, key->K,
-                  key->K, key->N, key->in == DTYPE_BF16 ? "bf16" : "float32", lt.text(status));
+                  key->K, key->N,
+                  is_fp8(key)             ? "fp8"
+                  : key->in == DTYPE_BF16 ? "bf16"
+                                          : "float32",
+                  lt.text(status));
         exit(1);
     }
     CHECK(lt.preference_destroy(wanted));
@@ -263,8 +282,10 @@ static struct key key_of(const void *out, const void *a, const void *b, const st
     return key;
 }
 
-static cublasStatus_t multiply(void *out, const void *a, const void *b, const struct answer *x) {
-    const float one = 1, beta = x->key.accumulate ? 1 : 0;
+static cublasStatus_t multiply(void *out, const void *a, const void *b, const struct product *p,
+                               const struct answer *x) {
+    const float one = 1, beta = p->accumulate ? 1 : 0;
+    if (p->scale_a) set_scales(x, p->scale_a, p->scale_b);
     return lt.matmul(lt.handle, x->operation, &one, b, x->first, a, x->second, &beta, out, x->out,
                      out, x->out, &x->algorithm, lt.workspace, x->workspace, device_stream());
 }
@@ -284,11 +305,11 @@ static double seconds_of(void *context, int place) {
     cudaEvent_t begin, end;
     float milliseconds = 0;
     if (!ask(&trial, &key)) return INFINITY;
-    if (multiply(x->out, x->a, x->b, &trial) != CUBLAS_STATUS_SUCCESS) return INFINITY;
+    if (multiply(x->out, x->a, x->b, x->product, &trial) != CUBLAS_STATUS_SUCCESS) return INFINITY;
     CUDA_CHECK(cudaEventCreate(&begin));
     CUDA_CHECK(cudaEventCreate(&end));
     CUDA_CHECK(cudaEventRecord(begin, device_stream()));
-    for (int i = 0; i < TIMES; i++) CHECK(multiply(x->out, x->a, x->b, &trial));
+    for (int i = 0; i < TIMES; i++) CHECK(multiply(x->out, x->a, x->b, x->product, &trial));
     CUDA_CHECK(cudaEventRecord(end, device_stream()));
     CUDA_CHECK(cudaEventSynchronize(end));
     CUDA_CHECK(cudaEventElapsedTime(&milliseconds, begin, end));
@@ -301,5 +322,5 @@ void device_product(void *out, const void *a, const void *b, const struct produc
     struct arrays arrays = {out, a, b, p};
     const int place = product_place(&lt.choices, p, lt.place, seconds_of, &arrays);
     const struct key key = key_of(out, a, b, p, place);
-    CHECK(multiply(out, a, b, answer(&key)));
+    CHECK(multiply(out, a, b, p, answer(&key)));
 }
