@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "llmc/log/error.h"
+#include "llmc/log/jsonl.h"
 
 /* Lets network hardware read this worker's gradients on the device. Returns false if it cannot. */
 static bool register_gradient(const struct bucket_pipeline *s, const struct worker *w) {
@@ -112,6 +113,11 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     double slept = 0;
     lossynet_status status =
         s->overlap ? lossynet_bucket_wait(s->comm, bucket, &slept) : LOSSYNET_OK;
+    if (s->overlap && s->group->host && !status) {
+        const double start = log_seconds();
+        if (group_wait(s->group)) status = LOSSYNET_LINK;
+        slept += log_seconds() - start;
+    }
     if (s->arriving) worker_receive(w, s->be, w->comm_params, offset, count);
     if (s->weights && !s->current && !w->master)
         s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,

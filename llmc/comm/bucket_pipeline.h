@@ -15,7 +15,9 @@
  *     all gradients are finished         pipeline_gradients_sent waits for the last copy
  *     the owners have averaged           pipeline_receive copies their shards to the device
  *     the owners have updated            pipeline_send copies their shards to the host
- *     forward needs a bucket             it is copied from the host, if that was not done yet
+ *     forward needs a bucket             what has come of it is there; if ranks share copies (group.h),
+ *                                        what has come to each of them; then it is copied from the
+ *                                        host, if that was not done yet
  *
  * Beside settings.c, the trainer and the pre-flight, this is the only place that knows lossynet.
  */
@@ -24,6 +26,7 @@
 
 #include "llmc/backend/backend.h"
 #include "llmc/model/param_layout.h"
+#include "llmc/comm/group.h"
 #include "llmc/comm/worker.h"
 #include "lossynet/lossynet.h"
 
@@ -41,7 +44,8 @@ struct bucket_pipeline {
     const struct backend *be;
     const struct param_layout *layout;
     struct lossynet_comm *comm;
-    struct worker *worker; /* [local] */
+    struct worker *worker;     /* [local] */
+    const struct group *group; /* theirs */
     int local;
     bool staged;     /* the network reads copies in host memory; otherwise nothing is copied */
     bool overlap;    /* both phases proceed while workers compute, */

@@ -195,9 +195,10 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
         .layout = d->layout,
         .comm = d->comm,
         .worker = d->worker,
+        .group = &d->group,
         .local = d->local,
         .staged = staged,
-        .overlap = overlaps && !d->group.host,
+        .overlap = overlaps,
         .early = overlaps && (!d->group.host || !d->keeps_lost), /* it joins the whole sum */
         .arriving = false,
         .gpu_direct = o->gpu_direct,
@@ -634,7 +635,7 @@ static int averaged_norm(struct data_parallel *d, double *norm) {
 /* Averages, while the device still computes later buckets, those of which everything has come. */
 static void average_early(struct data_parallel *d) {
     int done = 0, buckets = d->layout->buckets;
-    if (!d->pipeline.staged || !d->pipeline.overlap) return;
+    if (!d->pipeline.staged || !d->pipeline.overlap || d->group.host) return;
     if (buckets > BACKEND_MARKS) buckets = BACKEND_MARKS;
     for (int b = 0; b < buckets; b++) {
         pipeline_bucket_sent(&d->pipeline, b);
@@ -735,6 +736,7 @@ int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
 int data_parallel_finish_begin(struct data_parallel *d, struct step_metrics *r) {
     const double start = log_seconds();
     if (lossynet_broadcast_end(d->comm)) return -1;
+    if (d->pipeline.overlap && group_wait(&d->group)) return -1;
     pipeline_finish(&d->pipeline, d->params);
     const double now = log_seconds();
     r->communication_seconds = d->communicating + now - start;

@@ -18,7 +18,7 @@ def options(data, *more):
 
 def numbers(out):
     """All that a run computes: of steps, evaluations and the model."""
-    timing = {"tokens_per_second", "step_ms", "communication_ms", "network"}
+    timing = {"tokens_per_second", "step_ms", "communication_ms", "network", "pace_kbps"}
     log = out / "log.jsonl"
     steps = [{name: value for name, value in event.items() if name not in timing}
              for kind in ("step", "eval") for event in events(log, kind)]
@@ -29,11 +29,11 @@ def numbers(out):
 @pytest.mark.parametrize("more", [[], ["--carry=1", "--wire-dtype=int8"],
                                   ["--estimator=ht", "--loss-model=burst:5", "--lead=off"],
                                   ["--repair=1", "--repair-budget=0.1", "--dtype=bf16",
-                                   "--wire-dtype=bf16"], ["--algorithm=reliable", "--loss-rate=0"]],
-                         ids=["plain", "carry", "burst", "repair", "reliable"])
+                                   "--wire-dtype=bf16"], ["--algorithm=reliable", "--loss-rate=0"], ["--pace-gbps=0.02"]],
+                         ids=["plain", "carry", "burst", "repair", "reliable", "slow"])
 def test_same_bits_wherever_members_live(data, tmp_path, more):
     """Two groups of two: in one process, in two of a whole group each, and in four of a member each,
-    whose groups share memory."""
+    whose groups share memory. Where packets are slow, forward waits for what comes to each member."""
     found = []
     for ranks in [0, 2, 4]:
         out = tmp_path / str(ranks)
