@@ -17,6 +17,7 @@ static const double PATIENCE_SHARE = 0.2; /* or of the time after which a peer i
 static const double PATIENCE_PHASES = 8;  /* or so many times what phases take to wait for */
 
 static const double REORDERING = 0.25; /* of a round trip */
+static const double UNSEEN = 25;       /* times the grace, where little came late */
 
 enum {
     VANISHED = 64
@@ -160,10 +161,13 @@ static void notice_black_hole(struct lossynet_transport *t, int peer,
             t->world.rank, lossynet_session_step(t), flow->vanished, peer, t->shape.packet_bytes);
 }
 
-/* Seconds after which what has not come was not overtaken by what came: RFC 8985 (RACK), section
- * 6.2 takes a quarter of a round trip, too. */
-static double most_overtaken(const struct lossynet_peer *p) {
-    return fmax(GRACE_MAX, REORDERING * p->round_trip.mean);
+/* Seconds after which what has not come was not overtaken by what came. RFC 8985 (RACK), section
+ * 6.2 takes a quarter of a round trip, too, and less where nothing was overtaken before. Where a
+ * PROBE is answered sooner, that is the better evidence. */
+static double most_overtaken(const struct lossynet_transport *t, const struct lossynet_peer *p) {
+    const double most = fmax(GRACE_MAX, REORDERING * p->round_trip.mean);
+    const double unseen = UNSEEN * t->receiver.grace;
+    return unseen < p->round_trip.least ? fmin(most, unseen) : most;
 }
 
 /* Ends a peer's phase to us when it is over: all has come, or what has not is lost. Returns when to
@@ -191,7 +195,7 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     bool quiet = receiver->empty - silent_since > receiver->grace;
     /* Whoever has left answers no more; all that it sent is on its way. */
     bool answered = p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0;
-    const double overtaken = t->session.two_classes ? HUGE_VAL : most_overtaken(p);
+    const double overtaken = t->session.two_classes ? HUGE_VAL : most_overtaken(t, p);
     answered |= receiver->empty - silent_since > overtaken;
     if (all || (quiet && answered)) {
         rx->state = RX_OVER;
