@@ -12,7 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / os.environ.get("BUILD", "build") / "late_ranks"
 COLUMNS = ("mean", "p50", "p99", "lost", "idle", "left_out", "pace", "throughput")
-WAYS = (("off", []), ("auto", []), ("auto", ["1", "carry"]))
+WAYS = (("off", []), ("auto", []), ("auto", ["1", "carry"]), ("auto", ["1", "carry", "repair"]))
 
 
 def measure(ranks, what, deadline, more):
@@ -29,7 +29,7 @@ def main():
         for what in ("tail", "stop", "slow", "spread"):
             for deadline, more in WAYS:
                 got = measure(ranks, what, deadline, more)
-                print(f"| {ranks} | {what} | {deadline}{', carry' if more else ''} | "
+                print(f"| {ranks} | {what} | {', '.join([deadline, *more[1:]])} | "
                       + " | ".join(f"{got[name] + 0.0:.3f}" for name in COLUMNS) + " |", flush=True)
 
 
