@@ -46,6 +46,8 @@ static int check_modes(const struct options *o, int ranks) {
         return log_error("--workers: expected a multiple of the %d ranks, got %d", ranks, workers);
     if (o->device == DEVICE_CUDA && !o->dry_run && !backend_cuda_built)
         return log_error("--device cuda: this binary has no CUDA backend; expected auto or cpu");
+    if (o->device == DEVICE_CPU && o->dtype == OPTION_DTYPE_FP8)
+        return log_error("--dtype fp8 needs a GPU of sm_89 or newer: expected no --device cpu");
     return 0;
 }
 

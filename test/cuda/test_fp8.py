@@ -87,12 +87,18 @@ def test_a_resumed_run_is_the_same_run(data, model, tmp_path):
 @pytest.mark.parametrize("device, name, why", [
     ("cuda", "old (sm_80)", "--dtype fp8: old (sm_80) is older than sm_89, which it needs"),
     ("auto", "old (sm_80)", "--dtype fp8: old (sm_80) is older than sm_89, which it needs"),
-    ("auto", "none", "--dtype fp8 needs a GPU of sm_89 or newer: no NVIDIA driver on this machine"),
-    ("cpu", "emulated", "--dtype fp8 needs a GPU of sm_89 or newer")])
+    ("auto", "none", "--dtype fp8 needs a GPU of sm_89 or newer: no NVIDIA driver on this machine")])
 def test_is_refused_elsewhere(data, model, device, name, why):
     done = run(f"--model={model}", f"--train={data}/train.bin", "--steps=1", "--batch=1", "--seq=16",
                "--dtype=fp8", f"--device={device}", program=EMULATED, environment={"EMULATED_DEVICE": name})
     assert done.returncode == 1 and why in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]], ids=["run", "dry-run"])
+def test_a_cpu_is_a_usage_error(data, model, more):
+    done = run(f"--model={model}", f"--train={data}/train.bin", "--steps=1", "--batch=1", "--seq=16",
+               "--dtype=fp8", "--device=cpu", *more)
+    assert done.returncode == 2 and "--dtype fp8 needs a GPU of sm_89 or newer" in done.stderr
 
 
 def test_is_counted(tmp_path):
