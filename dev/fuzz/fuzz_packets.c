@@ -450,6 +450,7 @@ static void rank_main(int rank) {
         .link = LOSSYNET_LINK_UDP,
         .peer_timeout = PEER_TIMEOUT,
         .return_masks = !run.skips,
+        .retransmission_rounds = {run.skips, 0}, /* by multicast, of gradients alone */
         .skip_late = run.skips,
         .deadline = run.skips ? 0.01 : 0,
         .multicast = true,
