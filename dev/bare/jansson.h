@@ -87,6 +87,9 @@ BARE json_t *json_object_get(const json_t *json, const char *key) {
 BARE int json_object_set_new(json_t *json, const char *key, json_t *value) {
     return (void)json, (void)key, (void)value, -1;
 }
+BARE int json_object_update(json_t *json, json_t *other) {
+    return (void)json, (void)other, -1;
+}
 BARE int json_object_update_new(json_t *json, json_t *other) {
     return (void)json, (void)other, -1;
 }
