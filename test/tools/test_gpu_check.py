@@ -28,6 +28,7 @@ import gpu_report  # pylint: disable=wrong-import-position
 def start(out, *more):
     environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",
                    "GOMP_SPINCOUNT": "0",
+                   "EMULATED_FASTEST": "5",
                    "EMULATED_MEMORY": "4000000000"}  # else what other programs leave of this machine's
     return subprocess.Popen([sys.executable, SCRIPT, "--emulated", f"--out={out}", *more], cwd=ROOT,
                             env=environment, text=True, stdout=subprocess.PIPE,
@@ -94,8 +95,8 @@ def test_everything_is_right(measured):
 def test_steps_and_their_arithmetic(measured):
     results, report = measured
     (row,) = rows(report, "Training steps")
-    x = results["step 260K 1x24"]
-    C, L, H, K, D, F, V, T = 64, 2, 8, 4, 8, 172, 500, 24
+    x = results["step 260K 1x32"]
+    C, L, H, K, D, F, V, T = 64, 2, 8, 4, 8, 172, 500, 32
     layer = (H + 2 * K) * D * C + H * D * C + 3 * C * F + 2 * C
     N = L * layer + C + V * C  # the table is the classifier's too
     assert x["parameters"] == N
@@ -115,14 +116,14 @@ def test_steps_and_their_arithmetic(measured):
 def test_stands_beside_the_model_of_a_step(measured):
     results, report = measured
     (row,) = rows(report, "Beside the model of a step")
-    x = results["step 260K 1x24"]
+    x = results["step 260K 1x32"]
     assert x["parameters"] == gpu_prediction.parameters("260K", 2)
     peak = results["peak"]["flops"] / results["peak"]["seconds"]
     copy = results["peak"]["copy_bytes"] / results["peak"]["copy_seconds"]
-    parts = gpu_prediction.predict("260K", 2, 1, 24, x["recompute"], peak, copy)
+    parts = gpu_prediction.predict("260K", 2, 1, 32, x["recompute"], peak, copy)
     near(row["predicted"], sum(parts.values()), 1)
     near(row["measured"], 1e3 * x["seconds"], 1)
-    C, N, V, F, QKV, HD = 64, 24, 500, 172, 128, 64
+    C, N, V, F, QKV, HD = 64, 32, 500, 172, 128, 64
     weights = C * QKV + HD * C + 3 * F * C
     assert parts["products"] == pytest.approx(2 * 1e3 * 6 * N * weights / peak)
     levels = [sum(gpu_prediction.predict("7B", 32, 2, 4096, level, 7e14, 4.3e12).values())
@@ -186,6 +187,47 @@ def test_runs_with_loss(measured):
         assert 0.3 < x["gradient_lost"] < 0.5 or x["loss_rate"] == 0 == x["gradient_lost"]
 
 
+def test_variants(measured):
+    """--tune has timed all shapes, and --dtype fp8 rounds."""
+    results, report = measured
+    base = results["step 260K 1x32"]
+    table = {row["with"]: row for row in rows(report, "With --tune and with --dtype fp8")}
+    assert set(table) == {"tune", "fp8"}
+    for way, row in table.items():
+        x = results[f"{way} 260K 1x32"]
+        assert x["timed_shapes"] == (15 if way == "tune" else 0)
+        near(row["tokens/s"], 32 / x["seconds"])
+        near(row["ratio"], base["seconds"] / x["seconds"], 1)
+        assert row["change"] == f"{100 * (x['last_loss'] / base['last_loss'] - 1):+.3f}%"
+    assert results["fp8 260K 1x32"]["first_loss"] != base["first_loss"]
+    bits = results["three runs with --tune"]
+    assert bits["shapes"] == bits["other_algorithms"] == 15 and len(set(bits["last_losses"])) == 1
+
+
+def bench(*words, **environment):
+    return subprocess.run([BUILD / "emulated" / "gpu_bench", *words], text=True, check=False,
+                          capture_output=True, env={**os.environ, **environment})
+
+
+def test_fp8_needs_a_newer_gpu():
+    done = bench("step", "260K", "2", "1", "32", "1", "fp8", "6", EMULATED_DEVICE="old (sm_80)")
+    assert done.returncode == gpu_check.SKIPPED and done.stdout == ""
+    assert "--dtype fp8: old (sm_80) is older than sm_89" in done.stderr
+
+
+def test_another_loss_is_wrong(measured):
+    loss = measured[0]["step 260K 1x32"]["last_loss"]
+    for factor, status in ((1, 0), (1.02, 1)):
+        done = bench("step", "260K", "2", "1", "32", "1", "fp8", str(loss * factor))
+        assert done.returncode == status and json.loads(done.stdout)["what"] == "step"
+        assert ("the loss is off by" in done.stderr) == (status == 1)
+
+
+def test_files_that_a_lent_machine_returns():
+    """report.md, results.json and the logs."""
+    assert len({gpu_check.LOGS.get(part, part) for part in gpu_check.PARTS}) + 2 == 8
+
+
 def test_says_what_is_missing(measured):
     results, report = measured
     states = {row["what"]: (row["state"], row["why"]) for row in rows(report, "Checks")}
@@ -194,7 +236,7 @@ def test_says_what_is_missing(measured):
     else:
         why = "exit code 1: ModuleNotFoundError: No module named 'torch'"
         assert states["pytorch"] == ("not possible", why)
-        assert states["step 260K 1x24, PyTorch bf16"] == ("not possible", "no PyTorch here")
+        assert states["step 260K 1x32, PyTorch bf16"] == ("not possible", "no PyTorch here")
 
 
 class Options:
@@ -247,6 +289,17 @@ def test_no_device_is_told_from_a_failure(mode):
     assert done.stderr.count("\n") == 1 and "no NVIDIA driver" in done.stderr
 
 
+def test_functions_that_stand_in_for_libraries():
+    """Of Jansson and xxHash all that the program calls, which else could not be linked without them.
+    A macro declares json_is_..."""
+    sources = [ROOT / "train_llama2.cu", *ROOT.glob("llmc/**/*.[ch]")]
+    used = {name for source in sources
+            for name in re.findall(r"\b(json_(?!is_)\w+|XXH\w+)\(", source.read_text(encoding="utf-8"))}
+    bare = "".join((ROOT / "dev" / "bare" / name).read_text(encoding="utf-8")
+                   for name in ("jansson.h", "xxhash.h"))
+    assert len(used) > 20 and not [name for name in sorted(used) if f"{name}(" not in bare]
+
+
 def words(command):
     """A command as its set of words, without those that only make needs."""
     return frozenset(word for word in command if word not in ("-MMD", "-MP"))
@@ -271,10 +324,10 @@ def test_builds_without_make_as_with_make(tmp_path):
 def test_stands_beside_the_faster_pytorch(measured, tmp_path):
     """What PyTorch measured, put in by hand."""
     results = dict(measured[0])
-    seconds = results["step 260K 1x24"]["seconds"]
+    seconds = results["step 260K 1x32"]["seconds"]
     done = {"part": "pytorch", "state": "done", "why": "", "took": 0}
     for mode, factor in (("slow", 3), ("fast", 1.5)):
-        results[f"step 260K 1x24, PyTorch {mode}"] = {**done, "seconds": factor * seconds,
+        results[f"step 260K 1x32, PyTorch {mode}"] = {**done, "seconds": factor * seconds,
                                                       "recompute": "none"}
     results["peak of PyTorch"] = {**done, "flops": 8.0, "seconds": results["peak"]["seconds"] * 8
                                   / results["peak"]["flops"] / 2}
@@ -283,5 +336,5 @@ def test_stands_beside_the_faster_pytorch(measured, tmp_path):
     gpu_report.write_report(tmp_path / "report.md", results, gpu_check.TINY)
     (row,) = rows((tmp_path / "report.md").read_text(encoding="utf-8"), "Training steps")
     assert row["ratio"] == "1.50x" and row["its mode"] == "PyTorch fast, none"
-    near(row["6N"], 50 * results["step 260K 1x24"]["flops_6n"] / seconds
+    near(row["6N"], 50 * results["step 260K 1x32"]["flops_6n"] / seconds
          * results["peak"]["seconds"] / results["peak"]["flops"])

@@ -6,7 +6,9 @@
  *   gpu_bench algorithms COUNT N C F H K D V
  *                                           a model's products by each of cuBLASLt's first COUNT
  *                                           choices
- *   gpu_bench step PRESET LAYERS B T STEPS  training steps; LAYERS 0: as many as the memory holds
+ *   gpu_bench step PRESET LAYERS B T STEPS [tune|fp8 LOSS]
+ *                                           training steps; LAYERS 0: as many as the memory holds;
+ *                                           with --tune or --dtype fp8 beside bf16's last LOSS
  *   gpu_bench attention B T H K D           forward and backward
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
  *   gpu_bench train OPTIONS ...             train_llama2's options: one run, its perplexity and
@@ -207,17 +209,26 @@ static int host(int size, size_t bytes) {
 
 /* ---- training steps ----------------------------------------------------------------------- */
 
-static int step(const char *preset, int layers, int B, int T, int steps) {
+/* loss: the last of the same steps as the program computes them by itself; 0: these are they */
+static int step(const char *preset, int layers, int B, int T, int steps, enum way way,
+                double loss) {
+    const double bound = 0.01;
     struct trained x;
-    if (train_a_while(preset, layers, B, T, steps, &x)) return -1;
+    if (train_a_while(preset, layers, B, T, steps, way, &x)) return -1;
     printf("{\"what\": \"step\", \"model\": \"%s\", \"layers\": %d, \"of_layers\": %d, "
            "\"batch\": %d, \"seq\": %d, \"recompute\": \"%s\", \"seconds\": %.9g, "
            "\"flops_6n\": %.9g, \"flops\": %.9g, \"parameters\": %.0f, \"used_bytes\": %.0f, "
-           "\"estimated_bytes\": %.0f, \"first_loss\": %.6g, \"last_loss\": %.6g}\n",
+           "\"estimated_bytes\": %.0f, \"first_loss\": %.6g, \"last_loss\": %.6g, "
+           "\"timed_shapes\": %d}\n",
            preset, x.layers, x.of_layers, B, T, recompute_names[x.recompute], x.seconds, x.flops_6n,
            x.flops, x.parameters, x.used_bytes, x.estimated_bytes - MEMORY_PLAN_OPENED_BYTES,
-           x.first_loss, x.last_loss);
-    return isfinite(x.last_loss) ? 0 : log_error("the loss is %g", x.last_loss);
+           x.first_loss, x.last_loss, be->product_choices->count);
+    fflush(stdout);
+    if (!isfinite(x.last_loss)) return log_error("the loss is %g", x.last_loss);
+    const double error = loss > 0 ? fabs(x.last_loss / loss - 1) : 0;
+    return error <= bound ? 0
+                          : log_error("the loss is off by %.2g%% of %g%%: %.6g, in bf16 %.6g",
+                                      100 * error, 100 * bound, x.last_loss, loss);
 }
 
 /* ---- attention ---------------------------------------------------------------------------- */
@@ -479,13 +490,18 @@ int main(int argc, char **argv) {
     for (int i = 2; i < argc && i < 10; i++) n[i - 2] = atoi(argv[i]);
     if (!strcmp(what, "algorithms") && argc == 10) return algorithms(n[0], n + 1);
     if (!strcmp(what, "train")) return train_once(argc - 1, argv + 1) ? 1 : 0;
-    be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
+    const bool steps = !strcmp(what, "step") && (argc == 7 || argc == 9);
+    const bool tune = steps && argc == 9 && !strcmp(argv[7], "tune");
+    const bool fp8 = steps && argc == 9 && !strcmp(argv[7], "fp8");
+    const enum way way = tune ? WAY_TUNE : fp8 ? WAY_FP8 : WAY_PLAIN;
+    be = backend_cuda(dtype_of(way), 0, why, sizeof why);
     if (!be) return log_error("%s", why), NO_DEVICE;
     waited_for = (float *)be->allocate(sizeof *waited_for);
     int failed = 2;
     if (!strcmp(what, "peak") && argc == 4) failed = peak(n[0], strtoull(argv[3], NULL, 10));
     if (!strcmp(what, "host") && argc == 4) failed = host(n[0], strtoull(argv[3], NULL, 10));
-    if (!strcmp(what, "step") && argc == 7) failed = step(argv[2], n[1], n[2], n[3], n[4]);
+    if (steps && (argc == 7 || way != WAY_PLAIN))
+        failed = step(argv[2], n[1], n[2], n[3], n[4], way, argc == 9 ? atof(argv[8]) : 0);
     if (!strcmp(what, "attention") && argc == 7) failed = attention(n[0], n[1], n[2], n[3], n[4]);
     if (!strcmp(what, "kernels") && argc == 9)
         failed = kernels(n[0], n[1], n[2], n[3], n[4], n[5], n[6]);

@@ -8,6 +8,9 @@
  *                                   train_llama2's options: a run in one process, then in R that
  *                                   meet at ADDRESS and exchange over UDP: the same losses and the
  *                                   same model?
+ *   gpu_check tuned OPTIONS ...     train_llama2's options: a run with --tune, and twice the same
+ *                                   with the algorithms that it chose, which is how --resume goes
+ *                                   on with a run: the same losses and the same model?
  *
  * Prints a JSON object per line. Exits with 1 when something is wrong, and with 77 when a run
  * cannot be judged.
@@ -184,7 +187,8 @@ enum { MOST_STEPS = 100 };
 struct outcome { /* of a run; in memory that the processes share */
     int steps;
     double loss[MOST_STEPS], norm[MOST_STEPS], arrived[MOST_STEPS];
-    uint64_t model; /* hash of the parameters */
+    uint64_t model;                 /* hash of the parameters */
+    struct product_choices choices; /* before the run: to take; after it: taken */
 };
 
 static uint64_t hash_of(const float *x, size_t n) {
@@ -197,6 +201,15 @@ static uint64_t hash_of(const float *x, size_t n) {
     return hash;
 }
 
+/* Before a run opens the device. */
+static int take(const struct product_choices *choices) {
+    char why[256];
+    const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
+    if (!be) return log_error("%s", why);
+    *be->product_choices = *choices;
+    return 0;
+}
+
 /* The steps of a run, without its log; rank 0 writes down what came of them. */
 static int train_as(const struct lossynet_world *world, int argc, char **argv,
                     struct outcome *out) {
@@ -205,6 +218,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     memset(&t, 0, sizeof t);
     if (options_parse(argc, argv, &o)) return -1;
     if (o.steps > MOST_STEPS) return log_error("--steps: expected at most %d", MOST_STEPS);
+    if (out->choices.count > 0 && take(&out->choices)) return -1;
     begin(&t, &o, world, o.workers ? o.workers : world->ranks);
     threads_choose(o.threads, world->ranks);
     if (prepare(&t, true)) return -1;
@@ -224,7 +238,10 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     struct named_tensor *tensors = param_layout_tensor_list(&t.layout, host, &count);
     if (!tensors || data_parallel_copy_model(&t.dp, tensors, count)) return -1;
     free(tensors);
-    if (!world->rank) out->model = hash_of(host, t.layout.count);
+    if (!world->rank) {
+        out->model = hash_of(host, t.layout.count);
+        if (t.be->product_choices) out->choices = *t.be->product_choices;
+    }
     free(host);
     trainer_release(&t);
     return 0;
@@ -253,19 +270,27 @@ static int run_ranks(int ranks, const char *address, int argc, char **argv, stru
     return failed ? -1 : 0;
 }
 
+/* The first step whose loss or norm differs, or -1. */
+static int first_difference(const struct outcome *a, const struct outcome *b) {
+    for (int s = 0; s < a->steps; s++)
+        if (a->loss[s] != b->loss[s] || a->norm[s] != b->norm[s]) return s;
+    return -1;
+}
+
+static bool same_outcome(const struct outcome *a, const struct outcome *b) {
+    return first_difference(a, b) < 0 && a->steps == b->steps && a->model == b->model;
+}
+
 static int ranks(int several, const char *address, int argc, char **argv) {
     struct outcome *out = (struct outcome *)mmap(NULL, 2 * sizeof *out, PROT_READ | PROT_WRITE,
                                                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (out == MAP_FAILED) return log_out_of_memory("what two runs share", 2 * sizeof *out);
     if (run_ranks(1, address, argc, argv, out) || run_ranks(several, address, argc, argv, out + 1))
         return -1;
-    int differs = -1;
+    const int differs = first_difference(out, out + 1);
     bool lost = false;
-    for (int s = out->steps - 1; s >= 0; s--) {
-        lost = lost || out[0].arrived[s] != out[1].arrived[s];
-        if (out[0].loss[s] != out[1].loss[s] || out[0].norm[s] != out[1].norm[s]) differs = s;
-    }
-    const bool good = differs < 0 && out[0].steps == out[1].steps && out[0].model == out[1].model;
+    for (int s = 0; s < out->steps; s++) lost = lost || out[0].arrived[s] != out[1].arrived[s];
+    const bool good = same_outcome(out, out + 1);
     printf("{\"what\": \"ranks\", \"ranks\": %d, \"steps\": %d, \"first_loss\": %.6g, "
            "\"last_loss\": %.6g, \"lost_on_the_way\": %s, \"good\": %s}\n",
            several, out->steps, out->loss[0], out->loss[out->steps - 1], lost ? "true" : "false",
@@ -280,6 +305,31 @@ static int ranks(int several, const char *address, int argc, char **argv) {
     return log_error("step %d: loss %.9g and norm %.9g in one process, %.9g and %.9g in %d",
                      differs, out[0].loss[differs], out[0].norm[differs], out[1].loss[differs],
                      out[1].norm[differs], several);
+}
+
+/* ---- the algorithms of --tune ------------------------------------------------------------- */
+
+static int tuned(int argc, char **argv) {
+    enum { RUNS = 3 };
+    struct outcome *out = (struct outcome *)mmap(NULL, RUNS * sizeof *out, PROT_READ | PROT_WRITE,
+                                                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (out == MAP_FAILED) return log_out_of_memory("what runs share", RUNS * sizeof *out);
+    bool same = true;
+    int others = 0;
+    for (int run = 0; run < RUNS; run++) {
+        out[run].choices = out->choices;
+        if (run_ranks(1, "", argc, argv, out + run)) return -1;
+        if (!out->choices.count) return log_error("--tune: an error, since no product was timed");
+        same = same && same_outcome(out, out + run) && out[run].choices.count == out->choices.count;
+    }
+    for (int i = 0; i < out->choices.count; i++) others += out->choices.choice[i].place > 0;
+    const int last = out->steps - 1;
+    printf("{\"what\": \"tuned\", \"steps\": %d, \"shapes\": %d, \"other_algorithms\": %d, "
+           "\"last_losses\": [%.9g, %.9g, %.9g], \"good\": %s}\n",
+           out->steps, out->choices.count, others, out[0].loss[last], out[1].loss[last],
+           out[2].loss[last], same ? "true" : "false");
+    fflush(stdout);
+    return same ? 0 : log_error("runs with the same algorithms gave other bits, or timed again");
 }
 
 int main(int argc, char **argv) {
@@ -298,6 +348,7 @@ int main(int argc, char **argv) {
         const int status = ranks(atoi(argv[2]), argv[3], argc - 3, argv + 3);
         return status < 0 ? 1 : status;
     }
+    if (argc > 2 && !strcmp(what, "tuned")) return tuned(argc - 1, argv + 1) ? 1 : 0;
     fprintf(stderr, "gpu_check: see the first lines of dev/bench/gpu/gpu_check.c\n");
     return 2;
 }

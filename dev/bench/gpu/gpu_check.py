@@ -20,6 +20,8 @@ order in which they are worth the time:
                every kernel
     pytorch    the same in PyTorch; then further shapes of ours, and what else cuBLASLt offers
     lossy      8 and 16 workers on the GPU at 0, 10, 20 and 40% loss
+    variants   the first of the training steps with --tune and with --dtype fp8; the same bits from the
+               same algorithms
     sanitizer  compute-sanitizer on the operator tests
 
 Each check and each measurement is a process with a time limit, whose output is kept also when it is ended.
@@ -46,7 +48,8 @@ import gpu_build
 from gpu_report import good, write_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-PARTS = ("build", "right", "speed", "pytorch", "lossy", "sanitizer")
+PARTS = ("build", "right", "speed", "pytorch", "lossy", "variants", "sanitizer")
+LOGS = {"variants": "speed"}  # without its own: of a machine that is lent only eight files come back
 DONE, WRONG, OUT_OF_TIME = "done", "wrong", "out of time"
 NOT_REACHED, NOT_POSSIBLE = "not reached", "not possible"
 SKIPPED = 77  # exit code of a check that cannot be made here
@@ -78,7 +81,7 @@ TINY = dict(
     ranks=["--model=260K", "--workers=4", "--batch=1", "--seq=16", "--steps=2"],
     most_work="300",
     peak=(48, 1 << 12), host=(48, 1 << 12),
-    steps=[("260K", 2, 1, 24, 1)],
+    steps=[("260K", 2, 1, 32, 1)],
     more_steps=[],
     modes=["bf16"],
     attention=[(1, 33, 2, 1, 64)],
@@ -217,6 +220,21 @@ class Tasks:
                     "--eval-every=0", f"--eval-sequences={s['eval_sequences']}",
                     text=text, model=s["model"])
 
+    def variants(self):
+        """Each beside the same steps of `speed`, to whose last loss its own has to be near."""
+        model, _, batch, seq, steps = self.shapes["steps"][0]
+        base = f"step {model} {batch}x{seq}"
+        for way in ("tune", "fp8"):
+            def command(way=way):
+                plain = self.results.get(base)
+                return good(plain) and [self.programs / "gpu_bench", "step", model, plain["layers"], batch,
+                                        seq, steps, way, plain["last_loss"]]
+            yield Task("variants", f"{way} {model} {batch}x{seq}", 90, command,
+                       why=f"no '{base}' to stand beside", more={"base": base, "way": way})
+        train, _, _ = self.tokens()
+        yield self.ours("variants", "three runs with --tune", 60, "gpu_check", "tuned", *self.train,
+                        *self.shapes["ranks"], f"--train={train}", "--tune")
+
     def sanitizer(self):
         nvcc = pathlib.Path(gpu_build.find_nvcc())
         places = [nvcc.parent, nvcc.parent.parent / "compute-sanitizer"]
@@ -287,7 +305,7 @@ class Check:
             return
         start, limit = time.monotonic(), min(task.seconds, self.left())
         words = list(map(str, command))
-        with open(self.out / f"{task.part}.log", "a+", encoding="utf-8", errors="replace") as log:
+        with open(self.out / f"{LOGS.get(task.part, task.part)}.log", "a+", encoding="utf-8", errors="replace") as log:
             print(f"\n== {task.key}: {' '.join(words)}", file=log, flush=True)
             began = log.seek(0, os.SEEK_END)
             status = self.wait_for(words, task, log, limit)

@@ -7,6 +7,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "train_llama2.cu"
 
+#include "llmc/comm/tune.h"
 #include "llmc/util/random.h"
 
 #include <time.h>
@@ -179,25 +180,36 @@ struct trained { /* of a run of steps */
     double first_loss, last_loss;
 };
 
+/* How products are computed: as the program does by itself, with --tune, with --dtype fp8. */
+enum way { WAY_PLAIN, WAY_TUNE, WAY_FP8 };
+
+static enum dtype dtype_of(enum way way) {
+    return way == WAY_FP8 ? DTYPE_E4M3 : DTYPE_BF16;
+}
+
 /* `steps` steps of a preset of `layers` layers (0: as many as the memory holds) in bf16, after one
  * that is not timed. 0, or -1 after reporting. */
-static int train_a_while(const char *preset, int layers, int B, int T, int steps,
+static int train_a_while(const char *preset, int layers, int B, int T, int steps, enum way way,
                          struct trained *out) {
+    const struct options o = {.tune = way == WAY_TUNE};
+    const struct lossynet_world alone = {.ranks = 1, .local_ranks = 1};
     struct llama_config c;
     struct bench x;
     char why[256];
     memset(out, 0, sizeof *out);
-    const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
+    const struct backend *be = backend_cuda(dtype_of(way), 0, why, sizeof why);
     if (!be) return log_error("%s", why);
     if (config_preset(preset, &c)) return -1;
     c.vocabulary = strcmp(preset, "260K") ? 32000 : 500;
     struct memory_plan_settings s = settings_of(B, T);
+    s.fp8 = way == WAY_FP8;
     const double available = (double)be->memory_free();
     out->of_layers = c.layers;
     if (layers) c.layers = layers;
     while (!memory_plan_choose_recompute(&c, &s, available, &out->estimated_bytes) && !layers &&
            c.layers > 1)
         c.layers--;
+    if (tune_products(&o, &c, B * T, be, &alone, false)) return -1;
     if (bench_open(&x, be, &c, B, T, s.recompute, true)) return -1;
     double start = 0;
     for (int step = 0; step <= steps; step++) {

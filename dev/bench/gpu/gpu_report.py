@@ -117,6 +117,17 @@ def lossy_rows(results):
                f"{x['tokens'] / x['seconds']:.4g}")
 
 
+def variant_rows(results):
+    """Also of one whose loss is wrong."""
+    for x in results.values():
+        base = results.get(x.get("base"))
+        if good(base) and "seconds" in x:
+            yield (f"{x['model']}, {x['batch']} x {x['seq']}", x["way"], x["recompute"],
+                   f"{1e3 * x['seconds']:.4g}", f"{x['batch'] * x['seq'] / x['seconds']:.5g}",
+                   f"{base['seconds'] / x['seconds']:.2f}x", f"{x['last_loss']:.5g}", f"{base['last_loss']:.5g}",
+                   f"{100 * (x['last_loss'] / base['last_loss'] - 1):+.3f}%")
+
+
 def check_rows(results):
     for key, x in results.items():
         yield (x["part"], key, x["state"], f"{x['took']:.0f}", x["why"].replace("|", "/"))
@@ -188,4 +199,9 @@ def write_report(path, results, shapes):
                  "the second half, beside the formula (lossynet/algorithm/drift.c).", ""]
     text += table(["workers", "loss", "tokens", "perplexity", "of a replica", "change", "drift",
                    "formula", "lost: gradients, parameters", "tokens/s"], lossy_rows(results))
+    text += ["", "## With --tune and with --dtype fp8", "",
+             "The same steps as above; beside them, those of bf16 with cuBLASLt's first algorithms. "
+             "Bar: a last loss within 1% of theirs.", ""]
+    text += table(["model", "with", "recompute", "ms", "tokens/s", "ratio", "last loss", "of bf16",
+                   "change"], variant_rows(results))
     path.write_text("\n".join(text) + "\n", encoding="utf-8")
