@@ -161,6 +161,13 @@ endef
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
 	$(call link,$(LDLIBS))
 
+# Linked again where CUDA has come, or is left out.
+$(BUILD)/train_llama2.o: $(BUILD)/with_cuda
+$(BUILD)/with_cuda: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CUDA)' | cmp -s - $@ || echo '$(CUDA)' > $@
+FORCE:
+
 # The same program on the emulated device, for tests: --device cuda works without a GPU.
 $(BUILD)/emulated/train_llama2: $(BUILD)/train_llama2.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)
 	$(call link,$(LDLIBS))
@@ -483,6 +490,6 @@ simulate:
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: all liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart check check-format check-layers test bench bench-network simulate clean
+.PHONY: FORCE all liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart check check-format check-layers test bench bench-network simulate clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
