@@ -28,7 +28,8 @@ extern "C" {
 #endif
 
 /* With slots, the host's memory has, of a member's gradient, the last buckets (struct gradient_place;
- * none with peers), and the sums that the member sends: of the vector `sum`, of P elements, only those have pages. */
+ * none with peers), and the sums that the member sends: of the vector `sum`, of P elements, only those
+ * have pages. */
 struct group_slots {
     int count; /* buckets that are shared of each gradient; 0: all */
     int added; /* buckets of this step, so far */
@@ -71,8 +72,8 @@ void group_close(struct group *g);
  * that ranks share. The group's first worker in this rank is worker[i - i % G]. */
 void group_share_vectors(const struct group *g, struct worker *worker, int i);
 
-/* With peers, call when the worker of a rank with one member has its gradient: opens those of the others.
- * Collective. Returns 0, or -1 after reporting. */
+/* With peers, call when the worker of a rank with one member has its gradient: opens those of the
+ * others. Collective. Returns 0, or -1 after reporting. */
 int group_open_peers(struct group *g, const struct worker *w);
 
 /* Where a member's gradient is computed, with a set of activations. */

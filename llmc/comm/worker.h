@@ -15,8 +15,8 @@
  *
  *     parameters   the replica is the weights in use; its float32 copy is the network's, in the host's
  *                  memory, from which buckets are rounded as they come. With --wire-dtype bf16, int8
- *                  and int4 the network's copies of parameters and gradients are bfloat16, too (`half`), and
- *                  gradients are rounded on the GPU
+ *                  and int4 the network's copies of parameters and gradients are bfloat16, too
+ *                  (`half`), and gradients are rounded on the GPU
  *     what it owns master values, which AdamW steps on, and the averaged gradient
  *     gradient     where a step has one micro-batch, of a few buckets (`gradient.slots`): a slot is
  *                  written again when its bucket is on the host

@@ -179,9 +179,10 @@ struct lossynet_exchange {
     struct lossynet_source source[2];     /* by phase */
     struct lossynet_elsewhere *elsewhere; /* [V] */
     uint8_t *rounded; /* [LOSSYNET_BATCH][packet_bytes], payloads, where these are rounded */
-    uint8_t
-        *kept; /* by packet that a local worker owns: its parameters in blocks, packed once for */
-    bool *is_kept; /* all receivers, and whether that is done. NULL: they are packed for each */
+    /* By packet that a local worker owns: its parameters in blocks, packed once for all receivers,
+     * and whether that is done. NULL: they are packed for each. */
+    uint8_t *kept;
+    bool *is_kept;
     size_t packet_bytes; /* of a full packet's payload */
     bool reliable;       /* what comes is as it was sent */
     /* Gradients of remote workers for local owners, of the vectors' dtype: element e of what v owns,

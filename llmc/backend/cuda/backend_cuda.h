@@ -17,7 +17,8 @@ extern "C" {
 extern const bool backend_cuda_built; /* false: this program never finds a device */
 
 /* dtype: of weights in use and activations; DTYPE_E4M3: bfloat16, and products in 8 bits (fp8.cuh),
- * except the classifier's. Returns the backend on the host's GPU number `local_rank`, modulo the number of GPUs. The
+ * except the classifier's.
+ * Returns the backend on the host's GPU number `local_rank`, modulo the number of GPUs. The
  * first call opens it. Returns NULL if there is no usable device. `why` then says what is
  * missing, in one line without a newline: driver, device, an architecture of sm_80 or newer, or
  * memory. */

@@ -1,6 +1,6 @@
 /* exchange.cuh — copies of packets between workers that share a device, as they are or rounded as on
- * a wire, to bfloat16 or in blocks, what was lost of gradients, and single elements for the host. (The average
- * of packets is in weighted_sum.cuh.) */
+ * a wire, to bfloat16 or in blocks, what was lost of gradients, and single elements for the host.
+ * (The average of packets is in weighted_sum.cuh.) */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
 
