@@ -349,6 +349,11 @@ void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late);
  * half of settings.peer_timeout, and has said nothing of leaving. */
 bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing);
 
+/* One turn of sending and receiving over a link without a thread of its own (MPI). Returns true
+ * where there is none: who waits for another process by other means than these calls must call this
+ * meanwhile, since a third process may wait for what this one has not sent yet. */
+bool lossynet_turn(struct lossynet_comm *comm);
+
 /* Starts step `step` (0, 1, ...; the same on every rank). */
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step);
 

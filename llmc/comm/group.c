@@ -268,7 +268,7 @@ void group_add_bucket(struct group *g, const struct worker *w, int bucket) {
     struct group_slots *s = &g->slots;
     if (!s->count || !g->host || s->failed) return;
     g->be->d2h_wait_mark(bucket);
-    s->failed = shared_memory_wait(g->host) != 0;
+    s->failed = shared_memory_wait(g->host, g->comm) != 0;
     if (!s->failed) add_bucket(g, w, bucket);
     s->added = bucket + 1;
 }
@@ -279,11 +279,11 @@ int group_average(struct group *g, const struct worker *w) {
     for (int b = g->slots.added; b < buckets && g->slots.count; b++) group_add_bucket(g, w, b);
     g->slots.added = 0;
     if (g->slots.count) return g->slots.failed ? -1 : 0;
-    if (shared_memory_wait(g->host)) return -1;
+    if (shared_memory_wait(g->host, g->comm)) return -1;
     for (int b = 0; b < buckets; b++) add_bucket(g, w, b);
     return 0;
 }
 
 int group_wait(const struct group *g) {
-    return g->host ? shared_memory_wait(g->host) : 0;
+    return g->host ? shared_memory_wait(g->host, g->comm) : 0;
 }

@@ -148,7 +148,7 @@ static int find_ended(const struct shared_memory *m) {
     return 0;
 }
 
-int shared_memory_wait(struct shared_memory *m) {
+int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm) {
     struct head *barrier = m->head[0];
     const uint32_t round = __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE);
     if (__atomic_add_fetch(&barrier->waiting, 1, __ATOMIC_ACQ_REL) == (uint32_t)m->size) {
@@ -158,11 +158,12 @@ int shared_memory_wait(struct shared_memory *m) {
         return 0;
     }
     for (int i = 0; __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round; i++) {
-        if (i < TRIES) {
+        const bool turns = comm && lossynet_turn(comm);
+        if (i < TRIES || (turns && i % TRIES)) {
             sched_yield();
             continue;
         }
-        sleep_while(&barrier->rounds, round);
+        if (!turns) sleep_while(&barrier->rounds, round);
         if (__atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round && find_ended(m))
             return -1;
     }

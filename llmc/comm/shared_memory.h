@@ -27,9 +27,10 @@ void shared_memory_close(struct shared_memory *m); /* NULL is fine */
 /* What member 0 ... size - 1 of this rank's group has given, at an address of a page. */
 void *shared_memory_of(const struct shared_memory *m, int member);
 
-/* Returns when all members have called it: what each has written before, all can read. Returns 0,
- * or -1 after reporting that one of them has ended. */
-int shared_memory_wait(struct shared_memory *m);
+/* Returns when all members have called it: what each has written before, all can read. Meanwhile
+ * `comm` (NULL: there is none) sends and receives what other ranks may wait for. Returns 0, or -1
+ * after reporting that one of the members has ended. */
+int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm);
 
 #ifdef __cplusplus
 }

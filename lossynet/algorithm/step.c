@@ -111,6 +111,10 @@ void lossynet_met(struct lossynet_comm *comm) {
     comm->steps.late = false;
 }
 
+bool lossynet_turn(struct lossynet_comm *comm) {
+    return comm->transport && lossynet_transport_turn(comm->transport);
+}
+
 /* ---- records and replays ---- */
 
 void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead) {

@@ -155,6 +155,15 @@ lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_
     return status;
 }
 
+bool lossynet_transport_turn(struct lossynet_transport *t) {
+    if (t->threads.threaded) return false;
+    if (pthread_mutex_trylock(&t->threads.caller) == 0) { /* else another thread's call turns */
+        if (!t->failed) lossynet_progress_turn(t);
+        pthread_mutex_unlock(&t->threads.caller);
+    }
+    return true;
+}
+
 /* ---- messages ---- */
 
 static lossynet_status exchange(struct lossynet_transport *t, int which, const uint8_t *out,

@@ -134,6 +134,8 @@ bool lossynet_transport_bucket_is_over(const struct lossynet_transport *t, lossy
                                        int bucket);
 /* Waits until all that will come is there and ours have left; closes the phase. */
 lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_phase phase);
+/* One turn of the loop, where no thread runs it. Returns whether none does. */
+bool lossynet_transport_turn(struct lossynet_transport *t);
 /* Waits until all our packets of a phase have left. */
 lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_phase phase);
 

@@ -77,13 +77,13 @@ static int count_together(const struct lossynet_world *world) {
     for (size_t i = 0; i < bytes / sizeof *mine; i++) wrong += mine[i] != 0;
     for (int round = 1; round <= ROUNDS && !wrong; round++) {
         mine[bytes / sizeof *mine - 1] = world->rank * 10000 + round;
-        if (shared_memory_wait(m)) return 2;
+        if (shared_memory_wait(m, NULL)) return 2;
         for (int i = 0; i < SIZE; i++) {
             const int *other = (int *)shared_memory_of(m, i);
             const size_t last = (size_t)(1 + i) * 10000 / sizeof *other - 1;
             wrong += other[last] != (first + i) * 10000 + round;
         }
-        if (shared_memory_wait(m)) return 2;
+        if (shared_memory_wait(m, NULL)) return 2;
     }
     shared_memory_close(m);
     return wrong ? 3 : 0;
@@ -101,7 +101,7 @@ static int lose_a_member(const struct lossynet_world *world) {
     if (shared_memory_open(world, SIZE, 100, &m)) return 1;
     if (world->rank == 1) _exit(0);
     capture_begin();
-    const int status = shared_memory_wait(m);
+    const int status = shared_memory_wait(m, NULL);
     const char *said = capture_end();
     shared_memory_close(m);
     if (first) return status || *said ? 4 : 0;

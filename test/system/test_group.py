@@ -45,6 +45,15 @@ def test_same_bits_wherever_members_live(data, tmp_path, more):
     assert found[1] == found[0] and found[2] == found[0]
 
 
+def test_members_who_wait_still_send(data, tmp_path):
+    """MPI moves a message only within the sender's calls where it is longer than the eager limit:
+    here all are. A member that waits for another at their barrier must call it, or all wait."""
+    moved = {"OMPI_MCA_btl_vader_eager_limit": "64"}
+    succeed(*options(data, "--group=2", "--steps=6", "--save-every=3", f"--out={tmp_path}/out"),
+            ranks=4, environment=moved)
+    assert len(events(tmp_path / "out" / "log.jsonl", "step")) == 6
+
+
 def test_one_group_shares_everything(data, tmp_path):
     """--group host: all processes of this host share one replica, and nothing is sent."""
     out, apart = tmp_path / "host", tmp_path / "apart"
