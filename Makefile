@@ -34,7 +34,7 @@ PYTHON ?= /usr/bin/python3
 COMMON = $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 CFLAGS += -std=c11 $(COMMON)
 CXXFLAGS += -std=c++17 $(COMMON)
-LDLIBS += -lm
+LDLIBS += -lm -ldl
 
 # ---- libraries, each with its switch ------------------------------------------------------
 MPI ?= $(if $(shell command -v mpicc),1)
@@ -117,7 +117,7 @@ DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.cu.o,$(CUDA_SOURCES) llmc/backend/cuda
 # The runtime is linked statically; cuBLASLt is opened when a device is.
 # A toolkit from a Python package has lib, others have lib64.
 LDLIBS += $(foreach folder,lib64 lib,-L$(TOOLKIT)/$(folder) -Wl$(comma)-rpath$(comma)$(TOOLKIT)/$(folder)) \
-          -lcudart_static -ldl -lrt -lpthread
+          -lcudart_static -lrt -lpthread
 CUBLAS := $(CUBLAS)
 LDLIBS += $(if $(CUBLAS),-Wl$(comma)-rpath$(comma)$(CUBLAS)/lib)
 else

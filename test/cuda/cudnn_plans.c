@@ -1,0 +1,36 @@
+/* cudnn_plans.c — makes cuDNN's plans for attention without a device: test_cudnn.py.
+ *
+ *     cudnn_plans PROPERTIES B T H K D ...
+ *
+ * PROPERTIES: a file with a device's properties as cuDNN writes them (JSON). Prints the version, and for
+ * each shape the bytes of workspace and what the memory plan counts, or why there is no plan. */
+#include "llmc/backend/cuda/cudnn_attention.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+int main(int argc, char **argv) {
+    static char properties[1 << 16], why[512];
+    FILE *file = argc > 1 ? fopen(argv[1], "r") : NULL;
+    if (!file || !fread(properties, 1, sizeof properties - 1, file) || fclose(file)) return 2;
+    const int version = cudnn_attention_open(why, sizeof why);
+    if (!version) {
+        printf("%s\n", why);
+        return 1;
+    }
+    printf("%d\n", version);
+    for (int i = 2; i + 4 < argc; i += 5) {
+        int shape[5];
+        for (int k = 0; k < 5; k++) shape[k] = atoi(argv[i + k]);
+        struct cudnn_attention *a = cudnn_attention_plan(shape[0], shape[1], shape[2], shape[3],
+                                                         shape[4], properties, why, sizeof why);
+        if (!a) {
+            printf("%s\n", why);
+            continue;
+        }
+        printf("%zu %.0f\n", cudnn_attention_workspace(a),
+               cudnn_attention_bytes(shape[0], shape[1], shape[2], shape[3], shape[4]));
+        cudnn_attention_release(a);
+    }
+    return 0;
+}
