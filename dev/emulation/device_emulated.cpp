@@ -128,6 +128,19 @@ const char *device_product_library(void) {
     return "plain loops";
 }
 
+/* EMULATED_CLOCK=T,T,...: what it shows, one after the other; then and else it stands still. */
+double device_clock(void) {
+    static const char *shown = getenv("EMULATED_CLOCK");
+    static double now = 0;
+    device_synchronize();
+    if (shown) {
+        char *end;
+        now = strtod(shown, &end);
+        shown = *end == ',' ? end + 1 : NULL;
+    }
+    return now;
+}
+
 /* ---- memory ---- */
 
 size_t device_memory_free(void) {

@@ -58,14 +58,15 @@ json_t *resume_describe(const struct resume_run *run, const struct resume_point 
     clock_gettime(CLOCK_REALTIME, &now);
     return json_pack(
         "{s:i, s:f, s:i, s:I, s:i, s:i, s:I, s:s, s:s, s:{s:i, s:i, s:I, s:I},"
-        " s:o, s:o, s:o, s:{}}",
+        " s:o, s:o, s:o, s:i, s:{}}",
         "format", FORMAT, "saved", (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, "step",
         at->step, "sequence", (json_int_t)at->sequence, "ranks", run->facts.ranks, "workers",
         run->facts.workers, "parameters", (json_int_t)run->facts.layout->count, "backend",
         run->facts.backend, "link", run->facts.link, "settings", "batch", run->facts.batch, "seq",
         run->facts.seq, "packet_bytes", (json_int_t)run->facts.packet_bytes, "train_tokens",
         (json_int_t)run->facts.train_tokens, "options", options_json(run->facts.options), "record",
-        describe_record(&at->record), "products", describe_products(run->products), "files");
+        describe_record(&at->record), "products", describe_products(run->products), "attention",
+        run->attention ? run->attention->library : 0, "files");
 }
 
 int resume_list_file(json_t *list, const char *directory, const char *name) {
@@ -247,6 +248,12 @@ void resume_products(const json_t *saved, const char *details, struct product_ch
                                          number[4], number[5], number[6], number[7]};
         if (c.place >= 0 && c.place < PRODUCT_PLACES) out->choice[out->count++] = c;
     }
+}
+
+int resume_attention(const json_t *saved, const char *details) {
+    const char *backend = json_string_value(json_object_get(saved, "backend"));
+    if (!backend || strcmp(backend, details)) return -1;
+    return (int)json_integer_value(json_object_get(saved, "attention"));
 }
 
 int resume_open(const char *directory, json_t **saved, struct resume_point *at) {

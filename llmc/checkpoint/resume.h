@@ -1,7 +1,8 @@
 /* resume.h — a training run's state as files, and back: what a checkpoint holds beside the model.
  *
  *     trainer.json                          where the run stands, its options, the algorithms that
- *                                           --tune chose (products), and the size and
+ *                                           --tune chose (products), the version of the library
+ *                                           that computes attention (0: none), and the size and
  *                                           checksum of every file, its own included
  *     optimizer-00001-of-00002.safetensors  of the workers that rank 0 of 2 hosts; of worker W:
  *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
@@ -89,8 +90,9 @@ struct resume_run {
     const bool *ahead;            /* the last broadcast sent the workers' `ahead` */
     struct resume_worker *worker; /* [local] */
     struct resume_comm comm;
-    struct resume_memory moments, replicas; /* moments and `ahead`; params, and the model */
-    const struct product_choices *products; /* the backend's; NULL: none */
+    struct resume_memory moments, replicas;   /* moments and `ahead`; params, and the model */
+    const struct product_choices *products;   /* the backend's; NULL: none */
+    const struct attention_choice *attention; /* the same */
     bool replicas_are_half; /* params hold bfloat16 (uint16_t) in the host's memory */
 };
 
@@ -110,6 +112,10 @@ int resume_open(const char *directory, json_t **saved, struct resume_point *at);
 /* Takes the choices of algorithms from trainer.json, if it was saved by the same backend: its
  * `details` are equal. Otherwise *out stays as it is. */
 void resume_products(const json_t *saved, const char *details, struct product_choices *out);
+
+/* Which attention computed (struct attention_choice, `library`), if it was saved by the same backend; else
+ * -1. */
+int resume_attention(const json_t *saved, const char *details);
 
 /* Reads the rest of the workers' state from `directory`, after verifying this rank's share of
  * the checksums. Their params must already be the model. Tells on the terminal and in the log

@@ -472,6 +472,9 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
     compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
     if (!json_equal(json_object_get(was, "products"), json_object_get(is, "products")))
         differ(list, "products are computed by other algorithms (--tune)");
+    if (json_integer_value(json_object_get(was, "attention")) !=
+        json_integer_value(json_object_get(is, "attention")))
+        differ(list, "attention is computed by other kernels (--attention)");
 }
 
 /* ---- loading ---------------------------------------------------------------------------- */

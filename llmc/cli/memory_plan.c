@@ -4,6 +4,7 @@
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cpu/working.h"
 #include "llmc/backend/cuda/backend_cuda.h"
+#include "llmc/backend/cuda/cudnn_attention.h"
 #include "llmc/checkpoint/hf_model.h"
 
 #include <math.h>
@@ -31,6 +32,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     }
     s.link_gbps = o->link_gbps;
     s.fp8 = o->dtype == OPTION_DTYPE_FP8;
+    s.cudnn = o->attention != OPTION_ATTENTION_OWN;
     s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->parameter_loss_rate;
     if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.stale = workers / (workers - 1.0);
     s.exact = o->algorithm == ALGORITHM_RELIABLE && o->wire_dtype == OPTION_WIRE_FLOAT32;
@@ -115,7 +117,7 @@ static double gradient_elements(const struct llama_config *c, int slots) {
 }
 
 /* Working memory of operations (backend_cuda.cu): the logits of a chunk, sums of the backward
- * passes of attention and norms; and what opening the device takes. */
+ * passes of attention and norms; cuDNN's attention; and what opening the device takes. */
 static double device_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
     const size_t element = s->dtype == DTYPE_BF16 ? 2 : 4;
     const double N = (double)s->batch * s->seq;
@@ -125,7 +127,12 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
     /* Rounded copies of what the largest product multiplies, MLP's first. */
     const double wide = 2.0 * c->hidden, fp8 = N * wide + fmax(N, wide) * c->width;
-    return (s->fp8 ? fp8 : 0) + logits + (attention > norm ? attention : norm) +
+    const bool half = s->cudnn && !s->evaluating && s->dtype == DTYPE_BF16;
+    const double cudnn =
+        half && cudnn_attention_takes(c->head_size)
+            ? cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size)
+            : 0;
+    return (s->fp8 ? fp8 : 0) + cudnn + logits + (attention > norm ? attention : norm) +
            MEMORY_PLAN_OPENED_BYTES;
 }
 

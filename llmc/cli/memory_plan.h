@@ -27,6 +27,7 @@ struct memory_plan_settings {
     bool device;                    /* on a GPU */
     enum dtype dtype;               /* of weights in use and of activations */
     bool fp8;                       /* --dtype fp8: a device rounds what layers multiply */
+    bool cudnn;                     /* --attention: cuDNN's may compute */
     enum recompute recompute;       /* not auto */
     double stale;                   /* share of a replica that is stale */
     int local;                      /* workers that share the device or the rank; 0: 1 */

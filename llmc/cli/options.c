@@ -17,6 +17,7 @@ static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
+static const char *const attention_names[] = {"own", "cudnn", "auto", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", "fp8", NULL};
 const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", NULL};
 
@@ -66,6 +67,11 @@ static const struct entry table[] = {
         "tune", tune,
         "cuda: time the algorithms for matrix products at the start, and take the fastest. Another "
         "run may choose others, with other bits; a checkpoint keeps the choice"),
+    ONE_OF(
+        "attention", attention, "own", attention_names, "own|cudnn|auto",
+        "cuda in bf16: whose kernels compute attention, with other bits. cuDNN's need 2 bytes for "
+        "each logit of a layer. auto: cuDNN's where it is installed, gives the results of the "
+        "own, the same bits twice, and is faster; a checkpoint keeps the choice"),
     INTEGER("threads", threads, "0", 0, 4096,
             "CPU threads of this rank; 0: this rank's share of the cores"),
     NUMBER("memory", memory, "0", 0, 1e9, "GB",

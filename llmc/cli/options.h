@@ -33,8 +33,9 @@ enum {
 }; /* of --wire-dtype */
 extern const char *const option_wire_dtype_names[];
 
-enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                          /* of --meet-keep */
-enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF }; /* of --progress */
+enum { OPTION_ATTENTION_OWN, OPTION_ATTENTION_CUDNN, OPTION_ATTENTION_AUTO }; /* of --attention */
+enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                                /* of --meet-keep */
+enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF };       /* of --progress */
 
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
@@ -44,6 +45,7 @@ struct options {
     int vocabulary;                        /* 0: from the data */
     int device, dtype, recompute, threads; /* recompute: as in activations.h */
     bool tune;
+    int attention;
     double memory; /* bytes / 1e9; 0: what there is */
     /* data */
     const char *train, *val, *tokenizer;

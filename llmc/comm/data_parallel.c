@@ -9,6 +9,7 @@
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/cli/memory_check.h"
 #include "llmc/comm/settings.h"
+#include "llmc/comm/attention_choice.h"
 #include "llmc/comm/tune.h"
 #include "llmc/log/error.h"
 #include "llmc/util/bf16.h"
@@ -47,8 +48,9 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
     if (memory_check(d->options, &d->world, &d->layout->config, &run)) return -1;
     const int tokens = batch * seq; /* of a product */
-    return training ? tune_products(d->options, &d->layout->config, tokens, d->be, &d->world, tell)
-                    : 0;
+    if (!training) return 0;
+    if (tune_products(d->options, &d->layout->config, tokens, d->be, &d->world, tell)) return -1;
+    return attention_choose(d->options, &d->layout->config, batch, seq, d->be, &d->world, tell);
 }
 
 static struct worker *worker_of(const struct data_parallel *d, int id) {
@@ -494,6 +496,7 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
     out->comm = comm;
     out->replicas_are_half = d->half;
     out->products = d->be->product_choices;
+    out->attention = d->be->attention_choice;
     out->whole_moments = worker_steps_alone(d->options);
     out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
     out->ahead = &d->sent_ahead;

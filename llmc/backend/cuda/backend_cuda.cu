@@ -19,6 +19,7 @@
 
 #include "llmc/backend/cuda/adamw.cuh"
 #include "llmc/backend/cuda/attention.cuh"
+#include "llmc/backend/cuda/attention_cudnn.cuh"
 #include "llmc/backend/cuda/classifier.cuh"
 #include "llmc/backend/cuda/embedding.cuh"
 #include "llmc/backend/cuda/exchange.cuh"
@@ -378,6 +379,7 @@ static void rope(tensor *qkv, const float *cosine, const float *sine, int B, int
 static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv, int B, int T,
                               int H, int K, int D) {
     device_scope scope;
+    if (attention_cudnn_takes(B, T, H, K, D)) return attention_cudnn_forward(out, log_sum_exp, qkv);
     cuda_attention_forward<element>((element *)out, log_sum_exp, (const element *)qkv, B, T, H, K,
                                     D, device_stream());
 }
@@ -386,11 +388,28 @@ static void attention_backward(tensor *dqkv, const tensor *dout, const tensor *o
                                const tensor *qkv, const float *log_sum_exp, int B, int T, int H,
                                int K, int D) {
     device_scope scope;
+    if (attention_cudnn_takes(B, T, H, K, D))
+        return attention_cudnn_backward(dqkv, dout, out, qkv, log_sum_exp);
     const size_t bytes = cuda_attention_backward_workspace(B, T, H, K, D);
     cuda_attention_backward<element>((element *)dqkv, (const element *)dout, (const element *)out,
                                      (const element *)qkv, log_sum_exp, B, T, H, K, D,
                                      device_scratch_memory(SCRATCH_KERNEL, bytes), bytes,
                                      device_stream());
+}
+
+static int attention_open(int B, int T, int H, int K, int D, char *why, size_t why_size) {
+    device_scope scope;
+    return attention_cudnn_open(B, T, H, K, D, why, why_size);
+}
+
+static void attention_close(void) {
+    device_scope scope;
+    attention_cudnn_close();
+}
+
+static double seconds(void) {
+    device_scope scope;
+    return device_clock();
 }
 
 static void attention_continue(tensor *out, const tensor *qkv, int first, int T, int H, int K,
@@ -597,6 +616,12 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
     b.element_bytes = b.weight_bytes = sizeof(element);
     b.on_device = true;
     b.product_choices = device_product_choices();
+    b.clock = seconds;
+    if (working_type == DTYPE_BF16) { /* cuDNN's has no float32 */
+        b.attention_choice = &by_cudnn.choice;
+        b.attention_open = attention_open;
+        b.attention_close = attention_close;
+    }
     b.allocate = allocate;
     b.release = release;
     b.copy = copy;

@@ -174,6 +174,13 @@ void device_release(void *memory) {
     CHECK(cudaFree(memory)); /* waits for operations that may use it */
 }
 
+double device_clock(void) {
+    struct timespec now;
+    device_synchronize();
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 size_t device_memory_free(void) {
     size_t available = 0, total = 0;
     CHECK(cudaMemGetInfo(&available, &total));

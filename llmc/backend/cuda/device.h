@@ -85,6 +85,7 @@ size_t device_memory_free(void);
 
 cudaStream_t device_stream(void); /* compute */
 void device_synchronize(void);    /* the host waits for the compute stream */
+double device_clock(void);        /* seconds, when it has waited */
 
 /* On the compute stream. upload: the host's memory may be reused on return; download: it is there
  * on return. */

@@ -1,0 +1,83 @@
+/* attention_cudnn.cuh — cuDNN's attention among the operations (backend.h, struct attention_choice): the
+ * plans of one shape and their working memory. Within a scope of the device. */
+#ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
+#define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
+
+#include "llmc/backend/cuda/cudnn_attention.h"
+#include "llmc/backend/cuda/device.h"
+#include "llmc/log/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static struct {
+    struct attention_choice choice;
+    struct cudnn_attention *plans;
+    void *workspace;
+} by_cudnn;
+
+static void attention_cudnn_close(void) {
+    cudnn_attention_release(by_cudnn.plans);
+    device_release(by_cudnn.workspace);
+    by_cudnn.plans = NULL, by_cudnn.workspace = NULL;
+    by_cudnn.choice.library = 0;
+}
+
+static int attention_cudnn_open(int B, int T, int H, int K, int D, char *why, size_t why_size) {
+    attention_cudnn_close();
+    by_cudnn.plans = cudnn_attention_plan(B, T, H, K, D, NULL, why, why_size);
+    if (!by_cudnn.plans) return 0;
+    const size_t bytes = cudnn_attention_workspace(by_cudnn.plans);
+    by_cudnn.workspace = device_allocate(bytes);
+    if (!by_cudnn.workspace) {
+        snprintf(why, why_size, "cuDNN needs %.3f GB to work in, and %.3f GB are free",
+                 1e-9 * (double)bytes, 1e-9 * (double)device_memory_free());
+        attention_cudnn_close();
+        return 0;
+    }
+    struct attention_choice *c = &by_cudnn.choice;
+    c->B = B, c->T = T, c->H = H, c->K = K, c->D = D;
+    return cudnn_attention_open(why, why_size);
+}
+
+static bool attention_cudnn_takes(int B, int T, int H, int K, int D) {
+    const struct attention_choice *c = &by_cudnn.choice;
+    return c->library && c->B == B && c->T == T && c->H == H && c->K == K && c->D == D;
+}
+
+/* What cuDNN is called with. The emulation's streams are not CUDA's: there it runs when they are empty. */
+static void *attention_cudnn_stream(void) {
+#ifdef CUDA_EMULATION
+    device_synchronize();
+#endif
+    return device_stream();
+}
+
+static void attention_cudnn_done(bool done, const char *why) {
+    struct attention_choice *c = &by_cudnn.choice;
+    if (done) return;
+    if (!c->trial) {
+        log_error("%s (--attention own computes without cuDNN)", why);
+        exit(1);
+    }
+    snprintf(c->failed, sizeof c->failed, "%s", why);
+}
+
+static void attention_cudnn_forward(void *out, float *log_sum_exp, const void *qkv) {
+    char why[256] = "";
+    void *stream = attention_cudnn_stream();
+    attention_cudnn_done(cudnn_attention_forward(by_cudnn.plans, out, log_sum_exp, qkv,
+                                                 by_cudnn.workspace, stream, why, sizeof why),
+                         why);
+}
+
+static void attention_cudnn_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
+                                     const float *log_sum_exp) {
+    char why[256] = "";
+    void *stream = attention_cudnn_stream();
+    attention_cudnn_done(cudnn_attention_backward(by_cudnn.plans, dqkv, dout, out, qkv, log_sum_exp,
+                                                  by_cudnn.workspace, stream, why, sizeof why),
+                         why);
+}
+
+#endif

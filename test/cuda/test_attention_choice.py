@@ -1,0 +1,179 @@
+"""--attention: cuDNN's kernels are taken only where they give the own kernels' results, and then by all ranks
+and resumed runs. On the emulated device, with a cuDNN that carries out our graphs on the CPU
+(fake_cudnn.c): they are attention, within what rounding to bfloat16 explains."""
+import json
+import re
+import subprocess
+
+import pytest
+
+from program import BUILD, ROOT, events, markov_files, run, succeed
+
+EMULATED = BUILD / "emulated" / "train_llama2"
+FASTER, SLOWER = "0,8,8,12", "0,4,4,8"  # seconds: own kernels from 0 to 8, cuDNN's from 8 to 12
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return markov_files(tmp_path_factory.mktemp("data"), 128, 5_000, 300)
+
+
+def library(folder, *more):
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["gcc", "-O2", "-g", "-I.", "-D_GNU_SOURCE", *more, "-shared", "-fPIC", "-o",
+                    folder / "libcudnn.so.9", "test/cuda/fake_cudnn.c", "-lm"], cwd=ROOT, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory):
+    return library(tmp_path_factory.mktemp("fake"))
+
+
+def arguments(data, out, *more):
+    return ("--model=260K", f"--train={data}/train.bin", "--workers=2", "--batch=2", "--seq=24", "--steps=4",
+            "--lr=3e-3", "--loss-rate=0.2", "--packet-bytes=512", "--device=cuda", "--save-every=2",
+            f"--out={out}", *more)
+
+
+def settings(place, kind="", clock=FASTER, **more):
+    # A folder that is empty comes before those of a machine that has cuDNN.
+    return {"LD_LIBRARY_PATH": str(place), "FAKE_CUDNN": kind, "EMULATED_CLOCK": clock, **more}
+
+
+def train(data, out, place, *more, ranks=0, **how):
+    """The losses and norms of two workers' steps, and what the terminal showed."""
+    done = succeed(*arguments(data, out, *more), program=EMULATED, ranks=ranks,
+                   environment=settings(place, **how))
+    return [(e["step"], e["loss"], e["grad_norm"]) for e in events(out / "log.jsonl", "step")], done.stdout
+
+
+def refuse(data, out, place, *more, ranks=0, **how):
+    done = run(*arguments(data, out, *more), program=EMULATED, ranks=ranks, environment=settings(place, **how))
+    assert done.returncode and not (out / "log.jsonl").exists(), done.stdout
+    return done.stderr
+
+
+def version(checkpoint):
+    return json.loads((checkpoint / "trainer.json").read_text())["attention"]
+
+
+@pytest.fixture(scope="module")
+def own(data, tmp_path_factory, fake):
+    out = tmp_path_factory.mktemp("own") / "run"
+    steps, shown = train(data, out, fake)
+    assert "attention:" not in shown and version(out / "checkpoint-00000004") == 0
+    return out, steps
+
+
+@pytest.fixture(scope="module")
+def cudnn(data, tmp_path_factory, fake):
+    out = tmp_path_factory.mktemp("cudnn") / "run"
+    return out, *train(data, out, fake, "--attention=auto")
+
+
+def test_auto_takes_cudnn_where_it_is_faster(own, cudnn):
+    out, steps, shown = cudnn
+    assert "attention: cuDNN 9.19.0, forward and backward in 1000.000 ms, own kernels 2000.000 ms\n" in shown
+    assert version(out / "checkpoint-00000004") == 91900
+    assert steps != own[1]
+    assert [loss for _, loss, _ in steps] == pytest.approx([loss for _, loss, _ in own[1]], rel=1e-3)
+    assert steps[0][2] == pytest.approx(own[1][0][2], rel=1e-2)
+
+
+# What keeps the own kernels, and the reason that is said.
+REASONS = {"none": "cuDNN: a plan for attention: CUDNN_STATUS_NOT_SUPPORTED: fake",
+           "fails": "cuDNN: attention: CUDNN_STATUS_EXECUTION_FAILED: fake",
+           "wrong": "cuDNN's log-sum-exp is not that of the own kernels: expected the same but for rounding",
+           "random": "cuDNN gives other bits the second time",
+           "old": "cuDNN is 9.1.0, expected 9.16 or newer"}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_what_is_wrong_keeps_the_own_kernels(data, own, fake, tmp_path, kind):
+    steps, shown = train(data, tmp_path / "run", fake, "--attention=auto", kind=kind)
+    assert f"attention: own kernels ({REASONS[kind]})\n" in shown
+    assert steps == own[1]
+    said = refuse(data, tmp_path / "refused", fake, "--attention=cudnn", kind=kind)
+    assert said == f"train_llama2: --attention cudnn: {REASONS[kind]}\n"
+
+
+def test_a_slower_cudnn_is_left(data, own, fake, tmp_path):
+    steps, shown = train(data, tmp_path / "auto", fake, "--attention=auto", clock=SLOWER)
+    assert "attention: own kernels (cuDNN's are not faster: 1000.000 ms, own 1000.000 ms)\n" in shown
+    assert steps == own[1]
+    _, shown = train(data, tmp_path / "cudnn", fake, "--attention=cudnn", clock=SLOWER)
+    assert "attention: cuDNN 9.19.0" in shown
+
+
+def test_no_cudnn_or_half_of_one(data, own, tmp_path):
+    (tmp_path / "libcudnn.so.9").write_text("not a library")
+    steps, shown = train(data, tmp_path / "run", tmp_path, "--attention=auto")
+    assert "attention: own kernels (cuDNN is not installed (" in shown and steps == own[1]
+    half = library(tmp_path / "half", "-DFAKE_CUDNN_INCOMPLETE")
+    said = refuse(data, tmp_path / "half run", half, "--attention=cudnn")
+    assert "libcudnn.so.9 has no cudnnGetLastErrorString\n" in said
+
+
+@pytest.mark.parametrize("way, more", (("auto", 2.282), ("cudnn", 2.282), ("own", 0)))
+def test_the_memory_plan_counts_what_cudnn_works_in(data, tmp_path, way, more):
+    """32 heads, 8 sequences of 2048: 2 bytes for each logit, and all heads' gradients of keys and values."""
+    def total(way):
+        done = succeed("--model=1.1B", "--batch=8", "--seq=2048", "--device=cuda", "--dtype=bf16", "--dry-run",
+                       f"--attention={way}", program=EMULATED)
+        return float(re.search(r"working memory +([\d.]+) GB", done.stdout)[1])
+    assert total(way) == pytest.approx(total("own") + more, abs=2e-3)
+
+
+def test_ranks_agree(data, own, cudnn, fake, tmp_path):
+    steps, shown = train(data, tmp_path / "two", fake, "--attention=auto", ranks=2)
+    assert shown.count("attention:") == 1 and steps == cudnn[1]
+    for kind, why in (("random", REASONS["random"]), ("newer", "cuDNN is 9.20.0, expected 9.19.0")):
+        only = {"kind": kind, "FAKE_CUDNN_RANK": "1"}
+        steps, shown = train(data, tmp_path / kind, fake, "--attention=auto", ranks=2, **only)
+        assert "attention: own kernels (rank 1 on " in shown and f": {why})\n" in shown
+        assert steps == own[1]
+        said = refuse(data, tmp_path / f"{kind} refused", fake, "--attention=cudnn", ranks=2, **only)
+        assert said.count("--attention cudnn: rank 1 on ") == 1 and why in said
+
+
+def resume(data, of, tmp_path, place, *more, **how):
+    out = tmp_path / "resumed"
+    steps, shown = train(data, out, place, f"--resume={of[0]}/checkpoint-00000002", *more, **how)
+    return steps, shown, version(out / "checkpoint-00000004")
+
+
+@pytest.mark.parametrize("ranks", (0, 2))
+def test_a_resumed_run_keeps_the_choice(data, cudnn, fake, tmp_path, ranks):
+    steps, shown, taken = resume(data, cudnn, tmp_path, fake, "--attention=auto", clock=SLOWER, ranks=ranks)
+    assert "bit for bit" in shown and taken == 91900 and steps == cudnn[1][2:]
+
+
+def test_a_resumed_run_keeps_the_own_kernels(data, own, fake, tmp_path):
+    steps, shown, taken = resume(data, own, tmp_path, fake, "--attention=auto")
+    assert "bit for bit" in shown and "attention: own kernels (as before)" in shown
+    assert taken == 0 and steps == own[1][2:]
+
+
+def test_a_resumed_run_says_that_it_differs(data, cudnn, fake, tmp_path):
+    said = "cannot be identical:\n  attention is computed by other kernels (--attention)\n"
+    for place, more, how, taken in ((fake, (), {}, 0), (fake, ("--attention=auto",), {"kind": "newer"}, 92000),
+                                    (fake, ("--attention=auto",), {"kind": "none"}, 0)):
+        folder = tmp_path / f"{len(more)} {how.get('kind')}"
+        folder.mkdir()
+        _, shown, now = resume(data, cudnn, folder, place, *more, **how)
+        assert said in shown and now == taken
+
+
+@pytest.mark.parametrize("more", (["--device=cpu"], ["--dtype=float32"]))
+def test_cudnn_needs_a_gpu_and_bfloat16(data, fake, tmp_path, more):
+    said = refuse(data, tmp_path / "run", fake, "--attention=cudnn", *more)
+    assert said == ("train_llama2: --attention cudnn computes in bf16 on a GPU: expected no --device cpu and no "
+                    "--dtype float32\n")
+    _, shown = train(data, tmp_path / "auto", fake, "--attention=auto", *more)
+    assert "attention:" not in shown
+
+
+def test_a_run_that_falls_back_to_the_cpu(data, fake, tmp_path):
+    said = refuse(data, tmp_path / "run", fake, "--device=auto", "--attention=cudnn", EMULATED_DEVICE="none")
+    assert "--attention cudnn computes in bf16 on a GPU, and this run is on: " in said
