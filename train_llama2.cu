@@ -299,7 +299,7 @@ static void for_each_worker(struct trainer *t, worker_function work, void *conte
     const int size = t->dp.group.size;
 #pragma omp parallel for schedule(dynamic) num_threads(t->sets)
     for (int first = 0; first < t->dp.local; first += size)
-        for (int w = first; w < first + size; w++)
+        for (int w = first; w < first + size && w < t->dp.local; w++)
             work(t, &t->dp.worker[w], &t->activations[omp_get_thread_num()], context);
 }
 
@@ -334,7 +334,7 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     const int B = t->B, T = t->T, set = (int)(a - t->activations);
     double counts;
     const int M = data_parallel_micro_batches(&t->dp, w, &counts);
-    const float scale = (float)(counts / t->dp.group.size) / ((float)B * T * M);
+    const float scale = (float)(counts / w->members) / ((float)B * T * M);
     const struct gradient_place gradient = data_parallel_gradient(&t->dp, w, set);
     struct bucket_context buckets = {t, w, set, 0, LOSSYNET_OK};
     const weight *params = t->dp.pipeline.weights ? t->dp.pipeline.weights : w->params;

@@ -22,13 +22,13 @@
 
 static void take_averaging(struct lossynet_comm *comm) {
     struct lossynet_averaging *averaging = &comm->averaging;
-    const size_t partners = (size_t)lossynet_partners(&comm->partition);
+    const size_t groups = (size_t)comm->partition.groups.count;
     const size_t threads = (size_t)comm->resources.threads;
-    COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * partners);
+    COMM_TAKE(comm, averaging->weights, threads * comm->partition.largest_shard_packets * groups);
     if (comm->resources.bf16)
-        COMM_TAKE(comm, averaging->senders.bf16, threads * partners);
+        COMM_TAKE(comm, averaging->senders.bf16, threads * groups);
     else
-        COMM_TAKE(comm, averaging->senders.float32, threads * partners);
+        COMM_TAKE(comm, averaging->senders.float32, threads * groups);
     COMM_TAKE(comm, averaging->history, (size_t)comm->workers.local);
     COMM_TAKE(comm, averaging->inflation, (size_t)comm->workers.local);
 }
@@ -99,7 +99,8 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
         return LOSSYNET_INVALID;
     }
     status = lossynet_partition_open(&comm->partition, settings->workers,
-                                     settings->group > 1 ? settings->group : 1, settings->buckets,
+                                     settings->group > 1 ? settings->group : 1,
+                                     settings->group_sizes, settings->buckets,
                                      settings->bucket_elements, packet_bytes, settings->wire_dtype);
     if (!status && comm->world.ranks > 1) status = check_wire(&comm->partition);
     if (status) return status;
@@ -136,7 +137,7 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
         hash = lossynet_mix(hash ^ partition->shard_element[i]);
         hash = lossynet_mix(hash ^ partition->shard_packet[i]);
     }
-    hash = lossynet_mix(hash ^ (uint64_t)partition->group);
+    hash = lossynet_mix(hash ^ lossynet_groups_fingerprint(&partition->groups));
     hash = lossynet_mix(hash ^ lossynet_loss_fingerprint(&comm->loss));
     hash = lossynet_mix(hash ^ (uint64_t)comm->averaging.estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
@@ -308,6 +309,17 @@ void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, si
         comm->partition.shard_element + (size_t)bucket * comm->workers.count + worker;
     *offset = start[0];
     *count = start[1] - start[0];
+}
+
+void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size) {
+    const struct lossynet_groups *groups = &comm->partition.groups;
+    const int *start = groups->first + groups->of[worker];
+    *first = start[0];
+    *size = start[1] - start[0];
+}
+
+bool lossynet_is_partner_of(const struct lossynet_comm *comm, int worker, int owner) {
+    return lossynet_is_partner(&comm->partition, worker, owner);
 }
 
 size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker) {

@@ -24,8 +24,12 @@
  * group's vector. Whoever calls puts the members' vectors together: before a bucket is ready, what
  * their partners own must hold the group's mean; after a broadcast each member has received what its
  * partners own. Members of one rank may be given the same memory as their vectors. Where a formula
- * has N it is then the number of groups. A rank has whole groups or one worker, so that G is a
- * divisor of V, or V = 1. With G = 1 every worker is a group.
+ * has N it is then the number of groups. A rank has whole groups or one worker. With G = 1 every
+ * worker is a group.
+ * Where G does not divide N, the last group is shorter, by what is missing; or settings.group_sizes
+ * says how many workers each group has. The owner at place j of its group then has as its partner in a
+ * group of S workers member j modulo S (lossynet_is_partner_of), and in an average a group counts as
+ * many times as it has workers.
  *
  * Vectors of bfloat16 (settings.vector_dtype): the vectors that phases are given hold P elements of
  * 2 bytes in both phases, as packets carry them or, with wire dtype int8 and int4, before they are
@@ -185,9 +189,10 @@ struct lossynet_residuals {
 };
 
 struct lossynet_settings {
-    int workers;                   /* N, a multiple of the number of ranks */
-    int group;                     /* G, a divisor of N; 0: 1. See "groups" above */
-    int buckets;                   /* number of buckets */
+    int workers;            /* N, a multiple of the number of ranks */
+    int group;              /* G, at most N; 0: 1. See "groups" above */
+    const int *group_sizes; /* workers of each group, N in all, instead of G; NULL: G. Copied */
+    int buckets;            /* number of buckets */
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
     lossynet_wire_dtype wire_dtype; /* of what is sent, over a link or in memory */
@@ -275,6 +280,11 @@ void lossynet_close(struct lossynet_comm *comm); /* NULL is fine */
 void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
                     size_t *count);
 size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker); /* over all buckets */
+/* The group of a worker: its first worker, and how many it has. */
+void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size);
+/* Whether a worker sends gradients to an owner and receives its parameters, for its group; or is the
+ * owner. */
+bool lossynet_is_partner_of(const struct lossynet_comm *comm, int worker, int owner);
 size_t lossynet_packets(const struct lossynet_comm *comm); /* in one vector, all owners */
 size_t lossynet_packet_bytes(const struct lossynet_comm *comm);
 /* "memory" when the rank is alone */

@@ -71,6 +71,7 @@ struct resume_comm {
     size_t (*state_bytes)(const struct lossynet_comm *comm, int worker);
     void (*state_save)(const struct lossynet_comm *comm, int worker, void *out);
     bool (*state_load)(struct lossynet_comm *comm, int worker, const void *bytes, size_t count);
+    bool (*is_partner_of)(const struct lossynet_comm *comm, int worker, int owner);
     int all_workers; /* value of the argument `worker` that means all of them */
 };
 

@@ -355,13 +355,12 @@ static int load_moments(const struct resume_run *r, const struct source *s, bool
  * holds it except where it is stale. */
 static int load_ahead(const struct resume_run *r, const struct source *s,
                       const struct resume_worker *w) {
-    const int group = r->facts.options->group_size > 1 ? r->facts.options->group_size : 1;
     for (int from = 0; from < s->workers; from++) {
         struct table table;
         size_t elements, done = 0;
         char name[64];
         snprintf(name, sizeof name, "worker.%d.ahead", from);
-        if (from == w->id || from % group != w->id % group || /* not its partner */
+        if (from == w->id || !r->comm.is_partner_of(r->comm.comm, w->id, from) ||
             !safetensors_find(s->file[from / (s->workers / s->ranks)], name))
             continue;
         if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;

@@ -50,19 +50,33 @@ static int group_of(const struct memory_plan_settings *s) {
     return s->group > 1 ? s->group : 1;
 }
 
-/* The part of a replica that others own. */
-static double others_of(const struct memory_plan_settings *s) {
-    const double groups = s->workers / group_of(s);
-    return groups > 1 ? (groups - 1) / groups : 0;
+/* Groups of so many workers. */
+static int groups_of(const struct memory_plan_settings *s, int workers) {
+    return (workers + group_of(s) - 1) / group_of(s);
+}
+
+/* Shards that the busiest worker sends or receives in a phase. An owner sends its own to each other
+ * group; in the last one, if that is shorter, a member is the partner of several owners of a group. */
+static int shards_of(const struct memory_plan_settings *s) {
+    const int groups = groups_of(s, s->workers), last = s->workers - (groups - 1) * group_of(s);
+    return (groups - 1) * ((group_of(s) + last - 1) / last);
+}
+
+/* Replicas that a rank has. Of one that is shared with other ranks its part. */
+static double replicas_of(const struct memory_plan_settings *s) {
+    if (s->local > 1) return groups_of(s, s->local);
+    return 1.0 / (s->members ? s->members : group_of(s));
 }
 
 /* As train_llama2.cu does: with at least as many local groups as threads, each thread computes
  * whole groups, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->local = s->workers / ranks;
-    s->sets = s->local / group_of(s) >= s->threads ? s->threads : 1;
+    s->sets = groups_of(s, s->local) >= s->threads ? s->threads : 1;
     s->staged = ranks > 1;
     s->rank = rank;
+    const int first = rank * s->local / group_of(s) * group_of(s), left = s->workers - first;
+    s->members = left < group_of(s) ? left : group_of(s);
 }
 
 /* A rank with one worker; where ranks change, they hand over float32 replicas. */
@@ -156,8 +170,8 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
 static double copy_bytes(const struct llama_config *c, const struct memory_plan_settings *s,
                          const struct memory_plan *e) {
     if (s->evaluating || !s->saves) return 0;
-    const double local = s->local ? s->local : 1; /* of a shared replica a member's part */
-    const double stale = s->stale * others_of(s) * 4 * e->parameters * local / group_of(s);
+    const double local = s->local ? s->local : 1, owned = local / s->workers;
+    const double stale = s->stale * 4 * e->parameters * (replicas_of(s) - owned);
     const int ranks = s->workers / (s->local ? s->local : 1);
     return hf_model_bytes_of_rank(c, s->shard_bytes, s->rank, ranks) + e->optimizer_bytes + stale +
            (s->carries ? e->parameter_bytes : 0) + e->ahead_bytes;
@@ -185,9 +199,9 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     struct memory_plan e;
     e.ahead_bytes = 0;
     const double P = (double)config_parameters(config), N = s->workers;
-    const double V = s->local ? s->local : 1, G = group_of(s), others = others_of(s) / G;
+    const double V = s->local ? s->local : 1, G = group_of(s), others = shards_of(s) / N;
     const bool shared = G > 1 && V == 1; /* with other ranks of the host */
-    const double replicas = shared && !s->device ? 1 / G : shared ? 1 : V / G;
+    const double replicas = shared && s->device ? 1 : replicas_of(s);
     const double apart = shared || G == 1 ? 0 : s->sets ? s->sets : 1; /* members' gradients */
     const bool half = s->dtype == DTYPE_BF16;
     e.parameters = P;
@@ -198,7 +212,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const double gradient = 4 * gradient_elements(config, memory_plan_gradient_slots(config, s));
     e.gradient_bytes = s->evaluating ? 0
                        : masters     ? gradient + 4 * P / N
-                                     : 4 * P * (shared ? 1 : V / G + apart);
+                                     : 4 * P * (shared ? 1 : replicas + apart);
     e.optimizer_bytes = s->evaluating ? 0 : s->sharded_optimizer ? 8 * P * V / N : 8 * P * V;
     if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
     e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
@@ -209,7 +223,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     /* On a device lost gradients are kept there, and not in lossynet's memory. */
     e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;
     /* And with half the bytes of an element it receives gradients in half of its memory. */
-    const double received = half_copies ? 2 * P / N * (N / G - 1) : 0;
+    const double received = half_copies ? 2 * P / N * (groups_of(s, s->workers) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - e.lost_bytes - received, 0);
     /* A CPU's pages are taken when they are first written, a device's memory at once. */
     const bool gathers = s->gathers && (!s->exact || s->leads);
@@ -239,17 +253,18 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     /* A group that shares slots of gradients has besides them what a member sends (group.h). */
     const int slots = memory_plan_group_slots(config, s);
     const double gradient_copy =
-        copied * (slots ? gradient_elements(config, slots) + P / G : P * (shared ? 1 : V / G));
+        copied * (slots ? gradient_elements(config, slots) + P * replicas_of(s)
+                        : P * (shared ? 1 : replicas));
     if (s->device && s->staged)
-        e.travel_bytes = copied * P * replicas / (shared ? G : 1) +
-                         (s->evaluating ? 0 : gradient_copy) + e.ahead_bytes +
-                         (half_copies ? 8 * P / N : 0);
+        e.travel_bytes = copied * P * replicas_of(s) + (s->evaluating ? 0 : gradient_copy) +
+                         e.ahead_bytes + (half_copies ? 8 * P / N : 0);
     /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
     if (s->device)
         e.host_bytes =
             e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes + e.travel_bytes;
-    /* GRADIENT: a worker sends its partners' shards (all others', where nobody shares a replica).
-     * PARAMETER: it sends its own shard to them. As many packets, of as many elements. */
+    /* GRADIENT: a worker sends the shards of the owners that it is a partner of (all others', where
+     * nobody shares a replica). PARAMETER: it sends its own shard to its partners. As many packets, of
+     * as many elements. */
     e.phase_packets = ceil(s->wire_bytes[1] * P * others / s->packet_bytes);
     for (int phase = 0; phase < 2; phase++) {
         e.phase_bytes[phase] = s->wire_bytes[phase] * P * others;
@@ -264,7 +279,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
 double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
     const double P = (double)config_parameters(config), N = s->workers;
-    const double groups = s->workers / group_of(s);
+    const int groups = groups_of(s, s->workers);
     return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + s->stale * (groups - 1) * 4 * P;
 }
 
@@ -338,14 +353,19 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
            s->workers > 1 ? "s" : "", s->batch, s->seq,
            (double)s->workers * s->batch * s->seq * s->micro_batches);
     if (group_of(s) > 1)
-        printf("groups of %d share a replica: each is on one host, which has one copy of it\n",
-               group_of(s));
+        printf("groups of %d%s share a replica: each is on one host, which has one copy of it\n",
+               group_of(s), s->workers % group_of(s) ? ", the last of those left," : "");
     printf("\n");
     memory_plan_print_memory(config, s);
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
          "of all workers, stale packets too");
-    printf("\nSent per worker and step, as %s; as much is received\n", s->wire_dtype);
+    if (s->workers % group_of(s))
+        printf(
+            "\nSent or received per worker and step, as %s, most by a member of the last group\n",
+            s->wire_dtype);
+    else
+        printf("\nSent per worker and step, as %s; as much is received\n", s->wire_dtype);
     line("gradient phase", e.phase_bytes[0], "");
     line("parameter phase", e.phase_bytes[1], "");
     const double again = s->resent[0] * e.phase_bytes[0] + s->resent[1] * e.phase_bytes[1];

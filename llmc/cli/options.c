@@ -154,7 +154,8 @@ static const struct entry table[] = {
     STRING(
         "group", group, "1", "G|host",
         "so many workers share a replica: they average inside the group without loss, each sends "
-        "1/G of the group's gradient, and others see one worker. host: all ranks of a host"),
+        "1/G of the group's gradient, and others see one worker. The last group has those that are "
+        "left. host: all ranks of a host"),
     STRING("link", link, "auto", "NAME",
            "how ranks exchange packets: mpi, udp, verbs (RDMA), or auto: verbs where every rank "
            "has an "

@@ -163,7 +163,7 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
         return log_error("--group: expected a number of workers from 1 on, or host%s, got '%s'",
                          o->dry_run ? ", which --dry-run does not know" : "", o->group);
     o->group_size = o->generate ? 1 : (int)size; /* text is made up by one worker */
-    if (!o->dry_run && size > 1 && workers % size == 0 && local > 1 && local % size)
+    if (!o->dry_run && size > 1 && size <= workers && world->ranks > 1 && local > 1 && local % size)
         return log_error("--group %ld: expected one worker in each process, or whole groups, got "
                          "%d workers in each",
                          size, local);

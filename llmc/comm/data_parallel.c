@@ -118,10 +118,13 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
 
 /* CPU threads: with at least as many groups as threads, each thread computes whole groups. */
 static int open_group(struct data_parallel *d, bool training, bool staged) {
-    const int size = comm_group(d->options), threads = omp_get_max_threads();
-    const int groups = (d->local + size - 1) / size;
-    const struct group group = {.size = size,
+    int first, size;
+    lossynet_group(d->comm, d->world.rank * d->local, &first, &size);
+    const int groups = (d->local + size - 1) / size, threads = omp_get_max_threads();
+    const struct group group = {.first = first,
+                                .size = size,
                                 .workers = d->workers,
+                                .shares = comm_group(d->options) > 1,
                                 .be = d->be,
                                 .layout = d->layout,
                                 .comm = d->comm,
@@ -391,13 +394,13 @@ static int initial_values(const struct data_parallel *d, int bucket, float *firs
 /* A bucket of a replica of bfloat16: what its group owns as it is, the rest as packets bring it. */
 static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
                    const float *values, size_t begin) {
-    const int group = d->worker[0].id / d->group.size;
+    const struct worker *w = &d->worker[0];
 #pragma omp parallel for
     for (int owner = 0; owner < d->workers; owner++) {
         size_t offset, count;
         lossynet_shard(d->comm, owner, bucket, &offset, &count);
         const float *from = values + (offset - begin);
-        if (owner / d->group.size != group)
+        if (owner < w->group || owner >= w->group + w->members)
             lossynet_narrow_parameters(d->comm, replica + offset, from, offset, count);
         else
             for (size_t i = 0; i < count; i++) replica[offset + i] = to_bf16(from[i]);
@@ -408,7 +411,7 @@ static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
  * member's. */
 static int initialise_masters(struct data_parallel *d) {
     const struct worker *w = &d->worker[0];
-    const bool fills = !d->group.host || w->id % d->group.size == 0;
+    const bool fills = !d->group.host || w->id == w->group;
     size_t begin = 0, state = 0, offset, owned, count;
     for (int b = 0; b < d->layout->buckets; b++, begin += count, state += owned) {
         count = d->layout->bucket_elements[b];
@@ -426,7 +429,8 @@ static int initialise_masters(struct data_parallel *d) {
 
 int data_parallel_initialise(struct data_parallel *d) {
     if (d->masters) return initialise_masters(d);
-    const bool filled = d->worker[0].shares && d->world.rank % d->group.size; /* by another rank */
+    const bool filled =
+        d->worker[0].shares && d->worker[0].id > d->worker[0].group; /* by another rank */
     if (filled) return group_wait(&d->group);
     float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
     int failed = first ? initial_values(d, LAYOUT_ALL, first) : -1;
@@ -441,8 +445,9 @@ int data_parallel_initialise(struct data_parallel *d) {
 static void move_partners(const struct data_parallel *d, worker_mover mover, float *comm_vector) {
     const struct worker *w = &d->worker[0];
     for (int b = 0; b < d->layout->buckets; b++) {
-        for (int owner = w->id % d->group.size; owner < d->workers; owner += d->group.size) {
+        for (int owner = 0; owner < d->workers; owner++) {
             size_t offset, count;
+            if (!lossynet_is_partner_of(d->comm, w->id, owner)) continue;
             lossynet_shard(d->comm, owner, b, &offset, &count);
             mover(w, d->be, comm_vector, offset, count);
         }
@@ -492,6 +497,7 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
                                      .state_bytes = lossynet_state_bytes,
                                      .state_save = lossynet_state_save,
                                      .state_load = lossynet_state_load,
+                                     .is_partner_of = lossynet_is_partner_of,
                                      .all_workers = LOSSYNET_ALL_WORKERS};
     out->comm = comm;
     out->replicas_are_half = d->half;
@@ -559,7 +565,7 @@ void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w
                                  int bucket) {
     if (!group_gradient_done(&d->group, w, set, bucket)) return;
     /* The group's gradient is finished there, which all its members send. */
-    const int members = d->group.host ? 1 : d->group.size;
+    const int members = d->group.host ? 1 : w->members;
     for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
     if (bucket > 0) group_add_bucket(&d->group, w, bucket - 1);
 }

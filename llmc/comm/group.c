@@ -62,12 +62,12 @@ static int open_sums(struct group *g, int place) {
     void *sum = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (sum != MAP_FAILED) s->sum = (float *)sum;
-    s->part = (struct worker_part *)calloc((size_t)buckets * (size_t)(g->workers / g->size),
-                                           sizeof *s->part);
+    s->part = (struct worker_part *)calloc((size_t)buckets * (size_t)g->workers, sizeof *s->part);
     if (!s->sum || !s->part) return log_out_of_memory("the sums of a group", (double)s->bytes);
     for (int b = 0; b < buckets; b++) {
-        for (int owner = place; owner < g->workers; owner += g->size) {
+        for (int owner = 0; owner < g->workers; owner++) {
             size_t offset, count;
+            if (!lossynet_is_partner_of(g->comm, g->first + place, owner)) continue;
             lossynet_shard(g->comm, owner, b, &offset, &count);
             if (count) note_part(s, shared_bytes(g, offset), shared_bytes(g, offset + count));
         }
@@ -109,7 +109,7 @@ static int true_of_all(const struct group *g, bool mine, bool *all) {
 /* Opens `mine` of all members. *done: in all groups; else nobody has anything open. Returns 0, or -1 after
  * reporting. */
 static int open_peers(struct group *g, int id, const float *mine, bool *done) {
-    const int place = id % g->size;
+    const int place = id - g->first;
     struct backend_shared told = {{0}};
     struct backend_shared *all = (struct backend_shared *)calloc((size_t)g->workers, sizeof told);
     if (!all) return log_out_of_memory("the list of devices", 0);
@@ -134,7 +134,7 @@ static int try_peers(struct group *g, int id) {
     if (!g->peer) return log_out_of_memory("the list of a group's workers", 0);
     float *little = (float *)g->be->allocate(BYTES);
     const int failed = open_peers(g, id, little, &g->peers);
-    close_peers(g, id % g->size);
+    close_peers(g, id - g->first);
     if (failed || true_of_all(g, true, &closed)) return -1;
     g->be->release(little); /* which nobody has open any more */
     return 0;
@@ -154,7 +154,7 @@ int group_open_peers(struct group *g, const struct worker *w) {
 
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training) {
     g->training = training;
-    if (g->size == 1) return 0;
+    if (!g->shares) return 0;
     const size_t P = g->layout->count;
     g->ones = (float *)malloc((size_t)g->size * sizeof *g->ones);
     g->members = (const float **)malloc((size_t)g->size * sizeof *g->members);
@@ -162,10 +162,10 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
     for (int i = 0; i < g->size; i++) g->ones[i] = 1;
     if (local == 1) {
         if (g->slots.count && try_peers(g, world->rank)) return -1;
-        const size_t bytes = vectors_of(g, world->rank % g->size);
-        if (shared_memory_open(world, g->size, bytes, &g->host)) return -1;
+        const size_t bytes = vectors_of(g, world->rank - g->first);
+        if (shared_memory_open(world, g->first, g->size, bytes, &g->host)) return -1;
         if (!g->staged) return 0;
-        return pin(g) || (g->slots.count && open_sums(g, world->rank % g->size)) ? -1 : 0;
+        return pin(g) || (g->slots.count && open_sums(g, world->rank - g->first)) ? -1 : 0;
     }
     if (!training) return 0;
     g->apart = (float **)calloc((size_t)g->sets, sizeof *g->apart);
@@ -200,12 +200,13 @@ static struct gradient_place copy_of(const struct group *g, int member) {
 
 void group_share_vectors(const struct group *g, struct worker *worker, int i) {
     struct worker *w = &worker[i];
-    const struct worker *first = &worker[i - i % g->size];
+    lossynet_group(g->comm, w->id, &w->group, &w->members);
+    const struct worker *first = g->host ? w : &worker[i - (w->id - w->group)];
     if (g->host) {
         w->shares = !g->staged, w->shares_comm = true;
         w->comm_params = (float *)shared_memory_of(g->host, 0);
         w->peers = g->peers;
-        if (g->training && !g->peers) w->comm_gradient = copy_of(g, w->id % g->size);
+        if (g->training && !g->peers) w->comm_gradient = copy_of(g, w->id - w->group);
         w->comm_grads = g->slots.sum ? g->slots.sum : w->comm_gradient.first;
         w->part = g->slots.part, w->parts = g->slots.parts;
         if (w->shares) w->params = w->comm_params, w->grads = w->comm_grads;
@@ -218,7 +219,7 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
 
 struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set) {
     struct gradient_place place = w->gradient;
-    if (g->apart && w->id % g->size) place.first = g->apart[set];
+    if (g->apart && w->id > w->group) place.first = g->apart[set];
     return place;
 }
 
@@ -240,17 +241,18 @@ bool group_gradient_done(const struct group *g, const struct worker *w, int set,
     const size_t offset = param_layout_bucket_offset(g->layout, bucket);
     if (g->rounds)
         g->be->round(group_gradient(g, w, set).first + offset, g->layout->bucket_elements[bucket]);
-    if (w->id % g->size) {
+    if (w->id > w->group) {
         const float *const from[] = {w->grads + offset, g->apart[set] + offset};
         add(g, w->grads + offset, from, 2, g->layout->bucket_elements[bucket]);
     }
-    return w->id % g->size == g->size - 1;
+    return w->id == w->group + w->members - 1;
 }
 
 /* Adds up what w sends or averages of a bucket. */
 static void add_bucket(const struct group *g, const struct worker *w, int bucket) {
-    for (int owner = w->id % g->size; owner < g->workers; owner += g->size) {
+    for (int owner = 0; owner < g->workers; owner++) {
         size_t offset, count;
+        if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
         lossynet_shard(g->comm, owner, bucket, &offset, &count);
         const size_t at = param_layout_gradient_at(
             g->layout, g->peers ? &w->gradient : &w->comm_gradient, offset);

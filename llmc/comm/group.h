@@ -3,6 +3,7 @@
  *
  * The members' gradients are added in order of workers, so that the sum has the same bits wherever
  * the members live. Each has computed its gradient of 1/G of its loss: the sum is the group's mean.
+ * Where G does not divide N the last group is shorter, and G is there what that has.
  *
  *     a rank has whole groups     the first member computes into the group's vector, the others into
  *                                 vectors apart; a bucket is added when a member has finished it
@@ -41,35 +42,38 @@ struct group_slots {
 };
 
 struct group {
-    int size, workers; /* G, N */
+    int first, size,
+        workers; /* of the first local worker's group: its first worker, and how many it
+                                 has, as many as any group here; N */
     const struct backend *be;
     const struct param_layout *layout;
     struct lossynet_comm *comm; /* says who owns what; set by the caller before group_average */
+    bool shares;                /* --group: also where the last group has only one worker */
     bool training;
     int pinned;    /* so many members' memory is */
     int sets;      /* of activations, each of a thread that computes whole groups; 1: workers take
                                    turns, and each uses all threads */
     float **apart; /* [sets], of P elements; NULL: not needed */
-    float *ones;   /* [G], the weights of a sum */
-    const float **members;      /* [G], what is added */
+    float *ones;   /* [size], the weights of a sum */
+    const float **members;      /* [size], what is added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
     bool staged;                /* vectors are on GPUs, and the network reads copies, */
     bool half;                  /* which are bfloat16 (worker.h) */
     bool rounds;                /* gradients are rounded on the device before they are added */
     bool early;         /* lossynet_reduce_begin was called: a bucket leaves when it is added */
     bool peers;         /* each member's device reads the gradients of all, in `peer` */
-    const float **peer; /* [G], addresses for operations */
+    const float **peer; /* [size], addresses for operations */
     struct group_slots slots;
 };
 
-/* Opens the group, of which size, workers, be, layout, sets, staged, half, rounds and slots.count are
+/* Opens the group, of which first, size, workers, shares, be, layout, sets, staged, half, rounds and slots.count are
  * set. `local`: workers of this rank. Collective. Returns 0, or -1 after reporting; the caller closes
  * it in both cases. */
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
 void group_close(struct group *g);
 
 /* Sets the vectors of local worker i that are not its own: the first member's, or those in memory
- * that ranks share. The group's first worker in this rank is worker[i - i % G]. */
+ * that ranks share; and says which group it is in. */
 void group_share_vectors(const struct group *g, struct worker *worker, int i);
 
 /* With peers, call when the worker of a rank with one member has its gradient: opens those of the

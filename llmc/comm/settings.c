@@ -15,7 +15,7 @@ int comm_group(const struct options *o) {
 }
 
 int comm_groups(const struct options *o, int workers) {
-    return workers / comm_group(o);
+    return (workers + comm_group(o) - 1) / comm_group(o);
 }
 
 static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
@@ -122,8 +122,8 @@ struct lossynet_world comm_planned_world(const struct options *o,
 
 static int comm_check_group(const struct options *o, int workers) {
     const int group = comm_group(o);
-    if (workers % group)
-        return log_error("--group %d: expected a divisor of the %d workers", group, workers);
+    if (group > workers)
+        return log_error("--group %d: expected at most the %d workers", group, workers);
     if (worker_steps_alone(o))
         return log_error("--group %d: expected --algorithm lossy or reliable, got %s", group,
                          algorithm_names[o->algorithm]);

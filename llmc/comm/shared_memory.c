@@ -89,14 +89,14 @@ static int map(struct shared_memory *m, int member) {
                      m->size, m->rank, m->first + member, m->first, m->first + m->size - 1);
 }
 
-int shared_memory_open(const struct lossynet_world *world, int size, size_t bytes,
+int shared_memory_open(const struct lossynet_world *world, int first, int size, size_t bytes,
                        struct shared_memory **out) {
     struct place *all = (struct place *)calloc((size_t)world->ranks, sizeof *all);
     struct shared_memory *m = *out = (struct shared_memory *)calloc(1, sizeof *m);
     int failed = !all || !m;
     if (!failed) {
         m->rank = world->rank;
-        m->first = world->rank / size * size;
+        m->first = first;
         m->size = size;
         m->place = (struct place *)calloc((size_t)size, sizeof *m->place);
         m->head = (struct head **)calloc((size_t)size, sizeof *m->head);

@@ -17,10 +17,10 @@ extern "C" {
 
 struct shared_memory; /* opaque */
 
-/* Gives `bytes` bytes, all 0, which may differ between ranks. size: a divisor of world->ranks.
+/* Gives `bytes` bytes, all 0, which may differ between ranks. first, size: this rank's group.
  * Collective: every rank of the world calls it. Returns 0, or -1 after reporting, for ranks that do
  * not share a host, too. */
-int shared_memory_open(const struct lossynet_world *world, int size, size_t bytes,
+int shared_memory_open(const struct lossynet_world *world, int first, int size, size_t bytes,
                        struct shared_memory **out);
 void shared_memory_close(struct shared_memory *m); /* NULL is fine */
 

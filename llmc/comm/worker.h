@@ -41,7 +41,8 @@ struct worker_part {
 };
 
 struct worker {
-    int id;                        /* 0 ... N-1 */
+    int id;             /* 0 ... N-1 */
+    int group, members; /* the first worker of its group, and how many it has (group.h) */
     float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
     /* The copies that the network reads and writes. With `half` they hold bfloat16 (uint16_t), as
      * lossynet's vectors do then. */

@@ -23,8 +23,8 @@
  *     state.c           what is remembered from step to step, as bytes
  *
  * Sizes in comments: N workers, V of them in this rank, R ranks, K packets in a vector, B buckets, G
- * workers in a group. Workers with the same place in their groups are partners, and send each other
- * packets; with G = 1 all are.
+ * workers in a group. Every owner has a partner in each group, which exchanges its packets for the
+ * group (partition.h); where every worker is a group, all are everyone's partners.
  */
 #ifndef LOSSYNET_ALGORITHM_H
 #define LOSSYNET_ALGORITHM_H
@@ -117,8 +117,8 @@ struct lossynet_averaging {
     lossynet_weighted_sum_bf16 weighted_sum_bf16;
     bool whole;                       /* it is given a shard at a time */
     int done;                         /* buckets of this phase that are averaged already */
-    float *weights;                   /* [threads][largest_shard_packets * N/G] */
-    union lossynet_senders senders;   /* [threads][N/G] */
+    float *weights;                   /* [threads][largest_shard_packets * groups] */
+    union lossynet_senders senders;   /* [threads][groups] */
     struct lossynet_history *history; /* [V] */
     double *inflation;                /* [V]: 1/(1-p) for `ht`, this step */
 };
@@ -186,7 +186,7 @@ struct lossynet_exchange {
     size_t packet_bytes; /* of a full packet's payload */
     bool reliable;       /* what comes is as it was sent */
     /* Gradients of remote workers for local owners, of the vectors' dtype: element e of what v owns,
-     * from the i-th remote partner: inbox[inbox_start[v] + i * owned elements of v + e] */
+     * from its partner in the i-th remote group: inbox[inbox_start[v] + i * owned elements of v + e] */
     void *inbox;
     void (*release)(void *memory); /* the inbox; NULL: free */
     size_t *inbox_start;           /* [V] */
@@ -447,14 +447,23 @@ static inline bool lossynet_is_local(const struct lossynet_comm *comm, int worke
 }
 
 /* Where the packets between local worker v and another one lie: those that v owns, or not; *n of
- * them, none between workers that are not partners. */
+ * them, none where no packets travel. */
 static inline size_t lossynet_link_start(const struct lossynet_comm *comm, bool own, int v,
                                          int other, size_t *n) {
     const int worker = comm->workers.first + v;
     const size_t packets = lossynet_partition_owner_packets(&comm->partition, own ? worker : other);
-    *n = lossynet_are_partners(&comm->partition, worker, other) ? packets : 0;
+    const bool travels = own ? lossynet_is_partner(&comm->partition, other, worker)
+                             : lossynet_is_partner(&comm->partition, worker, other);
+    *n = travels ? packets : 0;
     return own ? comm->arrivals.own_start[v] + (size_t)other * packets
                : (size_t)v * comm->partition.packets + comm->partition.owner_start[other];
+}
+
+/* Whether packets travel from one worker to another in a phase. */
+static inline bool lossynet_is_link(const struct lossynet_comm *comm, lossynet_phase phase,
+                                    int sender, int receiver) {
+    return phase == LOSSYNET_GRADIENT ? lossynet_is_partner(&comm->partition, sender, receiver)
+                                      : lossynet_is_partner(&comm->partition, receiver, sender);
 }
 
 /* The same by direction: from a worker to local worker v, and from v to a worker. */
@@ -496,11 +505,16 @@ static inline float *lossynet_feedback_error(const struct lossynet_comm *comm, i
                : NULL;
 }
 
-/* Partners of a local worker that live in other ranks. */
-static inline int lossynet_remote_partners(const struct lossynet_comm *comm) {
-    const int group = comm->partition.group;
-    return (comm->workers.count - (comm->workers.local > group ? comm->workers.local : group)) /
-           group;
+/* How many groups have a worker in this rank, from group *first on; and how many have none. */
+static inline int lossynet_local_groups(const struct lossynet_comm *comm, int *first) {
+    const int *of = comm->partition.groups.of + comm->workers.first;
+    *first = of[0];
+    return of[comm->workers.local - 1] - of[0] + 1;
+}
+
+static inline int lossynet_remote_groups(const struct lossynet_comm *comm) {
+    int first;
+    return comm->partition.groups.count - lossynet_local_groups(comm, &first);
 }
 
 static inline size_t lossynet_element_bytes(const struct lossynet_comm *comm) { /* of vectors */
@@ -521,9 +535,9 @@ static inline bool lossynet_rounds_vectors(const struct lossynet_comm *comm) {
 
 /* Element e of what local worker v owns, as a sender's packets brought it. */
 static inline void *lossynet_inbox(const struct lossynet_comm *comm, int v, int sender, size_t e) {
-    const int group = comm->partition.group, before = comm->workers.first / group;
-    const int partner = sender / group, local = (comm->workers.local + group - 1) / group;
-    size_t remote = (size_t)(partner < before ? partner : partner - local);
+    int first, local = lossynet_local_groups(comm, &first);
+    const int group = comm->partition.groups.of[sender];
+    size_t remote = (size_t)(group < first ? group : group - local);
     return lossynet_element(
         comm, comm->exchange.inbox,
         comm->exchange.inbox_start[v] + e +

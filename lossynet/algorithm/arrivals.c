@@ -28,7 +28,7 @@ static void retransmitted(const struct lossynet_comm *comm, lossynet_phase phase
 
 void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                        int receiver, size_t n, bool lossless, uint8_t *mask) {
-    if (n == 0) return; /* not partners */
+    if (n == 0) return; /* no partner */
     if (lossless) {
         memset(mask, 1, n);
         return;
@@ -110,7 +110,7 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
          sender++) {
         for (int v = 0; v < comm->workers.local; v++) {
             size_t n, start = lossynet_rx(comm, phase, v, sender, &n);
-            if (!lossynet_are_partners(&comm->partition, comm->workers.first + v, sender)) continue;
+            if (!lossynet_is_link(comm, phase, sender, comm->workers.first + v)) continue;
             const uint8_t *arrived = comm->arrivals.arrived[phase] + start;
             const uint8_t *asks = again ? comm->retransmission.asks + start : NULL;
             uint32_t tag = 0;
@@ -140,8 +140,7 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
             size_t n;
             uint8_t *acked =
                 comm->arrivals.acked[phase] + lossynet_tx(comm, phase, v, receiver, &n);
-            if (!lossynet_are_partners(&comm->partition, comm->workers.first + v, receiver))
-                continue;
+            if (!lossynet_is_link(comm, phase, comm->workers.first + v, receiver)) continue;
             if (tagged && !again) {
                 const bool told =
                     comm->loss.replay
@@ -217,7 +216,7 @@ static size_t rank_bytes(const struct lossynet_comm *comm, int rank, int other) 
     size_t bytes = 0;
     for (int w = rank * comm->workers.local; w < (rank + 1) * comm->workers.local; w++)
         for (int x = other * comm->workers.local; x < (other + 1) * comm->workers.local; x++)
-            if (lossynet_are_partners(partition, w, x))
+            if (lossynet_is_partner(partition, x, w))
                 bytes += (lossynet_partition_owner_packets(partition, w) + 7) / 8 +
                          (comm->feedback.unconfirmed.on ? TAG_BYTES : 0);
     return bytes;

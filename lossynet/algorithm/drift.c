@@ -132,7 +132,7 @@ static void choose(struct lossynet_comm *comm) {
 
 void lossynet_drift_open(struct lossynet_comm *comm, int samples) {
     struct lossynet_drift_state *drift = &comm->drift;
-    if (lossynet_partners(&comm->partition) == 1) samples = 0;
+    if (comm->partition.groups.count == 1) samples = 0;
     if ((size_t)samples > comm->partition.elements) samples = (int)comm->partition.elements;
     drift->samples = samples;
     COMM_TAKE(comm, drift->ages, (size_t)comm->workers.local);
@@ -296,15 +296,15 @@ static void keep_model(const struct lossynet_comm *comm) {
 static void measure_distances(const struct lossynet_comm *comm, double *pair, double *owner) {
     const struct lossynet_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
-    const int group = comm->partition.group, replicas = lossynet_partners(&comm->partition);
+    const int replicas = comm->partition.groups.count;
     *pair = *owner = 0;
     for (size_t i = 0; i < n; i++) {
         /* Relative to the fresh value, to keep the digits: sum over pairs of (x_i - x_j)^2
          * = N sum x^2 - (sum x)^2, and there are N(N-1)/2 pairs. */
         double fresh = drift->values[(size_t)drift->owner[i] * n + i], sum = 0, squares = 0;
-        const int first = lossynet_first_partner(&comm->partition, drift->owner[i]);
-        for (int w = first; w < comm->workers.count; w += group) {
-            double x = (double)drift->values[(size_t)w * n + i] - fresh;
+        const int *partner = lossynet_partners(&comm->partition, drift->owner[i]);
+        for (int g = 0; g < replicas; g++) {
+            double x = (double)drift->values[(size_t)partner[g] * n + i] - fresh;
             sum += x;
             squares += x * x;
         }
@@ -342,14 +342,16 @@ static double measure_lag(const struct lossynet_comm *comm) {
     const struct lossynet_drift_state *drift = &comm->drift;
     const struct lossynet_partition *partition = &comm->partition;
     const size_t n = (size_t)drift->samples;
+    const int replicas = partition->groups.count;
     double along = 0, squares = 0;
     for (size_t i = 0; i < n; i++) {
         const double model = drift->model[i], change = drift->model_change[i];
         double behind = 0;
-        for (int w = lossynet_first_partner(partition, drift->owner[i]); w < comm->workers.count;
-             w += partition->group)
-            if (w != drift->owner[i]) behind += model - (double)drift->values[(size_t)w * n + i];
-        along += behind / lossynet_partners(partition) * change;
+        const int *partner = lossynet_partners(partition, drift->owner[i]);
+        for (int g = 0; g < replicas; g++)
+            if (partner[g] != drift->owner[i])
+                behind += model - (double)drift->values[(size_t)partner[g] * n + i];
+        along += behind / replicas * change;
         squares += change * change;
     }
     return squares > 0 ? along / squares : 0;
@@ -371,9 +373,9 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
             a.aged[age[p] < LOSSYNET_RING ? age[p] : LOSSYNET_RING]++;
         }
         for (int owner = 0; owner < comm->workers.count; owner++)
-            if (owner != worker && lossynet_are_partners(&comm->partition, owner, worker))
+            if (owner != worker && lossynet_is_partner(&comm->partition, worker, owner))
                 a.packets += lossynet_partition_owner_packets(&comm->partition, owner);
-        a.aged[0] -= (uint32_t)(packets - a.packets); /* its own group's are never stale */
+        a.aged[0] -= (uint32_t)(packets - a.packets); /* others' are not its to receive */
         mine[v] = a;
     }
     return lossynet_all_gather_aside(comm, mine, comm->drift.all_ages, sizeof *mine);
@@ -404,8 +406,7 @@ static void share_ages(const struct lossynet_ages *ages, double share[LOSSYNET_A
 
 /* Without a sample ages are still needed for the lead. */
 static bool is_measured(const struct lossynet_comm *comm) {
-    return lossynet_partners(&comm->partition) > 1 &&
-           (comm->drift.samples > 0 || comm->lead.wanted);
+    return comm->partition.groups.count > 1 && (comm->drift.samples > 0 || comm->lead.wanted);
 }
 
 lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
@@ -448,8 +449,8 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) 
     double p = ages.expected ? 1 - (double)ages.arrived / (double)ages.expected : 0;
     double s = comm->loss.model == LOSS_OUTAGE ? 1 - 1 / comm->loss.mean_run : p;
     const double lead = drift->lead, sigma2 = out->sigma2;
-    out->expected_pair = pair_drift(lossynet_partners(&comm->partition), p, s, lead, sigma2,
-                                    out->rho, LOSSYNET_LAGS);
+    out->expected_pair =
+        pair_drift(comm->partition.groups.count, p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
     out->expected_owner = owner_drift(p, s, lead, sigma2, out->rho, LOSSYNET_LAGS);
     out->paper_pair = lossynet_drift_paper(p, sigma2);
 }

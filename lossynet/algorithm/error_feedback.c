@@ -56,9 +56,9 @@ void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int
     const int worker = comm->workers.first + v;
     const bool instead = comm->feedback.unconfirmed.on && !lossynet_has_gradient(comm, worker);
     for (int *b = &comm->feedback.added[v]; *b <= bucket; ++*b) {
-        for (int owner = lossynet_first_partner(partition, worker); owner < comm->workers.count;
-             owner += partition->group) {
+        for (int owner = 0; owner < comm->workers.count; owner++) {
             size_t offset, count;
+            if (!lossynet_is_partner(partition, worker, owner)) continue;
             lossynet_shard_span(partition, owner, *b, &offset, &count);
             if (instead) memcpy(vector + offset, residual + offset, count * sizeof *vector);
             for (size_t e = offset; !instead && e < offset + count; e++)
@@ -160,7 +160,8 @@ static double late_by(double mass, double share) {
 /* How late the gradients were that local owner v has averaged. Before the masses change. */
 static struct lossynet_lateness measure_lateness(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
-    const int worker = comm->workers.first + v, first = lossynet_first_partner(partition, worker);
+    const struct lossynet_groups *groups = &partition->groups;
+    const int worker = comm->workers.first + v, *partner = lossynet_partners(partition, worker);
     const size_t n = lossynet_partition_owner_packets(partition, worker);
     const float *mass = lossynet_feedback_mass(comm, v);
     const uint8_t *arrived =
@@ -169,14 +170,14 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
     struct lossynet_lateness sum = {0};
     for (size_t k = 0; k < n; k++) {
         double gradients = 0, late = 0;
-        for (int s = first; s < comm->workers.count; s += partition->group) {
-            const size_t i = (size_t)s * n + k;
+        for (int g = 0; g < groups->count; g++) {
+            const size_t i = (size_t)partner[g] * n + k;
             if (!arrived[i]) continue;
-            gradients += 1 + share * (double)mass[i];
-            if (mass[i] > 0) late += late_by((double)mass[i], share);
+            gradients += groups->weight[g] * (1 + share * (double)mass[i]);
+            if (mass[i] > 0) late += groups->weight[g] * late_by((double)mass[i], share);
         }
         sum.late += late / gradients;
-        sum.others += 1 - 1 / gradients;
+        sum.others += 1 - groups->weight[groups->of[worker]] / gradients;
     }
     return sum;
 }

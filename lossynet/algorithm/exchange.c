@@ -154,7 +154,7 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
             const int receiver =
                 group ? LOSSYNET_EVERYONE : rank * comm->workers.local + at->receiver;
             const int owner = phase == LOSSYNET_GRADIENT ? receiver : sender;
-            if (!group && !lossynet_are_partners(partition, sender, receiver)) continue;
+            if (!group && !lossynet_is_link(comm, phase, sender, receiver)) continue;
             size_t packets = lossynet_shard_packets(partition, bucket, owner), all;
             const size_t first = group ? 0
                                        : lossynet_tx(comm, phase, v, receiver, &all) +
@@ -218,7 +218,7 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     size_t packets = 0;
     if (is_group(comm, phase)) return (uint32_t)lossynet_shard_packets(partition, bucket, sender);
     for (int v = 0; v < comm->workers.local; v++)
-        if (lossynet_are_partners(partition, comm->workers.first + v, sender))
+        if (lossynet_is_link(comm, phase, sender, comm->workers.first + v))
             packets += lossynet_shard_packets(
                 partition, bucket, phase == LOSSYNET_GRADIENT ? comm->workers.first + v : sender);
     return (uint32_t)packets;
@@ -231,7 +231,7 @@ static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
     size_t offset, count;
     if (packet->number >= lossynet_shard_packets(&comm->partition, packet->bucket, owner) ||
         (packet->receiver != LOSSYNET_EVERYONE &&
-         !lossynet_are_partners(&comm->partition, packet->sender, packet->receiver)))
+         !lossynet_is_link(comm, phase, packet->sender, packet->receiver)))
         return 0;
     lossynet_packet_span(&comm->partition, packet->bucket, owner, packet->number, &offset, &count);
     return count;
@@ -312,7 +312,7 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
 
 static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes)) {
     struct lossynet_exchange *exchange = &comm->exchange;
-    const size_t remote = (size_t)lossynet_remote_partners(comm);
+    const size_t remote = (size_t)lossynet_remote_groups(comm);
     size_t elements = 0;
     COMM_TAKE(comm, exchange->inbox_start, (size_t)comm->workers.local);
     for (int v = 0; v < comm->workers.local; v++) {
@@ -343,7 +343,7 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
         lossynet_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
     if (lossynet_rounds(partition))
         COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
-    if (lossynet_has_blocks(partition) && !multicast && lossynet_remote_partners(comm) > 1) {
+    if (lossynet_has_blocks(partition) && !multicast && lossynet_remote_groups(comm) > 1) {
         COMM_TAKE(comm, comm->exchange.kept, owned_packets(comm) * comm->exchange.packet_bytes);
         COMM_TAKE(comm, comm->exchange.is_kept, owned_packets(comm));
     }

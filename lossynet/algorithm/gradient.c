@@ -15,6 +15,16 @@
  *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
  *     zero      w = 1/N: E[w_i] = q/N
  *
+ * With groups of workers, N is their number. Where their sizes s differ, a group counts s times: the
+ * sums are of s_i g_i, and what they are divided by follows,
+ *
+ *     mean      w_i = s_i / (sum of s over the owner's group and those who arrived)
+ *     others    w_i = s_i / s of the above, where s is the mean size; w_o = 1 as above
+ *
+ * so that all four give s_i / (sum of s) when nothing was lost. Given |S|, every other group is as likely
+ * to have arrived as any: for these E[w_i] is s_i / s of the above as well, and `ht` and, whenever anything arrives,
+ * `balanced` stay unbiased.
+ *
  * p is one for all senders, in `ht` the mean over what an owner was sent. Where links lose
  * unequally (loss_model.c, `at`) no estimator makes up for it: a sender's share of the average is
  * what it delivers of its packets against what the others do, and a link that is down for good
@@ -73,30 +83,35 @@ void lossynet_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender,
 
 /* ---- weights ---- */
 
-struct weights {
-    float own, other;
+struct weights { /* of a group that weighs 1 */
+    double own, other;
 };
 
-/* others: how many other workers' packets arrived; own: the owner has a gradient itself; inflate:
- * 1/(1-p) for `ht` */
-static struct weights estimate(lossynet_estimator estimator, int workers, int others, bool own,
-                               double inflate) {
-    double n = workers;
-    struct weights w = {(float)(1.0 / n), (float)(1.0 / n)};
+struct came {      /* of a packet */
+    double weight; /* of the groups whose packet arrived, the owner's among them */
+    int others;    /* so many of other groups */
+    bool own;      /* the owner has a gradient itself */
+};
+
+/* inflate: 1/(1-p) for `ht` */
+static struct weights estimate(lossynet_estimator estimator, const struct lossynet_groups *groups,
+                               const struct came *came, double inflate) {
+    const double n = groups->weights;
+    struct weights w = {1.0 / n, 1.0 / n};
     switch (estimator) {
     case LOSSYNET_MEAN:
-        w.own = w.other = (float)(1.0 / ((own ? 1.0 : 0.0) + others));
+        w.own = w.other = 1.0 / came->weight;
         break;
     case LOSSYNET_BALANCED:
-        if (!own)
-            w.other = (float)(1.0 / others);
-        else if (others == 0)
-            w.own = 1;
+        if (!came->own)
+            w.other = 1.0 / came->weight;
+        else if (came->others == 0)
+            w.own = 1.0 / came->weight;
         else
-            w.other = (float)((n - 1.0) / (n * others));
+            w.other = (groups->count - 1.0) / (n * came->others);
         break;
     case LOSSYNET_HT:
-        w.other = (float)(inflate / n);
+        w.other = inflate / n;
         break;
     case LOSSYNET_ZERO:
         break;
@@ -120,30 +135,39 @@ static double measured_inflation(const struct lossynet_comm *comm, int v, bool l
 }
 
 /* 1 / (the gradients in what arrived of a packet), where losses are carried (error_feedback.c). */
-static float weight_of_mass(const struct lossynet_comm *comm, const uint8_t *arrived,
-                            const float *mass, size_t stride) {
+static double weight_of_mass(const struct lossynet_comm *comm, const int *partner,
+                             const uint8_t *arrived, const float *mass, size_t stride) {
+    const struct lossynet_groups *groups = &comm->partition.groups;
     double sum = 0;
-    for (size_t s = 0; s < (size_t)lossynet_partners(&comm->partition); s++)
-        if (arrived[s * stride]) sum += 1 + (double)comm->feedback.share * mass[s * stride];
-    return (float)(1 / sum);
+    for (int g = 0; g < groups->count; g++) {
+        const size_t s = (size_t)partner[g] * stride;
+        if (arrived[s])
+            sum += groups->weight[g] * (1 + (double)comm->feedback.share * (double)mass[s]);
+    }
+    return 1 / sum;
 }
 
-/* weight[k * partners + s] of the `count` packets whose masks, by partner, start at `arrived`,
- * `stride` apart, and so their masses; NULL where nothing is carried. owner: which partner it is. */
+/* weight[k * groups + g] of the owner's `count` packets, whose masks, by sender, start at `arrived`,
+ * `stride` apart, and so their masses; NULL where nothing is carried. */
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
                          const float *mass, size_t stride, size_t count, double inflate,
                          float *weight) {
-    const size_t partners = (size_t)lossynet_partners(&comm->partition);
-    for (size_t k = 0; k < count; k++, weight += partners) {
-        int present = 0;
-        for (size_t s = 0; s < partners; s++) present += arrived[s * stride + k];
-        const bool own = arrived[(size_t)owner * stride + k];
-        struct weights w =
-            estimate(comm->averaging.estimator, (int)partners, present - own, own, inflate);
+    const struct lossynet_groups *groups = &comm->partition.groups;
+    const int *partner = lossynet_partners(&comm->partition, owner), home = groups->of[owner];
+    for (size_t k = 0; k < count; k++, weight += groups->count) {
+        struct came came = {.own = arrived[(size_t)owner * stride + k]};
+        for (int g = 0; g < groups->count; g++) {
+            if (!arrived[(size_t)partner[g] * stride + k]) continue;
+            came.weight += groups->weight[g];
+            came.others += g != home;
+        }
+        struct weights w = estimate(comm->averaging.estimator, groups, &came, inflate);
         if (mass && comm->averaging.estimator == LOSSYNET_MEAN)
-            w.own = w.other = weight_of_mass(comm, arrived + k, mass + k, stride);
-        for (size_t s = 0; s < partners; s++) weight[s] = arrived[s * stride + k] ? w.other : 0;
-        if (own) weight[owner] = w.own;
+            w.own = w.other = weight_of_mass(comm, partner, arrived + k, mass + k, stride);
+        for (int g = 0; g < groups->count; g++)
+            weight[g] = arrived[(size_t)partner[g] * stride + k]
+                            ? (float)((g == home ? w.own : w.other) * groups->weight[g])
+                            : 0;
     }
 }
 
@@ -161,33 +185,33 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
 
     size_t offset, count, skip = from * partition->packet_elements;
     lossynet_shard_span(partition, owner, bucket, &offset, &count);
-    const int group = partition->group, first = lossynet_first_partner(partition, owner);
-    for (int s = first, i = 0; s < comm->workers.count; s += group, i++) {
+    const int groups = partition->groups.count, *partner = lossynet_partners(partition, owner);
+    for (int g = 0; g < groups; g++) {
+        const int s = partner[g];
         const void *elements =
             lossynet_is_local(comm, s)
                 ? lossynet_element(comm, vectors[s - comm->workers.first], offset + skip)
                 : lossynet_inbox(comm, v, s, partition->owner_element[row] + skip);
         if (comm->resources.bf16)
-            sender.bf16[i] = (const uint16_t *)elements;
+            sender.bf16[g] = (const uint16_t *)elements;
         else
-            sender.float32[i] = (const float *)elements;
+            sender.float32[g] = (const float *)elements;
     }
-    size_t n; /* of a link; those of partners are `group` links apart */
-    const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_GRADIENT, v, first, &n);
-    const size_t at = partition->owner_packet[row] + from;
+    const size_t n = lossynet_partition_owner_packets(partition, owner), /* of a link */
+        at = partition->owner_packet[row] + from;
+    const uint8_t *arrived =
+        comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
     const float *mass = lossynet_feedback_mass(comm, v);
-    if (mass) mass += (size_t)first * n + at;
-    fill_weights(comm, owner / group, arrived + at, mass, n * (size_t)group, to - from,
+    fill_weights(comm, owner, arrived + at, mass ? mass + at : NULL, n, to - from,
                  comm->averaging.inflation[v], weight);
     if (to < all) count = to * partition->packet_elements;
-    const int partners = lossynet_partners(partition);
     float *const *averages = comm->resources.owned.averages;
     float *out = averages ? averages[v] + partition->owner_element[row] : vectors[v] + offset;
     if (comm->resources.bf16)
-        comm->averaging.weighted_sum_bf16(out + skip, sender.bf16, weight, partners, count - skip,
+        comm->averaging.weighted_sum_bf16(out + skip, sender.bf16, weight, groups, count - skip,
                                           partition->packet_elements);
     else
-        comm->averaging.weighted_sum(out + skip, sender.float32, weight, partners, count - skip,
+        comm->averaging.weighted_sum(out + skip, sender.float32, weight, groups, count - skip,
                                      partition->packet_elements);
 }
 
@@ -228,9 +252,8 @@ static uint64_t count(struct lossynet_comm *comm, int v) {
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
     const struct lossynet_partition *partition = &comm->partition;
     const int worker = comm->workers.first + v;
-    for (int owner = lossynet_first_partner(partition, worker); owner < comm->workers.count;
-         owner += partition->group)
-        if (owner != worker)
+    for (int owner = 0; owner < comm->workers.count; owner++)
+        if (owner != worker && lossynet_is_partner(partition, worker, owner))
             counters->bytes[LOSSYNET_GRADIENT] += partition->owner_bytes[LOSSYNET_GRADIENT][owner];
     return arrived;
 }
@@ -238,7 +261,7 @@ static uint64_t count(struct lossynet_comm *comm, int v) {
 static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
     size_t n = lossynet_partition_owner_packets(&comm->partition, comm->workers.first + v);
     struct lossynet_history *history = &comm->averaging.history[v];
-    const int others = lossynet_partners(&comm->partition) - 1;
+    const int others = comm->partition.groups.count - 1;
     history->expected = FORGET * history->expected + (double)(n * (size_t)others);
     history->arrived = FORGET * history->arrived + (double)arrived;
 }
@@ -277,14 +300,14 @@ static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, i
 #pragma omp parallel num_threads(comm->resources.threads)
     {
         size_t thread = (size_t)omp_get_thread_num();
-        const size_t partners = (size_t)lossynet_partners(partition);
+        const size_t groups = (size_t)partition->groups.count;
         float *weight =
-            comm->averaging.weights + thread * partition->largest_shard_packets * partners;
+            comm->averaging.weights + thread * partition->largest_shard_packets * groups;
         union lossynet_senders sender = comm->averaging.senders;
         if (comm->resources.bf16)
-            sender.bf16 += thread * partners;
+            sender.bf16 += thread * groups;
         else
-            sender.float32 += thread * partners;
+            sender.float32 += thread * groups;
 #pragma omp for collapse(3) schedule(dynamic)
         for (int v = 0; v < comm->workers.local; v++)
             for (int b = first; b <= last; b++)

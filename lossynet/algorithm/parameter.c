@@ -67,8 +67,8 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
 static void grow_older(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
-    for (int owner = lossynet_first_partner(partition, comm->workers.first + v);
-         owner < comm->workers.count; owner += partition->group) {
+    for (int owner = 0; owner < comm->workers.count; owner++) {
+        if (!lossynet_is_partner(partition, comm->workers.first + v, owner)) continue;
         size_t n;
         const uint8_t *arrived = lossynet_arrived(comm, LOSSYNET_PARAMETER, v, owner, &n);
         for (int b = 0; b < partition->buckets; b++) {
@@ -88,7 +88,7 @@ static void count(struct lossynet_comm *comm, int v) {
     counters->arrived[LOSSYNET_PARAMETER] += arrived;
     counters->bytes[LOSSYNET_PARAMETER] +=
         partition->owner_bytes[LOSSYNET_PARAMETER][comm->workers.first + v] *
-        (uint64_t)(lossynet_partners(partition) - 1);
+        (uint64_t)(partition->groups.count - 1);
     comm->stats.totals[v].expected += expected;
     comm->stats.totals[v].arrived += arrived;
 }
@@ -100,7 +100,7 @@ static void copy_local(const struct lossynet_comm *comm, float *const *vectors, 
     for (int s = 0; s < comm->workers.local; s++) {
         for (int v = 0; v < comm->workers.local; v++) {
             int owner = comm->workers.first + s, to = comm->workers.first + v;
-            if (s == v || !lossynet_are_partners(&comm->partition, owner, to)) continue;
+            if (s == v || !lossynet_is_partner(&comm->partition, to, owner)) continue;
             size_t n = lossynet_partition_owner_packets(&comm->partition, owner);
             uint8_t *mask = lossynet_scratch(comm);
             lossynet_injected(comm, LOSSYNET_PARAMETER, owner, to, n, lossless, mask);

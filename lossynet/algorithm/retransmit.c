@@ -101,7 +101,9 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
     const struct lossynet_partition *partition = &comm->partition;
     const int bucket = r / partition->workers, owner = r % partition->workers;
     *count = 0;
-    if (!lossynet_are_partners(partition, w->worker, owner)) return;
+    if (w->age ? !lossynet_is_partner(partition, w->worker, owner)
+               : !lossynet_is_partner(partition, owner, w->worker))
+        return;
     if (!w->age) { /* of sender r */
         *index = *at = (size_t)r * w->own;
         *count = w->own;
@@ -171,7 +173,7 @@ static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v
         int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->workers.first + v;
         size_t n, start = lossynet_tx(comm, phase, v, receiver, &n);
         uint8_t *leaves = lossynet_scratch(comm);
-        if (n == 0) continue; /* not partners */
+        if (n == 0) continue; /* no partner */
         for (size_t k = 0; k < n; k++) leaves[k] = !comm->arrivals.acked[phase][start + k];
         if (phase == LOSSYNET_GRADIENT) lossynet_withhold(comm, v, receiver, n, leaves);
         for (int b = 0; b < partition->buckets; b++) {

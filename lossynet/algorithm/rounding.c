@@ -91,7 +91,7 @@ void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phas
         for (int owner = 0; owner < comm->workers.count; owner++) {
             const int worker = comm->workers.first + v;
             if (owner == worker || lossynet_is_local(comm, owner) == remote ||
-                !lossynet_are_partners(&comm->partition, owner, worker))
+                !lossynet_is_partner(&comm->partition, worker, owner))
                 continue;
             if (apart) round_apart(comm, v, owner);
             if (!apart || !remote) round_shards(comm, phase, v, vectors[v], owner);

@@ -43,7 +43,8 @@ static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
         hash = lossynet_mix(hash ^ partition->shard_packet[i]);
     }
     hash = lossynet_mix(hash ^ (uint64_t)comm->workers.count);
-    if (partition->group > 1) hash = lossynet_mix(hash ^ (uint64_t)partition->group);
+    const uint64_t groups = lossynet_groups_fingerprint(&partition->groups);
+    if (groups > 1) hash = lossynet_mix(hash ^ groups);
     hash = lossynet_mix(hash ^ partition->packet_elements);
     hash = lossynet_mix(hash ^ (uint64_t)(int64_t)worker);
     if (worker != LOSSYNET_ALL_WORKERS) return hash;

@@ -45,7 +45,7 @@ static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
         uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
         for (int i = 0; i < partition->buckets * comm->workers.count; i++) {
             const int owner = i % comm->workers.count, worker = comm->workers.first + v;
-            if (owner == worker || !lossynet_are_partners(partition, owner, worker)) continue;
+            if (owner == worker || !lossynet_is_partner(partition, worker, owner)) continue;
             for (size_t p = partition->shard_packet[i]; p < partition->shard_packet[i + 1]; p++)
                 age[p] = age[p] < UINT32_MAX - steps ? age[p] + (uint32_t)steps : UINT32_MAX;
         }

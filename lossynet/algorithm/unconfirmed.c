@@ -203,7 +203,7 @@ void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors
         if (!part.takes_part) continue;
         for (int owner = 0; owner < comm->workers.count; owner++)
             if (owner != comm->workers.first + v &&
-                lossynet_are_partners(&comm->partition, owner, comm->workers.first + v))
+                lossynet_is_partner(&comm->partition, comm->workers.first + v, owner))
                 keep_link(comm, v, owner, vectors[v]);
     }
 }

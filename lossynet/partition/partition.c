@@ -64,10 +64,12 @@ static void fill(struct lossynet_partition *partition, const size_t *bucket_elem
 }
 
 lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
-                                        int group, int buckets, const size_t *bucket_elements,
-                                        size_t packet_bytes, lossynet_wire_dtype dtype) {
-    *partition =
-        (struct lossynet_partition){.workers = workers, .buckets = buckets, .group = group};
+                                        int group, const int *group_sizes, int buckets,
+                                        const size_t *bucket_elements, size_t packet_bytes,
+                                        lossynet_wire_dtype dtype) {
+    *partition = (struct lossynet_partition){.workers = workers, .buckets = buckets};
+    lossynet_status status = lossynet_groups_open(&partition->groups, workers, group, group_sizes);
+    if (status) return status;
     partition->dtype[LOSSYNET_GRADIENT] = dtype;
     partition->dtype[LOSSYNET_PARAMETER] = dtype == LOSSYNET_INT4 ? LOSSYNET_INT8 : dtype;
     partition->packet_elements =
@@ -93,6 +95,7 @@ lossynet_status lossynet_partition_open(struct lossynet_partition *partition, in
 }
 
 void lossynet_partition_close(struct lossynet_partition *partition) {
+    lossynet_groups_close(&partition->groups);
     free(partition->shard_element);
     free(partition->shard_packet);
     free(partition->owner_element);

@@ -9,11 +9,31 @@
 
 #include "lossynet/base/base.h"
 
+/* ---- workers in groups (groups.c) ---- */
+
+/* Groups follow one another in the order of workers. Without groups every worker is one. */
+struct lossynet_groups {
+    int count, largest; /* the most workers of a group */
+    int *of;            /* [workers]: which group a worker is in */
+    int *first;         /* [count + 1]: its first worker; groups[count]: all workers */
+    int *partner;       /* [largest][count], see lossynet_partners */
+    double *weight;     /* [count]: its workers beside those of group 0; 1 where groups are equal */
+    double weights;     /* all of these together */
+};
+
+/* Of `group` workers each, and the last of those that are left; or of sizes[0], sizes[1], ... workers,
+ * if that is not NULL, until there are `workers` of them. */
+lossynet_status lossynet_groups_open(struct lossynet_groups *groups, int workers, int group,
+                                     const int *sizes);
+void lossynet_groups_close(struct lossynet_groups *groups);
+/* Of the sizes: that of all groups, if they are equal. */
+uint64_t lossynet_groups_fingerprint(const struct lossynet_groups *groups);
+
 /* ---- who owns what (partition.c) ---- */
 
 struct lossynet_partition {
     int workers, buckets;
-    int group;                    /* workers of a group (settings.group), 1: each is on its own */
+    struct lossynet_groups groups;
     size_t elements, packets;     /* in one vector */
     size_t packet_elements;       /* in a full packet */
     lossynet_wire_dtype dtype[2]; /* of payloads, by phase */
@@ -34,24 +54,23 @@ struct lossynet_partition {
 };
 
 lossynet_status lossynet_partition_open(struct lossynet_partition *partition, int workers,
-                                        int group, int buckets, const size_t *bucket_elements,
-                                        size_t packet_bytes, lossynet_wire_dtype dtype);
+                                        int group, const int *group_sizes, int buckets,
+                                        const size_t *bucket_elements, size_t packet_bytes,
+                                        lossynet_wire_dtype dtype);
 void lossynet_partition_close(struct lossynet_partition *partition);
 
-/* Two workers send each other packets, if they are different: they have the same place in their
- * groups. */
-static inline bool lossynet_are_partners(const struct lossynet_partition *partition, int a, int b) {
-    return a % partition->group == b % partition->group;
+/* The partners of an owner, itself among them, one in each group, in order of groups: they send and
+ * receive for their groups the packets that it owns. */
+static inline const int *lossynet_partners(const struct lossynet_partition *partition, int owner) {
+    const struct lossynet_groups *groups = &partition->groups;
+    const int place = owner - groups->first[groups->of[owner]];
+    return groups->partner + (size_t)place * (size_t)groups->count;
 }
 
-/* The partners of a worker, itself among them, one in each group. */
-static inline int lossynet_partners(const struct lossynet_partition *partition) {
-    return partition->workers / partition->group;
-}
-
-/* The first of them. The next ones follow `group` apart. */
-static inline int lossynet_first_partner(const struct lossynet_partition *partition, int worker) {
-    return worker % partition->group;
+/* It is the owner, or sends it gradients and receives its parameters. */
+static inline bool lossynet_is_partner(const struct lossynet_partition *partition, int worker,
+                                       int owner) {
+    return lossynet_partners(partition, owner)[partition->groups.of[worker]] == worker;
 }
 
 static inline size_t lossynet_partition_owned(const struct lossynet_partition *partition,

@@ -72,7 +72,7 @@ static int count_together(const struct lossynet_world *world) {
     struct shared_memory *m;
     const int place = world->rank % SIZE, first = world->rank - place;
     const size_t bytes = (size_t)(1 + place) * 10000;
-    if (shared_memory_open(world, SIZE, bytes, &m)) return 1;
+    if (shared_memory_open(world, first, SIZE, bytes, &m)) return 1;
     int *mine = (int *)shared_memory_of(m, place), wrong = 0;
     for (size_t i = 0; i < bytes / sizeof *mine; i++) wrong += mine[i] != 0;
     for (int round = 1; round <= ROUNDS && !wrong; round++) {
@@ -98,7 +98,7 @@ static void test_members_wait_for_each_other(void **state) {
 static int lose_a_member(const struct lossynet_world *world) {
     struct shared_memory *m;
     const int place = world->rank % SIZE, first = world->rank - place;
-    if (shared_memory_open(world, SIZE, 100, &m)) return 1;
+    if (shared_memory_open(world, first, SIZE, 100, &m)) return 1;
     if (world->rank == 1) _exit(0);
     capture_begin();
     const int status = shared_memory_wait(m, NULL);
@@ -118,8 +118,8 @@ static int ask_for_too_much(const struct lossynet_world *world) {
     const int first = world->rank / SIZE * SIZE;
     struct shared_memory *m;
     capture_begin();
-    const int failed =
-        shared_memory_open(world, SIZE, world->rank == 4 ? (size_t)1 << 62 : 100, &m);
+    const int failed = shared_memory_open(world, world->rank / SIZE * SIZE, SIZE,
+                                          world->rank == 4 ? (size_t)1 << 62 : 100, &m);
     const char *said = capture_end();
     shared_memory_close(m);
     return failed && (first == SIZE) == (strstr(said, "memory to share") != NULL) ? 0 : 6;

@@ -45,6 +45,38 @@ def test_same_bits_wherever_members_live(data, tmp_path, more):
     assert found[1] == found[0] and found[2] == found[0]
 
 
+@pytest.mark.parametrize("workers, group", [(6, 4), (3, 2)], ids=["4+2", "2+1"])
+@pytest.mark.parametrize("more", [["--loss-rate=0"], ["--carry=1", "--wire-dtype=int8"],
+                                  ["--estimator=ht", "--loss-model=burst:5", "--lead=off"],
+                                  ["--repair=1", "--repair-budget=0.1", "--dtype=bf16",
+                                   "--wire-dtype=bf16"], ["--link=udp", "--pace-gbps=0.02"]],
+                         ids=["reliable", "carry", "burst", "repair", "slow"])
+def test_a_shorter_last_group(data, tmp_path, workers, group, more):
+    """Groups of four and of two, or of two and of one: in one process, and in one for each worker."""
+    found = []
+    for ranks in [0, workers]:
+        out = tmp_path / str(ranks)
+        done = succeed(*options(data, f"--group={group}", "--steps=6", "--eval-every=3",
+                                "--save-every=3", "--keep=0", f"--out={out}", "--link=mpi", *more,
+                                f"--workers={workers}"), ranks=ranks)
+        assert f"groups of {group} workers, the last of" in done.stdout
+        found.append(numbers(out))
+    assert len(found[0][0]) == 6 + 2 and len(found[0][1]) == 2
+    assert found[1] == found[0]
+
+
+def test_unequal_groups_weigh_by_size(data, tmp_path):
+    """Without loss the average is the one over all workers, as without groups but for rounding."""
+    found = []
+    for group in [1, 4]:
+        out = tmp_path / str(group)
+        succeed(*options(data, f"--group={group}", "--steps=6", f"--out={out}", "--workers=6",
+                         "--loss-rate=0"))
+        found.append([(step["loss"], step["grad_norm"]) for step in events(out / "log.jsonl", "step")])
+    for alone, grouped in zip(*found):
+        assert grouped == pytest.approx(alone, rel=2e-5)
+
+
 def test_members_who_wait_still_send(data, tmp_path):
     """MPI moves a message only within the sender's calls where it is longer than the eager limit:
     here all are. A member that waits for another at their barrier must call it, or all wait."""
@@ -65,11 +97,12 @@ def test_one_group_shares_everything(data, tmp_path):
     assert numbers(out)[0] == numbers(apart)[0]
 
 
+@pytest.mark.parametrize("group", [2, 3])
 @pytest.mark.parametrize("ranks", [0, 4])
-def test_resumes_to_the_last_bit(data, tmp_path, ranks):
+def test_resumes_to_the_last_bit(data, tmp_path, ranks, group):
     """From a checkpoint of one process, in one or in four."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    more = ["--group=2", "--carry=1", "--steps=6", "--save-every=3", "--keep=0"]
+    more = [f"--group={group}", "--carry=1", "--steps=6", "--save-every=3", "--keep=0"]
     succeed(*options(data, *more, f"--out={whole}"))
     done = succeed(*options(data, *more, f"--out={parts}", f"--resume={whole}/checkpoint-00000003"),
                    ranks=ranks)
@@ -86,7 +119,9 @@ def test_a_checkpoint_of_other_groups(data, tmp_path):
 
 
 @pytest.mark.parametrize("more, ranks, why", [
-    (["--group=3"], 0, "--group 3: expected a divisor of the 4 workers"),
+    (["--group=5"], 0, "--group 5: expected at most the 4 workers"),
+    (["--group=3"], 2, "--group 3: expected one worker in each process, or whole groups, got 2 "
+                       "workers in each"),
     (["--group=0"], 0, "--group: expected a number of workers from 1 on, or host, got '0'"),
     (["--group=some"], 0, "--group: expected a number of workers from 1 on, or host, got 'some'"),
     (["--group=2", "--algorithm=rps"], 0, "--group 2: expected --algorithm lossy or reliable, got rps"),

@@ -1,0 +1,78 @@
+/* groups.c — workers in groups, and which member of a group exchanges an owner's packets.
+ *
+ *     place         0    1    2    3
+ *     group 0    |  0 |  1 |  2 |  3 |
+ *     group 1    |  4 |  5 |             the short one: 0 and 2 have the partner 4, 1 and 3 have 5
+ *
+ * An owner has a partner in every group: the member at its own place in its group, modulo the workers
+ * of that group. With equal groups partners are each other's. Else a member of a shorter group is the
+ * partner of several owners, and some members of a longer group are nobody's there.
+ */
+#include "lossynet/partition/partition.h"
+
+#include <stdlib.h>
+
+static int size_of(const struct lossynet_groups *groups, int g) {
+    return groups->first[g + 1] - groups->first[g];
+}
+
+/* Of group g, which starts at worker `first`. */
+static int wanted_size(int workers, int group, const int *sizes, int g, int first) {
+    const int size = sizes ? sizes[g] : group, left = workers - first;
+    return size < left ? size : left;
+}
+
+static void fill(struct lossynet_groups *groups, int workers) {
+    for (int w = 0, g = 0; w < workers; w++) {
+        while (w >= groups->first[g + 1]) g++;
+        groups->of[w] = g;
+    }
+    for (int place = 0; place < groups->largest; place++)
+        for (int g = 0; g < groups->count; g++)
+            groups->partner[(size_t)place * (size_t)groups->count + (size_t)g] =
+                groups->first[g] + place % size_of(groups, g);
+    for (int g = 0; g < groups->count; g++)
+        groups->weights += groups->weight[g] = (double)size_of(groups, g) / size_of(groups, 0);
+}
+
+lossynet_status lossynet_groups_open(struct lossynet_groups *groups, int workers, int group,
+                                     const int *sizes) {
+    *groups = (struct lossynet_groups){0};
+    for (int first = 0; first < workers; groups->count++) {
+        const int size = wanted_size(workers, group, sizes, groups->count, first);
+        if (size > groups->largest) groups->largest = size;
+        first += size;
+    }
+    const size_t count = (size_t)groups->count;
+    groups->of = (int *)lossynet_memory_take((size_t)workers, sizeof(int));
+    groups->first = (int *)lossynet_memory_take(count + 1, sizeof(int));
+    groups->partner = (int *)lossynet_memory_take((size_t)groups->largest * count, sizeof(int));
+    groups->weight = (double *)lossynet_memory_take(count, sizeof(double));
+    if (!groups->of || !groups->first || !groups->partner || !groups->weight) {
+        lossynet_log("no memory for the list of %d groups of %d workers", groups->count, workers);
+        lossynet_groups_close(groups);
+        return LOSSYNET_NO_MEMORY;
+    }
+    for (int g = 0; g < groups->count; g++)
+        groups->first[g + 1] =
+            groups->first[g] + wanted_size(workers, group, sizes, g, groups->first[g]);
+    fill(groups, workers);
+    return LOSSYNET_OK;
+}
+
+void lossynet_groups_close(struct lossynet_groups *groups) {
+    free(groups->of);
+    free(groups->first);
+    free(groups->partner);
+    free(groups->weight);
+    *groups = (struct lossynet_groups){0};
+}
+
+uint64_t lossynet_groups_fingerprint(const struct lossynet_groups *groups) {
+    const int size = size_of(groups, 0);
+    uint64_t hash = (uint64_t)size;
+    for (int g = 1; g < groups->count; g++)
+        if (size_of(groups, g) != size)
+            hash = lossynet_mix(hash ^ (uint64_t)g << 32 ^ (uint64_t)size_of(groups, g));
+    return hash;
+}
