@@ -3,11 +3,11 @@ and resumed runs. On the emulated device, with a cuDNN that carries out our grap
 (fake_cudnn.c): they are attention, within what rounding to bfloat16 explains."""
 import json
 import re
-import subprocess
 
 import pytest
 
-from program import BUILD, ROOT, events, markov_files, run, succeed
+from cudnn import fake_cudnn
+from program import BUILD, events, markov_files, run, succeed
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 FASTER, SLOWER = "0,8,8,12", "0,4,4,8"  # seconds: own kernels from 0 to 8, cuDNN's from 8 to 12
@@ -18,16 +18,9 @@ def data(tmp_path_factory):
     return markov_files(tmp_path_factory.mktemp("data"), 128, 5_000, 300)
 
 
-def library(folder, *more):
-    folder.mkdir(exist_ok=True)
-    subprocess.run(["gcc", "-O2", "-g", "-I.", "-D_GNU_SOURCE", *more, "-shared", "-fPIC", "-o",
-                    folder / "libcudnn.so.9", "test/cuda/fake_cudnn.c", "-lm"], cwd=ROOT, check=True)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def fake(tmp_path_factory):
-    return library(tmp_path_factory.mktemp("fake"))
+    return fake_cudnn(tmp_path_factory.mktemp("fake"))
 
 
 def arguments(data, out, *more):
@@ -110,7 +103,7 @@ def test_no_cudnn_or_half_of_one(data, own, tmp_path):
     (tmp_path / "libcudnn.so.9").write_text("not a library")
     steps, shown = train(data, tmp_path / "run", tmp_path, "--attention=auto")
     assert "attention: own kernels (cuDNN is not installed (" in shown and steps == own[1]
-    half = library(tmp_path / "half", "-DFAKE_CUDNN_INCOMPLETE")
+    half = fake_cudnn(tmp_path / "half", "-DFAKE_CUDNN_INCOMPLETE")
     said = refuse(data, tmp_path / "half run", half, "--attention=cudnn")
     assert "libcudnn.so.9 has no cudnnGetLastErrorString\n" in said
 

@@ -14,6 +14,7 @@ import time
 
 import pytest
 
+from cudnn import fake_cudnn
 from program import BUILD, ROOT
 
 FOLDER = ROOT / "dev" / "bench" / "gpu"
@@ -25,18 +26,18 @@ import gpu_check  # pylint: disable=wrong-import-position
 import gpu_report  # pylint: disable=wrong-import-position
 
 
-def start(out, *more):
+def start(out, *more, libraries=""):
     environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",
                    "GOMP_SPINCOUNT": "0",
-                   "EMULATED_FASTEST": "5",
+                   "EMULATED_FASTEST": "5", "LD_LIBRARY_PATH": str(libraries),
                    "EMULATED_MEMORY": "4000000000"}  # else what other programs leave of this machine's
     return subprocess.Popen([sys.executable, SCRIPT, "--emulated", f"--out={out}", *more], cwd=ROOT,
                             env=environment, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT)
 
 
-def check(out, *more):
-    process = start(out, *more)
+def check(out, *more, **how):
+    process = start(out, *more, **how)
     return process.communicate(timeout=300)[0], process.returncode
 
 
@@ -51,15 +52,15 @@ def kept(out):
 def measured(tmp_path_factory):
     """(results, report) of all parts, in two calls. The first is ended from outside when it has
     made its second check; the other makes what is left, and nothing again."""
-    out = tmp_path_factory.mktemp("check")
-    first = start(out, "--limit=3000")
+    out, libraries = tmp_path_factory.mktemp("check"), fake_cudnn(tmp_path_factory.mktemp("libraries"))
+    first = start(out, "--limit=3000", libraries=libraries)
     while first.poll() is None and len(kept(out)) < 2:
         time.sleep(0.02)
     first.send_signal(signal.SIGTERM)
     said = first.communicate(timeout=300)[0]
     before = kept(out)
     assert first.returncode == 3 and before["operators"]["state"] == "done", said
-    said, status = check(out, "--limit=3000")
+    said, status = check(out, "--limit=3000", libraries=libraries)
     assert status == 0, said
     for key in before:
         assert f": {key}" not in said.splitlines(), "was made again"
@@ -144,11 +145,12 @@ def test_choices_of_algorithms(measured):
 
 def test_attention(measured):
     results, report = measured
-    (row,) = rows(report, "Attention")
-    x = results["attention 1x33x2x1x64"]
-    assert x["forward_flops"] == 2 * 2 * 33 * 33 * 64 and x["backward_flops"] == 5 * 2 * 33 * 33 * 64
-    near(row["forward us"], 1e6 * x["forward_seconds"])
-    near(row["backward us"], 1e6 * x["backward_seconds"])
+    own, cudnn = rows(report, "Attention")
+    for row, key in ((own, "attention 1x33x2x1x64"), (cudnn, "attention 1x33x2x1x64 by cuDNN")):
+        x = results[key]
+        assert x["forward_flops"] == 2 * 2 * 33 * 33 * 64 and x["backward_flops"] == 5 * 2 * 33 * 33 * 64
+        near(row["forward us"], 1e6 * x["forward_seconds"])
+        near(row["backward us"], 1e6 * x["backward_seconds"])
 
 
 def test_kernels_count_their_bytes(measured):
@@ -188,14 +190,15 @@ def test_runs_with_loss(measured):
 
 
 def test_variants(measured):
-    """--tune has timed all shapes, and --dtype fp8 rounds."""
+    """--tune has timed all shapes, --dtype fp8 rounds, and --attention cudnn computes by it."""
     results, report = measured
     base = results["step 260K 1x32"]
-    table = {row["with"]: row for row in rows(report, "With --tune and with --dtype fp8")}
-    assert set(table) == {"tune", "fp8"}
+    table = {row["with"]: row for row in rows(report, "With --tune, --dtype fp8 and --attention cudnn")}
+    assert set(table) == {"tune", "fp8", "cudnn"}
     for way, row in table.items():
         x = results[f"{way} 260K 1x32"]
         assert x["timed_shapes"] == (15 if way == "tune" else 0)
+        assert x["cudnn"] == (91900 if way == "cudnn" else 0)
         near(row["tokens/s"], 32 / x["seconds"])
         near(row["ratio"], base["seconds"] / x["seconds"], 1)
         assert row["change"] == f"{100 * (x['last_loss'] / base['last_loss'] - 1):+.3f}%"
@@ -207,6 +210,15 @@ def test_variants(measured):
 def bench(*words, **environment):
     return subprocess.run([BUILD / "emulated" / "gpu_bench", *words], text=True, check=False,
                           capture_output=True, env={**os.environ, **environment})
+
+
+@pytest.mark.parametrize("words", (("step", "260K", "2", "1", "32", "1", "cudnn", "6"),
+                                   ("attention", "1", "33", "2", "1", "64", "cudnn")))
+def test_cudnn_needs_cudnn(tmp_path, words):
+    (tmp_path / "libcudnn.so.9").write_text("not a library")
+    done = bench(*words, LD_LIBRARY_PATH=str(tmp_path))
+    assert done.returncode == gpu_check.SKIPPED and done.stdout == ""
+    assert "cuDNN is not installed" in done.stderr
 
 
 def test_fp8_needs_a_newer_gpu():

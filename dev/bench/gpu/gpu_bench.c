@@ -6,10 +6,11 @@
  *   gpu_bench algorithms COUNT N C F H K D V
  *                                           a model's products by each of cuBLASLt's first COUNT
  *                                           choices
- *   gpu_bench step PRESET LAYERS B T STEPS [tune|fp8 LOSS]
+ *   gpu_bench step PRESET LAYERS B T STEPS [tune|fp8|cudnn LOSS]
  *                                           training steps; LAYERS 0: as many as the memory holds;
- *                                           with --tune or --dtype fp8 beside bf16's last LOSS
- *   gpu_bench attention B T H K D           forward and backward
+ *                                           with --tune, --dtype fp8 or --attention cudnn beside
+ *                                           the LOSS of the last step without
+ *   gpu_bench attention B T H K D [cudnn]   forward and backward, by our kernels or by cuDNN's
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
  *   gpu_bench train OPTIONS ...             train_llama2's options: one run, its perplexity and
  *                                           drift
@@ -19,6 +20,7 @@
  * are those an operation must read and write once, by its definition in llmc/backend/backend.h;
  * whatever it reads twice is its own fault. Exits with 77 where there is no device. */
 #include "dev/bench/gpu/gpu_model.h"
+#include "llmc/backend/cuda/cudnn_attention.h"
 #include "llmc/model/products.h"
 
 #include <errno.h>
@@ -219,10 +221,10 @@ static int step(const char *preset, int layers, int B, int T, int steps, enum wa
            "\"batch\": %d, \"seq\": %d, \"recompute\": \"%s\", \"seconds\": %.9g, "
            "\"flops_6n\": %.9g, \"flops\": %.9g, \"parameters\": %.0f, \"used_bytes\": %.0f, "
            "\"estimated_bytes\": %.0f, \"first_loss\": %.6g, \"last_loss\": %.6g, "
-           "\"timed_shapes\": %d}\n",
+           "\"timed_shapes\": %d, \"cudnn\": %d}\n",
            preset, x.layers, x.of_layers, B, T, recompute_names[x.recompute], x.seconds, x.flops_6n,
            x.flops, x.parameters, x.used_bytes, x.estimated_bytes - MEMORY_PLAN_OPENED_BYTES,
-           x.first_loss, x.last_loss, be->product_choices->count);
+           x.first_loss, x.last_loss, be->product_choices->count, be->attention_choice->library);
     fflush(stdout);
     if (!isfinite(x.last_loss)) return log_error("the loss is %g", x.last_loss);
     const double error = loss > 0 ? fabs(x.last_loss / loss - 1) : 0;
@@ -250,7 +252,8 @@ static void attention_backward_once(void *context) {
                            a->D);
 }
 
-static int attention(int B, int T, int H, int K, int D) {
+static int attention(int B, int T, int H, int K, int D, bool cudnn) {
+    char why[256];
     const size_t rows = (size_t)B * T, wide = rows * (size_t)(H + 2 * K) * (size_t)D;
     const size_t narrow = rows * (size_t)H * (size_t)D;
     struct attention a = {B,
@@ -263,6 +266,10 @@ static int attention(int B, int T, int H, int K, int D) {
                           filled(be, wide, 1, false),
                           filled(be, narrow, 1, false),
                           (float *)filled(be, rows * (size_t)H, 1, true)};
+    if (cudnn) {
+        be->attention_choice->library = be->attention_open(B, T, H, K, D, why, sizeof why);
+        if (!be->attention_choice->library) return log_error("%s", why);
+    }
     const double forward = seconds_of(attention_forward_once, &a);
     const double backward = seconds_of(attention_backward_once, &a);
     const double product = 2.0 * B * H * (double)T * T * D / 2; /* of one, causal */
@@ -493,16 +500,19 @@ int main(int argc, char **argv) {
     const bool steps = !strcmp(what, "step") && (argc == 7 || argc == 9);
     const bool tune = steps && argc == 9 && !strcmp(argv[7], "tune");
     const bool fp8 = steps && argc == 9 && !strcmp(argv[7], "fp8");
-    const enum way way = tune ? WAY_TUNE : fp8 ? WAY_FP8 : WAY_PLAIN;
+    const bool cudnn = argc > 7 && !strcmp(argv[7], "cudnn");
+    const enum way way = tune ? WAY_TUNE : fp8 ? WAY_FP8 : steps && cudnn ? WAY_CUDNN : WAY_PLAIN;
     be = backend_cuda(dtype_of(way), 0, why, sizeof why);
     if (!be) return log_error("%s", why), NO_DEVICE;
+    if (cudnn && !cudnn_attention_open(why, sizeof why)) return log_error("%s", why), NO_DEVICE;
     waited_for = (float *)be->allocate(sizeof *waited_for);
     int failed = 2;
     if (!strcmp(what, "peak") && argc == 4) failed = peak(n[0], strtoull(argv[3], NULL, 10));
     if (!strcmp(what, "host") && argc == 4) failed = host(n[0], strtoull(argv[3], NULL, 10));
     if (steps && (argc == 7 || way != WAY_PLAIN))
         failed = step(argv[2], n[1], n[2], n[3], n[4], way, argc == 9 ? atof(argv[8]) : 0);
-    if (!strcmp(what, "attention") && argc == 7) failed = attention(n[0], n[1], n[2], n[3], n[4]);
+    if (!strcmp(what, "attention") && argc == 7 + cudnn)
+        failed = attention(n[0], n[1], n[2], n[3], n[4], cudnn);
     if (!strcmp(what, "kernels") && argc == 9)
         failed = kernels(n[0], n[1], n[2], n[3], n[4], n[5], n[6]);
     if (failed == 2)

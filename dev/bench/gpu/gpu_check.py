@@ -20,8 +20,8 @@ order in which they are worth the time:
                every kernel
     pytorch    the same in PyTorch; then further shapes of ours, and what else cuBLASLt offers
     lossy      8 and 16 workers on the GPU at 0, 10, 20 and 40% loss
-    variants   the first of the training steps with --tune and with --dtype fp8; the same bits from the
-               same algorithms
+    variants   the first of the training steps with --tune, with --dtype fp8 and with --attention cudnn, and
+               attention by cuDNN; the same bits from the same algorithms
     sanitizer  compute-sanitizer on the operator tests
 
 Each check and each measurement is a process with a time limit, whose output is kept also when it is ended.
@@ -224,13 +224,16 @@ class Tasks:
         """Each beside the same steps of `speed`, to whose last loss its own has to be near."""
         model, _, batch, seq, steps = self.shapes["steps"][0]
         base = f"step {model} {batch}x{seq}"
-        for way in ("tune", "fp8"):
+        for way in ("tune", "fp8", "cudnn"):
             def command(way=way):
                 plain = self.results.get(base)
                 return good(plain) and [self.programs / "gpu_bench", "step", model, plain["layers"], batch,
                                         seq, steps, way, plain["last_loss"]]
             yield Task("variants", f"{way} {model} {batch}x{seq}", 90, command,
                        why=f"no '{base}' to stand beside", more={"base": base, "way": way})
+        for shape in self.shapes["attention"]:
+            yield self.ours("variants", f"attention {joined(shape)} by cuDNN", 40, "gpu_bench", "attention",
+                            *shape, "cudnn")
         train, _, _ = self.tokens()
         yield self.ours("variants", "three runs with --tune", 60, "gpu_check", "tuned", *self.train,
                         *self.shapes["ranks"], f"--train={train}", "--tune")

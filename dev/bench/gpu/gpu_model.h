@@ -7,6 +7,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #include "train_llama2.cu"
 
+#include "llmc/comm/attention_choice.h"
 #include "llmc/comm/tune.h"
 #include "llmc/util/random.h"
 
@@ -180,8 +181,8 @@ struct trained { /* of a run of steps */
     double first_loss, last_loss;
 };
 
-/* How products are computed: as the program does by itself, with --tune, with --dtype fp8. */
-enum way { WAY_PLAIN, WAY_TUNE, WAY_FP8 };
+/* As the program computes by itself, with --tune, with --dtype fp8, with --attention cudnn. */
+enum way { WAY_PLAIN, WAY_TUNE, WAY_FP8, WAY_CUDNN };
 
 static enum dtype dtype_of(enum way way) {
     return way == WAY_FP8 ? DTYPE_E4M3 : DTYPE_BF16;
@@ -191,7 +192,9 @@ static enum dtype dtype_of(enum way way) {
  * that is not timed. 0, or -1 after reporting. */
 static int train_a_while(const char *preset, int layers, int B, int T, int steps, enum way way,
                          struct trained *out) {
-    const struct options o = {.tune = way == WAY_TUNE};
+    const struct options o = {.tune = way == WAY_TUNE,
+                              .attention =
+                                  way == WAY_CUDNN ? OPTION_ATTENTION_CUDNN : OPTION_ATTENTION_OWN};
     const struct lossynet_world alone = {.ranks = 1, .local_ranks = 1};
     struct llama_config c;
     struct bench x;
@@ -203,6 +206,7 @@ static int train_a_while(const char *preset, int layers, int B, int T, int steps
     c.vocabulary = strcmp(preset, "260K") ? 32000 : 500;
     struct memory_plan_settings s = settings_of(B, T);
     s.fp8 = way == WAY_FP8;
+    s.cudnn = way == WAY_CUDNN;
     const double available = (double)be->memory_free();
     out->of_layers = c.layers;
     if (layers) c.layers = layers;
@@ -210,6 +214,7 @@ static int train_a_while(const char *preset, int layers, int B, int T, int steps
            c.layers > 1)
         c.layers--;
     if (tune_products(&o, &c, B * T, be, &alone, false)) return -1;
+    if (attention_choose(&o, &c, B, T, be, &alone, false)) return -1;
     if (bench_open(&x, be, &c, B, T, s.recompute, true)) return -1;
     double start = 0;
     for (int step = 0; step <= steps; step++) {
