@@ -375,18 +375,19 @@ class Hosts:
         return sh("ip", "netns", "exec", space, *command, text=text)
 
     def start(self, program, *arguments, ranks=0, each=1, mpi="eth1", flags=(), environment=None):
-        """Starts `each` ranks of a program on each of the first `ranks` hosts (0: all), under mpirun,
-        whose own messages go over `mpi`. Returns the Popen, with pipes for its output."""
+        """Starts `each` ranks of a program on each of the first `ranks` hosts (0: all; `each` may also
+        be a list, of the ranks of each host), under mpirun, whose own messages go over `mpi`. Returns the Popen, with pipes for its output."""
         first = self.names[0]
         hosts = self.names[:ranks] if ranks else self.names
+        slots = each if isinstance(each, list) else [each] * len(hosts)
         command = ["mpirun", "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.folder / "agent",
                    "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "orte_keep_fqdn_hostnames", "1",
                    "--mca", "oob_tcp_if_include", "eth1", "--mca", "btl_tcp_if_include", mpi,
                    "--mca", f"oob_tcp_disable_ipv{10 - self.ipv}_family", "1",
                    "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--bind-to", "none",
                    "-x", "OMP_NUM_THREADS", "-x", "GOMP_SPINCOUNT", *flags,
-                   "--host", ",".join(f"{name}:{each}" for name in hosts), "-np", each * len(hosts),
-                   program,
+                   "--host", ",".join(f"{name}:{n}" for name, n in zip(hosts, slots)),
+                   "-np", sum(slots), program,
                    *arguments]
         # The folder for Open MPI's sockets has to be a short path.
         command = ["ip", "netns", "exec", first, "unshare", "--uts", "sh", "-c",

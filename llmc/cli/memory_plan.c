@@ -50,21 +50,39 @@ static int group_of(const struct memory_plan_settings *s) {
     return s->group > 1 ? s->group : 1;
 }
 
-/* Groups of so many workers. */
-static int groups_of(const struct memory_plan_settings *s, int workers) {
-    return (workers + group_of(s) - 1) / group_of(s);
+/* The size of group g, which starts at worker `first`. */
+static int size_of(const struct memory_plan_settings *s, int g, int first) {
+    const int left = s->workers - first, size = s->group_sizes ? s->group_sizes[g] : group_of(s);
+    return size < left ? size : left;
 }
 
-/* Shards that the busiest worker sends or receives in a phase. An owner sends its own to each other
- * group; in the last one, if that is shorter, a member is the partner of several owners of a group. */
+/* How many groups there are. *shortest: the workers of the one that has fewest. */
+static int groups_of(const struct memory_plan_settings *s, int *shortest) {
+    int groups = 0;
+    *shortest = s->workers;
+    for (int first = 0; first < s->workers; groups++) {
+        const int size = size_of(s, groups, first);
+        if (size < *shortest) *shortest = size;
+        first += size;
+    }
+    return groups;
+}
+
+/* Shards that the busiest worker sends or receives in a phase, at most. An owner sends its own to each
+ * other group; in a shorter one a member is the partner of several owners of a group. */
 static int shards_of(const struct memory_plan_settings *s) {
-    const int groups = groups_of(s, s->workers), last = s->workers - (groups - 1) * group_of(s);
-    return (groups - 1) * ((group_of(s) + last - 1) / last);
+    int shortest, groups = groups_of(s, &shortest);
+    return (groups - 1) * ((group_of(s) + shortest - 1) / shortest);
+}
+
+/* Of this rank: all but the last one have as many workers. */
+static int local_groups(const struct memory_plan_settings *s) {
+    return (s->local + group_of(s) - 1) / group_of(s);
 }
 
 /* Replicas that a rank has. Of one that is shared with other ranks its part. */
 static double replicas_of(const struct memory_plan_settings *s) {
-    if (s->local > 1) return groups_of(s, s->local);
+    if (s->local > 1) return local_groups(s);
     return 1.0 / (s->members ? s->members : group_of(s));
 }
 
@@ -72,11 +90,11 @@ static double replicas_of(const struct memory_plan_settings *s) {
  * whole groups, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->local = s->workers / ranks;
-    s->sets = groups_of(s, s->local) >= s->threads ? s->threads : 1;
+    s->sets = local_groups(s) >= s->threads ? s->threads : 1;
     s->staged = ranks > 1;
     s->rank = rank;
-    const int first = rank * s->local / group_of(s) * group_of(s), left = s->workers - first;
-    s->members = left < group_of(s) ? left : group_of(s);
+    int first = 0;
+    for (int g = 0; first <= rank * s->local; g++) first += s->members = size_of(s, g, first);
 }
 
 /* A rank with one worker; where ranks change, they hand over float32 replicas. */
@@ -223,7 +241,8 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     /* On a device lost gradients are kept there, and not in lossynet's memory. */
     e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;
     /* And with half the bytes of an element it receives gradients in half of its memory. */
-    const double received = half_copies ? 2 * P / N * (groups_of(s, s->workers) - 1) : 0;
+    int shortest;
+    const double received = half_copies ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - e.lost_bytes - received, 0);
     /* A CPU's pages are taken when they are first written, a device's memory at once. */
     const bool gathers = s->gathers && (!s->exact || s->leads);
@@ -279,7 +298,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
 double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
     const double P = (double)config_parameters(config), N = s->workers;
-    const int groups = groups_of(s, s->workers);
+    int shortest, groups = groups_of(s, &shortest);
     return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + s->stale * (groups - 1) * 4 * P;
 }
 

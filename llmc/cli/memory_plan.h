@@ -15,7 +15,9 @@ extern "C" {
 struct memory_plan_settings {
     const char *model; /* name to print */
     int workers;       /* one per rank */
-    int group;   /* workers that share a replica (--group); 0: 1. The last group may be shorter: */
+    int group; /* workers that share a replica (--group); 0: 1. The last group may be shorter: */
+    /* Or these, one after another, of ranks with a worker each; NULL: group. */
+    const int *group_sizes;
     int members; /* of this rank's group; 0: as many */
     int batch, seq, micro_batches;
     bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */

@@ -92,7 +92,7 @@ int validate_options(const struct options *o, int ranks) {
 /* ---- what ranks agree on ---------------------------------------------------------------- */
 
 struct started { /* what a rank was started with */
-    int32_t status;
+    int32_t status, local_ranks;
     char revision[60];
     char option[OPTIONS_MOST]
                [CHECKSUM_TEXT_BYTES]; /* hashes of the values, in the order of options_json */
@@ -181,9 +181,42 @@ static int read_line(int argc, char **argv, const struct lossynet_world *world, 
     return status;
 }
 
+/* The groups of --group host, now that every rank has told how many share its host. Returns 0, 2 after
+ * reporting, or -1 on memory errors. */
+static int group_by_host(const struct lossynet_world *world, const struct started *all,
+                         struct options *o) {
+    static int *sizes; /* kept as long as the process, as what options point to */
+    const int local = o->workers ? o->workers / world->ranks : 1;
+    int groups = 0, largest = 0;
+    bool equal = true; /* but for the last */
+    sizes = (int *)calloc((size_t)world->ranks, sizeof *sizes);
+    if (!sizes) return log_out_of_memory("the list of hosts", 0);
+    for (int first = 0; first < world->ranks; first += sizes[groups++]) {
+        const int size = sizes[groups] = all[first].local_ranks;
+        for (int r = first; r < first + size; r++) {
+            if (r < world->ranks && all[r].local_ranks == size) continue;
+            log_error("--group host: expected the ranks of a host to follow one another (mpirun "
+                      "--map-by slot), got %d ranks on the host of rank %d",
+                      size, first);
+            return 2;
+        }
+        equal = equal && (size == sizes[0] || (first + size == world->ranks && size < sizes[0]));
+        largest = size > largest ? size : largest;
+    }
+    if (local > 1 && largest * groups != world->ranks) {
+        log_error("--group host: expected one worker in each process where hosts have different "
+                  "numbers of processes, got %d",
+                  local);
+        return 2;
+    }
+    o->group_size = largest * local;
+    o->group_sizes = equal ? NULL : sizes;
+    return 0;
+}
+
 /* *wrong: the first rank whose command line is wrong, or -1. If none is, all are compared with
  * rank 0. Returns -1 on memory and network errors. */
-static int compare(const struct lossynet_world *world, const struct options *o,
+static int compare(const struct lossynet_world *world, struct options *o,
                    const struct started *mine, int *wrong) {
     struct started *all = (struct started *)calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the list of ranks", 0);
@@ -210,6 +243,8 @@ static int compare(const struct lossynet_world *world, const struct options *o,
                   "ranks",
                   r, name);
     }
+    if (!status && !strcmp(o->group, "host") && !o->dry_run && !o->generate)
+        status = group_by_host(world, all, o);
     free(all);
     return status;
 }
@@ -220,6 +255,7 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
     int wrong = -1;
     log_muted = world->rank > 0; /* every rank finds the same mistake, and one reports it */
     mine.status = read_line(argc, argv, world, o);
+    mine.local_ranks = world->local_ranks;
     snprintf(mine.revision, sizeof mine.revision, "%s", revision);
     if (!mine.status && world->ranks > 1) note_options(o, &mine);
     int status = compare(world, o, &mine, &wrong);

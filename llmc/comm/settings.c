@@ -15,7 +15,10 @@ int comm_group(const struct options *o) {
 }
 
 int comm_groups(const struct options *o, int workers) {
-    return (workers + comm_group(o) - 1) / comm_group(o);
+    int groups = 0, counted = 0;
+    for (; counted < workers; groups++)
+        counted += o->group_sizes ? o->group_sizes[groups] : comm_group(o);
+    return groups;
 }
 
 static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
@@ -75,6 +78,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     memset(&s, 0, sizeof s);
     s.workers = workers;
     s.group = comm_group(o);
+    s.group_sizes = o->group_sizes;
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;

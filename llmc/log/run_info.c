@@ -35,7 +35,10 @@ void run_info_announce(const struct run_info *run) {
            run->faster_in_bf16 ? "\n(several times as fast with --dtype bf16)" : "");
     const int last = run->workers % (o->group_size > 1 ? o->group_size : 1);
     char shorter[32] = "";
-    if (last > 0) snprintf(shorter, sizeof shorter, ", the last of %d,", last);
+    if (o->group_sizes)
+        snprintf(shorter, sizeof shorter, " or fewer, as a host has,");
+    else if (last > 0)
+        snprintf(shorter, sizeof shorter, ", the last of %d,", last);
     if (o->group_size > 1)
         printf("groups of %d workers%s share a replica%s\n", o->group_size, shorter,
                run->peers ? "; their GPUs read each other's gradients" : "");

@@ -52,6 +52,8 @@ def train(data, out, ranks, *more, streams="late", peers="all"):
     ("soon", 3, ["--loss-rate=0.3", "--wire-dtype=int8", "--micro-batches=2", "--repair=1"]),
     ("others", 4, ["--loss-rate=0.3", "--wire-dtype=int8", "--group=2"]),
     ("late", 4, ["--loss-rate=0.3", "--wire-dtype=int4", "--group=2", "--carry=0.9"]),
+    ("others", 3, ["--loss-rate=0.3", "--group=2", "--wire-dtype=bf16"]),
+    ("late", 3, ["--loss-rate=0.3", "--group=2", "--wire-dtype=int8", "--carry=0.9"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
 def test_as_in_one_process(data, tmp_path, streams, workers, options):
     """Where whole float32 replicas and gradients are on the device: the same bits. An evaluation, which
@@ -71,12 +73,13 @@ def test_two_workers_in_each_rank(data, tmp_path, carry):
 
 
 @pytest.mark.parametrize("peers, wire", [("none", "int8"), ("none", "bf16"), ("2", "bf16")])
-def test_groups_whose_gpus_do_not_reach_each_other(data, tmp_path, peers, wire):
+@pytest.mark.parametrize("workers", [3, 4])
+def test_groups_whose_gpus_do_not_reach_each_other(data, tmp_path, workers, peers, wire):
     """Their gradients meet in the host's memory: the same bits as in one process. With "2", all GPUs but
     one reach each other; then the others do without, too."""
-    more = ["--workers=4", "--group=2", "--steps=3", "--loss-rate=0.3", f"--wire-dtype={wire}"]
+    more = [f"--workers={workers}", "--group=2", "--steps=3", "--loss-rate=0.3", f"--wire-dtype={wire}"]
     one = train(data, tmp_path / "one", 0, *more)
-    assert train(data, tmp_path / "several", 4, *more, streams="others", peers=peers) == one
+    assert train(data, tmp_path / "several", workers, *more, streams="others", peers=peers) == one
 
 
 @pytest.mark.parametrize("wire", ["float32", "bf16", "int8"])

@@ -1,8 +1,13 @@
 """--group: workers that share a replica. The same bits wherever they live, what resumes, and what is
 refused."""
+import sys
+
 import pytest
 
-from program import events, markov_files, run, succeed
+from program import PROGRAM, ROOT, events, markov_files, run, succeed
+
+sys.path.insert(0, str(ROOT / "dev" / "testbed"))
+import hosts as testbed  # pylint: disable=wrong-import-position
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +138,60 @@ def test_a_checkpoint_of_other_groups(data, tmp_path):
 def test_refusals(data, more, ranks, why):
     done = run(*options(data, "--steps=1", *more), ranks=ranks)
     assert done.returncode == 2 and why in done.stderr
+
+
+# ---- --group host, on hosts with different numbers of ranks ----
+
+@pytest.fixture(scope="module")
+def namespaces():
+    if testbed.unavailable():
+        pytest.skip(f"{testbed.unavailable()}; --group host was not tried on several hosts")
+    with testbed.Hosts(3) as made:
+        yield made
+
+
+def on_hosts(hosts, each, arguments):
+    done = hosts.mpirun(PROGRAM, *arguments, each=each)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_the_last_host_has_fewer_ranks(namespaces, data, tmp_path):
+    """Two, two and one: as in one process with --group 2."""
+    more = ["--workers=5", "--steps=4", "--save-every=4", "--link=mpi"]
+    done = on_hosts(namespaces, [2, 2, 1], options(data, *more, "--group=host", f"--out={tmp_path}/hosts"))
+    assert "groups of 2 workers, the last of 1, share a replica" in done.stdout
+    succeed(*options(data, *more, "--group=2", f"--out={tmp_path}/one"))
+    assert numbers(tmp_path / "hosts") == numbers(tmp_path / "one")
+
+
+def test_hosts_of_any_number_of_ranks(namespaces, data, tmp_path):
+    """One, three and two: without loss the average over six workers, as without groups; with loss, a run
+    that is resumed is the run that was not stopped."""
+    more = ["--workers=6", "--link=mpi"]
+    lossless = ["--steps=4", "--loss-rate=0"]
+    done = on_hosts(namespaces, [1, 3, 2], options(data, *more, *lossless, "--group=host", f"--out={tmp_path}/hosts"))
+    assert "groups of 3 workers or fewer, as a host has, share a replica" in done.stdout
+    succeed(*options(data, *more, *lossless, f"--out={tmp_path}/one"))
+    for log in zip(*(events(tmp_path / name / "log.jsonl", "step") for name in ("hosts", "one"))):
+        assert log[0]["loss"] == pytest.approx(log[1]["loss"], rel=2e-5)
+    lossy = [*more, "--group=host", "--steps=4", "--save-every=2", "--keep=0", "--carry=1"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    on_hosts(namespaces, [1, 3, 2], options(data, *lossy, f"--out={whole}"))
+    done = on_hosts(namespaces, [1, 3, 2], options(data, *lossy, f"--out={parts}",
+                                              f"--resume={whole}/checkpoint-00000002"))
+    assert "bit for bit" in done.stdout
+    assert numbers(parts)[1] == numbers(whole)[1][1:]
+
+
+def test_hosts_of_any_number_of_ranks_have_a_worker_in_each(namespaces, data):
+    done = namespaces.mpirun(PROGRAM, *options(data, "--steps=1", "--group=host", "--workers=6"), ranks=2, each=[1, 2])
+    assert done.returncode == 2
+    assert "--group host: expected one worker in each process where hosts have different numbers" in done.stderr
+
+
+def test_ranks_of_a_host_follow_one_another(namespaces, data):
+    done = namespaces.mpirun(PROGRAM, *options(data, "--steps=1", "--group=host", "--workers=3"), ranks=2,
+                             each=[2, 1], flags=["--map-by", "node"])
+    assert done.returncode == 2
+    assert "--group host: expected the ranks of a host to follow one another" in done.stderr
