@@ -78,6 +78,7 @@ def test_auto_takes_cudnn_where_it_is_faster(own, cudnn):
 REASONS = {"none": "cuDNN: a plan for attention: CUDNN_STATUS_NOT_SUPPORTED: fake",
            "fails": "cuDNN: attention: CUDNN_STATUS_EXECUTION_FAILED: fake",
            "wrong": "cuDNN's log-sum-exp is not that of the own kernels: expected the same but for rounding",
+           "row": "cuDNN's result is not that of the own kernels: expected the same but for rounding",
            "random": "cuDNN gives other bits the second time",
            "old": "cuDNN is 9.1.0, expected 9.16 or newer"}
 
