@@ -2,8 +2,8 @@
  * device.cu and product.cu.
  *
  * "Device memory" is host memory that cannot be touched outside an operation: pages are opened when
- * a device_scope begins and closed when it ends, so that a program that reads a GPU's array from
- * the host dies here too. Each block ends (but for alignment) at a page that is never opened.
+ * work runs within a device_scope and closed when it ends, so that a program that reads a GPU's array
+ * from the host dies here too. Most scopes only queue work, and open nothing. Each block ends (but for alignment) at a page that is never opened.
  * Products are plain loops that add in float32, by 64s, or by another number for each place of an
  * algorithm (backend.h), so that places differ in their bits. What is called runs later (streams_emu.h):
  * the streams are those of llmc/backend/cuda/streams.cu. */
@@ -33,6 +33,7 @@ struct block {
 
 static std::map<void *, block> blocks; /* by the address given out */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+static bool in_scope, pages_open;
 static bool opened;
 static char name[64] = "emulated", identity[16];
 static size_t limit;      /* EMULATED_MEMORY: bytes of the device; 0: no limit */
@@ -48,13 +49,20 @@ static void protect(int protection) {
     }
 }
 
-device_scope::device_scope() {
-    pthread_mutex_lock(&turn);
+static void open_pages(void) {
+    if (!in_scope || pages_open) return;
+    pages_open = true;
     protect(PROT_READ | PROT_WRITE);
 }
 
+device_scope::device_scope() {
+    pthread_mutex_lock(&turn);
+    in_scope = true;
+}
+
 device_scope::~device_scope() {
-    protect(PROT_NONE);
+    if (pages_open) protect(PROT_NONE);
+    in_scope = pages_open = false;
     pthread_mutex_unlock(&turn);
 }
 
@@ -106,6 +114,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     if (memory) limit = strtoull(memory, NULL, 10);
     if (!opened && streams_open() != cudaSuccess) return false;
     choose_streams();
+    cuda_emu_before_work(open_pages);
     choose_fastest(local_rank);
     if (!opened && getenv("EMULATED_PEAK")) atexit(write_peak);
     opened = true;
@@ -157,7 +166,7 @@ void *device_allocate(size_t bytes) {
     char *pages = (char *)mmap(NULL, whole + page, PROT_NONE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED) return NULL;
-    if (mprotect(pages, whole, PROT_READ | PROT_WRITE)) abort();
+    if (pages_open && mprotect(pages, whole, PROT_READ | PROT_WRITE)) abort();
     char *memory = pages + (whole - bytes) / ALIGNMENT * ALIGNMENT;
     blocks[memory] = {pages, whole, false};
     used += whole;
@@ -184,6 +193,7 @@ static bool has_peers(void) {
 /* The block's pages become those of a file that has no name, at the same addresses. */
 bool device_share(const void *memory, struct backend_shared *out) {
     const struct block b = blocks.at((void *)memory);
+    open_pages();
     const int file = has_peers() ? memfd_create("emulated device", MFD_CLOEXEC) : -1;
     if (file < 0) return false;
     if (pwrite(file, b.pages, b.bytes, 0) != (ssize_t)b.bytes ||
@@ -200,6 +210,7 @@ const void *device_open_shared(const struct backend_shared *shared) {
     char path[64];
     memcpy(&place, shared->handle, sizeof place);
     if (!has_peers() || place.process == getpid()) return NULL; /* as CUDA refuses its own */
+    open_pages();
     snprintf(path, sizeof path, "/proc/%lld/fd/%d", place.process, place.file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
     if (file < 0) return NULL;

@@ -106,6 +106,7 @@ static inline cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes 
 }
 static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) {
     cudaDeviceSynchronize();
+    cuda_emu::begin_work();
     memmove(to, from, bytes);
     return cudaSuccess;
 }

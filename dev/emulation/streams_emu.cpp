@@ -29,12 +29,21 @@ static std::vector<cudaStream_t> streams;
 static std::map<const char *, size_t> pinned;
 static size_t registered; /* bytes, in all */
 static bool running;
+static void (*before_work)(void);
 
 void cuda_emu_streams(enum cuda_emu_streams mode_) {
     mode = mode_;
 }
 
+void cuda_emu_before_work(void (*call)(void)) {
+    before_work = call;
+}
+
 namespace cuda_emu {
+
+void begin_work(void) {
+    if (before_work) before_work();
+}
 
 static bool can_run(cudaStream_t s) {
     if (s->queue.empty()) return false;
@@ -47,7 +56,7 @@ static void run_first(cudaStream_t s) {
     s->queue.pop_front();
     if (running) fail("a host function called CUDA");
     running = true;
-    if (first.run) first.run();
+    if (first.run) begin_work(), first.run();
     running = false;
     s->finished++;
 }
@@ -92,6 +101,7 @@ void enqueue(cudaStream_t s, function<void()> run) {
         add(s, work{std::move(run), NULL, 0});
     } else {
         wait_for(NULL);
+        begin_work();
         run();
     }
 }

@@ -25,6 +25,8 @@ typedef struct cuda_emu_event *cudaEvent_t;
 enum cuda_emu_streams { CUDA_EMU_LATE, CUDA_EMU_OTHERS, CUDA_EMU_SOON };
 /* For the work that follows. LATE at the start. */
 void cuda_emu_streams(enum cuda_emu_streams mode);
+/* Called before each piece of work, and each copy that runs at once. NULL at the start. */
+void cuda_emu_before_work(void (*call)(void));
 
 namespace cuda_emu {
 
@@ -32,6 +34,7 @@ cudaStream_t stream_new(void);
 /* Runs `work` now (stream NULL) or later. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
 void wait_for(cudaStream_t stream); /* NULL: all */
+void begin_work(void);              /* what cuda_emu_before_work() was given */
 
 cudaEvent_t event_new(void);
 void event_record(cudaEvent_t event, cudaStream_t stream);
