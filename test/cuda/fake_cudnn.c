@@ -129,8 +129,8 @@ static char *address_of(const struct descriptor *t, const struct pack *p) {
     return NULL;
 }
 
-/* Calls for every element with its place in dense order and in memory. */
-#define EACH_ELEMENT(t, at, offset)                                                                \
+/* For every element: its place in dense order, `at`, and in memory, `offset`. */
+#define EACH_ELEMENT(t)                                                                            \
     const int64_t *d_ = dims_of(t), *s_ = attribute_of(t, CUDNN_ATTR_TENSOR_STRIDES, NULL);        \
     size_t at = 0;                                                                                 \
     for (int64_t a_ = 0; a_ < d_[0]; a_++)                                                         \
@@ -145,7 +145,7 @@ static const float *read_tensor(struct descriptor *t, const struct pack *p) {
     const char *from = address_of(t, p);
     const bool half = int_of(t, CUDNN_ATTR_TENSOR_DATA_TYPE) == CUDNN_DATA_BFLOAT16;
     t->value = malloc(count_of(t) * sizeof(float));
-    EACH_ELEMENT(t, at, offset) {
+    EACH_ELEMENT(t) {
         uint32_t bits = half ? (uint32_t)((const uint16_t *)from)[offset] << 16 : 0;
         if (half)
             memcpy(&t->value[at], &bits, sizeof bits);
@@ -162,7 +162,7 @@ static void write_tensor(struct descriptor *t, float *value, const struct pack *
     t->value = value;
     if (flag_of(t, CUDNN_ATTR_TENSOR_IS_VIRTUAL)) return;
     char *to = address_of(t, p);
-    EACH_ELEMENT(t, at, offset) {
+    EACH_ELEMENT(t) {
         uint32_t bits;
         memcpy(&bits, &value[at], sizeof bits);
         if (type == CUDNN_DATA_BFLOAT16)

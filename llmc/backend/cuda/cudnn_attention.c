@@ -11,7 +11,9 @@
 
 /* ---- the library ------------------------------------------------------------------------ */
 
-#define MEMBER(name, result, parameters) result(*name) parameters;
+#define TYPE(name, result, parameters) typedef result cudnn_##name parameters;
+CUDNN_FUNCTIONS(TYPE)
+#define MEMBER(name, result, parameters) cudnn_##name *(name);
 static struct {
     CUDNN_FUNCTIONS(MEMBER)
     cudnn_handle handle; /* of the first device; opened with the first plan for it */
