@@ -45,12 +45,16 @@ static bool attention_cudnn_takes(int B, int T, int H, int K, int D) {
     return c->library && c->B == B && c->T == T && c->H == H && c->K == K && c->D == D;
 }
 
-/* What cuDNN is called with. The emulation's streams are not CUDA's: there it runs when they are empty. */
-static void *attention_cudnn_stream(void) {
+/* The emulation's streams are not CUDA's: there the call itself is work in the stream. */
+template <typename call> static bool attention_cudnn_run(const call &run) {
 #ifdef CUDA_EMULATION
+    bool done = false;
+    cuda_emu::enqueue(device_stream(), [&] { done = run(); });
     device_synchronize();
+    return done;
+#else
+    return run();
 #endif
-    return device_stream();
 }
 
 static void attention_cudnn_done(bool done, const char *why) {
@@ -65,19 +69,21 @@ static void attention_cudnn_done(bool done, const char *why) {
 
 static void attention_cudnn_forward(void *out, float *log_sum_exp, const void *qkv) {
     char why[256] = "";
-    void *stream = attention_cudnn_stream();
-    attention_cudnn_done(cudnn_attention_forward(by_cudnn.plans, out, log_sum_exp, qkv,
-                                                 by_cudnn.workspace, stream, why, sizeof why),
-                         why);
+    const bool done = attention_cudnn_run([&] {
+        return cudnn_attention_forward(by_cudnn.plans, out, log_sum_exp, qkv, by_cudnn.workspace,
+                                       device_stream(), why, sizeof why);
+    });
+    attention_cudnn_done(done, why);
 }
 
 static void attention_cudnn_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
                                      const float *log_sum_exp) {
     char why[256] = "";
-    void *stream = attention_cudnn_stream();
-    attention_cudnn_done(cudnn_attention_backward(by_cudnn.plans, dqkv, dout, out, qkv, log_sum_exp,
-                                                  by_cudnn.workspace, stream, why, sizeof why),
-                         why);
+    const bool done = attention_cudnn_run([&] {
+        return cudnn_attention_backward(by_cudnn.plans, dqkv, dout, out, qkv, log_sum_exp,
+                                        by_cudnn.workspace, device_stream(), why, sizeof why);
+    });
+    attention_cudnn_done(done, why);
 }
 
 #endif
