@@ -4,6 +4,8 @@
  * change's variance and correlations are known, so the formulas of drift.c make a prediction
  * without a free parameter; bound: 2%. Seeds are fixed.
  */
+#include <omp.h>
+
 #include "test/lossynet/test_lossynet.h"
 
 /* ---- formulas ---- */
@@ -422,5 +424,6 @@ int main(void) {
         cmocka_unit_test(test_sample_scales),
         cmocka_unit_test(test_first_changes),
     };
+    omp_set_num_threads(1); /* the steps are many and small: two would mostly wait for each other */
     return cmocka_run_group_tests_name("drift", tests, NULL, NULL);
 }
