@@ -20,22 +20,21 @@
  *
  * Groups: workers g*G ... g*G + G-1 form group g, with one replica of the vector. Each of them owns
  * its shards (1/N), but what it sends, receives and averages are groups' vectors: member j of each
- * group exchanges packets with member j of the other groups, its partners, and so carries 1/G of the
- * group's vector. Whoever calls puts the members' vectors together: before a bucket is ready, what
- * their partners own must hold the group's mean; after a broadcast each member has received what its
- * partners own. Members of one rank may be given the same memory as their vectors. Where a formula
- * has N it is then the number of groups. A rank has whole groups or one worker. With G = 1 every
- * worker is a group.
- * Where G does not divide N, the last group is shorter, by what is missing; or settings.group_sizes
- * says how many workers each group has. The owner at place j of its group then has as its partner in a
- * group of S workers member j modulo S (lossynet_is_partner_of), and in an average a group counts as
- * many times as it has workers.
+ * group exchanges packets with member j of the other groups, its partners, and so carries 1/G of
+ * the group's vector. Whoever calls puts the members' vectors together: before a bucket is ready,
+ * what their partners own must hold the group's mean; after a broadcast each member has received
+ * what its partners own. Members of one rank may be given the same memory as their vectors. Where a
+ * formula has N it is then the number of groups. A rank has whole groups or one worker. With G = 1
+ * every worker is a group. Where G does not divide N, the last group is shorter, by what is
+ * missing; or settings.group_sizes says how many workers each group has. The owner at place j of
+ * its group then has as its partner in a group of S workers member j modulo S
+ * (lossynet_is_partner_of), and in an average a group counts as many times as it has workers.
  *
  * Vectors of bfloat16 (settings.vector_dtype): the vectors that phases are given hold P elements of
  * 2 bytes in both phases, as packets carry them or, with wire dtype int8 and int4, before they are
- * rounded in blocks; what comes in blocks is a number of bfloat16. Functions take them as `float *const *vectors`;
- * each pointer is then one to uint16_t that the caller has cast. What owners hold in float32 lies
- * apart (lossynet_owned_apart).
+ * rounded in blocks; what comes in blocks is a number of bfloat16. Functions take them as
+ * `float *const *vectors`; each pointer is then one to uint16_t that the caller has cast. What
+ * owners hold in float32 lies apart (lossynet_owned_apart).
  *
  * Errors: functions return a status; the first function to see an error logs one line
  * (settings.log). The library never exits. Threads: one thread calls at a time, unless stated.
@@ -282,8 +281,8 @@ void lossynet_shard(const struct lossynet_comm *comm, int worker, int bucket, si
 size_t lossynet_owned_elements(const struct lossynet_comm *comm, int worker); /* over all buckets */
 /* The group of a worker: its first worker, and how many it has. */
 void lossynet_group(const struct lossynet_comm *comm, int worker, int *first, int *size);
-/* Whether a worker sends gradients to an owner and receives its parameters, for its group; or is the
- * owner. */
+/* Whether a worker sends gradients to an owner and receives its parameters, for its group; or is
+ * the owner. */
 bool lossynet_is_partner_of(const struct lossynet_comm *comm, int worker, int owner);
 size_t lossynet_packets(const struct lossynet_comm *comm); /* in one vector, all owners */
 size_t lossynet_packet_bytes(const struct lossynet_comm *comm);

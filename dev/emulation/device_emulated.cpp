@@ -2,11 +2,12 @@
  * device.cu and product.cu.
  *
  * "Device memory" is host memory that cannot be touched outside an operation: pages are opened when
- * work runs within a device_scope and closed when it ends, so that a program that reads a GPU's array
- * from the host dies here too. Most scopes only queue work, and open nothing. Each block ends (but for alignment) at a page that is never opened.
- * Products are plain loops that add in float32, by 64s, or by another number for each place of an
- * algorithm (backend.h), so that places differ in their bits. What is called runs later (streams_emu.h):
- * the streams are those of llmc/backend/cuda/streams.cu. */
+ * work runs within a device_scope and closed when it ends, so that a program that reads a GPU's
+ * array from the host dies here too. Most scopes only queue work, and open nothing. Each block ends
+ * (but for alignment) at a page that is never opened. Products are plain loops that add in float32,
+ * by 64s, or by another number for each place of an algorithm (backend.h), so that places differ in
+ * their bits. What is called runs later (streams_emu.h): the streams are those of
+ * llmc/backend/cuda/streams.cu. */
 #include "dev/emulation/device_emulated.h"
 #include "llmc/backend/cuda/product_choice.h"
 #include "llmc/backend/cuda/streams.h"

@@ -79,8 +79,8 @@ struct product_choices {
     struct product_choice choice[PRODUCT_CHOICES];
 };
 
-/* Which attention computes: the backend's own, or a library's. Their bits differ, so a choice is the same on
- * all ranks and after --resume. */
+/* Which attention computes: the backend's own, or a library's. Their bits differ, so a choice is
+ * the same on all ranks and after --resume. */
 struct attention_choice {
     int32_t made;    /* the caller has chosen */
     int32_t library; /* computes the shape below: its version, cuDNN's as 91900. 0: own for all */
@@ -106,8 +106,8 @@ struct backend {
     struct product_choices *product_choices;
     struct attention_choice
         *attention_choice; /* the same; the caller may change all but the shape */
-    /* Gets a library's attention ready for a shape, which becomes the choice's, with its working memory.
-     * Returns its version, or 0 with the reason in one line. _close gives all back. */
+    /* Gets a library's attention ready for a shape, which becomes the choice's, with its working
+     * memory. Returns its version, or 0 with the reason in one line. _close gives all back. */
     int (*attention_open)(int B, int T, int H, int K, int D, char *why, size_t why_size);
     void (*attention_close)(void);
     double (*clock)(void); /* seconds, when the operations called so far are done; or NULL */

@@ -114,8 +114,8 @@ int resume_open(const char *directory, json_t **saved, struct resume_point *at);
  * `details` are equal. Otherwise *out stays as it is. */
 void resume_products(const json_t *saved, const char *details, struct product_choices *out);
 
-/* Which attention computed (struct attention_choice, `library`), if it was saved by the same backend; else
- * -1. */
+/* Which attention computed (struct attention_choice, `library`), if it was saved by the same
+ * backend; else -1. */
 int resume_attention(const json_t *saved, const char *details);
 
 /* Reads the rest of the workers' state from `directory`, after verifying this rank's share of

@@ -68,8 +68,8 @@ static int groups_of(const struct memory_plan_settings *s, int *shortest) {
     return groups;
 }
 
-/* Shards that the busiest worker sends or receives in a phase, at most. An owner sends its own to each
- * other group; in a shorter one a member is the partner of several owners of a group. */
+/* Shards that the busiest worker sends or receives in a phase, at most. An owner sends its own to
+ * each other group; in a shorter one a member is the partner of several owners of a group. */
 static int shards_of(const struct memory_plan_settings *s) {
     int shortest, groups = groups_of(s, &shortest);
     return (groups - 1) * ((group_of(s) + shortest - 1) / shortest);
@@ -282,8 +282,8 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         e.host_bytes =
             e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes + e.travel_bytes;
     /* GRADIENT: a worker sends the shards of the owners that it is a partner of (all others', where
-     * nobody shares a replica). PARAMETER: it sends its own shard to its partners. As many packets, of
-     * as many elements. */
+     * nobody shares a replica). PARAMETER: it sends its own shard to its partners. As many packets,
+     * of as many elements. */
     e.phase_packets = ceil(s->wire_bytes[1] * P * others / s->packet_bytes);
     for (int phase = 0; phase < 2; phase++) {
         e.phase_bytes[phase] = s->wire_bytes[phase] * P * others;

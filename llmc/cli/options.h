@@ -71,8 +71,9 @@ struct options {
     int workers; /* 0: one per rank */
     const char *group;
     int group_size; /* what `group` means here; set by validate.c */
-    /* Where `group` is host and hosts have different numbers of ranks: those, in order of ranks; NULL:
-     * group_size of each, and the last of those that are left. Kept as long as the process. */
+    /* Where `group` is host and hosts have different numbers of ranks: those, in order of ranks;
+     * NULL: group_size of each, and the last of those that are left. Kept as long as the
+     * process. */
     const int *group_sizes;
     const char *link;
     int packet_bytes; /* 0: the link's default */

@@ -181,8 +181,8 @@ static int read_line(int argc, char **argv, const struct lossynet_world *world, 
     return status;
 }
 
-/* The groups of --group host, now that every rank has told how many share its host. Returns 0, 2 after
- * reporting, or -1 on memory errors. */
+/* The groups of --group host, now that every rank has told how many share its host. Returns 0, 2
+ * after reporting, or -1 on memory errors. */
 static int group_by_host(const struct lossynet_world *world, const struct started *all,
                          struct options *o) {
     static int *sizes; /* kept as long as the process, as what options point to */

@@ -249,8 +249,8 @@ static void say_why(const struct found *all, int r, int version, char *why, size
         snprintf(why, size, "rank %d on %s: %s", r, all[r].host, said);
 }
 
-/* The version to compute with, 0 for the own kernels, or -1 where the user or another rank insists on
- * what a rank cannot. The same on all ranks. */
+/* The version to compute with, 0 for the own kernels, or -1 where the user or another rank insists
+ * on what a rank cannot. The same on all ranks. */
 static int decide(const struct options *o, const struct found *all, int ranks, char *why,
                   size_t size) {
     const struct found *before = first_chosen(all, ranks);

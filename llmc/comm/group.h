@@ -66,9 +66,9 @@ struct group {
     struct group_slots slots;
 };
 
-/* Opens the group, of which first, size, workers, shares, be, layout, sets, staged, half, rounds and slots.count are
- * set. `local`: workers of this rank. Collective. Returns 0, or -1 after reporting; the caller closes
- * it in both cases. */
+/* Opens the group, of which first, size, workers, shares, be, layout, sets, staged, half, rounds
+ * and slots.count are set. `local`: workers of this rank. Collective. Returns 0, or -1 after
+ * reporting; the caller closes it in both cases. */
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
 void group_close(struct group *g);
 

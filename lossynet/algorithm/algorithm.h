@@ -185,8 +185,9 @@ struct lossynet_exchange {
     bool *is_kept;
     size_t packet_bytes; /* of a full packet's payload */
     bool reliable;       /* what comes is as it was sent */
-    /* Gradients of remote workers for local owners, of the vectors' dtype: element e of what v owns,
-     * from its partner in the i-th remote group: inbox[inbox_start[v] + i * owned elements of v + e] */
+    /* Gradients of remote workers for local owners, of the vectors' dtype: element e of what v
+     * owns, from its partner in the i-th remote group: inbox[inbox_start[v] + i * owned elements of
+     * v + e] */
     void *inbox;
     void (*release)(void *memory); /* the inbox; NULL: free */
     size_t *inbox_start;           /* [V] */

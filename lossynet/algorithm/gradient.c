@@ -15,15 +15,15 @@
  *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
  *     zero      w = 1/N: E[w_i] = q/N
  *
- * With groups of workers, N is their number. Where their sizes s differ, a group counts s times: the
- * sums are of s_i g_i, and what they are divided by follows,
+ * With groups of workers, N is their number. Where their sizes s differ, a group counts s times:
+ * the sums are of s_i g_i, and what they are divided by follows,
  *
  *     mean      w_i = s_i / (sum of s over the owner's group and those who arrived)
  *     others    w_i = s_i / s of the above, where s is the mean size; w_o = 1 as above
  *
- * so that all four give s_i / (sum of s) when nothing was lost. Given |S|, every other group is as likely
- * to have arrived as any: for these E[w_i] is s_i / s of the above as well, and `ht` and, whenever anything arrives,
- * `balanced` stay unbiased.
+ * so that all four give s_i / (sum of s) when nothing was lost. Given |S|, every other group is as
+ * likely to have arrived as any: for these E[w_i] is s_i / s of the above as well, and `ht` and,
+ * whenever anything arrives, `balanced` stay unbiased.
  *
  * p is one for all senders, in `ht` the mean over what an owner was sent. Where links lose
  * unequally (loss_model.c, `at`) no estimator makes up for it: a sender's share of the average is
@@ -147,8 +147,8 @@ static double weight_of_mass(const struct lossynet_comm *comm, const int *partne
     return 1 / sum;
 }
 
-/* weight[k * groups + g] of the owner's `count` packets, whose masks, by sender, start at `arrived`,
- * `stride` apart, and so their masses; NULL where nothing is carried. */
+/* weight[k * groups + g] of the owner's `count` packets, whose masks, by sender, start at
+ * `arrived`, `stride` apart, and so their masses; NULL where nothing is carried. */
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
                          const float *mass, size_t stride, size_t count, double inflate,
                          float *weight) {

@@ -4,9 +4,9 @@
  *     group 0    |  0 |  1 |  2 |  3 |
  *     group 1    |  4 |  5 |             the short one: 0 and 2 have the partner 4, 1 and 3 have 5
  *
- * An owner has a partner in every group: the member at its own place in its group, modulo the workers
- * of that group. With equal groups partners are each other's. Else a member of a shorter group is the
- * partner of several owners, and some members of a longer group are nobody's there.
+ * An owner has a partner in every group: the member at its own place in its group, modulo the
+ * workers of that group. With equal groups partners are each other's. Else a member of a shorter
+ * group is the partner of several owners, and some members of a longer group are nobody's there.
  */
 #include "lossynet/partition/partition.h"
 

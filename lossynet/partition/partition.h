@@ -21,8 +21,8 @@ struct lossynet_groups {
     double weights;     /* all of these together */
 };
 
-/* Of `group` workers each, and the last of those that are left; or of sizes[0], sizes[1], ... workers,
- * if that is not NULL, until there are `workers` of them. */
+/* Of `group` workers each, and the last of those that are left; or of sizes[0], sizes[1], ...
+ * workers, if that is not NULL, until there are `workers` of them. */
 lossynet_status lossynet_groups_open(struct lossynet_groups *groups, int workers, int group,
                                      const int *sizes);
 void lossynet_groups_close(struct lossynet_groups *groups);

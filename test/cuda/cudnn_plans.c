@@ -2,8 +2,9 @@
  *
  *     cudnn_plans PROPERTIES B T H K D ...
  *
- * PROPERTIES: a file with a device's properties as cuDNN writes them (JSON). Prints the version, and for
- * each shape the bytes of workspace and what the memory plan counts, or why there is no plan. */
+ * PROPERTIES: a file with a device's properties as cuDNN writes them (JSON). Prints the version,
+ * and for each shape the bytes of workspace and what the memory plan counts, or why there is no
+ * plan. */
 #include "llmc/backend/cuda/cudnn_attention.h"
 
 #include <stdio.h>

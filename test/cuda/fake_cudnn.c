@@ -1,6 +1,6 @@
-/* fake_cudnn.c — a libcudnn.so.9 that computes on the CPU: test_attention_choice.py. It carries out the
- * operations of a graph one after the other, in float32 and rounded to each tensor's type, by what
- * cuDNN's developer guide says of them, and so tells whether our graphs are attention.
+/* fake_cudnn.c — a libcudnn.so.9 that computes on the CPU: test_attention_choice.py. It carries out
+ * the operations of a graph one after the other, in float32 and rounded to each tensor's type, by
+ * what cuDNN's developer guide says of them, and so tells whether our graphs are attention.
  *
  *     FAKE_CUDNN=KIND       old     a version that is too old
  *                           newer   another version

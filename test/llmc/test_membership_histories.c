@@ -756,8 +756,8 @@ int main(void) {
         cmocka_unit_test(test_wide_histories),
         cmocka_unit_test(test_one_of_many_dies),
     };
-    /* A world is many MiB, most of which no history touches. Fresh pages from the kernel are zero; memory
-     * that was used before would be cleared for each of 10,000 histories. */
+    /* A world is many MiB, most of which no history touches. Fresh pages from the kernel are zero;
+     * memory that was used before would be cleared for each of 10,000 histories. */
     mallopt(M_MMAP_THRESHOLD, 1 << 20);
     if (getenv("PROCESSES")) return cmocka_run_group_tests(wide, NULL, NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

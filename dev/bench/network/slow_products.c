@@ -2,11 +2,10 @@
  *
  *     LD_PRELOAD=slow_products.so SLOW=PRODUCTS,MEDIAN,P99 train_llama2 ...
  *
- * Before the first of every PRODUCTS matrix products it sleeps for a lognormal time: MEDIAN seconds in
- * the median, and more than P99 medians in one of a hundred steps. So the rank computes for longer,
- * while its thread for packets goes on. tail_pytorch.py draws the same times. PRODUCTS 0: it does not
- * sleep, but prints at the end how many products there were.
- */
+ * Before the first of every PRODUCTS matrix products it sleeps for a lognormal time: MEDIAN seconds
+ * in the median, and more than P99 medians in one of a hundred steps. So the rank computes for
+ * longer, while its thread for packets goes on. tail_pytorch.py draws the same times. PRODUCTS 0:
+ * it does not sleep, but prints at the end how many products there were. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>

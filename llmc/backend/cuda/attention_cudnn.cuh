@@ -1,5 +1,6 @@
-/* attention_cudnn.cuh — cuDNN's attention among the operations (backend.h, struct attention_choice): the
- * plans of one shape and their working memory. Within a scope of the device. */
+/* attention_cudnn.cuh — cuDNN's attention among the operations (backend.h, struct
+ * attention_choice): the plans of one shape and their working memory. Within a scope of the
+ * device. */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
 #define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
 

@@ -1,7 +1,7 @@
-/* cudnn_api.h — the part of cuDNN's backend API that attention uses (cudnn_attention.c). Neither its
- * headers nor its libraries are needed to build: the library is opened at run time, and these are the
- * numbers and prototypes of cudnn_graph.h and cudnn_version.h of cuDNN 9.19.0, under cuDNN's names.
- * test/cuda/test_cudnn.py compares them with the header where one is installed. */
+/* cudnn_api.h — the part of cuDNN's backend API that attention uses (cudnn_attention.c). Neither
+ * its headers nor its libraries are needed to build: the library is opened at run time, and these
+ * are the numbers and prototypes of cudnn_graph.h and cudnn_version.h of cuDNN 9.19.0, under
+ * cuDNN's names. test/cuda/test_cudnn.py compares them with the header where one is installed. */
 #ifndef LLMC_BACKEND_CUDA_CUDNN_API_H
 #define LLMC_BACKEND_CUDA_CUDNN_API_H
 
@@ -117,8 +117,8 @@ enum {
 typedef void *cudnn_handle;     /* cudnnHandle_t */
 typedef void *cudnn_descriptor; /* cudnnBackendDescriptor_t */
 
-/* The library's functions, CUDNN_FUNCTIONS(F) with F(name, result, parameters). Enumerations travel as
- * int; a stream is a pointer. */
+/* The library's functions, CUDNN_FUNCTIONS(F) with F(name, result, parameters). Enumerations travel
+ * as int; a stream is a pointer. */
 #define CUDNN_FUNCTIONS(F)                                                                         \
     F(GetVersion, size_t, (void))                                                                  \
     F(GetErrorString, const char *, (int status))                                                  \

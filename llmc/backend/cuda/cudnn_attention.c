@@ -1,5 +1,5 @@
-/* cudnn_attention.c — see cudnn_attention.h. The graphs' shapes and order of operations are those for which
- * cuDNN's developer guide ("Fused Flash Attention fprop", "bprop") promises kernels. */
+/* cudnn_attention.c — see cudnn_attention.h. The graphs' shapes and order of operations are those
+ * for which cuDNN's developer guide ("Fused Flash Attention fprop", "bprop") promises kernels. */
 #include "llmc/backend/cuda/cudnn_attention.h"
 #include "llmc/backend/cuda/cudnn_api.h"
 

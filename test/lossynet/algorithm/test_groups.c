@@ -173,8 +173,8 @@ static void test_partners_in_unequal_groups(void **state) {
     }
 }
 
-/* The weight of group g in an average of the owner's group, by README.md, when the groups in the set
- * `came` arrived. */
+/* The weight of group g in an average of the owner's group, by README.md, when the groups in the
+ * set `came` arrived. */
 static double weight_of(const struct shape *s, lossynet_estimator estimator, int home, int g,
                         unsigned came, double p) {
     int sum = 0, others = 0;
