@@ -234,7 +234,8 @@ def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused
             lost = kernel["lost"] + hosts.dropped() - dropped
         assert log[0]["packet_bytes"] == 1444 and log[0]["link"] == "udp"
         assert len(steps_of(log)) == 100 and log[-1]["status"] == "complete"
-        assert not any(total(log, name) for name in NETWORK)
+        # A busy machine may keep a rank from running for longer than its phases wait: a straggler.
+        assert not any(total(log, name) for name in NETWORK - {"stragglers"})
         logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
         assert kernel["data"] > 250000 and kernel["control_lost"] > 0
         assert logged == pytest.approx(lost / kernel["data"], abs=0.003)
