@@ -1,16 +1,17 @@
 /* late_ranks.c — what late ranks cost the others, with and without a deadline, in virtual time.
  *
- *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair]]   DEADLINE: auto, off, or seconds
+ *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair] [compute=SECONDS]]
+ *                                                       DEADLINE: auto, off, or seconds
  *
  * With `carry` what is late of a gradient is added to the next (error feedback). With `repair` what
  * is lost is sent again in two rounds of gradients and one of parameters.
  *
- * Ranks compute for 0.1 s in a step and exchange what a trainer does, over a network with a round
- * trip of 0.2 ms that loses nothing. WHAT disturbs them:
+ * Ranks compute for 0.1 s in a step, or for `compute`, and exchange what a trainer does, over a
+ * network with a round trip of 0.2 ms that loses nothing. WHAT disturbs them:
  *
  *     even      nothing
- *     spread    compute times are uniform within 20% of 0.1 s, drawn for each rank and step
- *     tail      compute times are lognormal with a median of 0.1 s and P99/P50 = 3
+ *     spread    compute times are uniform within 20% of that, drawn for each rank and step
+ *     tail      compute times are lognormal with that median and P99/P50 = 3
  *     stop      one rank stops for 0.5 s every 5 s
  *     slow      one rank computes three times as long
  *     random    lognormal compute times with P99/P50 = 10, stops of all lengths at any moment, 10%
@@ -51,13 +52,13 @@ enum {
 };
 enum what { EVEN, SPREAD, TAIL, STOP, SLOW, RANDOM, WHATS };
 static const char *const name[WHATS] = {"even", "spread", "tail", "stop", "slow", "random"};
-static const double COMPUTE = 0.1, STOPPED = 0.5, STOPS_EVERY = 5, SLOWNESS = 3, SPREAD_BY = 0.2;
+static const double STOPPED = 0.5, STOPS_EVERY = 5, SLOWNESS = 3, SPREAD_BY = 0.2;
 
 static struct {
     int ranks, warm, steps;
     enum what what;
     bool skips, carries, repairs;
-    double deadline, lost;
+    double compute, deadline, lost;
     uint64_t random;
     size_t elements;
 
@@ -102,18 +103,18 @@ static bool is_calm(uint64_t step) {
 
 static double compute_seconds(int rank, uint64_t step) {
     const bool last = rank == run.ranks - 1;
-    if (is_calm(step)) return COMPUTE;
+    if (is_calm(step)) return run.compute;
     switch (run.what) {
     case SPREAD:
-        return COMPUTE * (1 + SPREAD_BY * (2 * uniform((uint64_t)rank, step) - 1));
+        return run.compute * (1 + SPREAD_BY * (2 * uniform((uint64_t)rank, step) - 1));
     case TAIL:
-        return COMPUTE * lognormal(3, (uint64_t)rank, step);
+        return run.compute * lognormal(3, (uint64_t)rank, step);
     case RANDOM:
-        return COMPUTE * lognormal(10, (uint64_t)rank, step);
+        return run.compute * lognormal(10, (uint64_t)rank, step);
     case SLOW:
-        return last ? SLOWNESS * COMPUTE : COMPUTE;
+        return last ? SLOWNESS * run.compute : run.compute;
     default:
-        return COMPUTE;
+        return run.compute;
     }
 }
 
@@ -327,7 +328,7 @@ static void print(double undisturbed) {
     qsort(run.step_seconds, run.counted, sizeof *run.step_seconds, by_size);
     printf("mean %.3f p50 %.3f p99 %.3f lost %.5f idle %.4f left_out %.4f pace %.3f "
            "throughput %.3f steps %llu uncounted %lld\n",
-           mean / COMPUTE, quantile(0.5) / COMPUTE, quantile(0.99) / COMPUTE,
+           mean / run.compute, quantile(0.5) / run.compute, quantile(0.99) / run.compute,
            1 - averaged / expected, (double)run.idle / (steps * ranks),
            1 - (double)run.made / (steps * ranks), undisturbed / mean,
            undisturbed / mean * (double)run.averaged_all / (steps * ranks * ranks),
@@ -348,12 +349,15 @@ static double undisturbed_step(void) {
 
 int main(int argc, char **argv) {
     run.ranks = argc > 1 ? atoi(argv[1]) : 0;
+    run.compute = 0.1;
+    for (int i = 5; i < argc; i++)
+        if (strncmp(argv[i], "compute=", 8) == 0) run.compute = atof(argv[i] + 8);
     int what = 0;
     while (argc > 2 && what < WHATS && strcmp(argv[2], name[what]) != 0) what++;
-    if (argc < 4 || run.ranks < 2 || what == WHATS) {
+    if (argc < 4 || run.ranks < 2 || what == WHATS || !(run.compute > 0)) {
         fprintf(stderr,
                 "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED [carry] "
-                "[repair]]\n",
+                "[repair] [compute=SECONDS]]\n",
                 argv[0]);
         return 2;
     }
