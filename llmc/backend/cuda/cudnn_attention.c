@@ -116,7 +116,8 @@ static bool finalize(struct builder *b, cudnn_descriptor d, const char *what) {
 
 /* ---- tensors of four dimensions ---------------------------------------------------------- */
 
-/* Those that the caller has, by number; others are in no memory (virtual). */
+/* Those that the caller has, by number; others are in no memory (virtual). From SCALE on they are
+ * given by value. */
 enum {
     VIRTUAL,
     Q,
@@ -137,16 +138,14 @@ enum {
 
 static cudnn_descriptor tensor_of(struct builder *b, int name, int type, const int64_t *dims,
                                   const int64_t *strides) {
-    static const int by_value[] = {SCALE, MASKED, ONE};
     cudnn_descriptor d = create(b, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
-    const bool value = name == by_value[0] || name == by_value[1] || name == by_value[2];
     set(b, d, CUDNN_ATTR_TENSOR_DATA_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &type);
     set(b, d, CUDNN_ATTR_TENSOR_DIMENSIONS, CUDNN_TYPE_INT64, 4, dims);
     set(b, d, CUDNN_ATTR_TENSOR_STRIDES, CUDNN_TYPE_INT64, 4, strides);
     set_int64(b, d, CUDNN_ATTR_TENSOR_UNIQUE_ID, name != VIRTUAL ? name : NAMES + b->count);
     set_int64(b, d, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT, 16);
     set_bool(b, d, CUDNN_ATTR_TENSOR_IS_VIRTUAL, name == VIRTUAL);
-    set_bool(b, d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, value);
+    set_bool(b, d, CUDNN_ATTR_TENSOR_IS_BY_VALUE, name >= SCALE);
     finalize(b, d, "a tensor");
     return d;
 }

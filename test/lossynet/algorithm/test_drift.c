@@ -142,6 +142,16 @@ static void within(const char *what, int workers, double p, double beta, double 
                  got, want, 100 * relative);
 }
 
+/* Measured and expected are what the formulas say, for so many replicas. */
+static void drift_is(int replicas, double p, double beta, const struct average *a, double pair,
+                     double owner) {
+    within("pair", replicas, p, beta, a->pair, pair, 0.02);
+    within("owner", replicas, p, beta, a->owner, owner, 0.02);
+    within("expected pair", replicas, p, beta, a->expected_pair, pair, 0.02);
+    within("expected owner", replicas, p, beta, a->expected_owner, owner, 0.02);
+    within("mean age", replicas, p, beta, a->age, p / (1 - p), 0.02);
+}
+
 static void walk_matches(int workers, double beta) {
     const double rates[4] = {0.05, 0.1, 0.2, 0.4};
     double rho[LOSSYNET_LAGS];
@@ -157,11 +167,7 @@ static void walk_matches(int workers, double beta) {
                       100 * (a.pair / pair - 1), a.expected_pair / ELEMENTS, a.owner / ELEMENTS,
                       owner / ELEMENTS, lossynet_drift_paper(p, 1));
         within("sigma2", workers, p, beta, a.sigma2, ELEMENTS, 0.01);
-        within("pair", workers, p, beta, a.pair, pair, 0.02);
-        within("owner", workers, p, beta, a.owner, owner, 0.02);
-        within("expected pair", workers, p, beta, a.expected_pair, pair, 0.02);
-        within("expected owner", workers, p, beta, a.expected_owner, owner, 0.02);
-        within("mean age", workers, p, beta, a.age, p / (1 - p), 0.02);
+        drift_is(workers, p, beta, &a, pair, owner);
     }
 }
 
@@ -190,11 +196,7 @@ static void walk_of_groups(int group, int groups) {
     const struct average a = walk_in_groups(LOSSYNET_FLOAT32, 8, group, p, beta, "bernoulli");
     const double pair = lossynet_drift_pair(groups, p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
     const double owner = lossynet_drift_owner(p, 0, ELEMENTS, rho, LOSSYNET_LAGS);
-    within("pair of groups", groups, p, beta, a.pair, pair, 0.02);
-    within("owner to group", groups, p, beta, a.owner, owner, 0.02);
-    within("expected pair of groups", groups, p, beta, a.expected_pair, pair, 0.02);
-    within("expected owner to group", groups, p, beta, a.expected_owner, owner, 0.02);
-    within("mean age", groups, p, beta, a.age, p / (1 - p), 0.02);
+    drift_is(groups, p, beta, &a, pair, owner);
 }
 
 static void test_walk_in_groups(void **state) {
