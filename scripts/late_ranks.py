@@ -9,9 +9,9 @@ RECORD is what --record-loss wrote of a few steps of the same training in one pr
 how many packets go from each worker to each other. Every worker is a rank. Compute times are lognormal, drawn
 anew in every step, with a median of 1 and a 99th percentile of --p99. As in lossynet/transport/deadline.c a
 step ends --deadline after half of the ranks with a gradient are done. Who is late averages what came for its
-shards, but its own packets, and its acknowledgements, come too late; it leaves out steps that pass meanwhile,
-and has no gradient in the next. On stderr: the mean time of a step, of a step in which all wait, and what
-became of gradients."""
+shards, but its own packets come too late. It goes to the step that the others are at, and computes a gradient
+in it unless it has left steps out or they began it more than --deadline ago. Every sender knows what became of
+its packets. On stderr: the mean time of a step, of a step in which all wait, and what became of gradients."""
 import argparse
 import math
 import random
@@ -44,31 +44,27 @@ class Run:
         self.random = random.Random(seed)
         self.sigma = math.log(p99) / 2.3263478740408408
         self.deadline = deadline
-        self.busy = [0.0] * workers   # computes an earlier step until then
-        self.idles = [False] * workers
+        self.busy = [0.0] * workers     # computes an earlier step until then
+        self.missed = [False] * workers  # left out the last step
         self.now = self.all_wait = 0.0
         self.computed = self.late = 0
 
     def step(self):
         """What each rank does in this step: "computes", "late", "idles", or None when it leaves it out."""
         ranks = range(len(self.busy))
-        present = [r for r in ranks if self.busy[r] <= self.now]
+        computes = [r for r in ranks if self.busy[r] <= self.now + self.deadline and not self.missed[r]]
         times = {r: math.exp(self.random.gauss(0, self.sigma)) for r in ranks}
         self.all_wait += max(times.values())
-        done = {r: self.now + times[r] for r in present if not self.idles[r]}
+        done = {r: max(self.now, self.busy[r]) + times[r] for r in computes}
         half = sorted(done.values())[(len(done) - 1) // 2] if done else self.now
         end = min(max(done.values(), default=half), half + self.deadline)
         what = [None] * len(self.busy)
-        for r in present:
-            if r not in done:
-                what[r], self.idles[r] = "idles", False
-            elif done[r] <= end:
-                what[r] = "computes"
-            else:
-                what[r], self.idles[r], self.busy[r] = "late", True, done[r]
-        for r in ranks:  # who ends a step within this one comes into it, and idles
-            if what[r] is None and self.busy[r] <= end:
-                what[r], self.idles[r] = "idles", False
+        for r in ranks:
+            if r in done:
+                what[r], self.busy[r] = "computes" if done[r] <= end else "late", done[r]
+            elif self.busy[r] <= end:  # comes while the others compute
+                what[r] = "idles"
+            self.missed[r] = what[r] is None
         self.computed += len(done)
         self.late += what.count("late")
         self.now = end
@@ -87,8 +83,7 @@ def write_step(step, what, counts, out):
             comes = sent if phase == "gradient" else sent and what[receiver] != "late"
             out.write(f"# step {step}, {phase}, worker {sender} to {receiver}\n{('0' if comes else '1') * number}\n")
         computes = what[receiver] in ("computes", "late")
-        told = "".join("1" if w == receiver or (what[w] in ("computes", "idles") and what[receiver] != "late")
-                       else "0" for w in workers)
+        told = "".join("0" if what[w] is None else "1" for w in workers)
         out.write(f"# step {step}, worker {receiver} {'computes' if computes else 'idles'}, norm nan, lead nan\n"
                   f"# step {step}, worker {receiver} told {told}\n")
 

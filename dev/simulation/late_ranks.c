@@ -1,13 +1,13 @@
 /* late_ranks.c — what late ranks cost the others, with and without a deadline, in virtual time.
  *
- *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair] [compute=SECONDS]]
+ *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair] [compute=SECONDS] [lost=SHARE]]
  *                                                       DEADLINE: auto, off, or seconds
  *
  * With `carry` what is late of a gradient is added to the next (error feedback). With `repair` what
  * is lost is sent again in two rounds of gradients and one of parameters.
  *
  * Ranks compute for 0.1 s in a step, or for `compute`, and exchange what a trainer does, over a
- * network with a round trip of 0.2 ms that loses nothing. WHAT disturbs them:
+ * network with a round trip of 0.2 ms that loses `lost` of the datagrams, or nothing. WHAT disturbs them:
  *
  *     even      nothing
  *     spread    compute times are uniform within 20% of that, drawn for each rank and step
@@ -23,6 +23,7 @@
  *     p50 p99     the steps of ranks that were not stopped, the same
  *     lost        share of the computed gradients' packets that their owners did not get; with
  *                 `carry` below 0 where more came from the steps before than went to those behind
+ *     delay       mean age of the gradients in averages, steps
  *     idle        share of steps that a rank took part in without a gradient
  *     left_out    share of steps that a rank took no part in
  *     pace        steps per second, over the same of undisturbed ranks
@@ -71,6 +72,7 @@ static struct {
     uint64_t
         *averaged; /* [steps]: of which the owners got so many, summed; their own not counted */
     uint64_t averaged_all; /* the same for all steps with their own */
+    uint64_t ages;         /* of these, steps */
     uint64_t last;
     int64_t uncounted; /* of all steps, elements: computed, less averaged by the owners */
 } run;
@@ -150,6 +152,13 @@ struct rank {
     bool unfinished; /* a broadcast is */
 };
 
+/* The element of an owner's shard that says in which step a gradient was computed. */
+static size_t step_at(const struct rank *r, int owner) {
+    size_t offset, count;
+    lossynet_shard(r->comm, owner, 0, &offset, &count);
+    return offset + 1;
+}
+
 static void compute(struct rank *r, uint64_t step) {
     double seconds = compute_seconds(r->rank, step);
     simulation_require(!lossynet_bucket_wait(r->comm, 0, NULL), "waiting for parameters");
@@ -164,6 +173,7 @@ static void compute(struct rank *r, uint64_t step) {
     }
     simulation_sleep(seconds);
     for (size_t e = 0; e < run.elements; e++) r->gradient[e] = 1;
+    for (int owner = 0; owner < run.ranks; owner++) r->gradient[step_at(r, owner)] = (float)step;
     lossynet_bucket_ready(r->comm, r->rank, 0);
 }
 
@@ -182,21 +192,24 @@ static void end_report(struct rank *r) {
     r->unfinished = false;
 }
 
-/* Gradients are all 1, so that the owner's average says how many it got. */
+/* Gradients are 1, so that the owner's average says how many it got; and one element of each shard
+ * is the step. */
 static void note(struct rank *r, uint64_t step, bool idle) {
     size_t offset, count;
     const double now = simulation_now();
     lossynet_shard(r->comm, r->rank, 0, &offset, &count);
     const uint64_t got = (uint64_t)lrintf(r->gradient[offset] * (float)run.ranks);
-    run.uncounted += (int64_t)run.elements * !idle;
+    const size_t stamp = step_at(r, r->rank);
+    run.uncounted += ((int64_t)run.elements - run.ranks) * !idle;
     for (size_t e = offset; e < offset + count; e++)
-        run.uncounted -= lrintf(r->gradient[e] * (float)run.ranks);
+        run.uncounted -= e == stamp ? 0 : lrintf(r->gradient[e] * (float)run.ranks);
     if (step >= (uint64_t)run.warm && step < (uint64_t)run.steps) {
         run.made++;
         run.idle += idle;
         run.computed[step] += !idle;
         run.averaged[step] += got - !idle;
         run.averaged_all += got;
+        run.ages += got * step - (uint64_t)lrintf(r->gradient[stamp] * (float)run.ranks);
         run.seconds += r->at > 0 ? (now - r->ended) : 0;
         if (!is_stopped(r->rank)) run.step_seconds[run.counted++] = (float)(now - r->ended);
     }
@@ -284,7 +297,7 @@ static void simulate(uint64_t seed) {
     run.elements = (run.repairs ? SHARD_REPAIRED : 1) * PACKET * ranks;
     run.seconds = 0;
     run.counted = 0;
-    run.made = run.idle = run.averaged_all = run.last = 0;
+    run.made = run.idle = run.averaged_all = run.ages = run.last = 0;
     run.uncounted = 0;
     run.step_seconds = take(steps * ranks, sizeof *run.step_seconds);
     run.computed = take(steps, sizeof *run.computed);
@@ -326,11 +339,12 @@ static void print(double undisturbed) {
     }
     const double mean = run.seconds / (steps * ranks);
     qsort(run.step_seconds, run.counted, sizeof *run.step_seconds, by_size);
-    printf("mean %.3f p50 %.3f p99 %.3f lost %.5f idle %.4f left_out %.4f pace %.3f "
+    printf("mean %.3f p50 %.3f p99 %.3f lost %.5f delay %.3f idle %.4f left_out %.4f pace %.3f "
            "throughput %.3f steps %llu uncounted %lld\n",
            mean / run.compute, quantile(0.5) / run.compute, quantile(0.99) / run.compute,
-           1 - averaged / expected, (double)run.idle / (steps * ranks),
-           1 - (double)run.made / (steps * ranks), undisturbed / mean,
+           1 - averaged / expected, (double)run.ages / (double)run.averaged_all,
+           (double)run.idle / (steps * ranks), 1 - (double)run.made / (steps * ranks),
+           undisturbed / mean,
            undisturbed / mean * (double)run.averaged_all / (steps * ranks * ranks),
            (unsigned long long)run.last, (long long)run.uncounted);
 }
@@ -350,14 +364,17 @@ static double undisturbed_step(void) {
 int main(int argc, char **argv) {
     run.ranks = argc > 1 ? atoi(argv[1]) : 0;
     run.compute = 0.1;
-    for (int i = 5; i < argc; i++)
+    double lost = 0;
+    for (int i = 5; i < argc; i++) {
         if (strncmp(argv[i], "compute=", 8) == 0) run.compute = atof(argv[i] + 8);
+        if (strncmp(argv[i], "lost=", 5) == 0) lost = atof(argv[i] + 5);
+    }
     int what = 0;
     while (argc > 2 && what < WHATS && strcmp(argv[2], name[what]) != 0) what++;
     if (argc < 4 || run.ranks < 2 || what == WHATS || !(run.compute > 0)) {
         fprintf(stderr,
                 "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED [carry] "
-                "[repair] [compute=SECONDS]]\n",
+                "[repair] [compute=SECONDS] [lost=SHARE]]\n",
                 argv[0]);
         return 2;
     }
@@ -369,7 +386,7 @@ int main(int argc, char **argv) {
         run.carries |= strcmp(argv[i], "carry") == 0;
         run.repairs |= strcmp(argv[i], "repair") == 0;
     }
-    run.lost = run.what == RANDOM ? 0.1 : 0;
+    run.lost = run.what == RANDOM ? 0.1 : lost;
     run.warm = 32;
     run.steps = run.ranks > 4 ? MOST_STEPS / 4 : MOST_STEPS;
     simulate(argc > 4 ? (uint64_t)atoll(argv[4]) : 1);

@@ -199,8 +199,9 @@ static const struct entry table[] = {
            "more, have not ended the run"),
     STRING("deadline", deadline, "off", "auto|off|SECONDS",
            "udp, verbs: a step waits for late ranks no longer than so many seconds after half of "
-           "the ranks; what is not there then is lost, and who is late leaves steps out. auto: as "
-           "long as pays by how the ranks did before; off: all wait. Algorithm lossy"),
+           "the ranks; what is not there then is lost (better with --carry 1: then it comes in the "
+           "next step), and who is late leaves steps out. auto: as long as pays by how the ranks "
+           "did before; off: all wait. Algorithm lossy"),
     SWITCH("no-overlap", no_overlap,
            "udp, verbs: compute and exchange packets in turn, not at the same time"),
     SWITCH("multicast", multicast,

@@ -86,6 +86,10 @@ void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
 /* Tells the senders what has arrived in this phase so far; in a round of retransmission: what is
  * not asked for again. Collective. */
 lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
+/* What this rank acknowledges to another of the GRADIENT phase: with `make` of the one that is open,
+ * else as it was made last. Valid until the next is made. */
+const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bool make,
+                                        size_t *bytes);
 /* What arrived at local worker v from others in a phase that has ended, and what was to; its own do
  * not count. Adds them to `total`, so call it once for each phase. */
 void lossynet_arrivals_count(const struct lossynet_comm *comm, lossynet_phase phase, int v,
@@ -249,6 +253,7 @@ struct lossynet_feedback {
     struct lossynet_residuals apart;
     int *added; /* [V]: buckets of the present vector that have their residual */
     struct lossynet_lateness *late; /* [V]: of the last phase's averages */
+    bool *alone; /* [N]: what came of the worker in the last phase was computed before */
 };
 
 /* Sees to pool.out_of_memory only. apart: may be NULL. */
@@ -269,6 +274,8 @@ float lossynet_unconfirmed_mass(const struct lossynet_comm *comm, int gradients)
 /* The acknowledgement of local owner v to a sender: whether it is a new one; *tag: of its step. */
 bool lossynet_unconfirmed_renews(struct lossynet_comm *comm, int v, int sender,
                                  const uint8_t *arrived, size_t n, uint32_t *tag);
+/* Whether nothing leaves on this link, since a step's acknowledgement has not come. */
+bool lossynet_unconfirmed_waits(const struct lossynet_comm *comm, int v, int owner);
 /* Whether sender v has an acknowledgement of an owner in this step, and its tag. */
 void lossynet_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, bool told,
                                uint32_t tag);
@@ -330,6 +337,8 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
 /* ---- late ranks (step.c) ---- */
 
+/* Whether any worker had a gradient in the GRADIENT phase that has just ended. */
+bool lossynet_sent_gradient(const struct lossynet_comm *comm, int worker);
 /* Whether a worker has a gradient in this step: not where its rank idles, or is replayed so. */
 bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker);
 /* Clears mask[k], k < n, of what local worker v does not send to an owner, or to itself, in this

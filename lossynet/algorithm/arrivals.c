@@ -102,6 +102,7 @@ lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_pha
 enum {
     TAG_BYTES = 4
 }; /* before a link's bits, where they may be of an earlier step (unconfirmed.c) */
+enum { NOTHING_SENT = 2 }; /* in place of `came`: nothing has come */
 
 /* Into bits, of what local workers have of the workers in `rank`. */
 static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, uint8_t *to) {
@@ -129,9 +130,31 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
     }
 }
 
+const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bool make,
+                                        size_t *bytes) {
+    const struct lossynet_acks *acks = &comm->arrivals.acks;
+    uint8_t *bits = acks->own_bits + acks->own_offset[rank];
+    if (make) write_bits(comm, LOSSYNET_GRADIENT, rank, bits);
+    *bytes = acks->own_offset[rank + 1] - acks->own_offset[rank];
+    return bits;
+}
+
+/* Parts of late ranks are asked for. Where nothing was sent, it is known that nothing has come. */
+static lossynet_status ask(struct lossynet_comm *comm, uint8_t *in, const size_t *offset) {
+    struct lossynet_transport *t = comm->transport;
+    uint8_t *came = comm->arrivals.acks.came;
+    lossynet_status status = lossynet_transport_ask(t, in, offset, came);
+    for (int r = 0; r < comm->world.ranks; r++) {
+        if (came[r] || !lossynet_transport_sent_nothing(t, r)) continue;
+        memset(in + offset[r], 0, offset[r + 1] - offset[r]);
+        came[r] = NOTHING_SENT;
+    }
+    return status;
+}
+
 /* What the workers in `rank` have of local workers; nothing is asked for again by one whose part
  * has not come. */
-static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, bool came,
+static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, int came,
                       const uint8_t *from) {
     const bool tagged = comm->feedback.unconfirmed.on, again = comm->steps.round > 0;
     for (int v = 0; v < comm->workers.local; v++) {
@@ -146,7 +169,8 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
                     comm->loss.replay
                         ? lossynet_loss_replay_told(comm->loss.replay, comm->steps.step,
                                                     comm->workers.first + v, receiver)
-                        : came;
+                    : came == NOTHING_SENT ? !lossynet_unconfirmed_waits(comm, v, receiver)
+                                           : came;
                 lossynet_unconfirmed_told(comm, v, receiver, told,
                                           (uint32_t)wire_get(from, TAG_BYTES));
             }
@@ -188,17 +212,22 @@ lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossyn
     const size_t *out_offset = own ? acks->own_offset : acks->other_offset;
     const size_t *in_offset = own ? acks->other_offset : acks->own_offset;
     const int rank = comm->world.rank;
+    const bool asks = acks->came && own && comm->feedback.unconfirmed.on &&
+                      comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0;
+    if (asks) lossynet_transport_acknowledges(comm->transport, false);
     for (int r = 0; r < comm->world.ranks; r++) write_bits(comm, phase, r, out + out_offset[r]);
+    if (asks) lossynet_transport_acknowledges(comm->transport, true);
     memcpy(in + in_offset[rank], out + out_offset[rank], out_offset[rank + 1] - out_offset[rank]);
     if (comm->transport) {
         lossynet_status status =
             acks->came ? lossynet_transport_swap_pulse(comm->transport, out, out_offset, in,
                                                        in_offset, acks->came)
                        : lossynet_transport_swap(comm->transport, out, out_offset, in, in_offset);
+        if (!status && asks) status = ask(comm, in, in_offset);
         if (status) return status;
     }
     for (int r = 0; r < comm->world.ranks; r++)
-        read_bits(comm, phase, r, !acks->came || acks->came[r], in + in_offset[r]);
+        read_bits(comm, phase, r, acks->came ? acks->came[r] : true, in + in_offset[r]);
     for (int v = 0; own && v < comm->workers.local; v++) fill_delivered(comm, v);
     return LOSSYNET_OK;
 }

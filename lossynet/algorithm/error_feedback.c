@@ -32,6 +32,7 @@ void lossynet_feedback_open(struct lossynet_comm *comm, const struct lossynet_re
     COMM_TAKE(comm, comm->feedback.mass, lossynet_links(comm, true));
     COMM_TAKE(comm, comm->feedback.added, local);
     COMM_TAKE(comm, comm->feedback.late, local);
+    COMM_TAKE(comm, comm->feedback.alone, (size_t)comm->workers.count);
     comm->feedback.share = 1;
 }
 
@@ -41,6 +42,7 @@ void lossynet_feedback_close(struct lossynet_comm *comm) {
     free(comm->feedback.mass);
     free(comm->feedback.added);
     free(comm->feedback.late);
+    free(comm->feedback.alone);
 }
 
 void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
@@ -157,7 +159,8 @@ static double late_by(double mass, double share) {
     return late;
 }
 
-/* How late the gradients were that local owner v has averaged. Before the masses change. */
+/* How late the gradients were that local owner v has averaged. Before the masses change. What comes
+ * of a worker without a gradient in this step is a step older than what comes along with one. */
 static struct lossynet_lateness measure_lateness(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const struct lossynet_groups *groups = &partition->groups;
@@ -167,17 +170,21 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
     const uint8_t *arrived =
         comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
     const double share = (double)comm->feedback.share;
+    const double own = groups->weight[groups->of[worker]];
     struct lossynet_lateness sum = {0};
     for (size_t k = 0; k < n; k++) {
         double gradients = 0, late = 0;
         for (int g = 0; g < groups->count; g++) {
             const size_t i = (size_t)partner[g] * n + k;
             if (!arrived[i]) continue;
-            gradients += groups->weight[g] * (1 + share * (double)mass[i]);
+            const double all = groups->weight[g] * (1 + share * (double)mass[i]);
+            gradients += all;
             if (mass[i] > 0) late += groups->weight[g] * late_by((double)mass[i], share);
+            if (comm->feedback.alone[partner[g]]) late += all;
         }
+        if (gradients == 0) continue;
         sum.late += late / gradients;
-        sum.others += 1 - groups->weight[groups->of[worker]] / gradients;
+        sum.others += 1 - (arrived[(size_t)worker * n + k] ? own : 0) / gradients;
     }
     return sum;
 }
@@ -187,6 +194,8 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     /* What was sent, wherever the owner lives. Where residuals are kept apart, keep rounds to bf16. */
     if (comm->feedback.residual || lossynet_has_blocks(&comm->partition))
         lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
+    for (int w = 0; w < comm->workers.count; w++)
+        comm->feedback.alone[w] = !lossynet_sent_gradient(comm, w);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);

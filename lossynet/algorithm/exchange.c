@@ -308,6 +308,11 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
     return fresh ? LOSSYNET_TAKEN : LOSSYNET_CAME_BEFORE;
 }
 
+static const uint8_t *acknowledge(void *context, int rank, bool make, size_t *bytes) {
+    struct lossynet_comm *comm = context;
+    return lossynet_arrivals_answer(comm, rank, make, bytes);
+}
+
 /* ---- open and close ---- */
 
 static void open_inbox(struct lossynet_comm *comm, void *(*allocate)(size_t bytes)) {
@@ -361,7 +366,8 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
                                                    .ready = ready,
                                                    .expected = expected,
                                                    .bytes = bytes,
-                                                   .deliver = deliver};
+                                                   .deliver = deliver,
+                                                   .acknowledge = acknowledge};
     lossynet_transport_shape(comm->transport, &comm->resources.pool, &shape, &calls);
 }
 

@@ -29,6 +29,12 @@ bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
     return part.computes;
 }
 
+bool lossynet_sent_gradient(const struct lossynet_comm *comm, int worker) {
+    if (!comm->steps.skips || comm->loss.replay || lossynet_is_local(comm, worker))
+        return lossynet_has_gradient(comm, worker);
+    return !lossynet_transport_idles(comm->transport, worker / comm->workers.local);
+}
+
 void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n,
                        uint8_t *mask) {
     const int sender = comm->workers.first + v;
@@ -86,11 +92,12 @@ lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step,
         if (status) return status;
         steps->next = *step + 1;
         steps->begun = true;
-        lossynet_transport_set_idle(comm->transport, *idle);
     }
     steps->idle = *idle;
     steps->late = false;
-    return lossynet_step_begin(comm, *step);
+    lossynet_status status = lossynet_step_begin(comm, *step);
+    if (!status && steps->skips) lossynet_transport_stays(comm->transport, *idle);
+    return status;
 }
 
 void lossynet_late_note(struct lossynet_comm *comm) {

@@ -17,6 +17,10 @@
  * away. One that has been lost so often that a packet would hold more than MOST gradients is given
  * up.
  *
+ * An acknowledgement that has not come is asked for (ask.c), so that links are seldom unconfirmed:
+ * a late gradient would come two steps after its own then, and not one, and a late owner would get
+ * nothing in the next step.
+ *
  * A late sender leaves steps out, so that an owner cannot know from its own losses how many
  * gradients a packet holds. The packet says so (wire.h), and the mass that averages are divided by
  * follows: M(1) = 1, M(n) = 1 + share M(n-1). What joins the residual when it is n losses newer
@@ -68,6 +72,10 @@ static size_t link_of(const struct lossynet_comm *comm, int v, int other) {
     return (size_t)v * comm->workers.count + other;
 }
 
+bool lossynet_unconfirmed_waits(const struct lossynet_comm *comm, int v, int owner) {
+    return of(comm)->sent[link_of(comm, v, owner)] != 0;
+}
+
 /* ---- sending ---- */
 
 /* Gradients in what local worker v sends: its own, if it has one, and those in its residual. */
@@ -84,7 +92,7 @@ int lossynet_unconfirmed_gradients(const struct lossynet_comm *comm, int v, size
 void lossynet_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owner, size_t n,
                                uint8_t *mask) {
     size_t all, start = lossynet_tx(comm, LOSSYNET_GRADIENT, v, owner, &all);
-    const bool waits = of(comm)->sent[link_of(comm, v, owner)] != 0;
+    const bool waits = lossynet_unconfirmed_waits(comm, v, owner);
     for (size_t k = 0; k < n; k++)
         mask[k] &= !waits && lossynet_unconfirmed_gradients(comm, v, start + k) > 0;
 }

@@ -1,4 +1,4 @@
-/* wire.h — the datagram: what travels between ranks, version 7.
+/* wire.h — the datagram: what travels between ranks, version 8.
  *
  *      0                   1                   2                   3
  *      0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -23,7 +23,7 @@
  * Every number is little-endian, the payload's elements included: the order of every machine this
  * runs on, so that a payload of float32 is copied and never converted.
  *
- *   version   7
+ *   version   8
  *   type, k, e         one byte: its low four bits, two, and the high two
  *   e         DATA: the elements, 0, 1 or 3 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the
  *             upper half of a float32; 2 float32 as in 0, sent from a device's memory; 3 blocks
@@ -44,6 +44,9 @@
  *                      for packet + i. Payload: the sender's state, and for MESSAGE 8 bytes more.
  *             LEAVE    the sender is done with this run; ABORT: it has failed (believed of one
  *             rank only when encrypted, or when it is silent from then on). Answered by LEFT.
+ *             ASK      kind GRADIENT: what the receiver acknowledges of the sender's packets of this
+ *                      phase; `packet`: from which of its bytes on. Payload: the sender's state
+ *             TELL     the answer, to be continued until all bytes are there (transport/ask.c)
  *             TEST     of a link's own, while it opens: no checksum, ignored later.
  *   k         kind: what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds
  *             for which all ranks wait (2), and those that go on without a late rank (3). All ranks
@@ -85,7 +88,7 @@
 
 enum {
     WIRE_MAGIC = 0x4e4c, /* 'L' 'N' */
-    WIRE_VERSION = 7,
+    WIRE_VERSION = 8,
     WIRE_HEADER_BYTES = 28,
     WIRE_STATE_BYTES = 44,
     WIRE_WORKERS = 65534, /* most workers that fit */
@@ -107,6 +110,8 @@ enum {
     WIRE_ABORT,
     WIRE_LEFT,
     WIRE_TEST,
+    WIRE_ASK,
+    WIRE_TELL,
     WIRE_TYPES,
 };
 

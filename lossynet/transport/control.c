@@ -21,7 +21,7 @@ struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transpo
                                                    uint32_t packet, const void *payload,
                                                    size_t bytes) {
     struct lossynet_datagram d = {.payload = payload, .length = bytes};
-    const bool idle = type == WIRE_DONE && kind == LOSSYNET_GRADIENT && t->deadline.idle;
+    const bool idle = type == WIRE_DONE && kind == LOSSYNET_GRADIENT && t->deadline.present.idle;
     struct wire_header h = {.magic = WIRE_MAGIC,
                             .version = WIRE_VERSION,
                             .type = (uint8_t)type,
@@ -128,6 +128,7 @@ double lossynet_control_push(struct lossynet_transport *t, int peer, double now)
             lossynet_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
         due = fmin(due, lossynet_timer_due(t, repeat, now));
     }
+    due = fmin(due, lossynet_ask_push(t, peer, now));
     bool told = false; /* our state */
     for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
         if (control->ack_due[which])

@@ -99,7 +99,8 @@ bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half) 
 
 /* Whether a rank takes part in this GRADIENT phase without a gradient, as far as is known. */
 static bool idles(const struct lossynet_transport *t, int rank) {
-    return rank == t->world.rank ? t->deadline.idle : t->peers[rank].rx[LOSSYNET_GRADIENT].idle;
+    return rank == t->world.rank ? t->deadline.present.idle
+                                 : t->peers[rank].rx[LOSSYNET_GRADIENT].idle;
 }
 
 static void note_lag(struct lossynet_deadline *d, uint32_t step, double lag) {
@@ -248,7 +249,7 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
     struct lossynet_phase_state *phase = &t->phase[kind];
     const int ranks = t->world.ranks, *count = t->agenda.count;
     if (!t->deadline.on || phase->opened == phase->closed) return;
-    const bool gradient = kind == LOSSYNET_GRADIENT, idle = gradient && t->deadline.idle;
+    const bool gradient = kind == LOSSYNET_GRADIENT, idle = gradient && t->deadline.present.idle;
     const int done = count[LOSSYNET_IS_DONE + kind] + (phase->reached && !idle);
     const int counted = ranks - idle - (gradient ? count[LOSSYNET_IDLES] : 0);
     if (phase->half == 0 && 2 * done >= counted) phase->half = t->receiver.empty;
@@ -310,10 +311,18 @@ bool lossynet_transport_sends_again(struct lossynet_transport *t, lossynet_phase
     return !went_on && !nothing;
 }
 
-void lossynet_transport_set_idle(struct lossynet_transport *t, bool idle) {
+void lossynet_transport_stays(struct lossynet_transport *t, bool idle) {
     lossynet_progress_enter(t);
-    t->deadline.idle = idle;
+    t->deadline.present.idle = idle;
+    t->deadline.present.opened = t->phase[LOSSYNET_GRADIENT].opened;
     lossynet_progress_leave(t);
+}
+
+bool lossynet_transport_idles(struct lossynet_transport *t, int rank) {
+    lossynet_progress_enter(t);
+    const bool rank_idles = idles(t, rank);
+    lossynet_progress_leave(t);
+    return rank_idles;
 }
 
 bool lossynet_transport_is_behind(struct lossynet_transport *t) {

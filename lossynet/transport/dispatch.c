@@ -16,6 +16,10 @@ void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram
         lossynet_message_receive(t, peer, &h, payload);
         return;
     }
+    if (h.type == WIRE_TELL) {
+        lossynet_ask_told(t, peer, &h, payload);
+        return;
+    }
     bool of_phase = h.kind < WIRE_MESSAGES;
     bool valid =
         lossynet_control_receive(t, peer, &h, payload) && (h.type != WIRE_DONE || of_phase);
@@ -23,6 +27,8 @@ void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram
         t->receiver.rejected.invalid++;
     else if (h.type == WIRE_DONE)
         lossynet_recv_done(t, peer, &h);
+    else if (h.type == WIRE_ASK)
+        lossynet_ask_receive(t, peer, &h);
     else if (h.type == WIRE_ACK && !of_phase)
         lossynet_message_acknowledge(t, peer, &h, payload);
 }

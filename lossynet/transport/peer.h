@@ -7,6 +7,7 @@
  *     tx, rx    the present phase of each kind             send.c, recv.c
  *     message   the present rounds of small messages        message.c
  *     lateness  whether we wait for it                      deadline.c
+ *     question  what it has of our gradient                 ask.c
  */
 #ifndef LOSSYNET_PEER_H
 #define LOSSYNET_PEER_H
@@ -69,6 +70,7 @@ struct lossynet_flow {
     uint32_t unacknowledged;             /* its DATA for which no credit was given yet */
     uint32_t came;                       /* its DATA, since the start */
     uint32_t vanished;                   /* its DATA, announced since the last phase with any */
+    uint32_t noticed[2];                 /* came, when its last phase of a kind ended */
     struct lossynet_loss_report report;
 };
 
@@ -138,6 +140,15 @@ struct lossynet_waiting { /* whether we wait for it (deadline.c) */
     double begun_at; /* ... at this time */
 };
 
+struct lossynet_question { /* what it has of ours, and we of its (ask.c) */
+    bool open;             /* we ask, and it has answered `got` of so many bytes */
+    uint8_t *to;
+    size_t bytes, got;
+    struct lossynet_timer repeat;
+    uint32_t
+        holds; /* what we acknowledge to it is of the last of so many GRADIENT phases; 0: none */
+};
+
 struct lossynet_peer {
     struct lossynet_liveness live;
     struct lossynet_round_trip round_trip;
@@ -147,6 +158,7 @@ struct lossynet_peer {
     struct lossynet_rx rx[2];
     struct lossynet_message message[LOSSYNET_ROUND_KINDS];
     struct lossynet_waiting lateness;
+    struct lossynet_question question;
 };
 
 #endif

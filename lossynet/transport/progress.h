@@ -10,7 +10,7 @@
  *                    |        |       |
  *                 send.c   recv.c   message.c
  *                    |        |       |
- *                 control.c, pacing.c, window.c, timer.c, deadline.c, agenda.c
+ *                 control.c, pacing.c, window.c, timer.c, deadline.c, ask.c, agenda.c
  *                    |
  *                 session.c: seals, verifies  -->  link->send, link->receive
  *
@@ -155,14 +155,20 @@ struct lossynet_receiver {
 
 enum { LOSSYNET_DEADLINE_LAGS = 1024, LOSSYNET_DEADLINE_STEPS = 64 }; /* remembered, the last */
 
+struct lossynet_present_step { /* of this rank */
+    bool idle;                 /* it has no gradient in it */
+    uint32_t opened;           /* GRADIENT phases, when it began */
+    double asks_until;         /* the end of its questions (ask.c) */
+};
+
 struct lossynet_deadline {
     bool on;
-    double fixed;               /* s; 0: learnt */
-    bool raised;                /* a line has said that it is too short */
-    double wait;                /* s, learnt */
-    double ended;               /* when the last GRADIENT phase did */
-    int late;                   /* peers */
-    bool idle;                  /* this rank has no gradient in the present step */
+    double fixed; /* s; 0: learnt */
+    bool raised;  /* a line has said that it is too short */
+    double wait;  /* s, learnt */
+    double ended; /* when the last GRADIENT phase did */
+    int late;     /* peers */
+    struct lossynet_present_step present;
     bool late_comes;            /* gradients that are late come in the step after */
     uint32_t pulses, phases[2]; /* of a step */
     uint32_t lags, steps;
@@ -348,6 +354,14 @@ double lossynet_control_push(struct lossynet_transport *t, int peer, double now)
 bool lossynet_control_receive(struct lossynet_transport *t, int peer, const struct wire_header *h,
                               const uint8_t *payload);
 bool lossynet_control_busy(const struct lossynet_transport *t); /* repeats until answered */
+
+/* ---- ask.c: acknowledgements of late ranks ---- */
+
+void lossynet_ask_receive(struct lossynet_transport *t, int peer, const struct wire_header *h);
+void lossynet_ask_told(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                       const uint8_t *payload);
+/* Returns when to look again. */
+double lossynet_ask_push(struct lossynet_transport *t, int peer, double now);
 
 /* ---- deadline.c: going on without late ranks ---- */
 

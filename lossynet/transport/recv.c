@@ -148,11 +148,13 @@ static void check_reliable(struct lossynet_transport *t, int peer, struct lossyn
 
 /* Small datagrams come, and of many large ones none: as behind a path that drops what is too large
  * for its MTU and does not say so. */
-static void notice_black_hole(struct lossynet_transport *t, int peer,
-                              const struct lossynet_rx *rx) {
+static void notice_black_hole(struct lossynet_transport *t, int kind, int peer) {
     struct lossynet_flow *flow = &t->peers[peer].flow;
-    const uint32_t before = flow->vanished;
-    flow->vanished = rx->received > 0 ? 0 : before + (rx->done ? rx->announced : 0);
+    const struct lossynet_rx *rx = &t->peers[peer].rx[kind];
+    const bool none = flow->came == flow->noticed[kind]; /* not even what was late */
+    const uint32_t before = none ? flow->vanished : 0;
+    flow->vanished = none && rx->done ? before + rx->announced : before;
+    flow->noticed[kind] = flow->came;
     if (before < VANISHED && flow->vanished >= VANISHED)
         lossynet_log(
             "rank %d, step %" PRIu64 ": none of the last %" PRIu32 " packets of rank %d has "
@@ -200,7 +202,7 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     if (all || (quiet && answered)) {
         rx->state = RX_OVER;
         rx->over = receiver->now;
-        notice_black_hole(t, peer, rx);
+        notice_black_hole(t, kind, peer);
         return HUGE_VAL;
     }
     if (answered) return silent_since + receiver->grace;

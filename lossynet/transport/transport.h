@@ -68,6 +68,9 @@ struct lossynet_transport_calls {
     enum lossynet_delivery (*deliver)(void *context, lossynet_phase phase,
                                       const struct lossynet_packet *packet, const uint8_t *payload,
                                       size_t bytes);
+    /* What this rank acknowledges to another of the open GRADIENT phase, of which nothing more will
+     * come from there; or, unless `make`, what it has acknowledged last. */
+    const uint8_t *(*acknowledge)(void *context, int rank, bool make, size_t *bytes);
 };
 
 /* ---- open and close (session.c, progress.c) ---- */
@@ -157,6 +160,14 @@ lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *dat
 lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, const void *out,
                                               const size_t *out_offset, void *in,
                                               const size_t *in_offset, uint8_t *came);
+/* After such a swap that acknowledges a GRADIENT phase: asks ranks whose part has not come for it,
+ * and sets came[r] where it has (ask.c). */
+lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in,
+                                       const size_t *in_offset, uint8_t *came);
+/* Before and after the caller makes what it acknowledges of the phase that has ended. */
+void lossynet_transport_acknowledges(struct lossynet_transport *t, bool whole);
+/* Whether nothing of our present GRADIENT phase has left for a rank. */
+bool lossynet_transport_sent_nothing(struct lossynet_transport *t, int rank);
 /* Whether a rank waits in a swap or gather that this rank has not begun. */
 bool lossynet_transport_is_called(struct lossynet_transport *t);
 
@@ -167,8 +178,10 @@ uint32_t lossynet_transport_position(struct lossynet_transport *t);
 /* Whether this rank is late: most ranks have ended the present GRADIENT phase, and not all that is
  * ours had left before they did. */
 bool lossynet_transport_is_late(struct lossynet_transport *t);
-/* Whether this rank has no gradient in the step that it begins. */
-void lossynet_transport_set_idle(struct lossynet_transport *t, bool idle);
+/* This rank has begun a step, and will average its GRADIENT phase; idle: it has no gradient. */
+void lossynet_transport_stays(struct lossynet_transport *t, bool idle);
+/* Whether a rank has said that it has no gradient in the GRADIENT phase that has ended last. */
+bool lossynet_transport_idles(struct lossynet_transport *t, int rank);
 /* Whether others have begun the step of the present GRADIENT phase more than a deadline ago. */
 bool lossynet_transport_is_behind(struct lossynet_transport *t);
 /* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER

@@ -455,6 +455,83 @@ static void test_impossible_counters(void **state) {
     close_peer(comm);
 }
 
+static void feed_tell(struct lossynet_comm *comm, uint32_t index, uint32_t at, size_t bytes) {
+    struct wire_header h = data_header(comm, LOSSYNET_GRADIENT, index);
+    h.type = WIRE_TELL, h.sender = 1, h.receiver = 0;
+    h.packet = at;
+    feed(comm, h, bytes);
+}
+
+/* Answers to what late ranks have of us count in their order, of the phase that was asked for. */
+static void test_answers(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    struct lossynet_transport *t = comm->transport;
+    struct lossynet_question *q = &t->peers[1].question;
+    float **x = take_vectors(2, 290);
+    uint8_t to[11] = {0}, expected[10];
+    assert_int_equal(lossynet_reduce_begin(comm, x, false), LOSSYNET_OK);
+    const uint32_t index = t->phase[LOSSYNET_GRADIENT].begun - 1;
+    const struct {
+        uint32_t index, at;
+        size_t bytes, got;
+        bool open;
+    } told[] = {
+        {index + 1, 0, 4, 0, true},                            /* of another phase */
+        {index, 4, 4, 0, true},                                /* overtook the one before */
+        {index, 0, 4, 4, true},     {index, 0, 4, 4, true},    /* again */
+        {index, 4, 7, 4, true},                                /* too many bytes */
+        {index, 4, 6, 10, false},   {index, 10, 1, 10, false}, /* nobody asks */
+    };
+    *q = (struct lossynet_question){.open = true, .to = to, .bytes = sizeof expected};
+    for (size_t i = 0; i < sizeof told / sizeof *told; i++) {
+        feed_tell(comm, told[i].index, told[i].at, told[i].bytes);
+        assert_int_equal(q->got, told[i].got);
+        assert_int_equal(q->open, told[i].open);
+    }
+    const float seven = 7;
+    for (size_t i = 0; i < sizeof expected; i++)
+        expected[i] = ((const uint8_t *)&seven)[i % sizeof seven];
+    memcpy(expected + 8, &seven, 2); /* the second began anew */
+    assert_memory_equal(to, expected, sizeof expected);
+    assert_int_equal(to[10], 0);
+
+    *q = (struct lossynet_question){.open = true, .to = to, .bytes = sizeof expected};
+    feed_tell(comm, index, 0, 0); /* it is not known there */
+    assert_false(q->open);
+    assert_int_equal(q->got, 0);
+
+    uint64_t invalid = t->receiver.rejected.invalid; /* nobody is late without a deadline */
+    feed_control(comm, WIRE_ASK, LOSSYNET_GRADIENT, index, 0, 0);
+    assert_int_equal(t->receiver.rejected.invalid, invalid + 1);
+    free_vectors(x);
+    close_peer(comm);
+}
+
+/* Where none of many packets of a phase has come, one line says what that may be; but not where they
+ * came too late. */
+static void test_black_hole(void **state) {
+    (void)state;
+    for (int came = 0; came < 2; came++) {
+        struct lossynet_comm *comm = open_peer();
+        struct lossynet_transport *t = comm->transport;
+        if (came) feed(comm, data_header(comm, LOSSYNET_GRADIENT, 7), 64); /* of another phase */
+        feed_control(comm, WIRE_DONE, LOSSYNET_GRADIENT, 0, 100, 1);
+        capture_begin();
+        lossynet_progress_enter(t);
+        t->receiver.empty = lossynet_now() + 100;
+        lossynet_recv_check(t, 1);
+        assert_int_equal(t->peers[1].rx[LOSSYNET_GRADIENT].state, RX_OVER);
+        lossynet_progress_leave(t);
+        const char *said = capture_end();
+        if (came)
+            assert_null(strstr(said, "none of the last"));
+        else
+            assert_message(said, "none of the last 100 packets of rank 1 has come");
+        close_peer(comm);
+    }
+}
+
 /* A peer that answers, and wrongly believes that we have all of its message, is not waited for. */
 static void test_owed_message(void **state) {
     (void)state;
@@ -571,6 +648,8 @@ int main(void) {
         cmocka_unit_test(test_receive_from_a_device),
         cmocka_unit_test(test_rejected),
         cmocka_unit_test(test_impossible_counters),
+        cmocka_unit_test(test_answers),
+        cmocka_unit_test(test_black_hole),
         cmocka_unit_test(test_owed_message),
         cmocka_unit_test(test_forged_abort),
         cmocka_unit_test(test_random_datagrams),

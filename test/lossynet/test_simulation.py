@@ -68,8 +68,9 @@ def test_a_small_receive_buffer_on_a_long_path():
     assert "leaves at most 85" in said and "32 MiB on each host: as root, sysctl -w net.core.rmem_max=33554432" in said, said
 
 
-def late_ranks(ranks, what, deadline, seed=1, carry=True, repair=False):
-    command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed)] + ["carry"] * carry + ["repair"] * repair
+def late_ranks(ranks, what, deadline, seed=1, carry=True, repair=False, lost=0):
+    command = [str(BUILD / "late_ranks"), str(ranks), what, deadline, str(seed), f"lost={lost}"]
+    command += ["carry"] * carry + ["repair"] * repair
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
     words = done.stdout.split()
     return {name: float(value) for name, value in zip(words[::2], words[1::2])}
@@ -86,11 +87,18 @@ def test_without_a_deadline_nothing_is_lost():
     assert got["lost"] == 0 and got["left_out"] == 0 and got["mean"] >= 1.6, got
 
 
-@pytest.mark.parametrize("ranks,mean,pace", [(4, 1.2, 0.85), (16, 1.3, 0.8), (64, 1.3, 0.77)])
-def test_a_tail_of_computing_times(ranks, mean, pace):
-    """Waiting for all takes 1.75, 2.4 and 3.1 times the median. What is late comes in the step after."""
+@pytest.mark.parametrize("ranks,mean,pace,delay", [(4, 1.2, 0.85, 0.6), (16, 1.3, 0.8, 0.8), (64, 1.3, 0.77, 0.8)])
+def test_a_tail_of_computing_times(ranks, mean, pace, delay):
+    """Waiting for all takes 1.75, 2.4 and 3.1 times the median. What is late comes in the step after: who is late is
+    asked what it has, or 1.7 to 2.3 steps would be between a gradient and its average."""
     got = late_ranks(ranks, "tail", "auto")
     assert got["mean"] <= mean and got["pace"] >= pace and got["lost"] <= 0.02, got
+    assert got["delay"] <= delay, got
+
+
+def test_late_ranks_answer_over_a_network_that_loses():
+    got = late_ranks(4, "tail", "auto", lost=0.1)
+    assert got["mean"] <= 1.25 and got["lost"] <= 0.02 and got["delay"] <= 0.75 and got["uncounted"] == 0, got
 
 
 def test_late_data_do_not_lengthen_the_deadline():
@@ -108,9 +116,9 @@ def test_a_rank_that_stops(ranks, carry, repair):
 
 
 def test_a_slow_rank():
-    """The others go on without it, at the speed that they have alone."""
+    """The others go on without it, at the speed that they have alone, and all that it computes counts."""
     got = late_ranks(4, "slow", "auto")
-    assert got["pace"] >= 0.9 and got["p50"] <= 1.05, got
+    assert got["pace"] >= 0.9 and got["p50"] <= 1.05 and got["lost"] <= 0.01, got
 
 
 @pytest.mark.parametrize("carry", [False, True])

@@ -54,15 +54,36 @@ static void write_record(FILE *file, const struct lossynet_partition *partition,
     }
 }
 
-/* A comm that makes such a run; the file is gone by then. */
-static struct lossynet_comm *open_run(uint64_t seed, lossynet_estimator estimator) {
+/* Worker LATE is late in even steps, and has no gradient in odd ones. */
+enum { LATE = 1 };
+static void write_late(FILE *file, const struct lossynet_partition *partition, uint64_t steps) {
+    for (uint64_t step = 0; step < steps; step++) {
+        for (int w = 0; w < WORKERS; w++) {
+            const size_t n = lossynet_partition_owner_packets(partition, w);
+            for (int s = 0; s < WORKERS; s++) {
+                if (s == w) continue;
+                fprintf(file, "# step %d, gradient, worker %d to %d\n", (int)step, s, w);
+                for (size_t k = 0; k < n; k++) putc("01"[s == LATE && step % 2 == 0], file);
+                putc('\n', file);
+            }
+            fprintf(file, "# step %d, worker %d %s, norm 0x1p+0, lead 0x0p+0\n", (int)step, w,
+                    w == LATE && step % 2 ? "idles" : "computes");
+            fprintf(file, "# step %d, worker %d told 1111\n", (int)step, w);
+        }
+    }
+}
+
+/* A comm that makes a run of `write`; the file is gone by then. */
+static struct lossynet_comm *open_run(void (*write)(FILE *, const struct lossynet_partition *,
+                                                    uint64_t),
+                                      uint64_t seed, lossynet_estimator estimator) {
     struct lossynet_settings settings = simple_settings(WORKERS, elements, BUCKETS, 0);
     struct lossynet_comm *plain = open_alone(&settings);
     char path[] = "/tmp/lossynet-record-XXXXXX", model[64];
     int descriptor = mkstemp(path);
     assert_true(descriptor >= 0);
     FILE *file = fdopen(descriptor, "w");
-    write_record(file, &plain->partition, seed);
+    write(file, &plain->partition, seed);
     assert_int_equal(fclose(file), 0);
     lossynet_close(plain);
     snprintf(model, sizeof model, "replay:%s", path);
@@ -89,7 +110,7 @@ static void find_owners(const struct lossynet_comm *comm, int owner[ELEMENTS]) {
  * computed. */
 static void every_gradient_counts_once(uint64_t seed) {
     static double computed[ELEMENTS], averaged[ELEMENTS];
-    struct lossynet_comm *comm = open_run(seed, LOSSYNET_ZERO);
+    struct lossynet_comm *comm = open_run(write_record, seed, LOSSYNET_ZERO);
     float **x = take_vectors(WORKERS, ELEMENTS);
     int owner[ELEMENTS];
     find_owners(comm, owner);
@@ -122,7 +143,7 @@ static void test_once(void **state) {
 static void test_masses(void **state) {
     (void)state;
     for (int half = 0; half < 2; half++) {
-        struct lossynet_comm *comm = open_run(7, LOSSYNET_MEAN);
+        struct lossynet_comm *comm = open_run(write_record, 7, LOSSYNET_MEAN);
         float **x = take_vectors(WORKERS, ELEMENTS);
         int there = 0, owner[ELEMENTS];
         find_owners(comm, owner);
@@ -145,9 +166,33 @@ static void test_masses(void **state) {
     }
 }
 
+/* A gradient that comes without a newer one is late all the same, and the lead counts it. */
+static void test_ages(void **state) {
+    (void)state;
+    enum { STEPS = 6 };
+    struct lossynet_comm *comm = open_run(write_late, STEPS, LOSSYNET_MEAN);
+    float **x = take_vectors(WORKERS, ELEMENTS);
+    for (uint64_t step = 0; step < STEPS; step++) {
+        const bool comes = step % 2;
+        assert_int_equal(lossynet_step_begin(comm, step), LOSSYNET_OK);
+        assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
+        for (int v = 0; v < WORKERS; v++) {
+            const double packets = (double)lossynet_partition_owner_packets(&comm->partition, v);
+            const struct lossynet_lateness *late = &comm->feedback.late[v];
+            const double came = v == LATE || comes ? WORKERS - (v == LATE && comes) : WORKERS - 1;
+            const double own = v == LATE && comes ? 0 : 1;
+            assert_close(late->late / packets, v != LATE && comes ? 1 / came : 0, 1e-12);
+            assert_close(late->others / packets, 1 - own / came, 1e-12);
+        }
+    }
+    free_vectors(x);
+    lossynet_close(comm);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_once),
+        cmocka_unit_test(test_ages),
         cmocka_unit_test(test_masses),
     };
     return cmocka_run_group_tests_name("gradients whose fate is told late", tests, NULL, NULL);

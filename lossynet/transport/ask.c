@@ -1,0 +1,132 @@
+/* ask.c — what a rank acknowledges of a GRADIENT phase, where it or we are late: asked for.
+ *
+ * After a GRADIENT phase ranks tell each other what came, in a round of messages that goes on
+ * without late ranks (deadline.c). What a late rank has not told is asked of its transport, which
+ * answers while its caller computes; and a late rank asks the others what they have told without
+ * it. Whoever asks waits for a few round trips at most.
+ *
+ * An answer is final. Of the phase that is open a rank answers when it is sure to average it, since
+ * it has begun that step, and when nothing more of the asking rank can come. Of the phase before it
+ * repeats what it has acknowledged. Of others it answers nothing, in a TELL without bytes.
+ *
+ * Bytes come in their order; who lacks some asks again from there on.
+ */
+#include "lossynet/transport/progress.h"
+
+#include <math.h>
+
+static const double TIMEOUTS = 4; /* of an unanswered question, until nothing is known */
+
+/* ---- answering ---- */
+
+static void answer(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                   const uint8_t *from, size_t bytes) {
+    size_t at = h->packet < bytes ? h->packet : bytes;
+    int n = 0;
+    do {
+        const size_t left = bytes - at, most = t->session.fragment_bytes;
+        const size_t length = left < most ? left : most;
+        t->sender.batch[n++] =
+            lossynet_control_datagram(t, peer, WIRE_TELL, LOSSYNET_GRADIENT, h->index, (uint32_t)at,
+                                      length > 0 ? from + at : (const uint8_t *)"", length);
+        at += length;
+    } while (at < bytes && n < LOSSYNET_BATCH);
+    lossynet_session_send(t, peer, t->sender.batch, n);
+}
+
+void lossynet_ask_receive(struct lossynet_transport *t, int peer, const struct wire_header *h) {
+    struct lossynet_peer *p = &t->peers[peer];
+    const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
+    const uint32_t count = h->index + 1;
+    const bool open = count == phase->opened && phase->opened != phase->closed;
+    const bool stays = open && count == t->deadline.present.opened;
+    size_t bytes = 0;
+    const uint8_t *from = NULL;
+    if (!t->deadline.late_comes || t->failed || h->kind != LOSSYNET_GRADIENT) {
+        t->receiver.rejected.invalid++;
+        return;
+    }
+    if (stays && p->rx[LOSSYNET_GRADIENT].state != RX_OVER) return; /* it will be asked again */
+    if (stays) p->question.holds = count;
+    if (p->question.holds == count)
+        from = t->calls.acknowledge(t->calls.context, peer, stays, &bytes);
+    answer(t, peer, h, from, bytes);
+}
+
+void lossynet_transport_acknowledges(struct lossynet_transport *t, bool whole) {
+    lossynet_progress_enter(t);
+    for (int r = 0; r < t->world.ranks; r++)
+        t->peers[r].question.holds = whole ? t->phase[LOSSYNET_GRADIENT].closed : 0;
+    lossynet_progress_leave(t);
+}
+
+/* ---- asking ---- */
+
+double lossynet_ask_push(struct lossynet_transport *t, int peer, double now) {
+    struct lossynet_peer *p = &t->peers[peer];
+    struct lossynet_question *q = &p->question;
+    if (!q->open) return HUGE_VAL;
+    if (lossynet_timer_is_due(t, p, &q->repeat, now))
+        lossynet_control_send(t, peer, WIRE_ASK, LOSSYNET_GRADIENT,
+                              t->phase[LOSSYNET_GRADIENT].begun - 1, (uint32_t)q->got);
+    return lossynet_timer_due(t, &q->repeat, now);
+}
+
+void lossynet_ask_told(struct lossynet_transport *t, int peer, const struct wire_header *h,
+                       const uint8_t *payload) {
+    struct lossynet_question *q = &t->peers[peer].question;
+    if (!q->open || h->kind != LOSSYNET_GRADIENT ||
+        h->index + 1 != t->phase[LOSSYNET_GRADIENT].begun || h->packet != q->got ||
+        h->length > q->bytes - q->got)
+        return; /* overtaken, or an answer to what was asked before */
+    lossynet_timer_news(t, &t->peers[peer]);
+    memcpy(q->to + q->got, payload, h->length);
+    q->got += h->length;
+    q->repeat = lossynet_timer_at_once();
+    q->open = h->length > 0 && q->got < q->bytes;
+}
+
+static bool is_answered(struct lossynet_transport *t, int unused) {
+    bool open = false;
+    (void)unused;
+    for (int r = 0; r < t->world.ranks; r++) open |= t->peers[r].question.open;
+    return !open || lossynet_now() > t->deadline.present.asks_until;
+}
+
+lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in,
+                                       const size_t *offset, uint8_t *came) {
+    lossynet_status status = LOSSYNET_OK;
+    double longest = 0;
+    lossynet_progress_enter(t);
+    const uint32_t begun = t->phase[LOSSYNET_GRADIENT].begun;
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct lossynet_peer *p = &t->peers[r];
+        const uint32_t ahead = p->control.open[LOSSYNET_GRADIENT] - begun;
+        const bool knows = p->tx[LOSSYNET_GRADIENT].sent > 0 && ahead <= 1; /* not behind */
+        p->question.got = 0;
+        p->question.bytes = came[r] ? 0 : offset[r + 1] - offset[r];
+        p->question.open = knows && p->question.bytes > 0;
+        p->question.to = in + offset[r];
+        p->question.repeat = lossynet_timer_at_once();
+        if (p->question.open) longest = fmax(longest, lossynet_timer_timeout(p));
+    }
+    if (longest > 0) {
+        t->deadline.present.asks_until = lossynet_now() + TIMEOUTS * longest;
+        lossynet_agenda_all(t);
+        status = lossynet_progress_until(t, is_answered, 0);
+    }
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct lossynet_question *q = &t->peers[r].question;
+        q->open = false;
+        came[r] |= q->bytes > 0 && q->got == q->bytes;
+    }
+    lossynet_progress_leave(t);
+    return status;
+}
+
+bool lossynet_transport_sent_nothing(struct lossynet_transport *t, int rank) {
+    lossynet_progress_enter(t);
+    const bool nothing = t->peers[rank].tx[LOSSYNET_GRADIENT].sent == 0;
+    lossynet_progress_leave(t);
+    return nothing;
+}
