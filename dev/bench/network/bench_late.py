@@ -11,8 +11,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PROGRAM = ROOT / os.environ.get("BUILD", "build") / "late_ranks"
-COLUMNS = ("mean", "p50", "p99", "lost", "idle", "left_out", "pace", "throughput")
-WAYS = (("off", []), ("auto", []), ("auto", ["1", "carry"]), ("auto", ["1", "carry", "repair"]))
+COLUMNS = ("mean", "p50", "p99", "lost", "delay", "idle", "left_out", "pace", "throughput")
+WAYS = (("off", []), ("auto", []), ("auto", ["1", "carry"]), ("auto", ["1", "carry", "lost=0.1"]),
+        ("auto", ["1", "carry", "repair"]))
 
 
 def measure(ranks, what, deadline, more):

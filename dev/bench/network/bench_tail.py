@@ -5,9 +5,9 @@ DistributedDataParallel over Gloo: four hosts of namespaces with one rank each, 
     bench_tail.py --train FILE --val FILE [--seconds 120] [--seeds 3] [--median 0.1] [--p99 3] [--torch PYTHON]
 
 A rank sleeps before it computes, with a median of --median seconds and a lognormal tail (slow_products.c,
-tail_pytorch.py). Each way is timed first, for as many steps as take a tenth of --seconds. Then it trains for
---seconds, with so many steps, and with warm-up and cosine over these: the ways take turns for each seed. The
-table says what a step took, and the validation perplexity that each way has reached.
+tail_pytorch.py). Each way is timed first, for 40 steps after those in which a deadline is learnt. Then it trains
+for --seconds, with so many steps, and with warm-up and cosine over these: the ways take turns for each seed.
+The table says what a step took, and the validation perplexity that each way has reached.
 """
 import argparse
 import json
@@ -25,6 +25,7 @@ sys.path.insert(0, str(ROOT / "dev"))
 from testbed import hosts as testbed  # pylint: disable=wrong-import-position
 
 HOSTS, RATE = 4, "1gbit"
+LEARNT = 20  # steps, after which there is a deadline
 TRAINING = ["--model=260K", "--batch=2", "--seq=128", "--lr=3e-3", "--device=cpu", "--threads=1", "--overwrite",
             "--eval-every=1000000"]
 WAYS = {"off": ["--deadline=off"], "auto": ["--deadline=auto"], "auto, carry": ["--deadline=auto", "--carry=1"]}
@@ -89,8 +90,7 @@ def main():
     with tempfile.TemporaryDirectory() as folder, testbed.Hosts(HOSTS, rate=RATE) as hosts:
         bench = Bench(plan, folder, hosts)
         ways = [*WAYS, *(["DDP"] if plan.torch else [])]
-        first = max(20, round(plan.seconds / 20 / plan.median))
-        steps = {way: round(plan.seconds / statistics.fmean(bench.train(way, first, 0, False)[0][2:]))
+        steps = {way: round(plan.seconds / statistics.fmean(bench.train(way, LEARNT + 40, 0, False)[0][LEARNT:]))
                  for way in ways}
         print(f"{plan.seconds:g} s, {bench.products} products a step; steps: {steps}", flush=True)
         seconds, reached = {way: [] for way in ways}, {way: [] for way in ways}
