@@ -7,7 +7,8 @@
  * is lost is sent again in two rounds of gradients and one of parameters.
  *
  * Ranks compute for 0.1 s in a step, or for `compute`, and exchange what a trainer does, over a
- * network with a round trip of 0.2 ms that loses `lost` of the datagrams, or nothing. WHAT disturbs them:
+ * network with a round trip of 0.2 ms that loses `lost` of the datagrams, or nothing. WHAT disturbs
+ * them:
  *
  *     even      nothing
  *     spread    compute times are uniform within 20% of that, drawn for each rank and step

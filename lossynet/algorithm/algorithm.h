@@ -337,8 +337,8 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out);
 
 /* ---- late ranks (step.c) ---- */
 
-/* Whether any worker had a gradient in the GRADIENT phase that has just ended. */
-bool lossynet_sent_gradient(const struct lossynet_comm *comm, int worker);
+/* without[w], w < N: that worker had no gradient in the GRADIENT phase that has just ended. */
+void lossynet_without_gradient(const struct lossynet_comm *comm, bool *without);
 /* Whether a worker has a gradient in this step: not where its rank idles, or is replayed so. */
 bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker);
 /* Clears mask[k], k < n, of what local worker v does not send to an owner, or to itself, in this

@@ -102,7 +102,6 @@ lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_pha
 enum {
     TAG_BYTES = 4
 }; /* before a link's bits, where they may be of an earlier step (unconfirmed.c) */
-enum { NOTHING_SENT = 2 }; /* in place of `came`: nothing has come */
 
 /* Into bits, of what local workers have of the workers in `rank`. */
 static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, uint8_t *to) {
@@ -141,14 +140,10 @@ const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bo
 
 /* Parts of late ranks are asked for. Where nothing was sent, it is known that nothing has come. */
 static lossynet_status ask(struct lossynet_comm *comm, uint8_t *in, const size_t *offset) {
-    struct lossynet_transport *t = comm->transport;
     uint8_t *came = comm->arrivals.acks.came;
-    lossynet_status status = lossynet_transport_ask(t, in, offset, came);
-    for (int r = 0; r < comm->world.ranks; r++) {
-        if (came[r] || !lossynet_transport_sent_nothing(t, r)) continue;
-        memset(in + offset[r], 0, offset[r + 1] - offset[r]);
-        came[r] = NOTHING_SENT;
-    }
+    lossynet_status status = lossynet_transport_ask(comm->transport, in, offset, came);
+    for (int r = 0; r < comm->world.ranks; r++)
+        if (came[r] == LOSSYNET_NOTHING_SENT) memset(in + offset[r], 0, offset[r + 1] - offset[r]);
     return status;
 }
 
@@ -169,8 +164,8 @@ static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank
                     comm->loss.replay
                         ? lossynet_loss_replay_told(comm->loss.replay, comm->steps.step,
                                                     comm->workers.first + v, receiver)
-                    : came == NOTHING_SENT ? !lossynet_unconfirmed_waits(comm, v, receiver)
-                                           : came;
+                    : came == LOSSYNET_NOTHING_SENT ? !lossynet_unconfirmed_waits(comm, v, receiver)
+                                                    : came;
                 lossynet_unconfirmed_told(comm, v, receiver, told,
                                           (uint32_t)wire_get(from, TAG_BYTES));
             }

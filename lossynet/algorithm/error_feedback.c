@@ -194,8 +194,7 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     /* What was sent, wherever the owner lives. Where residuals are kept apart, keep rounds to bf16. */
     if (comm->feedback.residual || lossynet_has_blocks(&comm->partition))
         lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
-    for (int w = 0; w < comm->workers.count; w++)
-        comm->feedback.alone[w] = !lossynet_sent_gradient(comm, w);
+    lossynet_without_gradient(comm, comm->feedback.alone);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);

@@ -29,10 +29,11 @@ bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
     return part.computes;
 }
 
-bool lossynet_sent_gradient(const struct lossynet_comm *comm, int worker) {
-    if (!comm->steps.skips || comm->loss.replay || lossynet_is_local(comm, worker))
-        return lossynet_has_gradient(comm, worker);
-    return !lossynet_transport_idles(comm->transport, worker / comm->workers.local);
+void lossynet_without_gradient(const struct lossynet_comm *comm, bool *without) {
+    const bool told = comm->steps.skips && !comm->loss.replay;
+    if (told) lossynet_transport_idle(comm->transport, without);
+    for (int w = comm->workers.count - 1; w >= 0; w--) /* ranks stand first: from the end */
+        without[w] = told ? without[w / comm->workers.local] : !lossynet_has_gradient(comm, w);
 }
 
 void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_t n,

@@ -118,15 +118,11 @@ lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_question *q = &t->peers[r].question;
         q->open = false;
-        came[r] |= q->bytes > 0 && q->got == q->bytes;
+        if (q->bytes > 0 && q->got == q->bytes)
+            came[r] = 1;
+        else if (!came[r] && t->peers[r].tx[LOSSYNET_GRADIENT].sent == 0)
+            came[r] = LOSSYNET_NOTHING_SENT;
     }
     lossynet_progress_leave(t);
     return status;
-}
-
-bool lossynet_transport_sent_nothing(struct lossynet_transport *t, int rank) {
-    lossynet_progress_enter(t);
-    const bool nothing = t->peers[rank].tx[LOSSYNET_GRADIENT].sent == 0;
-    lossynet_progress_leave(t);
-    return nothing;
 }

@@ -318,11 +318,10 @@ void lossynet_transport_stays(struct lossynet_transport *t, bool idle) {
     lossynet_progress_leave(t);
 }
 
-bool lossynet_transport_idles(struct lossynet_transport *t, int rank) {
+void lossynet_transport_idle(struct lossynet_transport *t, bool *idle) {
     lossynet_progress_enter(t);
-    const bool rank_idles = idles(t, rank);
+    for (int r = 0; r < t->world.ranks; r++) idle[r] = idles(t, r);
     lossynet_progress_leave(t);
-    return rank_idles;
 }
 
 bool lossynet_transport_is_behind(struct lossynet_transport *t) {

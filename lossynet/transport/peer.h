@@ -145,8 +145,7 @@ struct lossynet_question { /* what it has of ours, and we of its (ask.c) */
     uint8_t *to;
     size_t bytes, got;
     struct lossynet_timer repeat;
-    uint32_t
-        holds; /* what we acknowledge to it is of the last of so many GRADIENT phases; 0: none */
+    uint32_t holds; /* GRADIENT phases, of whose last we have what it may ask for; 0: of none */
 };
 
 struct lossynet_peer {

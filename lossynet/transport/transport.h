@@ -161,13 +161,13 @@ lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, cons
                                               const size_t *out_offset, void *in,
                                               const size_t *in_offset, uint8_t *came);
 /* After such a swap that acknowledges a GRADIENT phase: asks ranks whose part has not come for it,
- * and sets came[r] where it has (ask.c). */
+ * and sets came[r] where it has (ask.c); or LOSSYNET_NOTHING_SENT, where nothing of the phase has left
+ * for it. */
+enum { LOSSYNET_NOTHING_SENT = 2 };
 lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in,
                                        const size_t *in_offset, uint8_t *came);
 /* Before and after the caller makes what it acknowledges of the phase that has ended. */
 void lossynet_transport_acknowledges(struct lossynet_transport *t, bool whole);
-/* Whether nothing of our present GRADIENT phase has left for a rank. */
-bool lossynet_transport_sent_nothing(struct lossynet_transport *t, int rank);
 /* Whether a rank waits in a swap or gather that this rank has not begun. */
 bool lossynet_transport_is_called(struct lossynet_transport *t);
 
@@ -180,8 +180,8 @@ uint32_t lossynet_transport_position(struct lossynet_transport *t);
 bool lossynet_transport_is_late(struct lossynet_transport *t);
 /* This rank has begun a step, and will average its GRADIENT phase; idle: it has no gradient. */
 void lossynet_transport_stays(struct lossynet_transport *t, bool idle);
-/* Whether a rank has said that it has no gradient in the GRADIENT phase that has ended last. */
-bool lossynet_transport_idles(struct lossynet_transport *t, int rank);
+/* idle[r]: rank r has said that it has no gradient in the GRADIENT phase that has ended last. */
+void lossynet_transport_idle(struct lossynet_transport *t, bool *idle);
 /* Whether others have begun the step of the present GRADIENT phase more than a deadline ago. */
 bool lossynet_transport_is_behind(struct lossynet_transport *t);
 /* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER

@@ -179,7 +179,7 @@ static void test_ages(void **state) {
         for (int v = 0; v < WORKERS; v++) {
             const double packets = (double)lossynet_partition_owner_packets(&comm->partition, v);
             const struct lossynet_lateness *late = &comm->feedback.late[v];
-            const double came = v == LATE || comes ? WORKERS - (v == LATE && comes) : WORKERS - 1;
+            const double came = WORKERS - ((v == LATE) == comes);
             const double own = v == LATE && comes ? 0 : 1;
             assert_close(late->late / packets, v != LATE && comes ? 1 / came : 0, 1e-12);
             assert_close(late->others / packets, 1 - own / came, 1e-12);
