@@ -1,6 +1,7 @@
 /* late_ranks.c — what late ranks cost the others, with and without a deadline, in virtual time.
  *
- *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair] [compute=SECONDS] [lost=SHARE]]
+ *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair] [compute=SECONDS] [lost=SHARE]
+ *                                           [steps=STEPS]]
  *                                                       DEADLINE: auto, off, or seconds
  *
  * With `carry` what is late of a gradient is added to the next (error feedback). With `repair` what
@@ -48,6 +49,7 @@ enum {
     PACKET = 16,        /* elements */
     SHARD_REPAIRED = 4, /* packets, with `repair`; else one */
     MOST_STEPS = 400,
+    WARM_STEPS = 32, /* in which a deadline is learnt */
     MEETING = 20,
     UNDISTURBED_STEPS = 6,
     CALM_STEPS = 8
@@ -366,17 +368,19 @@ int main(int argc, char **argv) {
     run.ranks = argc > 1 ? atoi(argv[1]) : 0;
     run.compute = 0.1;
     double lost = 0;
+    int steps = run.ranks > 4 ? MOST_STEPS / 4 : MOST_STEPS;
     for (int i = 5; i < argc; i++) {
         if (strncmp(argv[i], "compute=", 8) == 0) run.compute = atof(argv[i] + 8);
         if (strncmp(argv[i], "lost=", 5) == 0) lost = atof(argv[i] + 5);
+        if (strncmp(argv[i], "steps=", 6) == 0) steps = atoi(argv[i] + 6);
     }
     int what = 0;
     while (argc > 2 && what < WHATS && strcmp(argv[2], name[what]) != 0) what++;
-    if (argc < 4 || run.ranks < 2 || what == WHATS || !(run.compute > 0)) {
+    if (argc < 4 || run.ranks < 2 || what == WHATS || !(run.compute > 0) || steps <= WARM_STEPS) {
         fprintf(stderr,
                 "usage: %s RANKS even|spread|tail|stop|slow|random DEADLINE [SEED [carry] "
-                "[repair] [compute=SECONDS] [lost=SHARE]]\n",
-                argv[0]);
+                "[repair] [compute=SECONDS] [lost=SHARE] [steps=STEPS, more than %d]]\n",
+                argv[0], WARM_STEPS);
         return 2;
     }
     const double undisturbed = undisturbed_step();
@@ -388,8 +392,8 @@ int main(int argc, char **argv) {
         run.repairs |= strcmp(argv[i], "repair") == 0;
     }
     run.lost = run.what == RANDOM ? 0.1 : lost;
-    run.warm = 32;
-    run.steps = run.ranks > 4 ? MOST_STEPS / 4 : MOST_STEPS;
+    run.warm = WARM_STEPS;
+    run.steps = steps;
     simulate(argc > 4 ? (uint64_t)atoll(argv[4]) : 1);
     print(undisturbed);
     forget();

@@ -207,8 +207,7 @@ lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossyn
     const size_t *out_offset = own ? acks->own_offset : acks->other_offset;
     const size_t *in_offset = own ? acks->other_offset : acks->own_offset;
     const int rank = comm->world.rank;
-    const bool asks = acks->came && own && comm->feedback.unconfirmed.on &&
-                      comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0;
+    const bool asks = acks->came && own && comm->feedback.unconfirmed.on && !again;
     if (asks) lossynet_transport_acknowledges(comm->transport, false);
     for (int r = 0; r < comm->world.ranks; r++) write_bits(comm, phase, r, out + out_offset[r]);
     if (asks) lossynet_transport_acknowledges(comm->transport, true);

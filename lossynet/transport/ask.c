@@ -1,13 +1,16 @@
 /* ask.c — what a rank acknowledges of a GRADIENT phase, where it or we are late: asked for.
  *
- * After a GRADIENT phase ranks tell each other what came, in a round of messages that goes on
- * without late ranks (deadline.c). What a late rank has not told is asked of its transport, which
- * answers while its caller computes; and a late rank asks the others what they have told without
- * it. Whoever asks waits for a few round trips at most.
+ * After the GRADIENT phases of a step ranks tell each other what came, in a round of messages that
+ * goes on without late ranks (deadline.c). What a late rank has not told is asked of its transport,
+ * which answers while its caller computes; and a late rank asks the others what they have told
+ * without it. Whoever asks waits for a few round trips at most.
  *
- * An answer is final. Of the phase that is open a rank answers when it is sure to average it, since
- * it has begun that step, and when nothing more of the asking rank can come. Of the phase before it
- * repeats what it has acknowledged. Of others it answers nothing, in a TELL without bytes.
+ * An answer is final. Of the step in whose first phase it is a rank answers when it is sure to
+ * average it, since it has begun that step, and when nothing more of the asking rank can come: that
+ * has ended all phases of the step, and sends nothing in rounds of retransmission. Of a step that
+ * it has averaged a rank repeats what it has acknowledged. While it may still come to one of the
+ * two it does not answer, and will be asked again. Of other steps it answers nothing, in a TELL
+ * without bytes.
  *
  * Bytes come in their order; who lacks some asks again from there on.
  */
@@ -37,17 +40,19 @@ static void answer(struct lossynet_transport *t, int peer, const struct wire_hea
 void lossynet_ask_receive(struct lossynet_transport *t, int peer, const struct wire_header *h) {
     struct lossynet_peer *p = &t->peers[peer];
     const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
-    const uint32_t count = h->index + 1;
-    const bool open = count == phase->opened && phase->opened != phase->closed;
-    const bool stays = open && count == t->deadline.present.opened;
+    const uint32_t count = h->index + 1, step = lossynet_deadline_steps(t, count);
+    const bool same = step == lossynet_deadline_steps(t, phase->opened);
+    const bool stays = same && phase->opened != phase->closed &&
+                       phase->opened == t->deadline.present.opened &&
+                       p->rx[LOSSYNET_GRADIENT].state == RX_OVER;
     size_t bytes = 0;
     const uint8_t *from = NULL;
     if (!t->deadline.late_comes || t->failed || h->kind != LOSSYNET_GRADIENT) {
         t->receiver.rejected.invalid++;
         return;
     }
-    if (stays && p->rx[LOSSYNET_GRADIENT].state != RX_OVER) return; /* it will be asked again */
     if (stays) p->question.holds = count;
+    if (same && p->question.holds != count) return; /* it will be asked again */
     if (p->question.holds == count)
         from = t->calls.acknowledge(t->calls.context, peer, stays, &bytes);
     answer(t, peer, h, from, bytes);
@@ -61,6 +66,19 @@ void lossynet_transport_acknowledges(struct lossynet_transport *t, bool whole) {
 }
 
 /* ---- asking ---- */
+
+void lossynet_ask_sending(struct lossynet_transport *t) {
+    const bool first = lossynet_deadline_is_first(t);
+    for (int r = 0; r < t->world.ranks; r++) {
+        struct lossynet_peer *p = &t->peers[r];
+        p->question.sent = first ? 0 : p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
+    }
+}
+
+/* What has left for a peer in this step. */
+static uint32_t sent(const struct lossynet_peer *p) {
+    return p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
+}
 
 double lossynet_ask_push(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
@@ -101,8 +119,9 @@ lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in
     const uint32_t begun = t->phase[LOSSYNET_GRADIENT].begun;
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_peer *p = &t->peers[r];
-        const uint32_t ahead = p->control.open[LOSSYNET_GRADIENT] - begun;
-        const bool knows = p->tx[LOSSYNET_GRADIENT].sent > 0 && ahead <= 1; /* not behind */
+        const uint32_t ahead = lossynet_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]) -
+                               lossynet_deadline_steps(t, begun);
+        const bool knows = sent(p) > 0 && ahead <= 1; /* not behind */
         p->question.got = 0;
         p->question.bytes = came[r] ? 0 : offset[r + 1] - offset[r];
         p->question.open = knows && p->question.bytes > 0;
@@ -120,7 +139,7 @@ lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in
         q->open = false;
         if (q->bytes > 0 && q->got == q->bytes)
             came[r] = 1;
-        else if (!came[r] && t->peers[r].tx[LOSSYNET_GRADIENT].sent == 0)
+        else if (!came[r] && sent(&t->peers[r]) == 0)
             came[r] = LOSSYNET_NOTHING_SENT;
     }
     lossynet_progress_leave(t);

@@ -154,12 +154,6 @@ void lossynet_deadline_learn(struct lossynet_transport *t) {
 
 /* ---- who is late ---- */
 
-/* Steps to which so many GRADIENT phases belong, the last not with all of its own. */
-static uint32_t steps_of(const struct lossynet_transport *t, uint32_t phases) {
-    const uint32_t each = t->deadline.phases[LOSSYNET_GRADIENT];
-    return (phases + each - 1) / each;
-}
-
 /* One rank tells: the first that is not late itself. */
 static bool tells(const struct lossynet_transport *t, int peer) {
     for (int r = 0; r < t->world.rank; r++)
@@ -199,12 +193,12 @@ void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
         note_lag(&t->deadline, l->step, t->receiver.now - l->half);
         l->phase = 0;
     }
-    const uint32_t begun = steps_of(t, p->control.open[LOSSYNET_GRADIENT]);
+    const uint32_t begun = lossynet_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]);
     if (begun != l->begun) {
         l->begun = begun;
         l->begun_at = t->receiver.now;
     }
-    if (!l->late || (int32_t)(begun - steps_of(t, phase->closed)) <= 0) return;
+    if (!l->late || (int32_t)(begun - lossynet_deadline_steps(t, phase->closed)) <= 0) return;
     l->late = false;
     t->deadline.late--;
     if (l->told > 0 && tells(t, peer))
@@ -329,7 +323,7 @@ bool lossynet_transport_is_behind(struct lossynet_transport *t) {
     lossynet_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++) {
         const struct lossynet_waiting *l = &t->peers[r].lateness;
-        const uint32_t begun = steps_of(t, t->phase[LOSSYNET_GRADIENT].opened);
+        const uint32_t begun = lossynet_deadline_steps(t, t->phase[LOSSYNET_GRADIENT].opened);
         if (r != t->world.rank && (int32_t)(l->begun - begun) >= 0)
             first = fmin(first, l->begun_at);
     }

@@ -145,6 +145,7 @@ struct lossynet_question { /* what it has of ours, and we of its (ask.c) */
     uint8_t *to;
     size_t bytes, got;
     struct lossynet_timer repeat;
+    uint32_t sent;  /* DATA of the step's GRADIENT phases before the present one, from us */
     uint32_t holds; /* GRADIENT phases, of whose last we have what it may ask for; 0: of none */
 };
 

@@ -55,6 +55,7 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
 void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase phase) {
     lossynet_progress_enter(t);
     t->phase[phase].begun++;
+    if (phase == LOSSYNET_GRADIENT) lossynet_ask_sending(t);
     for (int r = 0; r < t->world.ranks; r++) {
         const uint32_t open = t->peers[r].control.open[phase];
         const bool has_closed = t->deadline.on && (int32_t)(open - t->phase[phase].begun) > 0;

@@ -357,6 +357,8 @@ bool lossynet_control_busy(const struct lossynet_transport *t); /* repeats until
 
 /* ---- ask.c: acknowledgements of late ranks ---- */
 
+/* Sending of the next GRADIENT phase is about to begin. */
+void lossynet_ask_sending(struct lossynet_transport *t);
 void lossynet_ask_receive(struct lossynet_transport *t, int peer, const struct wire_header *h);
 void lossynet_ask_told(struct lossynet_transport *t, int peer, const struct wire_header *h,
                        const uint8_t *payload);
@@ -390,6 +392,12 @@ static inline bool lossynet_deadline_excuses(const struct lossynet_transport *t,
     const uint32_t finished = t->peers[peer].control.finished[kind];
     return lossynet_deadline_ignores(t, peer) ||
            (lossynet_deadline_is_away(t, peer) && (int32_t)(finished - t->phase[kind].opened) < 0);
+}
+/* Steps to which so many GRADIENT phases belong, the last not with all of its own. */
+static inline uint32_t lossynet_deadline_steps(const struct lossynet_transport *t,
+                                               uint32_t phases) {
+    const uint32_t each = t->deadline.phases[LOSSYNET_GRADIENT];
+    return (phases + each - 1) / each;
 }
 /* Whether the present GRADIENT phase is the first of its step. */
 static inline bool lossynet_deadline_is_first(const struct lossynet_transport *t) {
