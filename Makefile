@@ -264,7 +264,7 @@ $(EMULATED_TESTS):
 $(BUILD)/test/lossynet/test_lossynet $(BUILD)/test/lossynet/test_secure: \
     LDFLAGS += -Wl,--wrap=lossynet_memory_take
 # Tests in which a hook drops, repeats and delays datagrams (test/lossynet/test_lossynet_threads.h).
-HOOKED := $(patsubst %,test/lossynet/test_lossynet_%,ranks secure udp)
+HOOKED := $(patsubst %,test/lossynet/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits)
 $(HOOKED:%=$(BUILD)/%) $(HOOKED:%=$(BUILD)/thread/%): LDFLAGS += -Wl,--wrap=lossynet_dispatch
 
 $(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)

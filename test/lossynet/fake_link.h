@@ -1,6 +1,5 @@
 /* fake_link.h — a link of rank 0 whose peers are the test: it hears what rank 0 sends, and answers
- * or not. Other ranks of threads exchange over the mailboxes of test_lossynet_ranks.c or over
- * UDP. */
+ * or not. Ranks that are threads exchange over mailboxes.h or over UDP. */
 #ifndef TEST_FAKE_LINK_H
 #define TEST_FAKE_LINK_H
 

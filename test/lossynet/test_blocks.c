@@ -1,6 +1,6 @@
 /* test_blocks.c — elements that are rounded in blocks with a scale on their way: bounds of the
  * error, rounding that is right on average, what a phase leaves where, what is counted, and error
- * feedback of what rounding takes away. The same bits over links and ranks: test_lossynet_ranks.c,
+ * feedback of what rounding takes away. The same bits over links and ranks: test_same_bits.c,
  * test_lossynet_udp.c, test_lossynet_mpi.c.
  */
 #include "test_lossynet.h"

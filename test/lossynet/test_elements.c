@@ -1,6 +1,6 @@
 /* test_elements.c — elements that are rounded to bfloat16 on their way: against rounding worked out
  * in float64, what a phase leaves where, and what is counted. The same bits over links and ranks:
- * test_lossynet_ranks.c, test_lossynet_udp.c, test_lossynet_mpi.c.
+ * test_same_bits.c, test_lossynet_udp.c, test_lossynet_mpi.c.
  */
 #include "test_lossynet.h"
 

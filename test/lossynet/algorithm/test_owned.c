@@ -1,6 +1,6 @@
 /* test_owned.c — vectors of bfloat16, and what owners hold apart from vectors (lossynet_owned_apart):
  * the bits of vectors of float32 that hold all, in averages, replicas, drift, the gathered model and
- * states. Between ranks: test_lossynet_ranks.c, test_lossynet_udp.c.
+ * states. Between ranks: test_same_bits.c, test_lossynet_udp.c.
  */
 #include "test/lossynet/test_lossynet.h"
 
