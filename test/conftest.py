@@ -36,9 +36,8 @@ HOSTS, HOSTS_FIXTURE = "hosts", "namespaces"
 # Groups of half a minute and more, the longest first: what begins last should be short.
 LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_simulation",
            "test_cuda_emulation", "test_bench", "test_scripts", "test_operators", "test_fuzz",
-           "test_same_bits", "test_lossynet_ranks", "test_elastic", "test_gpu_check",
-           "test_threads", "test_sweep", "test_deadline", "test_cuda_attention",
-           "test_membership_histories", "test_lossynet_udp"]
+           "test_same_bits", "test_elastic", "test_gpu_check", "test_threads", "test_sweep",
+           "test_deadline", "test_cuda_attention", "test_membership_histories", "test_lossynet_udp"]
 # Alone: tests that measure the rate of a network, the time that requests take, or memory at its peak.
 ALONE_FIXTURE = "measured_hosts"
 ALONE_FILES = {"test_memory.py"}
@@ -47,9 +46,9 @@ ALONE_TESTS = {"test_client_waits_for_nobody"}
 # than about ten seconds of a core, without sanitizers.
 QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
                "test_scaling.py", "test_tokenize.py"}
-NOT_QUICK = {"test_cuda_attention", "test_cuda_kernels", "test_drift", "test_lead", "test_lossynet_ranks",
-             "test_lossynet_udp", "test_membership", "test_membership_histories", "test_model_emulated",
-             "test_operators", "test_operators_emulated", "test_same_bits"}
+NOT_QUICK = {"test_cuda_attention", "test_cuda_kernels", "test_drift", "test_lead", "test_lossynet_udp",
+             "test_membership", "test_membership_histories", "test_model_emulated", "test_operators",
+             "test_operators_emulated", "test_same_bits"}
 
 # Tests share what is in support/, and fixtures of system/.
 sys.path[:0] = [str(ROOT / "test" / folder) for folder in ("support", "system", "cuda")]

@@ -45,7 +45,6 @@ static struct {
     pthread_cond_t news[RANKS]; /* a rank has a letter, or is woken */
     struct letter *first[RANKS], **last[RANKS];
     int sends_left;              /* the send after so many fails; negative: none */
-    bool hurry;                  /* ranks take a nap now and then, so that others get ahead */
     atomic_int settled, changed; /* payloads in registered memory: as they were sent, or not */
     atomic_int from_device;
 } office;
@@ -186,10 +185,9 @@ static lossynet_status post_office_open(const struct lossynet_link_settings *set
     return status;
 }
 
-/* Called before ranks run over the link; the office says what hurry and sends_left mean. */
-static void office_open(bool hurry, int sends_left) {
+/* Called before ranks run over the link; sends_left as in the office. */
+static void office_open(int sends_left) {
     memset(&office, 0, sizeof office);
-    office.hurry = hurry;
     office.sends_left = sends_left;
     pthread_mutex_init(&office.lock, NULL);
     pthread_condattr_t clock;
@@ -229,7 +227,7 @@ static uint64_t digest_of(int ranks, lossynet_link_open open, bool hurry,
                           const struct lossynet_settings *settings,
                           void (*work)(struct rank *, struct lossynet_comm *)) {
     struct rank rank[RANKS];
-    office_open(hurry, -1);
+    office_open(-1);
     run_ranks(ranks, settings, open, work, rank, hurry ? nap : NULL);
     office_close();
     for (int r = 0; r < ranks; r++) {

@@ -176,7 +176,7 @@ static void test_whole_shards(void **state) {
     for (int whole = 0; whole < 2; whole++) {
         settings.weighted_sum_whole = whole;
         sums = 0;
-        office_open(false, -1);
+        office_open(-1);
         run_ranks(RANKS, &settings, post_office_open, reduce_once, rank, NULL);
         office_close();
         for (int r = 0; r < RANKS; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
@@ -261,7 +261,7 @@ static void test_retransmitted(void **state) {
         settings.retransmission_rounds[LOSSYNET_GRADIENT] =
             settings.retransmission_rounds[LOSSYNET_PARAMETER] = rounds;
         settings.retransmission_budget = i == 2 ? 0.05 : 0;
-        office_open(false, -1);
+        office_open(-1);
         loses_data = true;
         run_ranks(4, &settings, post_office_open, run_phases, rank, lose_data);
         office_close();
@@ -308,7 +308,7 @@ static void test_delivered(void **state) {
     }
     lossynet_close(comm);
     for (int i = 0; i < 2; i++) {
-        office_open(false, -1);
+        office_open(-1);
         loses_data = i == 1;
         run_ranks(4, &settings, post_office_open, run_masks, rank, lose_data);
         office_close();
@@ -323,7 +323,7 @@ static void test_delivered(void **state) {
 static void refuse_each_other(const struct lossynet_settings settings[2], const char *why) {
     struct rank rank[RANKS];
     capture_begin();
-    office_open(false, -1);
+    office_open(-1);
     run_ranks_with(2, settings, 1, mail_open, run_scenario, rank, NULL);
     office_close();
     assert_non_null(strstr(capture_end(), why));
@@ -351,7 +351,7 @@ static void test_broken_link(void **state) {
     struct rank rank[RANKS];
     for (int sends = 0; sends < 400; sends += 1 + sends / 4) {
         capture_begin();
-        office_open(false, sends);
+        office_open(sends);
         run_ranks(2, &settings, post_office_open, run_scenario, rank, NULL);
         office_close();
         capture_end();
@@ -379,7 +379,7 @@ static void test_abort(void **state) {
     struct lossynet_settings settings = scenario_settings("bernoulli", 0, LOSSYNET_MEAN);
     struct rank rank[RANKS];
     capture_begin();
-    office_open(false, -1);
+    office_open(-1);
     run_ranks(4, &settings, post_office_open, give_up, rank, NULL);
     office_close();
     const char *text = capture_end();
@@ -401,7 +401,7 @@ static void too_many(int buckets, size_t elements, const char *says) {
     settings.packet_bytes = 4;
     struct rank rank[RANKS];
     capture_begin();
-    office_open(false, -1);
+    office_open(-1);
     run_ranks(2, &settings, post_office_open, give_up, rank, NULL);
     office_close();
     assert_non_null(strstr(capture_end(), says));

@@ -106,7 +106,7 @@ static void test_vectors_of_bf16_do_not_leave_a_device(void **state) {
     struct rank rank[RANKS];
     settings.wire_dtype = settings.vector_dtype = LOSSYNET_BF16;
     capture_begin();
-    office_open(false, -1);
+    office_open(-1);
     run_ranks(SCENARIO_WORKERS, &settings, mail_open, register_bf16, rank, NULL);
     office_close();
     assert_message(capture_end(), "vectors of bf16: gradients go through the host's memory");
