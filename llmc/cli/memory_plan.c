@@ -3,8 +3,8 @@
 #include "llmc/model/activations.h"
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cpu/working.h"
+#include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/backend/cuda/backend_cuda.h"
-#include "llmc/backend/cuda/cudnn_attention.h"
 #include "llmc/checkpoint/hf_model.h"
 
 #include <math.h>

@@ -5,7 +5,7 @@
  * PROPERTIES: a file with a device's properties as cuDNN writes them (JSON). Prints the version,
  * and for each shape the bytes of workspace and what the memory plan counts, or why there is no
  * plan. */
-#include "llmc/backend/cuda/cudnn_attention.h"
+#include "llmc/backend/cuda/attention/cudnn_plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>

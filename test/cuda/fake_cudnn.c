@@ -11,7 +11,7 @@
  *                           random  other bits every time
  *     FAKE_CUDNN_RANK=N     only on Open MPI's rank N
  */
-#include "llmc/backend/cuda/cudnn_api.h"
+#include "llmc/backend/cuda/attention/cudnn_api.h"
 
 #include <math.h>
 #include <stdbool.h>

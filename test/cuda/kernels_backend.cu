@@ -15,7 +15,7 @@
 #include "llmc/backend/cuda/util.cuh"
 #include "llmc/backend/cuda/weighted_sum.cuh"
 #ifndef WITHOUT_ATTENTION /* which takes most of the time to compile */
-#include "llmc/backend/cuda/attention.cuh"
+#include "llmc/backend/cuda/attention/attention.cuh"
 #endif
 
 /* ---- memory -------------------------------------------------------------------------------- */

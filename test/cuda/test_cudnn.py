@@ -12,7 +12,7 @@ import pytest
 
 from program import BUILD, ROOT
 
-OURS = ROOT / "llmc" / "backend" / "cuda" / "cudnn_api.h"
+OURS = ROOT / "llmc" / "backend" / "cuda" / "attention" / "cudnn_api.h"
 PLACES = ("/usr/local/cuda*/", "/usr/", "/usr/*-linux-gnu/")
 
 
@@ -81,8 +81,8 @@ def plans(folder, device, *shapes):
     if not library:
         pytest.skip("no libcudnn.so.9 on this machine")
     compiled(folder, "libcuda.so.1", "-shared", "-fPIC", "test/cuda/fake_driver.c")
-    compiled(folder, "plans", "test/cuda/cudnn_plans.c", BUILD / "llmc/backend/cuda/cudnn_attention.o", "-ldl",
-             "-lm")
+    compiled(folder, "plans", "test/cuda/cudnn_plans.c", BUILD / "llmc/backend/cuda/attention/cudnn_plan.o",
+             "-ldl", "-lm")
     (folder / "device.json").write_text(json.dumps(device))
     done = subprocess.run([folder / "plans", folder / "device.json", *(str(n) for s in shapes for n in s)],
                           env={**os.environ, "LD_LIBRARY_PATH": f"{folder}:{library.parent}"}, text=True,

@@ -20,7 +20,7 @@
  * are those an operation must read and write once, by its definition in llmc/backend/backend.h;
  * whatever it reads twice is its own fault. Exits with 77 where there is no device. */
 #include "dev/bench/gpu/gpu_model.h"
-#include "llmc/backend/cuda/cudnn_attention.h"
+#include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/model/products.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  * Compiled once per working type, with -DBACKEND_DTYPE=bf16 or float32 (by nvcc, or by g++ against
  * the emulation: dev/emulation). Here operations meet kernels; what is where:
  *
- *     cuda/<family>.cuh   kernels, with launchers cuda_<operation>()
+ *     cuda/<family>.cuh   kernels, with launchers cuda_<operation>(); attention has a folder
  *     cuda/device.h       memory, streams (who waits for whom is drawn there), matrix products
  *     backend_cuda.h      how a program finds a device and gets this backend
  *
@@ -18,8 +18,8 @@
 #include "llmc/backend/cuda/device.h"
 
 #include "llmc/backend/cuda/adamw.cuh"
-#include "llmc/backend/cuda/attention.cuh"
-#include "llmc/backend/cuda/attention_cudnn.cuh"
+#include "llmc/backend/cuda/attention/attention.cuh"
+#include "llmc/backend/cuda/attention/cudnn.cuh"
 #include "llmc/backend/cuda/classifier.cuh"
 #include "llmc/backend/cuda/embedding.cuh"
 #include "llmc/backend/cuda/exchange.cuh"

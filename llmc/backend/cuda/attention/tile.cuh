@@ -1,4 +1,4 @@
-/* attention_tile.cuh — what the attention kernels on tensor cores are made of: tiles in shared
+/* tile.cuh — what the attention kernels on tensor cores are made of: tiles in shared
  * memory, their products in registers, and the order in which blocks take work.
  *
  * A block is 4 warps; a warp owns 32 rows (two m16 fragments) of the result, whole rows, so that a

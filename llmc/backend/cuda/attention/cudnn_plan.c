@@ -1,7 +1,7 @@
-/* cudnn_attention.c — see cudnn_attention.h. The graphs' shapes and order of operations are those
- * for which cuDNN's developer guide ("Fused Flash Attention fprop", "bprop") promises kernels. */
-#include "llmc/backend/cuda/cudnn_attention.h"
-#include "llmc/backend/cuda/cudnn_api.h"
+/* cudnn_plan.c — see cudnn_plan.h. The graphs' shapes and order of operations are those for which
+ * cuDNN's developer guide ("Fused Flash Attention fprop", "bprop") promises kernels. */
+#include "llmc/backend/cuda/attention/cudnn_plan.h"
+#include "llmc/backend/cuda/attention/cudnn_api.h"
 
 #include <dlfcn.h>
 #include <math.h>

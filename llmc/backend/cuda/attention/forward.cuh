@@ -1,4 +1,4 @@
-/* attention_forward.cuh — causal flash attention, forward, bfloat16, on tensor cores.
+/* forward.cuh — causal flash attention, forward, bfloat16, on tensor cores.
  *
  * Dao 2023, "FlashAttention-2", algorithm 1: a block holds 128 queries of one head and walks over
  * the keys, 64 at a time, up to the causal limit. Per row it keeps the largest logit so far, the
@@ -20,7 +20,7 @@
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_FORWARD_H
 #define LLMC_BACKEND_CUDA_ATTENTION_FORWARD_H
 
-#include "llmc/backend/cuda/attention_tile.cuh"
+#include "llmc/backend/cuda/attention/tile.cuh"
 
 enum { FORWARD_KEYS = 64 };
 

@@ -1,10 +1,9 @@
-/* attention_cudnn.cuh — cuDNN's attention among the operations (backend.h, struct
- * attention_choice): the plans of one shape and their working memory. Within a scope of the
- * device. */
+/* cudnn.cuh — cuDNN's attention among the operations (backend.h, struct attention_choice): the
+ * plans of one shape and their working memory. Within a scope of the device. */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
 #define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
 
-#include "llmc/backend/cuda/cudnn_attention.h"
+#include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/backend/cuda/device.h"
 #include "llmc/log/error.h"
 

@@ -1,4 +1,4 @@
-/* cudnn_attention.h — causal attention by NVIDIA's cuDNN, where it is installed: libcudnn.so.9 is
+/* cudnn_plan.h — causal attention by NVIDIA's cuDNN, where it is installed: libcudnn.so.9 is
  * opened at run time. In bfloat16 with float32 sums, in the layouts of backend.h, so that nothing
  * is copied.
  *
@@ -6,8 +6,8 @@
  * Backward is the one of its kernels that gives the same bits every time: it keeps all of dS in its
  * workspace, 2 B H T T bytes, and sums dQ from there, where the other adds with atomics. The
  * log-sum-exp is what our kernels keep: the natural logarithm of the sum of exp(scaled logits). */
-#ifndef LLMC_BACKEND_CUDA_CUDNN_ATTENTION_H
-#define LLMC_BACKEND_CUDA_CUDNN_ATTENTION_H
+#ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_PLAN_H
+#define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_PLAN_H
 
 #include <stdbool.h>
 #include <stddef.h>

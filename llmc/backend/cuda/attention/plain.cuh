@@ -1,6 +1,6 @@
-/* attention_plain.cuh — causal attention without tensor cores: float32, and bfloat16 with head
- * sizes that the tensor cores' path does not take, for tests and small models; and of few queries
- * behind many keys, for generation. Simple, not fast.
+/* plain.cuh — causal attention without tensor cores: float32, and bfloat16 with head sizes
+ * that the tensor cores' path does not take, for tests and small models; and of few queries behind
+ * many keys, for generation. Simple, not fast.
  *
  * A warp owns one row of the result and walks over what it meets, 32 rows at a time: each lane
  * computes one logit from its own row, then the lanes share the columns of the weighted sum, every

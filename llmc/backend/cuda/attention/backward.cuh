@@ -1,4 +1,4 @@
-/* attention_backward.cuh — causal flash attention, backward, bfloat16, on tensor cores.
+/* backward.cuh — causal flash attention, backward, bfloat16, on tensor cores.
  *
  * Dao 2023, "FlashAttention-2", algorithm 2, without its atomic sums. With P = softmax(Q K^T /
  * sqrt(D)) computed again from log_sum_exp, and delta = rowsum(dO * O):
@@ -16,7 +16,7 @@
  *
  * dK and dV of 32 rows are 128 registers for D = 64, 256 for D = 128. Above 64 they take a launch
  * each: with the one for dQ that is 8 products where the minimum is 5 (7 up to 64). With 16 rows to
- * a warp it would be 7, each at twice the reads from shared memory (see attention_tile.cuh). To
+ * a warp it would be 7, each at twice the reads from shared memory (see tile.cuh). To
  * come to 5, blocks would sum dQ together: with atomics, whose order changes from run to run, or by
  * turns.
  *
@@ -37,7 +37,7 @@
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_BACKWARD_H
 #define LLMC_BACKEND_CUDA_ATTENTION_BACKWARD_H
 
-#include "llmc/backend/cuda/attention_tile.cuh"
+#include "llmc/backend/cuda/attention/tile.cuh"
 
 enum { MET_ROWS = 32 };
 

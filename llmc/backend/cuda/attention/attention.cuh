@@ -1,9 +1,9 @@
 /* attention.cuh — causal grouped-query attention, forward and backward (llmc/backend/backend.h has
  * the layout of rows). Which path a call takes:
  *
- *   bfloat16, D a multiple of 8 up to 128   tensor cores: attention_forward.cuh, _backward.cuh,
+ *   bfloat16, D a multiple of 8 up to 128   tensor cores: forward.cuh, backward.cuh,
  *                                           with D rounded up to 16, 32, 48, 64, 96 or 128
- *   bfloat16 else, float32                  attention_plain.cuh, D up to 256
+ *   bfloat16 else, float32                  plain.cuh, D up to 256
  *   behind tokens of earlier calls          the same: a token at a time, bound by reading the keys
  *   D above 256                             refused, see cuda_attention_takes
  *
@@ -25,12 +25,12 @@
  * order. The split into tile, forward and backward stays; so does this path, for sm_80 to sm_89 and
  * for the emulation.
  */
-#ifndef LLMC_BACKEND_CUDA_ATTENTION_H
-#define LLMC_BACKEND_CUDA_ATTENTION_H
+#ifndef LLMC_BACKEND_CUDA_ATTENTION_ATTENTION_H
+#define LLMC_BACKEND_CUDA_ATTENTION_ATTENTION_H
 
-#include "llmc/backend/cuda/attention_backward.cuh"
-#include "llmc/backend/cuda/attention_forward.cuh"
-#include "llmc/backend/cuda/attention_plain.cuh"
+#include "llmc/backend/cuda/attention/backward.cuh"
+#include "llmc/backend/cuda/attention/forward.cuh"
+#include "llmc/backend/cuda/attention/plain.cuh"
 
 static inline bool cuda_attention_takes(int D) {
     return D >= 1 && D <= PLAIN_MOST;

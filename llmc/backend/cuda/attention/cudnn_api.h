@@ -1,9 +1,9 @@
-/* cudnn_api.h — the part of cuDNN's backend API that attention uses (cudnn_attention.c). Neither
- * its headers nor its libraries are needed to build: the library is opened at run time, and these
+/* cudnn_api.h — the part of cuDNN's backend API that attention uses (cudnn_plan.c). Neither its
+ * headers nor its libraries are needed to build: the library is opened at run time, and these
  * are the numbers and prototypes of cudnn_graph.h and cudnn_version.h of cuDNN 9.19.0, under
  * cuDNN's names. test/cuda/test_cudnn.py compares them with the header where one is installed. */
-#ifndef LLMC_BACKEND_CUDA_CUDNN_API_H
-#define LLMC_BACKEND_CUDA_CUDNN_API_H
+#ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_API_H
+#define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_API_H
 
 #include <stddef.h>
 #include <stdint.h>
