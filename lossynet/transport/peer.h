@@ -1,13 +1,16 @@
-/* peer.h — what a rank remembers of each other rank.
+/* peer.h — the state that a rank keeps for each peer, that is, for each other rank.
  *
- *     live      whether it answers                        watched by progress.c
- *     round_trip                                          timer.c
- *     flow      datagrams on their way, in both directions   send.c, recv.c, window.c
- *     control   what it told of itself, and what we owe it    control.c
- *     tx, rx    the present phase of each kind             send.c, recv.c
- *     message   the present rounds of small messages        message.c
- *     lateness  whether we wait for it                      deadline.c
- *     question  what it has of our gradient                 ask.c
+ *     live        whether the peer answers                           progress.c
+ *     round_trip  the time to the peer and back                      timer.c
+ *     flow        datagrams on their way, in both directions         send.c, recv.c, window.c
+ *     control     the counts that it told us, and the answers that   control.c
+ *                 we must send it
+ *     tx, rx      the present phase of each kind, ours and its       send.c, recv.c
+ *     message     the present rounds of small messages               message.c
+ *     lateness    whether we wait for it                             deadline.c
+ *     question    its acknowledgement of our gradient                ask.c
+ *
+ * In the comments "it" is the peer, and times without a unit are those of lossynet_now.
  */
 #ifndef LOSSYNET_PEER_H
 #define LOSSYNET_PEER_H
@@ -15,67 +18,67 @@
 #include "lossynet/base/base.h"
 
 enum {
-    LOSSYNET_FRAGMENTS = 64,  /* of a message on their way to a peer */
-    LOSSYNET_ROUND_KINDS = 2, /* of message rounds: WIRE_MESSAGES, WIRE_PULSES */
-    LOSSYNET_REACH = 4,       /* windows; a sequence that is farther from the last cannot be */
+    LOSSYNET_FRAGMENTS = 64,  /* most fragments of a message on their way to a peer */
+    LOSSYNET_ROUND_KINDS = 2, /* kinds of message rounds: WIRE_MESSAGES, WIRE_PULSES */
+    LOSSYNET_REACH = 4, /* windows; a sequence farther than this from the last one is invalid */
 };
 
-struct lossynet_timer {
-    double since, pause; /* due so long after; pause 0: the first time, which repeats nothing */
+struct lossynet_timer {  /* due `pause` seconds after `since` */
+    double since, pause; /* seconds; pause 0: nothing has been sent yet */
 };
 
-struct lossynet_round_trip { /* to it and back, of small messages: RFC 6298, section 2 */
-    double mean, deviation;  /* s; 0: not known yet */
-    double least;            /* s, of late: without queues */
+struct lossynet_round_trip { /* of small messages (RFC 6298, section 2) */
+    double mean, deviation;  /* seconds; 0: not known yet */
+    double least;            /* seconds; the recent minimum, which is without queues */
 };
 
 struct lossynet_liveness {
-    double heard;    /* any valid datagram */
-    double expected; /* since then we have waited for something of it; 0: we do not */
-    double asked;    /* since then it is asked for signs of life, be it for others' silence; or 0 */
-    bool repeated;   /* something was, since it last said more than that it is there */
-    bool left;       /* it said LEAVE, or ABORT */
-    double aborted;  /* when it said ABORT, after which it said nothing else; 0: it has not */
-    double refused;  /* when its host said that nobody is at its address; 0: never */
-    bool suspected;  /* it has been silent for so long that all peers are asked */
-    bool missed;     /* it was silent when a peer made the comm fail */
-    bool knows;      /* that we leave */
-    bool probe_sends; /* the probe asks for what lets us send */
+    double heard;     /* when its last valid datagram came */
+    double expected;  /* since when we need something of it; 0: we need nothing */
+    double asked;     /* since when we ask it for signs of life; 0: we do not */
+    bool repeated;    /* we repeated something to it, and it has not said anything new since */
+    bool left;        /* it sent LEAVE, or an ABORT that we believe */
+    double aborted;   /* when it first sent ABORT, if nothing else came later; 0: it did not */
+    double refused;   /* when its host last refused a datagram for its address; 0: never */
+    bool suspected;   /* it has been silent for so long that we ask all peers */
+    bool missed;      /* it was silent when a peer made the comm fail */
+    bool knows;       /* it knows that we leave */
+    bool probe_sends; /* our PROBE asks for what lets us send: credit, or an open phase */
     struct lossynet_timer probe;
 };
 
-struct lossynet_loss_report { /* what a peer told of our DATA, since the pace last changed */
-    uint32_t from;            /* DATA before this were sent earlier */
+struct lossynet_loss_report { /* counts of our DATA, as it told them since the pace last changed */
+    uint32_t from;            /* DATA before this sequence were sent at an earlier pace */
     bool counting;
     uint32_t seen, received;
 };
 
-struct lossynet_window { /* DATA that may be on their way to it */
+struct lossynet_window { /* how many DATA may be on their way to it */
     int now, least, most;
-    bool full;     /* it has held up DATA in the present sample, */
-    double since;  /* which has begun then; 0: there is none */
-    uint32_t came; /* DATA that had come there, then */
-    double rate;   /* that come there per second, the most of late */
-    int narrow;    /* samples in a row in which it was too small, at its largest */
+    bool full;     /* the window has held up DATA in the present sample */
+    double since;  /* when the present sample began; 0: there is none */
+    uint32_t came; /* DATA that had arrived there when the sample began */
+    double rate;   /* DATA that arrive there per second, a recent maximum */
+    int narrow;    /* samples in a row in which the largest window was too small */
 };
 
 struct lossynet_flow {
     struct lossynet_window window;
-    bool blocked;                        /* DATA could not leave: window or phase */
-    bool shut;                           /* since its phase is, ... */
-    double shut_since;                   /* ... which it was not before */
-    double credited;                     /* when credit last moved */
-    uint32_t sent, credit, group_credit; /* DATA to it */
-    uint32_t seen, group_seen;           /* sequences of its DATA: all before were seen */
-    uint32_t unacknowledged;             /* its DATA for which no credit was given yet */
-    uint32_t came;                       /* its DATA, since the start */
-    uint32_t vanished;                   /* its DATA, announced since the last phase with any */
-    uint32_t noticed[2];                 /* came, when its last phase of a kind ended */
+    bool blocked;                        /* DATA could not leave: no window, or no open phase */
+    bool shut;                           /* DATA could not leave: it had not opened the phase */
+    double shut_since;                   /* when `shut` was last false */
+    double credited;                     /* when credit last grew, or we sent after a pause */
+    uint32_t sent, credit, group_credit; /* of our DATA to it, and to EVERYONE */
+    uint32_t seen, group_seen;           /* we have seen, or given up, all its DATA before these */
+    uint32_t unacknowledged;             /* its DATA for which we have not given credit yet */
+    uint32_t came;                       /* its DATA that arrived, since the start */
+    uint32_t vanished;   /* its DATA announced in a row of phases that brought none */
+    uint32_t noticed[2]; /* `came` when its last phase of a kind ended */
     struct lossynet_loss_report report;
 };
 
 struct lossynet_control {
-    uint32_t open[2], finished[2]; /* what it told of itself (wire.h) */
+    uint32_t open[2], finished[2]; /* from its state (wire.h) */
     uint32_t complete[LOSSYNET_ROUND_KINDS], meetings;
     double raised; /* when open or finished last grew */
     bool state_due, left_due, answer_due, ack_due[LOSSYNET_ROUND_KINDS];
@@ -83,70 +86,70 @@ struct lossynet_control {
     uint32_t answered; /* nonce of the last PROBE of ours that it answered */
 };
 
-struct lossynet_tx { /* our present phase of a kind to one peer */
+struct lossynet_tx { /* our present phase of a kind to it */
     uint32_t sent;   /* DATA */
-    bool complete;   /* all sent, or given up */
-    bool refused;    /* given up, since the peer had closed the phase */
-    bool done_waits; /* DONE is not acknowledged */
+    bool complete;   /* we have sent everything, or given up */
+    bool refused;    /* we have given up, since the peer had closed the phase */
+    bool done_waits; /* our DONE has to be sent, or is not acknowledged */
     struct lossynet_timer done;
 };
 
 enum lossynet_rx_state {
     RX_RECEIVING,
-    RX_ENDING, /* all has been sent, and what has not come may be on its way */
-    RX_OVER,   /* what has not come is lost */
+    RX_ENDING, /* it has sent everything, and missing packets may still be on their way */
+    RX_OVER,   /* missing packets are lost */
 };
 
-struct lossynet_rx { /* one peer's present phase of a kind to us */
+struct lossynet_rx { /* its present phase of a kind to us */
     enum lossynet_rx_state state;
-    uint64_t received;
-    bool done; /* DONE has come, and said that so many were sent: */
-    uint32_t announced;
-    double last;    /* DATA came */
-    double ending;  /* since then RX_ENDING */
-    double over;    /* when it became RX_OVER */
-    uint32_t nonce; /* of the PROBE sent then: its answer comes after what was sent before */
+    uint64_t received;  /* DATA */
+    bool done;          /* its DONE has come */
+    uint32_t announced; /* how many DATA it sent, as its DONE says */
+    double last;        /* when DATA last came */
+    double ending;      /* when the state became RX_ENDING */
+    double over;        /* when the state became RX_OVER */
+    uint32_t nonce;     /* of the PROBE sent at `ending`; its answer comes after all its DATA */
     struct lossynet_timer probe;
-    uint32_t given_up; /* the phase, from 1 on, that last ended without it since it was late */
+    uint32_t given_up; /* the last phase, counted from 1, that we ended without it; 0: none */
     double tell;       /* when to tell it again that the phase is open; 0: never */
-    bool idle;         /* it has no gradient in this phase, DONE has said */
+    bool idle;         /* its DONE said that it has no gradient in this phase */
     bool next_done;    /* DONE of the next phase came before we opened it: nothing was sent */
     bool next_idle;
     uint32_t next_announced;
 };
 
-struct lossynet_message { /* the present message round of a kind: ours to it, its to us */
+struct lossynet_message { /* the present message round of a kind: our part for it, its for us */
     const uint8_t *out;
     uint8_t *in;
     size_t out_bytes, in_bytes;
-    uint32_t fragments, acked_before, expects, got_before;
-    uint64_t acked, got;                /* bit i: ..._before + i */
-    double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo their number; 0: not yet */
-    uint32_t in_round;                  /* it has begun so many message rounds */
-    uint32_t stamp; /* of its last fragment, until an acknowledgement has returned it; 0: none */
+    uint32_t fragments, acked_before, expects, got_before; /* fragments of `out`, then of `in` */
+    uint64_t acked, got;                /* bit i stands for fragment ..._before + i */
+    double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo LOSSYNET_FRAGMENTS; 0: not yet */
+    uint32_t in_round;                  /* message rounds that it has begun */
+    uint32_t stamp; /* of its last fragment, until an acknowledgement returns it; 0: none */
     double moved;   /* when it last sent a fragment, or completed a round */
-    struct lossynet_timer repeat; /* of the first kind, also of LEAVE */
+    struct lossynet_timer repeat; /* in the first kind of round, also for LEAVE */
 };
 
 struct lossynet_waiting { /* whether we wait for it (deadline.c) */
     bool late;            /* we went on without it, and it has not caught up */
-    double since;         /* it is late, s */
-    double told;          /* so many seconds late when a line last said so; 0: none did */
-    uint32_t phase;  /* GRADIENT phases opened when it was late, until its lag is known; 0: it is */
-    uint32_t step;   /* the same, as counted by lossynet_deadline_learn */
+    double since;         /* when it became late */
+    double told;          /* how late it was when a line last said so, in seconds; 0: none did */
+    uint32_t phase;  /* GRADIENT phases opened when it was late, while its lag is unknown; else 0 */
+    uint32_t step;   /* the step of that phase, as lossynet_deadline_learn counts steps */
     double half;     /* when half of the ranks were done with that phase */
-    uint64_t steps;  /* whose first GRADIENT phase we ended without it */
-    uint32_t begun;  /* steps that it has begun, as it told first ... */
-    double begun_at; /* ... at this time */
+    uint64_t steps;  /* steps whose first GRADIENT phase we ended without it */
+    uint32_t begun;  /* steps that it has begun */
+    double begun_at; /* when we first heard this number */
 };
 
-struct lossynet_question { /* what it has of ours, and we of its (ask.c) */
-    bool open;             /* we ask, and it has answered `got` of so many bytes */
+struct lossynet_question { /* acknowledgements that we ask it for, or it asks us for (ask.c) */
+    bool open;             /* we are asking it */
     uint8_t *to;
-    size_t bytes, got;
+    size_t bytes, got; /* bytes that we ask for, and bytes that it has answered */
     struct lossynet_timer repeat;
-    uint32_t sent;  /* DATA of the step's GRADIENT phases before the present one, from us */
-    uint32_t holds; /* GRADIENT phases, of whose last we have what it may ask for; 0: of none */
+    uint32_t sent;  /* our DATA to it in the step's GRADIENT phases before the present one */
+    uint32_t holds; /* we have an acknowledgement for this GRADIENT phase, from 1 on; 0: for none */
 };
 
 struct lossynet_peer {

@@ -1,21 +1,20 @@
-/* transport.h — packets to the workers of other ranks, each sent once, and what of them arrives.
+/* transport.h — sends packets to the workers of other ranks, and reports which packets arrived.
  *
- * Knows ranks and peers, phases with their buckets and packets as numbers, windows, pacing,
- * time-outs, keys, and the datagram (base/wire.h). It moves spans of bytes to peers and reports
- * what arrived. Must not know vectors, shards, estimators, ages, or what becomes of a step without
- * a packet. Uses link, crypto and base. Whoever uses it hands over `struct
+ * The transport moves spans of bytes to peers and sends each packet once. It knows ranks and peers,
+ * phases with their buckets and packets as numbers, windows, pacing, time-outs, keys, and the
+ * datagram (base/wire.h). It must not know vectors, shards, estimators, ages, or how a step goes on
+ * without a packet. It uses link, crypto and base. The caller provides a `struct
  * lossynet_transport_calls`.
  *
- * A phase goes through these calls, for each kind on its own:
+ * The caller runs each phase, of either kind, with these calls:
  *
- *     receive_begin   peers may send; for GRADIENT right after the phase before, so that nobody
- *                     waits
- *     send_begin      what `next` gives may leave; `wake` when there is more
- *     wait_bucket     all packets that will come of a bucket are there
- *     end             all packets that will come are there, and ours have left
+ *     receive_begin   lets peers send. For GRADIENT it follows right after the phase before, so
+ *                     that no peer waits for it
+ *     send_begin      lets the packets leave that `next` gives; `wake` says that there are more
+ *     wait_bucket     waits until no more packets of a bucket will come
+ *     end             waits until no more packets of the phase will come, and ours have left
  *
- * Where a lost packet is noticed: recv.c, check_complete. Where a datagram is encrypted: session.c,
- * lossynet_session_seal.
+ * check_complete in recv.c notices lost packets. seal in session.c encrypts datagrams.
  */
 #ifndef LOSSYNET_TRANSPORT_H
 #define LOSSYNET_TRANSPORT_H
@@ -27,11 +26,11 @@ struct lossynet_transport; /* opaque */
 
 /* ---- what the user of the transport provides ---- */
 
-struct lossynet_packet {  /* of a phase: from worker to worker, and which of the bucket's packets */
-    int sender, receiver; /* receiver LOSSYNET_EVERYONE: all workers of other ranks */
+struct lossynet_packet {  /* names one packet of a phase */
+    int sender, receiver; /* workers; receiver LOSSYNET_EVERYONE: all workers of other ranks */
     int bucket;
-    uint32_t number;
-    uint8_t gradients; /* that were added up in it (wire.h); 0: one, or unknown */
+    uint32_t number;   /* within the bucket */
+    uint8_t gradients; /* how many gradients were added up in it (wire.h); 0: one, or unknown */
 };
 
 struct lossynet_span { /* a packet to send */
@@ -43,154 +42,168 @@ struct lossynet_span { /* a packet to send */
 
 enum lossynet_delivery { LOSSYNET_TAKEN, LOSSYNET_CAME_BEFORE, LOSSYNET_NOT_FINITE };
 
-/* The bucket that leaves as number `order` of its phase, and the other way round: GRADIENT goes up,
- * as backward finishes buckets, PARAMETER down, as the next forward needs them. */
+/* Returns the bucket that leaves as number `order` of its phase. The function is its own
+ * inverse. GRADIENT sends buckets in the order in which backward finishes them, and PARAMETER in
+ * the opposite order, in which the next forward pass needs them. */
 static inline int lossynet_transport_bucket(lossynet_phase phase, int buckets, int order) {
     return phase == LOSSYNET_GRADIENT ? order : buckets - 1 - order;
 }
 
-/* All are called with the transport's lock held, also from its own thread. */
+/* The transport calls these functions with its lock held, and also from its own thread. */
 struct lossynet_transport_calls {
     void *context;
-    /* Fills in the next packets for a rank (or LOSSYNET_EVERYONE), at most `most` and
-     * LOSSYNET_BATCH, and returns their number. *complete: none will follow in this phase. Payloads
-     * stay until the next call; those in registered memory until the phase's end. */
+    /* Fills in the next packets for a rank (or LOSSYNET_EVERYONE), at most `most` and at most
+     * LOSSYNET_BATCH, and returns their number. Sets *complete when no more will follow in this
+     * phase. Payloads stay valid until the next call, and those in registered memory until the
+     * phase ends. */
     int (*next)(void *context, lossynet_phase phase, int rank, struct lossynet_span *spans,
                 int most, bool *complete);
-    /* Whether `next` has a packet now. */
+    /* Returns whether `next` has a packet now. */
     bool (*ready)(void *context, lossynet_phase phase, int rank);
-    /* Packets that this rank expects of a bucket from a worker of another rank. */
+    /* Returns how many packets of a bucket this rank expects from a worker of another rank. */
     uint32_t (*expected)(void *context, lossynet_phase phase, int bucket, int sender);
-    /* Bytes of a packet from another rank to a worker of this one; 0: there is no such packet.
-     * `sender` and `bucket` exist. */
+    /* Returns the size in bytes of a packet from another rank to a worker of this rank, or 0 if
+     * there is no such packet. The transport has checked that `sender` and `bucket` exist. */
     size_t (*bytes)(void *context, lossynet_phase phase, const struct lossynet_packet *packet);
-    /* Takes such a packet, of the phase and bucket that are open. */
+    /* Takes such a packet. Its phase and its bucket are open. */
     enum lossynet_delivery (*deliver)(void *context, lossynet_phase phase,
                                       const struct lossynet_packet *packet, const uint8_t *payload,
                                       size_t bytes);
-    /* What this rank acknowledges to another of the open GRADIENT phase, of which nothing more will
-     * come from there; or, unless `make`, what it has acknowledged last. */
+    /* Returns what this rank acknowledges to another rank. With `make` it makes the
+     * acknowledgement of the open GRADIENT phase, in which nothing more will come from that
+     * rank. Otherwise it returns the last acknowledgement. */
     const uint8_t *(*acknowledge)(void *context, int rank, bool make, size_t *bytes);
 };
 
 /* ---- open and close (session.c, progress.c) ---- */
 
-struct lossynet_transport_settings { /* as in lossynet_settings */
+struct lossynet_transport_settings { /* fields have the same meaning in lossynet_settings */
     struct lossynet_world world;
     size_t packet_bytes;
     const char *interface;
     double pace_gbps, loss_budget, peer_timeout;
-    bool skip_late;  /* late ranks are not waited for, ... */
-    double deadline; /* ... longer than so many seconds; 0: adaptive */
-    int pulses;      /* of a step; 0: one */
-    int phases[2];   /* of a step, by kind; 0: one */
-    bool late_comes; /* what is late of GRADIENT comes in the step after */
+    bool skip_late;  /* steps go on without late ranks */
+    double deadline; /* how long to wait for late ranks, in seconds; 0: adaptive */
+    int pulses;      /* rounds of LOSSYNET_PULSE per step; 0: one */
+    int phases[2];   /* phases per step, by kind; 0: one */
+    bool late_comes; /* late gradients are sent again in the next step */
     int dscp;
     bool multicast, encrypt;
     const char *key_file;
 };
 
-struct lossynet_transport_shape { /* what is transported */
-    int workers, local, buckets;  /* N, V, B */
-    size_t packet_bytes;          /* of a full packet, on its way */
-    uint8_t elements;             /* enum of wire.h: what payloads are made of */
+struct lossynet_transport_shape {
+    int workers, local, buckets; /* N of all ranks, V of this rank, B */
+    size_t packet_bytes;         /* payload of a full packet, as it is sent */
+    uint8_t elements;            /* format of the payloads, an enum of wire.h */
 };
 
-/* Opens the link and introduces the ranks to each other. Collective. On failure *out is NULL and a
- * line is logged. */
+/* Opens the link, and lets the ranks exchange what they must know of each other. Collective. On
+ * failure *out is NULL and one line is logged. */
 lossynet_status lossynet_transport_open(const struct lossynet_transport_settings *settings,
                                         lossynet_link_open link_open, lossynet_share share,
                                         void *share_context, struct lossynet_transport **out);
 
-/* Allocates what depends on the shape; t NULL: counts only. Sees to pool->out_of_memory only. */
+/* Allocates the memory that depends on the shape. With t NULL it only counts the bytes. The
+ * caller must check pool->out_of_memory. */
 void lossynet_transport_shape(struct lossynet_transport *t, struct lossynet_pool *pool,
                               const struct lossynet_transport_shape *shape,
                               const struct lossynet_transport_calls *calls);
 
-/* Starts the transport's thread, after receive_begin of GRADIENT. A reliable link has none. */
+/* Starts the transport's thread. Call it after receive_begin of GRADIENT. Over a reliable link
+ * there is no thread. */
 lossynet_status lossynet_transport_start(struct lossynet_transport *t);
 
-/* Says LEAVE, or ABORT after a failure. NULL is fine. */
+/* Sends LEAVE to all peers, or ABORT after a failure, and closes the transport. t may be NULL. */
 void lossynet_transport_close(struct lossynet_transport *t);
 
-/* Bytes that `open` takes beside the link's memory. */
+/* Returns the bytes that `open` takes in addition to the link's memory. */
 size_t lossynet_transport_memory(int ranks, size_t packet_bytes, bool encrypt);
 
 /* ---- phases (send.c, recv.c) ---- */
 
 /* Opens the next phase of this kind for receiving, and tells the peers. */
 void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_phase phase);
-/* Opens it for sending; what `next` reads is set up, and belongs to the transport now. */
+/* Opens the phase for sending. The data that `next` reads is ready, and the caller must not
+ * change it from now on. */
 void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase phase);
-/* There is more to send. From any thread. */
+/* Says that there is more to send. Any thread may call it. */
 void lossynet_transport_wake(struct lossynet_transport *t);
 
-/* Waits until all that will come of one bucket is there; ours need not have left. Later packets of
- * the bucket are refused. */
+/* Waits until no more packets of one bucket will come. It does not wait for our own packets to
+ * leave. Packets of the bucket that come later are refused. */
 lossynet_status lossynet_transport_wait_bucket(struct lossynet_transport *t, lossynet_phase phase,
                                                int bucket);
-/* The same without waiting: false where something may still come, and nothing has changed. */
+/* Does the same without waiting. Returns false, and changes nothing, if more packets may still
+ * come. */
 bool lossynet_transport_close_bucket(struct lossynet_transport *t, lossynet_phase phase,
                                      int bucket);
-/* Whether it has been waited for. From any thread. */
+/* Returns whether one of the two calls above has closed the bucket. Any thread may call it. */
 bool lossynet_transport_bucket_is_over(const struct lossynet_transport *t, lossynet_phase phase,
                                        int bucket);
-/* Waits until all that will come is there and ours have left; closes the phase. */
+/* Waits until no more packets of the phase will come and ours have left, then closes the phase. */
 lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_phase phase);
-/* One turn of the loop, where no thread runs it. Returns whether none does. */
+/* Runs the loop once if the transport has no thread. Returns whether it has none. */
 bool lossynet_transport_turn(struct lossynet_transport *t);
 /* Waits until all our packets of a phase have left. */
 lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_phase phase);
 
-/* ---- messages that arrive (message.c) ---- */
+/* ---- messages that are repeated until they arrive (message.c) ---- */
 
-/* Every rank gives each other rank some bytes and gets some: out[r], in[r] (pointers into caller's
- * memory; the rank's own are ignored), bytes offset[r] ... offset[r + 1]. Collective. */
+/* Every rank sends some bytes to each other rank and receives some. The part for rank r is bytes
+ * out_offset[r] ... out_offset[r + 1] of `out`; the part from rank r is bytes in_offset[r] ...
+ * in_offset[r + 1] of `in`. A rank's part for itself is ignored. Collective. */
 lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void *out,
                                         const size_t *out_offset, void *in,
                                         const size_t *in_offset);
-/* In place: rank r's part of `data` is bytes offset[r] ... offset[r + 1]. Collective. */
+/* Gathers the parts of all ranks in place. Rank r's part of `data` is bytes offset[r] ...
+ * offset[r + 1]. Collective. */
 lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
                                           const size_t *offset);
-/* The same, as often in each step as settings.pulses says, without the parts of late ranks:
- * came[r]: rank r's part is whole. What the others' bytes hold is undefined. */
+/* Does the same, but goes on without the parts of late ranks. Sets came[r] if rank r's part is
+ * complete; otherwise the bytes of its part are undefined. A step has settings.pulses calls of
+ * this and the next function. */
 lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
                                          const size_t *offset, uint8_t *came);
-/* lossynet_transport_swap in the same way. */
+/* Does what lossynet_transport_swap does, but goes on without late ranks in the same way. */
 lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, const void *out,
                                               const size_t *out_offset, void *in,
                                               const size_t *in_offset, uint8_t *came);
-/* After such a swap that acknowledges a GRADIENT phase: asks ranks whose part has not come for it,
- * and sets came[r] where it has (ask.c); or LOSSYNET_NOTHING_SENT, where nothing of the phase has left
- * for it. */
+/* Asks ranks for their missing parts, after a swap_pulse that acknowledged a GRADIENT phase
+ * (ask.c). Sets came[r] to 1 if rank r's part came, and to LOSSYNET_NOTHING_SENT if it did not
+ * and we have sent rank r nothing in this step. */
 enum { LOSSYNET_NOTHING_SENT = 2 };
 lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in,
                                        const size_t *in_offset, uint8_t *came);
-/* Before and after the caller makes what it acknowledges of the phase that has ended. */
+/* Call it with `whole` false before the caller makes its acknowledgements of the phase that has
+ * ended, and with `whole` true after. In between the transport answers no questions about them. */
 void lossynet_transport_acknowledges(struct lossynet_transport *t, bool whole);
-/* Whether a rank waits in a swap or gather that this rank has not begun. */
+/* Returns whether another rank has begun a swap or gather that this rank has not begun. */
 bool lossynet_transport_is_called(struct lossynet_transport *t);
 
 /* ---- late ranks (deadline.c); settings.phases and settings.pulses belong to a step ---- */
 
-/* How many steps at least half of the ranks are ahead. Between steps. */
+/* Returns how many steps at least half of the ranks are ahead of this rank. Call it between
+ * steps. */
 uint32_t lossynet_transport_position(struct lossynet_transport *t);
-/* Whether this rank is late: most ranks have ended the present GRADIENT phase, and not all that is
- * ours had left before they did. */
+/* Returns whether this rank is late: at least half of the ranks have gone on to a later GRADIENT
+ * phase, and some peer closed the present one before all of our packets had left. */
 bool lossynet_transport_is_late(struct lossynet_transport *t);
-/* This rank has begun a step, and will average its GRADIENT phase; idle: it has no gradient. */
+/* Says that this rank has begun a step and will average its GRADIENT phase. idle: this rank has
+ * no gradient in it. */
 void lossynet_transport_stays(struct lossynet_transport *t, bool idle);
-/* idle[r]: rank r has said that it has no gradient in the GRADIENT phase that has ended last. */
+/* Sets idle[r] if rank r has said that it has no gradient in the GRADIENT phase that ended last. */
 void lossynet_transport_idle(struct lossynet_transport *t, bool *idle);
-/* Whether others have begun the step of the present GRADIENT phase more than a deadline ago. */
+/* Returns whether another rank has begun the step of the present GRADIENT phase more than a
+ * deadline ago. */
 bool lossynet_transport_is_behind(struct lossynet_transport *t);
-/* Leaves out the phases and pulses of so many steps, 0 or more: between steps, when the PARAMETER
- * phase has ended. Of GRADIENT nothing is open after it, until receive_begin. */
+/* Leaves out the phases and pulses of `steps` steps, 0 or more. Call it between steps, after the
+ * PARAMETER phase has ended. After it no GRADIENT phase is open until receive_begin. */
 void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps);
-/* late[r]: steps of which this rank ended the first GRADIENT phase without rank r. */
+/* Sets late[r] to the number of steps whose first GRADIENT phase this rank ended without rank r. */
 void lossynet_transport_lateness(struct lossynet_transport *t, uint64_t *late);
-/* Whether a rank may still send something of the phase that has ended last: that went on with it,
- * and it has something to send. */
+/* Returns whether a rank may still send packets of the phase that ended last: this rank did not
+ * end the phase without it, and it has something to send. */
 bool lossynet_transport_sends_again(struct lossynet_transport *t, lossynet_phase phase, int rank);
 
 /* ---- queries ---- */
@@ -202,29 +215,31 @@ struct lossynet_transport_facts {
     size_t link_bytes;   /* memory that the link holds */
     bool multicast;      /* parameters go to LOSSYNET_EVERYONE */
     bool threaded;       /* packets move while the caller computes */
-    bool reliable;       /* nothing is lost, and what comes is as it was sent */
+    bool reliable;       /* the link loses and damages nothing */
     bool reads_devices;  /* payloads may be in a device's memory */
 };
 
 struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_transport *t);
 
-/* Whether a peer has made a call fail: lossynet.h, lossynet_has_failed. Not over a reliable
- * link. */
+/* Returns whether a peer has made a call fail (lossynet.h, lossynet_has_failed). Over a reliable
+ * link it returns false. */
 bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing);
 
-/* What the network did since open, [LOSSYNET_EVENTS]; pace: now. */
+/* Counts what happened in the network since open, in events[LOSSYNET_EVENTS]. LOSSYNET_PACE is
+ * the present value. */
 void lossynet_transport_counters(struct lossynet_transport *t, uint64_t *events);
 
-/* The caller's step, for messages to people. */
+/* Sets the caller's step, which lines of the log name. */
 void lossynet_transport_set_step(struct lossynet_transport *t, uint64_t step);
 
-/* Lets the link's hardware read payloads in this memory in place, until close. False: it copies. */
+/* Lets the link's hardware read payloads in this memory in place, until close. Returns false if
+ * the link copies them instead. */
 bool lossynet_transport_register(struct lossynet_transport *t, const void *memory, size_t bytes,
                                  const struct lossynet_device_memory *device);
 
 /* ---- the network before a run (probe.c) ---- */
 
-/* Sends test datagrams from every rank to every other: lossynet.h, lossynet_probe. */
+/* Sends test datagrams from every rank to every other (lossynet.h, lossynet_probe). */
 lossynet_status lossynet_transport_probe(const struct lossynet_transport_settings *settings,
                                          lossynet_link_open link_open, lossynet_share share,
                                          void *share_context, const int *node, double seconds,
