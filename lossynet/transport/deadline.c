@@ -1,35 +1,39 @@
-/* deadline.c — going on without late ranks: how long to wait for them, and what follows.
+/* deadline.c — decides how long a rank waits for late ranks, and goes on without them.
  *
- * A phase, or a round of messages of kind LOSSYNET_PULSE, ends when all peers are done, or a
- * deadline after half of the ranks were. It counts from the half-way rank, so that a rank that is
- * slow itself does not blame the others. Who is not done then is late: what has not come of it is
- * lost, and until it has opened the GRADIENT phase that we are in, nothing waits for it any longer
- * than for the others. A late rank sees in the others' states that they have ended its phase; it
- * then goes to their step (lossynet_transport_jump).
+ * A phase, or a round of messages of kind LOSSYNET_PULSE, ends when all peers are done. Otherwise
+ * it ends one deadline after half of the ranks were done. The time counts from the half-way rank,
+ * so that a rank that is slow itself does not blame the others. A rank that is not done then is
+ * late: its missing packets are lost. Nothing waits for it any longer until it has begun the step
+ * that we are in, unless more than half of the ranks are late. A late rank sees in the others'
+ * states that they have ended its phase; it then jumps to their step (lossynet_transport_jump).
  *
- * The half-way rank is that of those that have a gradient: one that takes part without is done at
- * once, and says so (wire.h).
+ * Only ranks with a gradient count for the half-way rank. An idle rank is done at once, and says so
+ * in its DONE (wire.h).
  *
- * The deadline is learnt. Let lag be the time by which a rank ends a GRADIENT phase after the
- * half-way one, q(D) the share of ranks with a lag over D, and m the largest lag of a step. With a
- * deadline D a step takes, on average, T(D) = base + E min(m, D). A late rank computes no gradient
- * in the step after (step.c), and its late one is lost, or comes in that step with error feedback:
- * of all ranks' gradients in a step comes the share
+ * The deadline is learnt. Let the lag of a rank be the time from the half-way rank's end of a
+ * GRADIENT phase to its own end. Let q(D) be the share of ranks with a lag over D, and m the
+ * largest lag of a step. With a deadline D a step takes T(D) = base + E min(m, D) on average. A
+ * late rank computes no gradient in the next step (step.c). Its late gradient is lost, or with
+ * error feedback comes in the next step. So the share of all ranks' gradients that comes in a step
+ * is
  *
  *     g = (1 - q) / (1 + q), or with error feedback g = 1 / (1 + q).
  *
- * A step with a batch B makes progress in proportion to 1 / (1 + b/B), b being the noise scale
- * (McCandlish et al. 2018, An Empirical Model of Large-Batch Training, equation 2.7). Where the
- * whole batch is b, what is reasonable, the share g of it makes 2g / (1 + g) of the progress: 1 -
- * q, or 1 / (1 + q/2). We take the D with the most progress per second, over T(D). DropCompute
- * (Giladi et al., NeurIPS 2023, section 4.1) does the same for gradients per second. Where lags are
- * spread evenly, as on a machine whose cores are shared, the best is to wait for all; where a few
- * are far behind, it is to go on. Who waits for nearly all waits twice as long as the slowest of
- * them took, and for a scheduler's turns, so that an ordinary step loses nothing. Who goes on
- * without some does so on purpose, and need not.
+ * A step with a batch B makes progress in proportion to 1 / (1 + b/B), where b is the noise scale
+ * (McCandlish et al. 2018, An Empirical Model of Large-Batch Training, equation 2.7). We assume
+ * that the whole batch has the size b, which is reasonable. Then a share g of it makes 2g / (1 + g)
+ * of the progress, which is 1 - q, or 1 / (1 + q/2) with error feedback. We choose the D for which
+ * this progress divided by T(D) is largest. DropCompute (Giladi et al., NeurIPS 2023, section 4.1)
+ * does the same for gradients per second. When lags are spread evenly, as on a machine with shared
+ * cores, it is best to wait for all ranks; when a few ranks are far behind, it is best to go on
+ * without.
  *
- * The lag of a late rank is known when it opens the next phase. Steps that it leaves out tell
- * nothing of it.
+ * If the chosen deadline waits for nearly all ranks, it is doubled, and at least as long as a busy
+ * scheduler may keep a process from running, so that an ordinary step loses nothing. If it leaves
+ * out more ranks, they are left out on purpose, and it stays as it is.
+ *
+ * The lag of a late rank is known when it opens the next phase. Nothing is learnt of its lag in
+ * steps that it leaves out.
  */
 #include "lossynet/transport/progress.h"
 
@@ -37,17 +41,19 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* s, the shortest adaptive deadlines: of who waits for nearly all, a scheduler's turns; of others */
+/* The shortest adaptive deadlines, in seconds. A deadline that waits for nearly all ranks is at
+ * least LEAST, the time that a busy scheduler may keep a process from running. A deadline that
+ * leaves out more ranks is at least LEAST_CUT. */
 static const double LEAST = 0.02, LEAST_CUT = 0.015;
-static const double NEARLY = 0.01; /* q(D) of a deadline that waits for nearly all, ... */
-static const double MARGIN = 2;    /* ... which is so many times longer */
-static const double ROUND_TRIPS = 3;
-static const double TELL_AFTER = 1; /* s, before a line says that a rank is late */
-static const double TELL_AGAIN = 4; /* times as long before the next */
+static const double NEARLY = 0.01;   /* below this q(D) a deadline waits for nearly all ranks */
+static const double MARGIN = 2;      /* such a deadline is multiplied by this */
+static const double ROUND_TRIPS = 3; /* no deadline is shorter than these, and the grace */
+static const double TELL_AFTER = 1;  /* seconds before a line says that a rank is late */
+static const double TELL_AGAIN = 4;  /* the next line comes when it is this many times as late */
 
 enum {
     LEARNT = 16, /* steps before there is a deadline */
-    EVERY = 8,   /* steps from one choice of it to the next */
+    EVERY = 8,   /* steps from one choice of the deadline to the next */
 };
 
 void lossynet_deadline_open(struct lossynet_deadline *d, bool on, double fixed) {
@@ -97,7 +103,8 @@ bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half) 
     return half > 0 && t->receiver.empty - half > lossynet_deadline_wait(t);
 }
 
-/* Whether a rank takes part in this GRADIENT phase without a gradient, as far as is known. */
+/* Returns whether a rank takes part in this GRADIENT phase without a gradient, as far as we
+ * know. */
 static bool idles(const struct lossynet_transport *t, int rank) {
     return rank == t->world.rank ? t->deadline.present.idle
                                  : t->peers[rank].rx[LOSSYNET_GRADIENT].idle;
@@ -109,7 +116,8 @@ static void note_lag(struct lossynet_deadline *d, uint32_t step, double lag) {
     if (d->steps - step <= LOSSYNET_DEADLINE_STEPS) *largest = fmaxf(*largest, (float)lag);
 }
 
-/* A deadline that is shorter than what an answer takes would make everybody late. */
+/* Logs once that a fixed deadline was raised. If it were shorter than the time that an answer
+ * takes, every rank would be late. */
 static void tell_raised(struct lossynet_transport *t) {
     struct lossynet_deadline *d = &t->deadline;
     const double wait = lossynet_deadline_wait(t);
@@ -145,16 +153,16 @@ void lossynet_deadline_learn(struct lossynet_transport *t) {
         if (!p->lateness.late) {
             note_lag(d, step, fmax(0, p->rx[LOSSYNET_GRADIENT].over - phase->half));
         } else if (p->lateness.phase == phase->opened) {
-            p->lateness.step = step; /* known when it has ended the phase */
+            p->lateness.step = step; /* its lag is known when it opens the next phase */
             d->largest[slot] = fmaxf(d->largest[slot], (float)fmin(lossynet_deadline_wait(t), 1e9));
         }
     }
     if (d->steps >= LEARNT && d->steps % EVERY == 0) d->wait = lossynet_deadline_best(d);
 }
 
-/* ---- who is late ---- */
+/* ---- late ranks ---- */
 
-/* One rank tells: the first that is not late itself. */
+/* Only one rank logs a line: the first one, apart from the peer, that is not late itself. */
 static bool tells(const struct lossynet_transport *t, int peer) {
     for (int r = 0; r < t->world.rank; r++)
         if (r != peer && !t->peers[r].lateness.late) return false;
@@ -187,8 +195,8 @@ void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_waiting *l = &p->lateness;
     const struct lossynet_phase_state *phase = &t->phase[LOSSYNET_GRADIENT];
-    /* Not what it says of the end of that phase, which the others' states end for it while it
-     * computes. */
+    /* The lag ends when the peer opens the next phase. The end of its sending does not count: the
+     * others' states end that for it, even while it still computes. */
     if (l->phase && (int32_t)(p->control.open[LOSSYNET_GRADIENT] - l->phase) > 0) {
         note_lag(&t->deadline, l->step, t->receiver.now - l->half);
         l->phase = 0;
@@ -208,7 +216,7 @@ void lossynet_deadline_told(struct lossynet_transport *t, int peer) {
 
 /* ---- phases ---- */
 
-/* Nothing of the peer holds up this phase any longer. */
+/* Ends this phase for one peer: we neither wait for its packets nor send it ours. */
 static void give_up(struct lossynet_transport *t, int kind, int peer) {
     struct lossynet_peer *p = &t->peers[peer];
     const struct lossynet_phase_state *phase = &t->phase[kind];
@@ -231,7 +239,8 @@ static void give_up(struct lossynet_transport *t, int kind, int peer) {
     lossynet_agenda_soon(t, peer);
 }
 
-/* Sending to a peer stands still: its window or its phase is shut. */
+/* Returns whether our packets for a peer cannot leave: its window is full, or it has not opened the
+ * phase. If the peer is not late or away, this must have lasted longer than `wait` seconds. */
 static bool is_stuck(const struct lossynet_transport *t, int peer, int kind, double wait) {
     const struct lossynet_peer *p = &t->peers[peer];
     const bool ignored = lossynet_deadline_ignores(t, peer) || lossynet_deadline_is_away(t, peer);
@@ -267,12 +276,12 @@ void lossynet_deadline_check(struct lossynet_transport *t, int kind) {
     }
 }
 
-/* How many GRADIENT phases at least half of the ranks are ahead. */
+/* Returns by how many GRADIENT phases at least half of the ranks are ahead of this rank. */
 static uint32_t phases_ahead(struct lossynet_transport *t) {
     lossynet_progress_enter(t);
     uint32_t position = t->phase[LOSSYNET_GRADIENT].opened;
     const uint32_t own = position;
-    /* The largest count that at least half of the ranks have come to. */
+    /* Find the largest count that at least half of the ranks have reached. */
     for (int r = 0; r < t->world.ranks; r++) {
         const uint32_t count = t->peers[r].control.open[LOSSYNET_GRADIENT];
         int there = 0;
