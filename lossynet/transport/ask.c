@@ -1,24 +1,30 @@
-/* ask.c — what a rank acknowledges of a GRADIENT phase, where it or we are late: asked for.
+/* ask.c — asks late ranks for acknowledgements of a GRADIENT phase, and answers such questions.
  *
- * After the GRADIENT phases of a step ranks tell each other what came, in a round of messages that
- * goes on without late ranks (deadline.c). What a late rank has not told is asked of its transport,
- * which answers while its caller computes; and a late rank asks the others what they have told
- * without it. Whoever asks waits for a few round trips at most.
+ * After the GRADIENT phases of a step the ranks acknowledge to each other which packets came, in a
+ * round of messages that goes on without late ranks (deadline.c). A rank then asks the transport of
+ * each late rank for its acknowledgement. That transport answers while its caller computes. In the
+ * same way a late rank asks the others for the acknowledgements that they exchanged without it. The
+ * asking rank waits for a few round trips at most.
  *
- * An answer is final. Of the step in whose first phase it is a rank answers when it is sure to
- * average it, since it has begun that step, and when nothing more of the asking rank can come: that
- * has ended all phases of the step, and sends nothing in rounds of retransmission. Of a step that
- * it has averaged a rank repeats what it has acknowledged. While it may still come to one of the
- * two it does not answer, and will be asked again. Of other steps it answers nothing, in a TELL
- * without bytes.
+ * An answer is final, so a rank may answer only in two cases:
  *
- * Bytes come in their order; who lacks some asks again from there on.
+ *   - The question is about the step in whose first GRADIENT phase the rank is. The rank has begun
+ *     this step, so it will certainly average this phase. And no more packets of the asking rank can
+ *     come, because that rank has ended all phases of the step and sends nothing in rounds of
+ *     retransmission.
+ *   - The rank has averaged the step. It repeats its acknowledgement.
+ *
+ * While one of these cases may still come about, the rank does not answer, and it will be asked
+ * again. About any other step it sends a TELL without bytes.
+ *
+ * The bytes of an answer arrive in order. If some are missing, the asking rank asks again, from the
+ * first missing byte on.
  */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
-static const double TIMEOUTS = 4; /* of an unanswered question, until nothing is known */
+static const double TIMEOUTS = 4; /* time-outs of a question after which we stop asking */
 
 /* ---- answering ---- */
 
@@ -75,7 +81,7 @@ void lossynet_ask_sending(struct lossynet_transport *t) {
     }
 }
 
-/* What has left for a peer in this step. */
+/* Returns how many of our DATA have left for a peer in this step. */
 static uint32_t sent(const struct lossynet_peer *p) {
     return p->question.sent + p->tx[LOSSYNET_GRADIENT].sent;
 }
@@ -96,7 +102,7 @@ void lossynet_ask_told(struct lossynet_transport *t, int peer, const struct wire
     if (!q->open || h->kind != LOSSYNET_GRADIENT ||
         h->index + 1 != t->phase[LOSSYNET_GRADIENT].begun || h->packet != q->got ||
         h->length > q->bytes - q->got)
-        return; /* overtaken, or an answer to what was asked before */
+        return; /* it was overtaken, or answers an earlier question */
     lossynet_timer_news(t, &t->peers[peer]);
     memcpy(q->to + q->got, payload, h->length);
     q->got += h->length;
@@ -121,7 +127,7 @@ lossynet_status lossynet_transport_ask(struct lossynet_transport *t, uint8_t *in
         struct lossynet_peer *p = &t->peers[r];
         const uint32_t ahead = lossynet_deadline_steps(t, p->control.open[LOSSYNET_GRADIENT]) -
                                lossynet_deadline_steps(t, begun);
-        const bool knows = sent(p) > 0 && ahead <= 1; /* not behind */
+        const bool knows = sent(p) > 0 && ahead <= 1; /* in the same step, or the next one */
         p->question.got = 0;
         p->question.bytes = came[r] ? 0 : offset[r + 1] - offset[r];
         p->question.open = knows && p->question.bytes > 0;

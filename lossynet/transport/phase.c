@@ -1,13 +1,11 @@
-/* phase.c — what callers ask of the transport while it runs: phases from their begin to their end,
- * and rounds of messages.
- */
+/* phase.c — the calls that begin and end phases, wait for buckets, and exchange messages. */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
 /* ---- begin ---- */
 
-/* What every sender's buckets have in packets for this rank. */
+/* Counts the packets that this rank expects in each bucket from each sender. */
 static void expect(struct lossynet_transport *t, lossynet_phase phase) {
     const int workers = t->shape.workers, local = t->shape.local;
     struct lossynet_buckets *buckets = &t->phase[phase].buckets;
@@ -31,7 +29,7 @@ void lossynet_transport_receive_begin(struct lossynet_transport *t, lossynet_pha
     for (int r = 0; r < t->world.ranks; r++) {
         const bool self = r == t->world.rank;
         struct lossynet_rx *rx = &t->peers[r].rx[phase];
-        /* Who has ended it before us has sent us nothing of it. */
+        /* A peer that finished this phase before we opened it has sent us no packets of it. */
         const bool over = t->deadline.on && (int32_t)(t->peers[r].control.finished[phase] -
                                                       t->phase[phase].opened) > 0;
         *rx = (struct lossynet_rx){.state = self || over ? RX_OVER : RX_RECEIVING,
@@ -80,16 +78,17 @@ static lossynet_status await(struct lossynet_transport *t, lossynet_phase phase,
     struct lossynet_phase_state *state = &t->phase[phase];
     double start = lossynet_now();
     state->awaited = state->reached = true;
-    lossynet_agenda_all(t); /* something is expected of them, ... */
+    lossynet_agenda_all(t); /* we need something of the peers, ... */
     lossynet_status status = lossynet_progress_until(t, over, argument);
     state->awaited = false;
-    lossynet_agenda_all(t); /* ... and is not any more */
+    lossynet_agenda_all(t); /* ... and now we do not any more */
     double seconds = lossynet_now() - start;
     state->seconds += state->seconds > 0 ? 0.25 * (seconds - state->seconds) : seconds;
     return status;
 }
 
-/* Vectors may change: nothing reads them any longer. */
+/* Waits until the link no longer reads payloads in place. Then the caller may change its
+ * vectors. */
 static void settle(struct lossynet_transport *t) {
     if (t->link->settle) t->link->settle(t->link);
 }
@@ -111,7 +110,7 @@ lossynet_status lossynet_transport_end(struct lossynet_transport *t, lossynet_ph
     return status;
 }
 
-/* One caller at a time: others that wait for the same bucket find it over. */
+/* Lets one caller in at a time. Callers that wait for the same bucket then find it over. */
 lossynet_status lossynet_transport_wait_bucket(struct lossynet_transport *t, lossynet_phase phase,
                                                int bucket) {
     lossynet_status status = LOSSYNET_OK;
@@ -158,7 +157,7 @@ lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_
 
 bool lossynet_transport_turn(struct lossynet_transport *t) {
     if (t->threads.threaded) return false;
-    if (pthread_mutex_trylock(&t->threads.caller) == 0) { /* else another thread's call turns */
+    if (pthread_mutex_trylock(&t->threads.caller) == 0) { /* else another caller runs the loop */
         if (!t->failed) lossynet_progress_turn(t);
         pthread_mutex_unlock(&t->threads.caller);
     }
