@@ -9,7 +9,7 @@
  * An answer is final, so a rank may answer only in two cases:
  *
  *   - The question is about the step in whose first GRADIENT phase the rank is. The rank has begun
- *     this step, so it will certainly average this phase. And no more packets of the asking rank can
+ *     this step, so it will certainly average this phase. No more packets of the asking rank can
  *     come, because that rank has ended all phases of the step and sends nothing in rounds of
  *     retransmission.
  *   - The rank has averaged the step. It repeats its acknowledgement.

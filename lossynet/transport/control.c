@@ -1,17 +1,19 @@
-/* control.c — what must arrive but for messages: the state that opens windows and phases, the end
- * of phases, and that a rank leaves. Everything here is idempotent and repeated until it is
- * answered, or until what the peer says of itself implies the answer.
+/* control.c — sends and handles control datagrams: the state that opens windows and phases, the end
+ * of phases, and the leaving of a rank.
+ *
+ * All of them may arrive more than once without harm. They are repeated until they are answered, or
+ * until the peer's state implies the answer. Messages are in message.c.
  */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
 enum {
-    AHEAD = 2,         /* phases that a peer may be ahead of us, at most; ... */
-    AHEAD_LATE = 10000 /* ... and steps, while it did not wait for us */
+    AHEAD = 2,         /* phases that a peer may be ahead of us, at most */
+    AHEAD_LATE = 10000 /* with a deadline: steps that it may be ahead of us in addition */
 };
 
-/* s: what a peer says after so long was not overtaken by what it said before. */
+/* A state that comes this many seconds after an earlier one was also sent after it. */
 static const double OVERTAKEN = 1;
 
 /* ---- sending ---- */
@@ -54,8 +56,9 @@ static void put_state(const struct lossynet_transport *t, int peer, uint8_t *to)
     wire_put(to + 40, t->rounds[LOSSYNET_MEETING].begun, 4);
 }
 
-/* In two classes, what overtakes DATA does not say how much of it was sent (PROBE), and answers
- * nothing (STATE). */
+/* Sends one datagram in the class of DATA (`bulk`) or in the default class. If DATA has a class of
+ * its own, a datagram of the default class may overtake DATA. Then a PROBE does not say how many
+ * DATA were sent, and a STATE answers no question. */
 static void send_in_class(struct lossynet_transport *t, int peer, int type, int kind,
                           uint32_t index, uint32_t packet, bool bulk) {
     struct lossynet_peer *p = &t->peers[peer];
@@ -86,7 +89,7 @@ void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int
                            uint32_t index, uint32_t packet) {
     struct lossynet_peer *p = &t->peers[peer];
     send_in_class(t, peer, type, kind, index, packet, false);
-    /* Both: that of the default class comes also while the other class is starved. */
+    /* Send it in both classes: the one in the default class arrives even if no DATA does. */
     bool behind_data = type == WIRE_STATE ? p->control.answer_due : type == WIRE_PROBE && !packet;
     if (t->session.two_classes && behind_data)
         send_in_class(t, peer, type, kind, index, packet, true);
@@ -99,7 +102,8 @@ double lossynet_control_tell(const struct lossynet_peer *peer, double now) {
     return pause > RTO_MIN ? now + pause : 0;
 }
 
-/* Returns when to tell it again that a phase is open. */
+/* Makes our state due when it is time to tell a peer again that a phase is open. Returns when that
+ * will be. */
 static double tell_again(struct lossynet_peer *p, struct lossynet_rx *rx, double now) {
     if (rx->tell > now) return rx->tell;
     if (rx->tell > 0 && rx->received == 0 && !rx->done) p->control.state_due = true;
@@ -153,14 +157,14 @@ bool lossynet_control_busy(const struct lossynet_transport *t) {
 
 /* ---- receiving ---- */
 
-static bool later(uint32_t a, uint32_t b) { /* counts wrap around */
+static bool later(uint32_t a, uint32_t b) { /* a > b, for counts that wrap around */
     return (int32_t)(a - b) > 0;
 }
 
-/* What a rank can have opened, finished and completed is bounded by our own counts: nobody ends a
- * phase or a round without our part of it. What says more would keep us from sending for as long.
- * With a deadline others may have gone on without us: then it is bounded by the time that steps
- * take. */
+/* Returns whether the counts in a state can be true. Without a deadline no rank ends a phase or a
+ * round without our part, so our own counts bound how many phases and rounds a peer has opened,
+ * finished and completed. If we believed a higher count, we would not send until our own count
+ * reached it. With a deadline the others may be up to AHEAD_LATE steps ahead. */
 static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
     const uint32_t steps = t->deadline.on ? AHEAD_LATE : 0;
     const uint32_t meetings = t->rounds[LOSSYNET_MEETING].begun;
@@ -178,7 +182,8 @@ static bool is_possible(const struct lossynet_transport *t, const uint8_t *state
     return possible;
 }
 
-/* Who has seen a little more than was sent has believed a wrong sequence, and has seen all. */
+/* Takes a peer's credit. Returns whether it has grown. A peer that has seen a little more than we
+ * sent has believed a damaged sequence number: we take it that it has seen everything. */
 static bool take_credit(const struct lossynet_flow *flow, uint32_t told, uint32_t sent,
                         uint32_t *credit) {
     if (later(told, sent + (uint32_t)(LOSSYNET_REACH * flow->window.most))) return false;
@@ -200,10 +205,10 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
         uint32_t finished = (uint32_t)wire_get(from + 8 + 4 * kind, 4);
         if (later(open, told->open[kind])) told->open[kind] = open, news = true;
         if (later(finished, told->finished[kind])) told->finished[kind] = finished, news = true;
-        /* With a deadline a wrong count can be so high that nothing else corrects it. */
+        /* With a deadline a wrong count may be so high that only a lower one can correct it. */
         if (t->deadline.on && !news && !overtaken)
             told->open[kind] = open, told->finished[kind] = finished;
-        /* Whoever opens the next phase has closed this one, and needs no DONE. */
+        /* A peer that has opened the next phase has closed this one, and needs no DONE. */
         if (later(told->open[kind], t->phase[kind].begun)) {
             p->tx[kind].done_waits = false;
             p->tx[kind].refused |= !p->tx[kind].complete;
@@ -224,15 +229,16 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
     bool credited = take_credit(flow, credit, flow->sent, &flow->credit);
     credited |= take_credit(flow, group, t->sender.group_sent, &flow->group_credit);
     if (credited) flow->credited = now;
-    if (news || credited) flow->blocked = false; /* as far as is known */
+    if (news || credited) flow->blocked = false; /* send.c finds out again */
     if (news || credited) lossynet_timer_news(t, p);
     lossynet_window_report(t, peer, (uint32_t)wire_get(from + 32, 4));
     if (!later(credit, flow->sent) && !later(group, t->sender.group_sent))
         lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
 }
 
-/* All before `sent` were seen, or are given up. What lies a little behind has been overtaken; far
- * behind, it corrects a wrong sequence that was believed. */
+/* Counts all DATA before `sent` as seen or given up. If `sent` is a little lower than *seen, the
+ * PROBE was overtaken, and nothing changes. If it is far lower, it corrects a wrong sequence number
+ * that we believed. */
 static void give_up(const struct lossynet_transport *t, uint32_t *seen, uint32_t sent) {
     uint32_t reach = (uint32_t)(LOSSYNET_REACH * t->session.window);
     if (later(sent, *seen) || later(*seen, sent + reach)) *seen = sent;
@@ -246,12 +252,13 @@ static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
     p->control.state_due = true;
 }
 
-/* Where nothing is encrypted, anybody on the path can say ABORT in a peer's name. It is believed
- * when a second rank says it, or when the peer is silent from then on (progress.c). */
+/* Handles ABORT. Without encryption anybody on the path can send ABORT in a peer's name. Then we
+ * believe it only if a second rank sends it too, or if the peer is silent from then on
+ * (progress.c). */
 static void take_abort(struct lossynet_transport *t, int peer) {
     struct lossynet_liveness *live = &t->peers[peer].live;
     bool believed = t->link->features.reliable || t->session.secure;
-    int first = peer; /* the one that failed; others say ABORT because of it */
+    int first = peer; /* the rank that failed first; the others send ABORT because of it */
     if (live->aborted == 0) live->aborted = t->receiver.now;
     for (int r = 0; r < t->world.ranks; r++) {
         const double aborted = t->peers[r].live.aborted;
@@ -268,7 +275,8 @@ bool lossynet_control_receive(struct lossynet_transport *t, int peer, const stru
     if (h->length < WIRE_STATE_BYTES) return false;
     if (h->type != WIRE_ABORT && !is_possible(t, payload)) return false;
     if (h->type != WIRE_STATE && h->type != WIRE_PROBE) lossynet_timer_news(t, p);
-    if (h->type != WIRE_ABORT) take_state(t, peer, payload); /* what it sent is not complete */
+    /* The state in an ABORT says that phases were sent completely, which is not true. */
+    if (h->type != WIRE_ABORT) take_state(t, peer, payload);
     switch (h->type) {
     case WIRE_STATE:
         if (!later(h->packet, p->control.answered) || later(h->packet, t->receiver.nonces)) break;

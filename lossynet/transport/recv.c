@@ -1,27 +1,27 @@
-/* recv.c — the packets of a phase as they come, and how it is known that no more will: see
- * progress.h.
+/* recv.c — receives the packets of a phase, and finds out when no more will come: see progress.h.
  *
- * Every field of a datagram is validated before any is believed. Here a lost packet is noticed: a
- * phase of a peer, or a bucket, ends without it (check_complete).
+ * It checks every field of a datagram before it uses any of them. It notices a lost packet when a
+ * peer's phase (check_complete), or a bucket, ends without it.
  */
 #include "lossynet/transport/progress.h"
 
 #include <inttypes.h>
 #include <math.h>
 
-/* s, least deadline of a silent peer within a phase. Going on without it would gain little, since
- * every step needs one number from every rank; so this is longer than a busy machine may keep a
- * rank from running. */
+/* A phase ends without a silent peer after the longest of three times: PATIENCE seconds,
+ * PATIENCE_SHARE of peer_timeout, and PATIENCE_PHASES times the mean wait for a phase. PATIENCE is
+ * longer than a busy machine may keep a rank from running: to end the phase sooner would gain
+ * little, since every step needs one number from every rank. */
 static const double PATIENCE = 2;
-static const double PATIENCE_SHARE = 0.2; /* or of the time after which a peer is dead */
-static const double PATIENCE_PHASES = 8;  /* or so many times what phases take to wait for */
+static const double PATIENCE_SHARE = 0.2;
+static const double PATIENCE_PHASES = 8;
 
-static const double REORDERING = 0.25; /* of a round trip */
-static const double UNSEEN = 25;       /* times the grace, where little came late */
+static const double REORDERING = 0.25; /* round trips; see most_overtaken */
+static const double UNSEEN = 25;       /* times the grace; see most_overtaken */
 
 enum {
     VANISHED = 64
-}; /* packets of a peer in a row of which none has come, before a line says so */
+}; /* so many packets of a peer in a row must be missing before a line says so */
 
 /* ---- receiving ---- */
 
@@ -35,7 +35,7 @@ static bool fit(const struct lossynet_transport *t, uint8_t elements) {
             t->shape.elements == WIRE_FLOAT32);
 }
 
-/* Checks what DATA says: the counter of what is wrong, or NULL. */
+/* Checks the fields of DATA, and fills in `packet`. Returns the counter of the error, or NULL. */
 static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *h,
                         struct lossynet_packet *packet) {
     struct lossynet_rejected *rejected = &t->receiver.rejected;
@@ -60,8 +60,8 @@ static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *
     return NULL;
 }
 
-/* DATA of the phase that has just ended was on its way for longer than we waited; unless we did not
- * wait for it, since its rank was late. */
+/* Makes the grace longer when DATA of the phase that ended last come late: they were on their way
+ * for longer than we waited. If we did not wait, since their rank was late, nothing changes. */
 static void learn_grace(struct lossynet_transport *t, int peer, const struct wire_header *h) {
     const struct lossynet_phase_state *phase = &t->phase[h->kind];
     if ((h->index + 1 - phase->closed) % WIRE_INDICES) return;
@@ -70,7 +70,8 @@ static void learn_grace(struct lossynet_transport *t, int peer, const struct wir
     t->receiver.grace = fmin(fmax(t->receiver.grace, late), GRACE_MAX);
 }
 
-/* A bucket of this sender begins to come: those before it will not. */
+/* Counts a packet that came. When the first packet of a bucket comes, notes the time for all
+ * earlier buckets of this sender: packets that they lack are lost when the grace has passed. */
 static void reach(struct lossynet_transport *t, const struct wire_header *h) {
     const lossynet_phase phase = (lossynet_phase)h->kind;
     const int buckets = t->shape.buckets;
@@ -118,7 +119,7 @@ void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wir
 void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wire_header *h) {
     struct lossynet_rx *rx = &t->peers[peer].rx[h->kind];
     uint32_t opened = t->phase[h->kind].opened;
-    if (h->index == opened) { /* we have not opened it, so that nothing was sent */
+    if (h->index == opened) { /* we have not opened this phase, so the peer sent nothing of it */
         rx->next_done = true;
         rx->next_announced = h->packet;
         rx->next_idle = h->elements == WIRE_IDLE;
@@ -128,14 +129,14 @@ void lossynet_recv_done(struct lossynet_transport *t, int peer, const struct wir
         rx->idle = h->elements == WIRE_IDLE;
         check_complete(t, h->kind, peer);
     } else if ((int32_t)(h->index - opened) > 0) {
-        return; /* nobody is so far ahead */
+        return; /* no peer can be so far ahead */
     }
     lossynet_control_send(t, peer, WIRE_ACK, h->kind, h->index, 0);
 }
 
 /* ---- the end ---- */
 
-/* A reliable link: DONE comes behind all DATA. */
+/* Ends a peer's phase over a reliable link, where DONE comes after all DATA. */
 static void check_reliable(struct lossynet_transport *t, int peer, struct lossynet_rx *rx) {
     if (!rx->done) return;
     rx->state = RX_OVER;
@@ -146,12 +147,12 @@ static void check_reliable(struct lossynet_transport *t, int peer, struct lossyn
     if (!t->failed) t->failed = LOSSYNET_PROTOCOL;
 }
 
-/* Small datagrams come, and of many large ones none: as behind a path that drops what is too large
- * for its MTU and does not say so. */
+/* Logs a line when many large datagrams of a peer were lost in a row while small ones come. A path
+ * behaves so that silently drops datagrams larger than its MTU. */
 static void notice_black_hole(struct lossynet_transport *t, int kind, int peer) {
     struct lossynet_flow *flow = &t->peers[peer].flow;
     const struct lossynet_rx *rx = &t->peers[peer].rx[kind];
-    const bool none = flow->came == flow->noticed[kind]; /* not even what was late */
+    const bool none = flow->came == flow->noticed[kind]; /* not even late DATA came */
     const uint32_t before = none ? flow->vanished : 0;
     flow->vanished = none && rx->done ? before + rx->announced : before;
     flow->noticed[kind] = flow->came;
@@ -163,17 +164,17 @@ static void notice_black_hole(struct lossynet_transport *t, int kind, int peer) 
             t->world.rank, lossynet_session_step(t), flow->vanished, peer, t->shape.packet_bytes);
 }
 
-/* Seconds after which what has not come was not overtaken by what came. RFC 8985 (RACK), section
- * 6.2 takes a quarter of a round trip, too, and less where nothing was overtaken before. Where a
- * PROBE is answered sooner, that is the better evidence. */
+/* Returns after how many seconds a missing packet is lost, and not only overtaken by the packets
+ * that came. RFC 8985 (RACK), section 6.2, also takes a quarter of a round trip, and less if
+ * nothing was overtaken before. If a PROBE is answered sooner, that is better evidence. */
 static double most_overtaken(const struct lossynet_transport *t, const struct lossynet_peer *p) {
     const double most = fmax(GRACE_MAX, REORDERING * p->round_trip.mean);
     const double unseen = UNSEEN * t->receiver.grace;
     return unseen < p->round_trip.least ? fmin(most, unseen) : most;
 }
 
-/* Ends a peer's phase to us when it is over: all has come, or what has not is lost. Returns when to
- * look again, if nothing comes. */
+/* Ends a peer's phase to us when it is over: all packets have come, or the missing ones are lost.
+ * Returns when to look again, if nothing comes. */
 static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     struct lossynet_peer *p = &t->peers[peer];
     const struct lossynet_phase_state *phase = &t->phase[kind];
@@ -195,7 +196,7 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     if (!ended) return HUGE_VAL;
     const double silent_since = fmax(rx->last, rx->ending);
     bool quiet = receiver->empty - silent_since > receiver->grace;
-    /* Whoever has left answers no more; all that it sent is on its way. */
+    /* A peer that has left answers no more. Everything that it sent is on its way. */
     bool answered = p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0;
     const double overtaken = t->session.two_classes ? HUGE_VAL : most_overtaken(t, p);
     answered |= receiver->empty - silent_since > overtaken;
@@ -231,7 +232,7 @@ double lossynet_recv_check(struct lossynet_transport *t, int peer) {
             t->receiver.stragglers++;
         }
         if (phase->begun > 0 && !p->tx[kind].complete && p->flow.blocked)
-            lossynet_send_complete(&p->tx[kind]); /* what is left is lost */
+            lossynet_send_complete(&p->tx[kind]); /* what we have not sent is lost */
     }
     return due;
 }
@@ -246,7 +247,7 @@ bool lossynet_recv_phase_is_over(struct lossynet_transport *t, int phase) {
     return t->agenda.count[LOSSYNET_RECEIVES + phase] == 0;
 }
 
-/* All is there of a sender's bucket that will be, whatever becomes of the sender. */
+/* Returns whether no more packets of a sender's bucket will come. Once true, it stays true. */
 static bool is_there(const struct lossynet_transport *t, int kind, int bucket, int sender) {
     const struct lossynet_buckets *b = &t->phase[kind].buckets;
     const struct lossynet_receiver *receiver = &t->receiver;
