@@ -1,26 +1,30 @@
-/* message.c — small messages that must arrive.
+/* message.c — exchanges small messages, and repeats them until they arrive.
  *
- * A message round gives every rank some bytes of every other one. Bytes travel in fragments, at
- * most LOSSYNET_FRAGMENTS of a peer's unacknowledged; a fragment is sent again when it is not
- * acknowledged in time, sooner when later ones were. A rank that has not begun the round yet drops
- * fragments; when it begins, its own fragments say so, and all are sent again at once.
+ * In a message round every rank gets some bytes, its part, from every other rank. The bytes travel
+ * in fragments. At most LOSSYNET_FRAGMENTS fragments to a peer are unacknowledged. A fragment is
+ * sent again when it is not acknowledged in time, and sooner if later ones were acknowledged. A
+ * rank that has not begun the round yet drops fragments. When it begins, its own fragments show
+ * that, and the others send it all of theirs again at once.
  *
- * A caller waits until it has the others' parts. Its own, if small, is copied and sent on until it
- * is acknowledged, while the caller goes on; the next round of the kind waits for that. So a round
- * takes half a round trip where nothing is lost.
+ * A caller waits until it has the others' parts. Its own part, if it is small, is copied. Then the
+ * caller goes on while the transport repeats the copy until it is acknowledged; only the next round
+ * of the same kind waits for that. So a round takes half a round trip if nothing is lost.
  *
- * There are two kinds of rounds, each counted on its own. For rounds of kind WIRE_MESSAGES all
- * ranks wait. A round of kind WIRE_PULSES belongs to a step: with a deadline it goes on without the
- * part of a rank that is late (deadline.c), and a late rank finds that others have left the round
- * behind.
+ * There are two kinds of rounds, and each has its own count. In rounds of kind WIRE_MESSAGES all
+ * ranks wait for all. A round of kind WIRE_PULSES belongs to a step: with a deadline it goes on
+ * without the parts of late ranks (deadline.c), and a late rank may find that the others have ended
+ * the round.
  */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
-static const double DEAF = 1e-3; /* s, before what a peer does not listen to yet is sent again */
-static const double OVERTAKEN = 3e-4; /* s, before a fragment that others overtook is sent again, */
-static const double OVERTAKEN_SHARE = 1.25; /* or so many round trips */
+/* Seconds before a fragment is sent again to a peer that has not begun the round, at least. */
+static const double DEAF = 1e-3;
+/* A fragment is sent again, after later ones were acknowledged, when it is this many seconds old,
+ * or so many round trips if these take longer. */
+static const double OVERTAKEN = 3e-4;
+static const double OVERTAKEN_SHARE = 1.25;
 
 static size_t fragment(const struct lossynet_transport *t, size_t bytes, uint32_t n, size_t *at) {
     *at = (size_t)n * t->session.fragment_bytes;
@@ -39,8 +43,8 @@ static bool all_acknowledged(const struct lossynet_transport *t, const struct lo
            (t->rounds[which].keeps && p->live.left);
 }
 
-/* The peer has ended this round, maybe without us: it has opened a phase that we have not, and
- * there is a phase between any two rounds of this kind. */
+/* Returns whether a peer has ended this round, maybe without us. That is so if it has opened a
+ * phase that we have not opened, because there is a phase between any two rounds of this kind. */
 static bool has_passed(const struct lossynet_transport *t, const struct lossynet_peer *p,
                        int which) {
     bool passed = false;
@@ -49,15 +53,15 @@ static bool has_passed(const struct lossynet_transport *t, const struct lossynet
     return t->deadline.on && which == LOSSYNET_PULSE && passed;
 }
 
-/* The time, microseconds; never 0. */
+/* Returns the time in microseconds, but never 0. */
 static uint32_t stamp_of(double now) {
     return (uint32_t)(uint64_t)(now * 1e6) | 1;
 }
 
 /* ---- sending ---- */
 
-/* Sends the fragments that are new within the window, or not acknowledged in time; returns when to
- * look again. */
+/* Sends the fragments that are new within the window, or were not acknowledged in time. Returns
+ * when to look again. */
 static double push(struct lossynet_transport *t, int peer, int which, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_message *m = &p->message[which];
@@ -69,7 +73,9 @@ static double push(struct lossynet_transport *t, int peer, int which, double now
     const double late = listens ? timeout : fmax(timeout, DEAF);
     const double overtaken = fmax(OVERTAKEN, OVERTAKEN_SHARE * p->round_trip.mean);
     bool repeated = false;
-    double oldest = HUGE_VAL, due = HUGE_VAL; /* of those that were sent; when one is overtaken */
+    /* When the oldest unacknowledged fragment was sent; when an overtaken one must be sent
+     * again. */
+    double oldest = HUGE_VAL, due = HUGE_VAL;
     uint32_t most = m->fragments - m->acked_before;
     if (most > (uint32_t)p->flow.window.least) most = (uint32_t)p->flow.window.least;
     if (most > LOSSYNET_FRAGMENTS) most = LOSSYNET_FRAGMENTS;
@@ -120,14 +126,14 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
     struct lossynet_message *m = &p->message[which];
     const bool left_behind = t->deadline.on && which == LOSSYNET_PULSE;
     if ((int32_t)(h->index - round->begun) > 0 && !left_behind) {
-        t->receiver.rejected.invalid++; /* nobody ends a round without our part */
+        t->receiver.rejected.invalid++; /* no rank can end a round without our part */
         return;
     }
     lossynet_timer_news(t, p);
     m->moved = t->receiver.now;
     if ((int32_t)(h->index + 1 - m->in_round) > 0) {
         m->in_round = h->index + 1;
-        /* What it could not hear before, it can now. */
+        /* The peer has begun this round, and now takes the fragments that it dropped before. */
         if (m->in_round == round->begun) memset(m->sent_at, 0, sizeof m->sent_at);
     }
     if (!round->open || h->index != round->begun - 1) {
@@ -165,7 +171,8 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
         return;
     uint64_t mask = wire_get(payload + WIRE_STATE_BYTES, 8);
     uint32_t forward = h->packet - m->acked_before;
-    for (uint32_t i = 0; i < forward && i < LOSSYNET_FRAGMENTS; i++) /* the slot's next is new */
+    /* The next fragment with the same index in sent_at has not been sent yet. */
+    for (uint32_t i = 0; i < forward && i < LOSSYNET_FRAGMENTS; i++)
         m->sent_at[(m->acked_before + i) % LOSSYNET_FRAGMENTS] = 0;
     if (forward || (mask | m->acked) != m->acked) m->repeat.pause = lossynet_timer_timeout(p);
     m->acked = (forward < 64 ? m->acked >> forward : 0) | mask;
@@ -207,7 +214,7 @@ bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
     const int lacking = count[LOSSYNET_LACKS];
     const bool all = count[LOSSYNET_EXCHANGES] == 0 || (round->keeps && lacking == 0);
     if (lacking == 0 && round->complete != round->begun) {
-        round->complete = round->begun; /* from now on every state says so */
+        round->complete = round->begun; /* from now on our state says so */
         for (int r = 0; r < ranks; r++) t->peers[r].control.ack_due[which] = true;
         lossynet_agenda_all(t);
     }
@@ -226,8 +233,8 @@ bool lossynet_message_settled(struct lossynet_transport *t, int which) {
     return !t->rounds[which].open || t->agenda.count[LOSSYNET_EXCHANGES + which] == 0;
 }
 
-/* Where our parts are small, and move without the caller, they are copied: it need not wait until
- * they have arrived, but only for the others'. */
+/* Returns where our parts lie during the round. If they are small, and the transport has a thread,
+ * they are copied. Then the caller waits only for the others' parts, and not until ours arrive. */
 static const uint8_t *keep(struct lossynet_transport *t, int which, const uint8_t *out,
                            const size_t *offset, bool same) {
     struct lossynet_rounds *round = &t->rounds[which];

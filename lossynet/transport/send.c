@@ -1,19 +1,21 @@
-/* send.c — the packets of a phase, each sent once: see progress.h.
+/* send.c — sends the packets of a phase, each packet once: see progress.h.
  *
- * Sending goes from peer to peer, a batch each, starting with the next rank, so that no receiver is
- * hit by all senders at once. A peer that cannot take a batch yet is waited for: were it passed
- * over, senders would drift to the receiver that answers best, and meet there until the switch
- * drops what it cannot hold. But one that is silent, or has not come to this phase yet, may take
- * long, and is passed over after a moment. Which packets leave, and in what order, is for the user
- * of the transport to say.
+ * A rank sends one batch to each peer in turn. It starts with the next rank, so that not all
+ * senders send to the same receiver at once. If a peer cannot take a batch yet, the rank waits for
+ * it. If it went on to the next peer instead, more and more senders would send to the receiver that
+ * answers fastest, until the switch before it drops packets. But a peer that is silent, or has not
+ * opened this phase yet, may take long: after a moment the rank goes on without it. The user of the
+ * transport decides which packets leave, and in what order.
  */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
-static const double TURN = 0.3;     /* s, longest wait for a peer whose turn it is, ... */
-static const double SILENCE = 0.1;  /* ... of which nothing is heard, beside a round trip, ... */
-static const double OPENING = 0.03; /* ... and whose phase is shut */
+/* How long the others' turns wait for a peer, in seconds: TURN at most. They do not wait if it has
+ * been silent for SILENCE and a time-out, or has not opened the phase for OPENING. */
+static const double TURN = 0.3;
+static const double SILENCE = 0.1;
+static const double OPENING = 0.03;
 
 /* Makes datagrams of spans. */
 static void encode(struct lossynet_transport *t, int kind, int n, uint32_t *sequence) {
@@ -43,7 +45,8 @@ static void encode(struct lossynet_transport *t, int kind, int n, uint32_t *sequ
     }
 }
 
-/* How many datagrams a window lets through: not a trickle, unless it is all there is. */
+/* Returns how many datagrams a window lets through. To avoid small batches it is 0 while little of
+ * the window is free. */
 static int room(const struct lossynet_flow *flow, uint32_t sent, uint32_t credit, int most) {
     int free = flow->window.now - (int)(sent - credit), least = flow->window.now / 4;
     if (least > most / 2) least = most / 2;
@@ -55,8 +58,8 @@ static size_t full_bytes(const struct lossynet_transport *t, int n) {
     return (WIRE_HEADER_BYTES + t->shape.packet_bytes) * (size_t)n;
 }
 
-/* Sends the next packets, at most `most`, to a rank or to everyone. Returns how many left, or -1
- * when pacing has them wait. */
+/* Sends the next packets, at most `most`, to a rank or to everyone. Returns how many left, or -1 if
+ * they must wait for pacing. */
 static int send_batch(struct lossynet_transport *t, int kind, int rank, struct lossynet_tx *tx,
                       int most, uint32_t *sequence, double *wait) {
     double pause = lossynet_pacing_wait(&t->pacing, full_bytes(t, most));
@@ -73,12 +76,13 @@ static int send_batch(struct lossynet_transport *t, int kind, int rank, struct l
     return n;
 }
 
-/* Whether a peer has opened our present phase. */
+/* Returns whether a peer has opened our present phase. */
 static bool is_open(const struct lossynet_transport *t, const struct lossynet_peer *p, int kind) {
     return (int32_t)(p->control.open[kind] - t->phase[kind].begun) >= 0;
 }
 
-/* One batch of a phase to one peer: how many left, or -1 when pacing has them wait. */
+/* Sends one batch of a phase to one peer. Returns how many datagrams left, or -1 if they must wait
+ * for pacing. */
 static int push_peer(struct lossynet_transport *t, int kind, int rank, double *wait) {
     struct lossynet_peer *p = &t->peers[rank];
     struct lossynet_flow *flow = &p->flow;
@@ -101,7 +105,7 @@ static int push_peer(struct lossynet_transport *t, int kind, int rank, double *w
     return n;
 }
 
-/* One batch of parameters to everybody. */
+/* Sends one batch of parameters to all peers by multicast. Returns whether something left. */
 static bool push_group(struct lossynet_transport *t, double *wait) {
     const int kind = LOSSYNET_PARAMETER;
     struct lossynet_tx *tx = &t->sender.group;
@@ -127,7 +131,7 @@ static bool push_group(struct lossynet_transport *t, double *wait) {
     return n > 0;
 }
 
-/* Whether the others' turns wait for this peer's. */
+/* Returns whether the others' turns wait for this peer's turn. */
 static bool is_waited_for(const struct lossynet_transport *t, struct lossynet_peer *p) {
     struct lossynet_flow *flow = &p->flow;
     const double now = t->receiver.now;
@@ -137,7 +141,7 @@ static bool is_waited_for(const struct lossynet_transport *t, struct lossynet_pe
     return !flow->shut || now - flow->shut_since < OPENING;
 }
 
-/* Something new may leave to every peer. */
+/* Notes that something new may leave for every peer. */
 static void look_at_all(struct lossynet_transport *t) {
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_flow *flow = &t->peers[r].flow;
@@ -146,14 +150,14 @@ static void look_at_all(struct lossynet_transport *t) {
     }
 }
 
-/* What was sent has changed what is true of a peer: the next turn looks at it. */
+/* Updates the flags of a peer after sending. If they have changed, the next turn looks at it. */
 static void count_again(struct lossynet_transport *t, int rank) {
     const uint32_t before = t->agenda.flags[rank];
     lossynet_agenda_count(t, rank);
     if (t->agenda.flags[rank] != before) lossynet_agenda_soon(t, rank);
 }
 
-/* Sends to a peer what it can take. True when the others' turns wait for its own. */
+/* Sends a peer what it can take. Returns whether the others' turns wait for its turn. */
 static bool push_all(struct lossynet_transport *t, int rank, double *wait, bool *any) {
     struct lossynet_flow *flow = &t->peers[rank].flow;
     bool left = false, paced = false;
@@ -166,14 +170,14 @@ static bool push_all(struct lossynet_transport *t, int rank, double *wait, bool 
     }
     if (!flow->shut) flow->shut_since = t->receiver.now;
     const bool paused = paced || is_waited_for(t, &t->peers[rank]);
-    /* Where nothing can leave, we look again when the peer, or the caller, has said more. */
+    /* If nothing can leave, we look again when the peer sends something, or the caller has more. */
     t->agenda.sends[rank] = left || paused;
     if (!t->session.multicast) count_again(t, rank);
     *any |= left;
     return paused;
 }
 
-/* The first peer from `from` to before `end` that something may leave to; `end`: there is none. */
+/* Returns the first peer in from ... end - 1 that something may leave for, or `end`. */
 static int next_to_send(const struct lossynet_transport *t, int from, int end) {
     const bool *found =
         from < end ? memchr(t->agenda.sends + from, true, (size_t)(end - from)) : NULL;
@@ -185,7 +189,7 @@ bool lossynet_send_push(struct lossynet_transport *t, double *wait) {
     bool any = false, paused = false;
     if (t->failed) return false; /* the caller knows, and may have freed its vectors */
     if (__atomic_exchange_n(&t->sender.woken, false, __ATOMIC_SEQ_CST)) look_at_all(t);
-    if (t->session.multicast) { /* waits for all windows, and so looks at all peers */
+    if (t->session.multicast) { /* multicast waits for all windows, so we look at all peers */
         for (int r = 0; r < ranks; r++) t->peers[r].flow.blocked = false;
         look_at_all(t);
         any |= push_group(t, wait);
@@ -205,6 +209,6 @@ bool lossynet_send_push(struct lossynet_transport *t, double *wait) {
 
 bool lossynet_send_all_left(struct lossynet_transport *t, int phase) {
     if (t->agenda.count[LOSSYNET_SENDS + phase] > 0) return false;
-    /* MPI: all has arrived */
+    /* Over MPI, wait until everything has arrived. */
     return !t->link->features.reliable || t->agenda.count[LOSSYNET_UNCONFIRMED + phase] == 0;
 }
