@@ -1,13 +1,14 @@
-/* agenda.c — which peers a turn looks at, so that it costs nothing for the others.
+/* agenda.c — chooses the peers that a turn of the loop looks at, so that the others cost nothing.
  *
- * A turn looks at the peers from which something has come, and at those for which something is due:
- * a heap, ordered by time, with each peer once (Cormen et al., Introduction to Algorithms, chapter
- * 6). The caller's own acts, such as the begin of a phase, concern all peers; they are few in a step.
+ * A turn looks at the peers from which something has come, and at those for which something is due.
+ * They are found with a heap that holds each peer once, ordered by time (Cormen et al.,
+ * Introduction to Algorithms, chapter 6). The caller's own acts, such as the begin of a phase,
+ * concern all peers, but a step has only few of them.
  *
- * Conditions on all peers, as that a phase is over, are counts of peers: each look at a peer writes
- * down in flags what is true of it, and counts what has changed. So a step of N ranks costs a rank
- * O(N log N) whatever number of turns it takes. By multicast each turn with parameters to send
- * looks at the windows of all.
+ * Conditions on all peers, for example that a phase is over, are counts of peers. After each look
+ * at a peer, flags store which conditions are true for it, and the counts follow the changes. So a
+ * step of N ranks costs a rank O(N log N), however many turns it takes. With multicast each turn
+ * that has parameters to send looks at the windows of all peers.
  */
 #include "lossynet/transport/progress.h"
 
@@ -61,7 +62,7 @@ bool lossynet_agenda_open(struct lossynet_agenda *a, const struct lossynet_world
     a->flags = lossynet_memory_take(ranks, sizeof *a->flags);
     a->sends = lossynet_memory_take(ranks, sizeof *a->sends);
     if (!a->heap || !a->place || !a->due || !a->flags || !a->sends) return false;
-    /* Each rank begins with another peer, so that no receiver is hit by all senders at once. */
+    /* Each rank begins with another peer, so that not all ranks send to the same one at once. */
     for (int i = 1; i < world->ranks; i++) put(a, i - 1, (world->rank + i) % world->ranks);
     a->peers = world->ranks - 1;
     a->place[world->rank] = -1;
@@ -82,7 +83,7 @@ size_t lossynet_agenda_memory(int ranks) {
                             sizeof *a->sends);
 }
 
-/* ---- who is next ---- */
+/* ---- the next peer ---- */
 
 void lossynet_agenda_soon(struct lossynet_transport *t, int peer) {
     if (t->agenda.due[peer] > 0) set(&t->agenda, peer, 0);

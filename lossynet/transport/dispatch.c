@@ -1,4 +1,4 @@
-/* dispatch.c — one datagram that has come: verified, then handed to who handles its type. */
+/* dispatch.c — verifies a datagram that has come, and hands it to the file for its type. */
 #include "lossynet/transport/progress.h"
 
 void lossynet_dispatch(struct lossynet_transport *t, int peer, uint8_t *datagram, size_t bytes) {

@@ -1,43 +1,49 @@
-/* pacing.c — how fast a rank sends DATA: a token bucket, and the loss budget that sets its rate.
+/* pacing.c — limits how fast a rank sends DATA: a token bucket, whose rate follows the loss budget.
  *
- * With loss budget P the share of DATA that the network loses is held at P: a rank lowers its rate
- * when more is lost, and raises it, up to pace_gbps, when less is. Peers tell in their state how
- * much has come (wire.h), so a rank knows what became of what it sent, within the phase.
+ * With a loss budget P the rate is controlled so that the network loses the share P of DATA. A rank
+ * lowers its rate when more is lost, and raises it, up to pace_gbps, when less is lost. The state
+ * of a peer says how many DATA have come there (wire.h), so a rank learns its losses within the
+ * phase.
  *
- *     A link that others leave the rate c lets min(r, c) of the rate r through. Then
- *     r (1 - lost) = c, and the rate at which the share P is lost is
+ *     Let a link have the rate c left for this rank. Of the rate r it lets min(r, c) through. If
+ *     r > c, then r (1 - lost) = c, and the rate at which the share P is lost is
  *
  *         r' = c / (1 - P) = r (1 - lost) / (1 - P)
  *
- * in one step down, where r > c, and by a factor 1 / (1 - P) per step up, where nothing is lost.
- * When that has been so for RISE_SECONDS the factor grows, step by step up to 2: what others left
- * unused for a moment only is not worth what is lost when they come back.
+ * So one step down is enough when r > c. When nothing is lost, a step up is a factor 1 / (1 - P).
+ * After RISE_SECONDS without loss the factor grows, step by step, up to 2. It does not grow
+ * earlier: if other traffic pauses only for a moment, to use its share is not worth the packets
+ * that are lost when it comes back.
  *
- * A step is taken when enough was heard of what was sent since the last one: to tell its share lost
- * to within a quarter of P or so; or sooner, that it is well above P; or, where that takes a rank
- * that sends little more than CLEAR_SECONDS, that it has become well less (Page's cumulative sums,
- * of the shares P and P / 4). So on its way up it waits for CLEAR / P packets at a time, and the
- * first take longest: where the rate doubles, all steps together take twice as long as the first of
- * them. With a P of 5%, a 64th of 100 Mbit/s is back in some 3 s.
+ * A step is taken when the reports on the DATA sent since the last step show one of these:
  *
- * Loss that does not depend on the rate (a bad cable) cannot be paced away: the rate ends at a 64th
- * of pace_gbps then, not at 0.
+ *   - enough DATA, so that the share lost is known to within about a quarter of P;
+ *   - many lost DATA, so that the share is surely well above P;
+ *   - a share that is surely well below P, if the last step was CLEAR_SECONDS ago. This is for a
+ *     rank that sends little. The test is Page's cumulative sum for the shares P and P / 4.
  *
- * Under a budget datagrams leave in smaller batches: short queues do not hold bursts.
+ * So while the rate rises, each step takes about CLEAR / P packets, and the first steps take
+ * longest: while the rate doubles, all steps together take twice as long as the first. With P = 5%,
+ * the rate rises from a 64th of 100 Mbit/s to the whole in about 3 s.
+ *
+ * If loss does not depend on the rate (a bad cable), pacing cannot avoid it. Then the rate ends at
+ * a 64th of pace_gbps, and not at 0.
+ *
+ * With a budget datagrams leave in smaller batches, because short queues cannot hold long bursts.
  */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
 static const double BURST_BYTES = 256 << 10;
-static const double BURST_SECONDS =
-    100e-6;                           /* and what would have left while a sleep was too long */
-static const double LEAST = 1.0 / 64; /* of the most */
-static const double RISE_MOST = 2;    /* per step */
+static const double BURST_SECONDS = 100e-6; /* a sleep may last this much too long */
+static const double LEAST = 1.0 / 64;       /* lowest rate, relative to the highest */
+static const double RISE_MOST = 2;          /* the factor of a step up grows to this at most */
 static const double RISE_SECONDS = 0.25, RISE_FASTER = 4, RISE_FASTEST = 4096;
-/* A step takes so many packets as would lose TELLING at the budget, or loses MANY, or is clear. */
+/* A step is due when the budget allows TELLING losses in the DATA reported, or when MANY were lost,
+ * or, after CLEAR_SECONDS, when the cumulative sum has reached CLEAR. */
 static const double TELLING = 16, MANY = 32, CLEAR = 4;
-static const double CLEAR_SECONDS = 0.25; /* before less than the first will do */
+static const double CLEAR_SECONDS = 0.25;
 enum { STEP_LEAST = 256, BUDGET_BATCH = 16 };
 
 void lossynet_pacing_open(struct lossynet_pacing *pace, double gbps, double loss_budget) {
@@ -77,7 +83,7 @@ double lossynet_pacing_step(struct lossynet_pacing *pace, double lost, double no
     return pace->rate = fmin(pace->most, fmax(LEAST * pace->most, pace->rate * factor));
 }
 
-/* Whether a step is due, for the share lost. */
+/* Returns whether a step is due. Sets *lost to the share that counts as lost. */
 static bool tells(const struct lossynet_pacing *pace, double now, double *lost) {
     *lost = 1 - fmin(1, pace->arrived / pace->expected);
     if (pace->expected - pace->arrived >= MANY) return true;
@@ -86,7 +92,7 @@ static bool tells(const struct lossynet_pacing *pace, double now, double *lost) 
     return pace->clear >= CLEAR && now - pace->stepped >= CLEAR_SECONDS;
 }
 
-/* Takes a step; what is on its way was sent at the old rate, and tells nothing of the new one. */
+/* Takes a step. DATA that are on their way were sent at the old rate, so they do not count. */
 static void step(struct lossynet_transport *t, double lost) {
     struct lossynet_pacing *pace = &t->pacing;
     lossynet_pacing_step(pace, lost, t->receiver.now);
