@@ -1,28 +1,31 @@
-/* probe.c — what the network carries from each rank to each other, before a run relies on it.
+/* probe.c — measures what the network carries from each rank to each other before a run.
  *
- * TEST datagrams of full size over the very link that a run will use. In each round every rank
- * sends to one other and receives from one other, so that all are loaded alike: with as many ranks
- * on every node, all ranks of a node send to the ranks of one other node, or all to each other.
+ * Ranks send TEST datagrams of full size over the same link that the run will use. In each round
+ * every rank sends to one other rank and receives from one other rank, so that all have the same
+ * load. If all nodes have the same number of ranks, then in a round all ranks of a node send to the
+ * ranks of one other node, or all to ranks of their own node.
  *
  *     sender    TEST, kind 0, sequence 0, 1, ...        while less than a window is on its way
- *     receiver  TEST, kind 1, packet: next sequence     what it has seen, lost ones included
+ *     receiver  TEST, kind 1, packet: next sequence     counts what it has seen, and what was lost
  *
- * The window is at most what the receiver can hold, as in training (progress.h), so that what is lost
- * is lost by the network. It opens with the answers: what nobody answers must not drown others, and
- * a switch sends to everybody what is for a host that it cannot find. Ranks meet before a round and
- * after its sending; what comes until it is quiet then counts as arrived, but not towards the rate.
+ * The window is at most what the receiver can hold, as in training (progress.h), so that losses are
+ * losses of the network. It opens with the answers: datagrams that nobody answers must not harm
+ * others, since a switch sends datagrams for a host that it cannot find to every host. Ranks wait
+ * for each other before a round and after its sending. Datagrams that come after that, until none
+ * comes for a moment, count as arrived, but not towards the rate.
  */
 #include "lossynet/transport/transport.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-static const double STALL =
-    0.1; /* seconds without an answer, after which all is lost that waits for one */
-static const double ANSWER = 1e-3;    /* an answer waits no longer, */
-static const double REPEAT = 5e-3;    /* and is repeated so often */
-static const double QUIET = 0.02;     /* then nothing more will come of a round, */
-static const double QUIET_MOST = 1.0; /* and then we no longer wait for it */
+/* Seconds without an answer, after which all unanswered datagrams count as lost. */
+static const double STALL = 0.1;
+static const double ANSWER = 1e-3; /* longest delay of an answer, in seconds */
+static const double REPEAT = 5e-3; /* seconds between repetitions of an answer */
+/* A round is over when nothing came for QUIET seconds, or QUIET_MOST seconds after its sending. */
+static const double QUIET = 0.02;
+static const double QUIET_MOST = 1.0;
 enum { WINDOW_MOST = 1024, ANSWERS = 8 /* per window */ };
 
 struct probe {
@@ -33,22 +36,22 @@ struct probe {
     uint64_t run;
     uint8_t *payload, *meeting; /* [payload_bytes], [ranks] */
     size_t payload_bytes;
-    int window, batch; /* most datagrams on their way; sent at once */
-    double rate, due;  /* pacing: bytes per second, 0 = none; when more may leave */
+    int window, batch; /* datagrams: most on their way; how many are sent at once */
+    double rate, due;  /* pacing: bytes per second, 0 = no limit; when more may leave */
 
     /* The present round. */
     int round, to, from;
-    uint32_t sent, answered; /* sequences */
-    int open;                /* datagrams that may be on their way now */
-    double moved;            /* when `answered` was last moved */
-    uint32_t next, unsaid;   /* of `from`: sequences seen; since the last answer */
-    uint64_t arrived, bytes; /* datagrams; bytes behind the first ones */
+    uint32_t sent, answered; /* sequence numbers */
+    int open;                /* how many datagrams may be on their way now */
+    double moved;            /* when `answered` last grew */
+    uint32_t next, unsaid;   /* next sequence of `from`; datagrams since our last answer */
+    uint64_t arrived, bytes; /* datagrams; bytes that came after the first arrival */
     double end, first, last, said;
 };
 
-/* ---- who with whom ---- */
+/* ---- pairs of ranks ---- */
 
-/* Ranks in order of (node, rank); *each: ranks of every node, 0 when they differ. */
+/* Sorts the ranks by (node, rank). Sets *each to the ranks per node, or to 0 if nodes differ. */
 static void order_ranks(const int *node, int ranks, int *order, int *each) {
     int nodes = 0, placed = 0;
     *each = 0;
@@ -62,8 +65,8 @@ static void order_ranks(const int *node, int ranks, int *order, int *each) {
     }
 }
 
-/* Whom the rank at place `at` of the order sends to in round 1 ... ranks - 1; with -round, whom it
- * receives from. */
+/* Returns the place to which the rank at place `at` of the order sends in round 1 ... ranks - 1.
+ * With -round it returns the place from which that rank receives. */
 static int partner(int at, int round, int ranks, int each) {
     const int sign = round < 0 ? -1 : 1, i = abs(round);
     if (each == 0) return (at + sign * i + ranks) % ranks;
@@ -117,7 +120,7 @@ static void take(struct probe *p, const struct lossynet_arrival *a, double now) 
     }
 }
 
-/* Takes what has come, answers. Returns how many came. */
+/* Takes the datagrams that have come, and answers when that is due. Returns how many came. */
 static int receive(struct probe *p, lossynet_status *status) {
     struct lossynet_arrival arrivals[LOSSYNET_BATCH];
     const int n = p->link->receive(p->link, arrivals);
@@ -166,7 +169,7 @@ static lossynet_status send_and_receive(struct probe *p, double seconds) {
     return status;
 }
 
-/* What is still on its way. */
+/* Receives the datagrams that are still on their way. */
 static lossynet_status drain(struct probe *p) {
     const double start = lossynet_now();
     lossynet_status status = LOSSYNET_OK;
@@ -214,7 +217,7 @@ static lossynet_status all_rounds(struct probe *p, const int *node, double secon
     return status;
 }
 
-/* ---- the whole ---- */
+/* ---- all of it ---- */
 
 static lossynet_status over_link(struct probe *p, const int *node, double seconds,
                                  struct lossynet_path *out) {
@@ -225,7 +228,7 @@ static lossynet_status over_link(struct probe *p, const int *node, double second
     p->meeting = lossynet_memory_take(ranks, 1);
     if (!told || !p->payload || !p->meeting) goto release;
     for (size_t i = 0; i < p->payload_bytes; i++)
-        p->payload[i] = (uint8_t)lossynet_mix(i); /* as gradients: nothing to compress */
+        p->payload[i] = (uint8_t)lossynet_mix(i); /* like gradients, it cannot be compressed */
     status = all_rounds(p, node, seconds, told + rank * ranks);
     if (!status) status = p->share(p->share_context, &p->world, told, ranks * sizeof *told);
     for (size_t s = 0; s < ranks; s++)

@@ -1,6 +1,6 @@
-/* progress.c — the loop that drives the transport, and the two threads that take turns in it: see
- * progress.h. One turn receives what has come, answers, sends what may leave, and repeats what is
- * due.
+/* progress.c — the loop that drives the transport, and the two threads that run it in turn: see
+ * progress.h. One turn of the loop receives what has come, answers it, sends what may leave, and
+ * repeats what is due.
  */
 #include "lossynet/transport/progress.h"
 
@@ -9,23 +9,25 @@
 
 enum { TURNS = 8 };
 
-static const double IDLE = 1.0;      /* longest sleep; a datagram or a caller ends it */
-static const double TICK = 1e-4;     /* longest sleep while something is expected, of few, ... */
-static const double TICK_MAX = 0.01; /* ... and of many */
-static const double LOOK = 0.02; /* a peer of which something is expected is looked at so often */
-static const double LOOK_LEAST =
-    2e-5;                             /* nobody is looked at again sooner, unless something comes */
-static const double OWING = 2;        /* peer time-outs in which a message must come on */
-static const double SUSPECTED = 0.25; /* peer time-outs of silence after which all are asked, ... */
-static const double SUSPECTED_PAUSE = 0.015; /* ... and between questions to those */
-static const double LEAVING = 1.0;           /* longest wait for peers to take note that we leave */
-static const double ABORTED = 1.0; /* silence of a rank that has said ABORT, and did mean it */
-static const double REFUSED = 0.2; /* silence of a rank whose host refuses what is sent to it */
-static const double LEFT = 0.1;    /* silence of a rank that has left: what it sent has come */
+/* Times, in seconds. */
+static const double IDLE = 1.0;        /* longest sleep; a datagram or a caller ends it */
+static const double TICK = 1e-4;       /* longest sleep while we need something of a few peers, */
+static const double TICK_MAX = 0.01;   /* or of many peers that do not answer */
+static const double LOOK = 0.02;       /* longest time between looks at a peer that we need */
+static const double LOOK_LEAST = 2e-5; /* shortest time between looks, unless something comes */
+/* Times, in peer time-outs. */
+static const double OWING = 2;               /* longest wait for the next fragment of a message */
+static const double SUSPECTED = 0.25;        /* silence of a peer after which we ask all peers */
+static const double SUSPECTED_PAUSE = 0.015; /* pause between such questions */
+/* Times, in seconds. */
+static const double LEAVING = 1.0; /* longest wait until peers know that we leave */
+static const double ABORTED = 1.0; /* a peer that sent ABORT has failed if it is silent so long, */
+static const double REFUSED = 0.2; /* a peer has ended if its host refuses datagrams meanwhile, */
+static const double LEFT = 0.1;    /* and all that a peer sent before it left has come */
 
 /* ---- a turn ---- */
 
-/* Handles what has come; false when nothing has. */
+/* Handles the datagrams that have come. Returns whether there were any. */
 static bool receive(struct lossynet_transport *t) {
     struct lossynet_arrival arrivals[LOSSYNET_BATCH];
     bool any = false;
@@ -59,8 +61,9 @@ static bool needs(const struct lossynet_transport *t, int peer) {
            lossynet_message_awaits(t, peer);
 }
 
-/* While one peer is silent, an answer is expected of all: who gives up must know who is cut off.
- * And its silence goes on, also where a phase has ended without it. */
+/* While one peer is suspected, we ask all peers for a sign of life: if this rank gives up, it must
+ * know which ranks it cannot reach. We also go on to measure the peer's silence then, even if a
+ * phase has ended without it. */
 bool lossynet_progress_expects(const struct lossynet_transport *t, int peer) {
     return t->receiver.suspects > 0 || needs(t, peer);
 }
@@ -72,7 +75,7 @@ static void suspect(struct lossynet_transport *t, struct lossynet_liveness *live
     if (silent && t->receiver.suspects == 1) lossynet_agenda_all(t);
 }
 
-/* Finds that a peer which this rank needs is dead. */
+/* Makes the transport fail if a peer that this rank needs is dead. */
 static void judge(struct lossynet_transport *t, int peer, double silence) {
     const struct lossynet_liveness *live = &t->peers[peer].live;
     if (live->left && silence > LEFT)
@@ -93,7 +96,7 @@ static void judge(struct lossynet_transport *t, int peer, double silence) {
                               OWING * t->session.peer_timeout);
 }
 
-/* Asks a peer of which something is expected. Returns when to ask again. */
+/* Asks a peer for a sign of life, or for what lets us send. Returns when to ask again. */
 static double ask(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_liveness *live = &p->live;
@@ -103,7 +106,8 @@ static double ask(struct lossynet_transport *t, int peer, double now) {
     suspect(t, live,
             !gone && (needed || live->suspected) && silence > SUSPECTED * t->session.peer_timeout);
     if (needed) judge(t, peer, silence);
-    /* What is lost on its way to us is repeated by the peer, except for what lets us send. */
+    /* The peer repeats what was lost on its way to us, except for what lets us send. So we ask
+     * sooner when we are blocked. */
     double pause = blocked ? lossynet_timer_first(p) : lossynet_timer_longest(p);
     if (!needed) pause = fmax(pause, SUSPECTED_PAUSE * t->session.peer_timeout);
     bool moves = blocked && now - p->flow.credited < pause;
@@ -116,7 +120,7 @@ static double ask(struct lossynet_transport *t, int peer, double now) {
     return lossynet_timer_due(t, &live->probe, now);
 }
 
-/* Returns when to look again. */
+/* Notes whether we need something of a peer, and asks it if so. Returns when to look again. */
 static double watch(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_liveness *live = &p->live;
@@ -134,7 +138,7 @@ static double watch(struct lossynet_transport *t, int peer, double now) {
     return fmin(now + LOOK, ask(t, peer, now));
 }
 
-/* Looks at the peers for which it is time. */
+/* Looks at the peers that are due. */
 static void look(struct lossynet_transport *t, double now) {
     for (int peer; (peer = lossynet_agenda_next(t, now)) >= 0;) {
         double due = lossynet_recv_check(t, peer);
@@ -187,8 +191,8 @@ lossynet_status lossynet_progress_until(struct lossynet_transport *t,
     return t->failed;
 }
 
-/* The transport's own thread: holds the lock but while a caller wants it. A failure is the next
- * caller's to hear of; until then peers may still be answered. */
+/* Runs the transport's own thread. It holds the lock except when a caller wants it. After a failure
+ * it goes on, so that peers are still answered; the next caller gets the error. */
 static void *run(void *argument) {
     struct lossynet_transport *t = argument;
     struct lossynet_threads *threads = &t->threads;
@@ -211,7 +215,7 @@ lossynet_status lossynet_progress_start(struct lossynet_transport *t) {
     if (t->link->features.reliable) return LOSSYNET_OK;
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the caller's */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* only the caller's threads take signals */
     threads->threaded = pthread_create(&threads->thread, NULL, run, t) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (threads->threaded) return LOSSYNET_OK;
@@ -228,7 +232,8 @@ static bool all_know(struct lossynet_transport *t, int unused) {
     return all || lossynet_now() > t->threads.closing_since + LEAVING;
 }
 
-/* Peers may still miss our last answers: we leave when they know that we do. */
+/* Tells the peers that we leave, and waits until they know it. Until then we answer them, since
+ * they may lack our last answers. After a failure we send ABORT and do not wait. */
 static void say_leave(struct lossynet_transport *t) {
     const lossynet_status failed = t->failed;
     const int type = failed ? WIRE_ABORT : WIRE_LEAVE;
@@ -248,7 +253,8 @@ static void say_leave(struct lossynet_transport *t) {
     t->sender.group.complete = true;
     lossynet_agenda_all(t);
     if (!failed) lossynet_progress_until(t, all_know, 0);
-    /* Those who left first may have missed that we know; they give up after LEAVING. */
+    /* Peers that left before us may not have heard that we know it. They stop waiting after
+     * LEAVING. */
     for (int r = 0; r < t->world.ranks; r++)
         if (r != t->world.rank) lossynet_control_send(t, r, failed ? type : WIRE_LEFT, 0, 0, 0);
     t->failed = failed;
@@ -259,7 +265,7 @@ void lossynet_progress_stop(struct lossynet_transport *t) {
     lossynet_progress_enter(t);
     const lossynet_status failed = t->failed;
     lossynet_progress_until(t, lossynet_message_settled, LOSSYNET_MEETING);
-    t->failed = failed; /* whoever dies now has been left */
+    t->failed = failed; /* a peer that fails from now on does not matter */
     say_leave(t);
     t->threads.stop = true;
     lossynet_progress_leave(t);
