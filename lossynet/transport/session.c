@@ -1,7 +1,7 @@
-/* session.c — what every datagram goes through: sealing on its way out, verifying on its way in.
+/* session.c — seals every datagram on its way out, and verifies every datagram on its way in.
  *
- * Over links that lose datagrams each carries a checksum, or is encrypted (crypto.h). What comes is
- * believed when a rank of this run has sent it to this rank; what it says is for others to check.
+ * Over links that lose datagrams each datagram carries a checksum, or is encrypted (crypto.h). A
+ * datagram passes if a rank of this run has sent it to this rank. Other files check its contents.
  */
 #include "lossynet/transport/progress.h"
 
@@ -9,7 +9,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-/* Whom nobody need wait for any more, as far as this rank knows: not those who say why they go. */
+/* Notes which peers are missing, as far as this rank knows, so that nobody need wait for them.
+ * Peers that sent LEAVE or ABORT are not missing. */
 static void note_missed(struct lossynet_transport *t) {
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_liveness *live = &t->peers[r].live;
@@ -71,7 +72,7 @@ static bool is_intact(const struct lossynet_transport *t, const struct wire_head
     return crc == h->checksum;
 }
 
-/* From that peer, and for us. */
+/* Returns whether the header says that the datagram is from this peer and for us. */
 static bool is_addressed(const struct lossynet_transport *t, int peer,
                          const struct wire_header *h) {
     const int local = t->shape.local;
@@ -80,7 +81,7 @@ static bool is_addressed(const struct lossynet_transport *t, int peer,
            (h->receiver == WIRE_EVERYONE || h->receiver / local == t->world.rank);
 }
 
-/* The counter of what is wrong with a datagram as such, NULL when a rank of this run has sent
+/* Returns the counter of the first error in a datagram, or NULL if a rank of this run has sent
  * it. */
 static uint64_t *reject(struct lossynet_transport *t, int peer, struct wire_header *h,
                         uint8_t *datagram, size_t bytes) {

@@ -1,12 +1,13 @@
-/* timer.c — when to repeat what was not answered, and who is silent. */
+/* timer.c — decides when to repeat what was not answered, and measures the silence of peers. */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
-static const double EARLY = 0.1;        /* round trips before the first repetition */
-static const double OVERTAKEN = 0.1;    /* s, what came later was sent later */
-static const double FORGET = 1.0 / 64;  /* of the least round trip, with each that is longer */
-static const double GRANULARITY = 1e-4; /* s, of the loop's turns */
+static const double EARLY = 0.1; /* round trips before the first repetition */
+static const double OVERTAKEN =
+    0.1; /* seconds: a datagram that comes this much later was sent later */
+static const double FORGET = 1.0 / 64;  /* share by which `least` moves to the mean when it grows */
+static const double GRANULARITY = 1e-4; /* of the loop's turns, in seconds */
 
 double lossynet_timer_slowness(const struct lossynet_transport *t) {
     double crowd = (double)t->receiver.unanswered / CROWD;
@@ -24,8 +25,8 @@ bool lossynet_timer_is_over(const struct lossynet_transport *t, const struct los
     return now - timer->since >= fmin(pause, t->session.peer_timeout / REPETITIONS_LEAST);
 }
 
-/* The pause of many unanswered peers becomes shorter when some answer: so we look again before its
- * end. */
+/* While many peers do not answer, pauses are longer, and they become shorter when some peers
+ * answer. So we look again before the end of a pause. */
 double lossynet_timer_due(const struct lossynet_transport *t, const struct lossynet_timer *timer,
                           double now) {
     const double pause = timer->pause * lossynet_timer_slowness(t);
@@ -55,8 +56,8 @@ bool lossynet_timer_is_due(struct lossynet_transport *t, struct lossynet_peer *p
 
 /* ---- round trips ---- */
 
-/* RFC 6298, sections 2.2 and 2.3. Stamps say which of several sendings was answered, so that
- * answers to what was repeated count too. */
+/* Follows RFC 6298, sections 2.2 and 2.3. Stamps show which of several sendings was answered, so
+ * answers to repeated datagrams count too. */
 void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
     if (r->mean == 0) {
         *r = (struct lossynet_round_trip){
@@ -68,8 +69,8 @@ void lossynet_timer_measured(struct lossynet_round_trip *r, double seconds) {
     r->least = seconds < r->least ? seconds : r->least + FORGET * (r->mean - r->least);
 }
 
-/* A peer that was stopped for a moment must not make the next loss as expensive: the deviation
- * counts for no more than the mean and the longest pause of short round trips. */
+/* The deviation adds at most the mean and RTO_MAX to the time-out. Otherwise a peer that was
+ * stopped for a moment would make the next loss take as long. */
 double lossynet_timer_timeout(const struct lossynet_peer *peer) {
     const struct lossynet_round_trip *r = &peer->round_trip;
     double margin = fmin(fmax(4 * r->deviation, GRANULARITY), r->mean + RTO_MAX);
@@ -90,7 +91,7 @@ void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type) {
     struct lossynet_liveness *live = &t->peers[peer].live;
     live->heard = t->receiver.now;
     bool lives = type != WIRE_ABORT && t->receiver.now - live->aborted > OVERTAKEN;
-    if (live->aborted > 0 && lives) live->aborted = 0; /* somebody else has said ABORT */
+    if (live->aborted > 0 && lives) live->aborted = 0; /* the peer did not send that ABORT */
 }
 
 bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer) {
@@ -98,7 +99,8 @@ bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer) {
     return live->refused > live->heard;
 }
 
-/* Since it was heard or, where that is later, since `since`; 0: since never. */
+/* Returns the seconds since the peer was heard, or since `since` if that is later. If `since` is 0,
+ * it returns 0. */
 static double silence(const struct lossynet_transport *t, int peer, double since) {
     return since > 0 ? t->receiver.empty - fmax(t->peers[peer].live.heard, since) : 0;
 }

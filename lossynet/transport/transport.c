@@ -1,15 +1,15 @@
-/* transport.c — the transport from open to close: ranks introduce themselves, memory is taken. */
+/* transport.c — opens and closes the transport: ranks introduce themselves, memory is allocated. */
 #include "lossynet/transport/progress.h"
 
 #include <stdlib.h>
 
 enum { FRAGMENT_BYTES = 8192 };
 
-static const double PEER_TIMEOUT = 10;
+static const double PEER_TIMEOUT = 10; /* seconds, if the caller gives none */
 
 /* ---- open ---- */
 
-struct hello { /* what ranks tell each other before the link opens, and after */
+struct hello { /* exchanged between ranks before the link opens, and again after */
     uint64_t session, encrypt;
     int64_t window;
 };
@@ -21,7 +21,7 @@ static lossynet_status share_hello(struct lossynet_transport *t, lossynet_share 
     return share(context, &t->world, all, sizeof *all);
 }
 
-/* Agrees on a session and, where datagrams are encrypted, on its keys. */
+/* Agrees on a session and, if datagrams are encrypted, on its keys. */
 static lossynet_status open_session(struct lossynet_transport *t,
                                     const struct lossynet_transport_settings *settings,
                                     lossynet_share share, void *context, struct hello *all) {
@@ -69,7 +69,7 @@ static lossynet_status introduce(struct lossynet_transport *t,
     size_t room = session->payload_most - trailer;
     t->session.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
 
-    /* All peers together may fill half of the queue; the rest is for what is not counted. */
+    /* All peers together may fill half of the queue with DATA. The rest is for other datagrams. */
     lossynet_window_open(t);
     status = share_hello(t, share, context, all, (struct hello){.window = session->window});
     for (int r = 0; r < ranks && !status; r++) lossynet_window_told(t, r, (int)all[r].window);

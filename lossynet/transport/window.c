@@ -1,21 +1,22 @@
-/* window.c — how many DATA may be on their way to a peer.
+/* window.c — limits how many DATA may be on their way to a peer.
  *
- * A rank tells its peers how many DATA each of them may have on its way to it: together they fill
- * half of its receive queue at most, whatever becomes of its processor. Over a short path that is
- * more than the path needs, and what is sent ahead of need waits in queues and delays everything
- * behind it. Over a long path it may be less, and the path stands idle. So a window follows what
- * the path holds, as in BBR (Cardwell et al. 2016, BBR: Congestion-Based Congestion Control):
+ * A rank tells each peer how many DATA that peer may have on its way to it. Together these fill at
+ * most half of its receive queue, even if the rank does not run for a while. Over a short path this
+ * is more than the path needs: DATA that are sent too early wait in queues, and delay everything
+ * behind them. Over a long path it may be too little, so that the path is partly idle. So a window
+ * follows what the path holds, as in BBR (Cardwell et al. 2016, BBR: Congestion-Based Congestion
+ * Control):
  *
- *     window = 2 * (DATA that come there per second) * (round trip)
+ *     window = 2 * (DATA that arrive there per second) * (round trip)
  *
- * from what is enough over short paths up to what the peer allows. While the window is what holds
- * DATA up, the rate is the window per round trip, and the window doubles with each. The rate is
- * that of DATA which came, and not of credit, which counts lost DATA too: a path that loses what is
- * too much for it does not widen the window.
+ * It is at least what short paths need, and at most what the peer allows. While the window limits
+ * the sending, the rate is one window per round trip, and so the window doubles in each round trip.
+ * The rate counts DATA that arrived, and not credit, which also counts lost DATA. So the window
+ * does not grow on a path that loses the excess.
  *
- * A sample takes a round trip or more, and begins with the first news after a pause: pauses tell
- * nothing. A higher rate is believed at once; a lower one gradually, and only where the window was
- * what limited it.
+ * A sample takes at least one round trip. It begins with the first news after a pause, since
+ * nothing can be learnt from a pause. A higher rate is believed at once. A lower rate is believed
+ * gradually, and only if the window limited the sending.
  */
 #include "lossynet/transport/progress.h"
 
@@ -26,17 +27,17 @@ enum { WINDOW_MIN = 4, WINDOW_SHORT = 1024, QUEUE_SHORT = 4096, NARROW = 16 };
 
 static const double GAIN = 2;
 static const double FALL = 0.125;
-static const double SAMPLE = 0.01;     /* s, at least: answers may come in bunches */
-static const double EXAMPLE = 1e9 / 8; /* bytes per second, of which the line tells */
+static const double SAMPLE = 0.01;     /* shortest sample in seconds: answers may come in bunches */
+static const double EXAMPLE = 1e9 / 8; /* bytes per second, an example for the line of the log */
 static const double PATH_HEADERS = 42; /* bytes: Ethernet, IPv4, UDP */
 
-/* DATA that each of so many peers may have on its way into a receive queue. */
+/* Returns how many DATA each of `peers` peers may have on its way into a receive queue. */
 static int share(int queue, int peers) {
     const int window = queue / 2 / peers;
     return window < WINDOW_MIN ? WINDOW_MIN : window;
 }
 
-/* The least, which is enough over short paths. */
+/* Returns the smallest window, which is enough over short paths. */
 static int least(const struct lossynet_transport *t, int most) {
     const int window = share(QUEUE_SHORT, t->world.ranks - 1);
     const int enough = window < WINDOW_SHORT ? window : WINDOW_SHORT;
@@ -54,7 +55,8 @@ void lossynet_window_told(struct lossynet_transport *t, int peer, int most) {
     w->least = w->now = least(t, most);
 }
 
-/* The receive queue of the peers' hosts keeps paths idle. One rank says so, once. */
+/* Logs once that the receive queue of a peer's host is so small that the path is partly idle. Only
+ * rank 0 does so, and rank 1 about rank 0. */
 static void tell(struct lossynet_transport *t, int peer) {
     const struct lossynet_link_features *link = &t->link->features;
     const struct lossynet_window *w = &t->peers[peer].flow.window;
