@@ -1,4 +1,4 @@
-/* wire.h — the datagram: what travels between ranks, version 8.
+/* wire.h — the datagram that travels between ranks, version 8.
  *
  *      0                   1                   2                   3
  *      0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1 2 3 4 5 6 7 8 9 0 1
@@ -20,65 +20,70 @@
  *  28 |                          payload ...                          |
  *     +---------------------------------------------------------------+
  *
- * Every number is little-endian, the payload's elements included: the order of every machine this
- * runs on, so that a payload of float32 is copied and never converted.
+ * Every number is little-endian, and so are the payload's elements. All machines that this program
+ * runs on use this order, so that a payload of float32 is copied and never converted.
  *
  *   version   8
- *   type, k, e         one byte: its low four bits, two, and the high two
- *   e         DATA: the elements, 0, 1 or 3 for all of a run: 0 float32 (IEEE 754); 1 bfloat16, the
- *             upper half of a float32; 2 float32 as in 0, sent from a device's memory; 3 blocks
- *             with a scale (partition/elements.c). DONE of kind GRADIENT: 1 from a rank that has no
- *             gradient in this step. Others: 0
- *   type      DATA     one packet of a shard: elements, without a gap
- *             DONE     the sender has sent all of this phase to the receiver, `packet` DATA in all;
- *                      repeated until it is acknowledged. Payload: the sender's state (below).
- *             STATE    payload: the sender's state. Opens windows and phases. packet: that of the
- *                      last PROBE, which it answers; 0 when it may have overtaken DATA, in a
+ *   type, k, e         share one byte: its low four bits, the next two, and the high two
+ *   e         DATA: the elements. 0 is float32 (IEEE 754), 1 is bfloat16, the upper half of a
+ *             float32, and 3 is blocks with a scale (partition/elements.c); a run uses one of them
+ *             for all. 2 is float32 as in 0, but sent from a device's memory.
+ *             DONE of kind GRADIENT: 1 if the sender has no gradient in this step. Others: 0.
+ *   type      DATA     one packet of a shard: its elements, without gaps.
+ *             DONE     the sender has sent all its packets of this phase to the receiver, `packet`
+ *                      in number. It is repeated until it is acknowledged. Payload: the sender's
+ *                      state (below).
+ *             STATE    opens windows and phases. Payload: the sender's state. packet: the number of
+ *                      the last PROBE, which it answers; 0 if it may have overtaken DATA, in a
  *                      network with traffic classes.
- *             PROBE    the same; asks for a STATE. packet: a question's number, or 0. sequence:
- *                      DATA sent so far, or, when it may overtake them, as many as were
- *                      acknowledged.
- *             MESSAGE  fragment `packet` of a small message that must arrive; bytes
- *             ACK      of a DONE (kind GRADIENT, PARAMETER); or of MESSAGE (the other kinds): all
- *                      fragments before `packet`, and bit i of the payload's last 8 bytes stands
- *                      for packet + i. Payload: the sender's state, and for MESSAGE 8 bytes more.
- *             LEAVE    the sender is done with this run; ABORT: it has failed (believed of one
- *             rank only when encrypted, or when it is silent from then on). Answered by LEFT.
- *             ASK      kind GRADIENT: what the receiver acknowledges of the sender's packets of this
- *                      phase; `packet`: from which of its bytes on. Payload: the sender's state
- *             TELL     the answer, to be continued until all bytes are there (transport/ask.c)
- *             TEST     of a link's own, while it opens: no checksum, ignored later.
- *   k         kind: what `index` counts: GRADIENT phases (0), PARAMETER phases (1), MESSAGE rounds
- *             for which all ranks wait (2), and those that go on without a late rank (3). All ranks
- *             go through each kind in the same order, from 0 on; a late rank leaves some out.
- *   index     the number of the phase, or of the round. DATA: its low 24 bits; the upper 8 say how
- *             many gradients were added up in the packet, where these are lost and sent again later
- *             without their owner's knowledge (algorithm/unconfirmed.c), else 0
- *   run       low half of a random number, the same on all ranks of a run: keeps runs that share a
- *             network apart
- *   sender, receiver   DATA: workers; receiver EVERYONE (multicast): all workers of other ranks.
- *             Others: ranks.
- *   bucket, packet     one number. DATA: bucket * 2^20 + packet, the packet counted within the
- *                      shard
- *             of (bucket, owner); the owner is the receiver in phase GRADIENT and the sender in
- *             phase PARAMETER. Others: packet has all 32 bits, and there is no bucket.
- *   sequence  DATA: counts the datagrams from rank to rank, since the start; those to EVERYONE
- *             have a count of their own. Wraps around. MESSAGE: the sender's clock, microseconds;
- *             ACK: of the MESSAGE that it answers, or 0.
- *   checksum  CRC32C (RFC 3720, appendix B.4) of header, this field 0, and payload; with e = 2, of
- *             the header alone: only over links whose hardware checks payloads from end to end.
+ *             PROBE    asks for a STATE. Payload: the sender's state. packet: the number of the
+ *                      question, or 0. sequence: the DATA sent so far; if the PROBE may overtake
+ *                      DATA, only the DATA that were acknowledged.
+ *             MESSAGE  fragment `packet` of a small message that must arrive. Payload: its bytes.
+ *             ACK      kind GRADIENT, PARAMETER: acknowledges a DONE. Other kinds: acknowledges all
+ *                      fragments of a message before `packet`, and those for which the payload's
+ *                      last 8 bytes have a bit; bit i is fragment packet + i. Payload: the sender's
+ *                      state, and for a message these 8 bytes.
+ *             LEAVE    the sender is done with this run. Answered by LEFT.
+ *             ABORT    the sender has failed. Without encryption it is believed only if two ranks
+ *                      say so, or if the sender is silent from then on. Answered by LEFT.
+ *             ASK      kind GRADIENT: asks the receiver for its acknowledgement of the sender's
+ *                      packets of this phase, from its byte `packet` on. Payload: the sender's
+ *                      state.
+ *             TELL     answers ASK, with the next bytes of the acknowledgement (transport/ask.c).
+ *             TEST     sent by a link while it opens, and by probe.c. No checksum. Ignored later.
+ *   k         kind: says what `index` counts. 0: GRADIENT phases. 1: PARAMETER phases. 2: MESSAGE
+ *             rounds in which all ranks wait for all. 3: MESSAGE rounds that go on without late
+ *             ranks. All ranks go through the numbers of a kind in order, from 0 on; a late rank
+ *             leaves some out.
+ *   index     the number of the phase, or of the round. DATA: the low 24 bits of this number; the
+ *             upper 8 bits say how many gradients were added up in the packet, if lost gradients
+ *             are sent again and the owner cannot know it (algorithm/unconfirmed.c), else 0.
+ *   run       the low half of a random number that is the same on all ranks of a run. It tells runs
+ *             apart that share a network.
+ *   sender, receiver   DATA: workers. Receiver EVERYONE means all workers of other ranks, by
+ *             multicast. Other types: ranks.
+ *   bucket, packet     share one number. DATA: bucket * 2^20 + packet. The packet is counted within
+ *             the shard of (bucket, owner). The owner is the receiver in a GRADIENT phase and the
+ *             sender in a PARAMETER phase. Other types: packet has all 32 bits, without a bucket.
+ *   sequence  DATA: counts the DATA from rank to rank since the start, and wraps around. DATA to
+ *             EVERYONE have a count of their own. MESSAGE: the sender's clock in microseconds. ACK:
+ *             the sequence of the MESSAGE that it answers, or 0.
+ *   checksum  CRC32C (RFC 3720, appendix B.4) of the header, with 0 in this field, and the payload.
+ *             With e = 2 it covers only the header: this is used only over links whose hardware
+ *             checks payloads from end to end.
  *
- * State of a rank towards another, eleven numbers of 4 bytes:
- *    0  open[GRADIENT], open[PARAMETER]: DATA of phases before this index + 1 is welcome, unless
- *       the phase is over
- *    8  finished[GRADIENT], finished[PARAMETER]: so many phases have been sent completely, or given
- *       up. What has not come of them will not come.
- *   16  messages: so many MESSAGE rounds of kind 2 are complete here
- *   20  credit: DATA of sequences before this have been received, or given up; 24: of EVERYONE
- *   28  DATA sent to EVERYONE so far; as in PROBE
- *   32  DATA that have come, to the rank and to EVERYONE
- *   36  so many MESSAGE rounds of kind 3 are complete here
- *   40  so many MESSAGE rounds of kind 2 have begun here
+ * The state of a rank towards another rank is eleven numbers of 4 bytes:
+ *    0  open[GRADIENT], open[PARAMETER]: phases that the rank has opened. It takes DATA of the last
+ *       of them, whose index is open - 1, unless that phase is over
+ *    8  finished[GRADIENT], finished[PARAMETER]: phases that the rank has sent completely, or given
+ *       up. Packets of them that have not come, and are not on their way, are lost
+ *   16  MESSAGE rounds of kind 2 that are complete here
+ *   20  credit: all DATA with sequences before this were received or given up; 24: to EVERYONE
+ *   28  DATA sent to EVERYONE so far; if this state may overtake DATA, only acknowledged ones
+ *   32  DATA that have arrived, to this rank and to EVERYONE
+ *   36  MESSAGE rounds of kind 3 that are complete here
+ *   40  MESSAGE rounds of kind 2 that have begun here
  */
 #ifndef LOSSYNET_WIRE_H
 #define LOSSYNET_WIRE_H
@@ -91,11 +96,11 @@ enum {
     WIRE_VERSION = 8,
     WIRE_HEADER_BYTES = 28,
     WIRE_STATE_BYTES = 44,
-    WIRE_WORKERS = 65534, /* most workers that fit */
+    WIRE_WORKERS = 65534, /* most workers */
     WIRE_EVERYONE = 65535,
     WIRE_PACKET_BITS = 20,
-    WIRE_PACKETS = 1 << WIRE_PACKET_BITS, /* most packets of a shard, and */
-    WIRE_BUCKETS = 1 << 12,               /* buckets that fit */
+    WIRE_PACKETS = 1 << WIRE_PACKET_BITS, /* most packets of a shard */
+    WIRE_BUCKETS = 1 << 12,               /* most buckets */
     WIRE_INDICES = 1 << 24,
 };
 
@@ -115,11 +120,11 @@ enum {
     WIRE_TYPES,
 };
 
-/* after LOSSYNET_GRADIENT, LOSSYNET_PARAMETER */
+/* kinds, after LOSSYNET_GRADIENT and LOSSYNET_PARAMETER */
 enum { WIRE_MESSAGES = 2, WIRE_PULSES, WIRE_KINDS };
 
 enum { WIRE_FLOAT32, WIRE_BF16, WIRE_DEVICE_FLOAT32, WIRE_BLOCKS }; /* elements */
-enum { WIRE_IDLE = 1 };                                             /* in their place in DONE */
+enum { WIRE_IDLE = 1 };                                             /* the same field in DONE */
 
 enum { WIRE_RUN_AT = 4, WIRE_SEQUENCE_AT = 20, WIRE_CHECKSUM_AT = 24 };
 
@@ -132,7 +137,7 @@ struct wire_header {
     uint8_t gradients;
     uint32_t bucket, packet;
     uint32_t sequence, checksum;
-    size_t length; /* of the payload, bytes: the rest of the datagram, so it need not travel */
+    size_t length; /* bytes of the payload: the rest of the datagram, not a field of the header */
 };
 
 static inline void wire_put(uint8_t *to, uint64_t value, int bytes) {
@@ -165,7 +170,7 @@ static inline void wire_encode(uint8_t *to, const struct wire_header *header) {
     wire_put(to + WIRE_CHECKSUM_AT, header->checksum, 4);
 }
 
-/* A datagram of `bytes`, at least WIRE_HEADER_BYTES. Reads the fields, judges nothing. */
+/* Reads the header of a datagram of `bytes` bytes, at least WIRE_HEADER_BYTES. Checks no field. */
 static inline void wire_decode(struct wire_header *header, const uint8_t *from, size_t bytes) {
     uint32_t place = (uint32_t)wire_get(from + 16, 4);
     *header = (struct wire_header){

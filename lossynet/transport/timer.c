@@ -3,9 +3,8 @@
 
 #include <math.h>
 
-static const double EARLY = 0.1; /* round trips before the first repetition */
-static const double OVERTAKEN =
-    0.1; /* seconds: a datagram that comes this much later was sent later */
+static const double EARLY = 0.1;        /* round trips before the first repetition */
+static const double OVERTAKEN = 0.1;    /* seconds; what comes this much later was sent later */
 static const double FORGET = 1.0 / 64;  /* share by which `least` moves to the mean when it grows */
 static const double GRANULARITY = 1e-4; /* of the loop's turns, in seconds */
 
