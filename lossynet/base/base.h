@@ -1,8 +1,8 @@
-/* base.h — what every layer of lossynet stands on.
+/* base.h — functions that every layer of lossynet uses.
  *
- * Knows memory, the clock, random numbers, checksums, and how to say something to the user. wire.h
- * beside it draws the datagram, types.h has the types of the public interface.
- * Must not know vectors, buckets, ranks that exchange anything, or any other folder.
+ * It has memory, the clock, random numbers, checksums, and log messages. wire.h in the same folder
+ * draws the datagram, and types.h has the types of the public interface. This layer must not know
+ * vectors, buckets, exchanges between ranks, or any other folder.
  */
 #ifndef LOSSYNET_BASE_H
 #define LOSSYNET_BASE_H
@@ -14,28 +14,32 @@
 
 /* ---- messages (log.c) ---- */
 
-/* Logs one line, "lossynet: ..." on stderr unless lossynet_log_to named another place. */
+/* Logs one line: "lossynet: ..." on stderr, unless lossynet_log_to has set another function. */
 void lossynet_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* From now on every message of the process goes to `function`. Not while another thread logs. */
+/* Sends every message of the process to `function` from now on. No other thread may log
+ * meanwhile. */
 void lossynet_log_to(lossynet_log_function function, void *context);
 
 /* ---- memory (memory.c) ---- */
 
-/* Zeroed, aligned to 64 bytes, released with free(). NULL when there is none; not logged. */
+/* Returns zeroed memory, aligned to 64 bytes, which free() releases. Returns NULL, and logs
+ * nothing, if there is none. */
 void *lossynet_memory_take(size_t count, size_t size);
 
-/* Counts what an object holds, so that its size can be told without allocating anything. */
+/* Counts the bytes of an object's memory, so that its size is known even if nothing is
+ * allocated. */
 struct lossynet_pool {
-    size_t bytes;       /* taken so far */
-    bool measuring;     /* count, allocate nothing */
+    size_t bytes;       /* counted so far */
+    bool measuring;     /* only count, and allocate nothing */
     bool out_of_memory; /* an allocation has failed; later ones are not tried */
     int rank;           /* for messages */
 };
 
-/* As lossynet_memory_take; also NULL when measuring. A failure is logged once and kept. */
+/* Allocates like lossynet_memory_take, but returns NULL when measuring. The first failure is
+ * logged, and pool->out_of_memory stays set. */
 void *lossynet_pool_take(struct lossynet_pool *pool, size_t count, size_t size);
-/* The same with an allocator of the caller's, which need not clear the memory; NULL: ours. */
+/* Does the same with the caller's allocator, which need not clear the memory. NULL: with ours. */
 void *lossynet_pool_take_from(struct lossynet_pool *pool, size_t count, size_t size,
                               void *(*allocate)(size_t bytes));
 #define POOL_TAKE(pool, pointer, count)                                                            \
@@ -43,7 +47,7 @@ void *lossynet_pool_take_from(struct lossynet_pool *pool, size_t count, size_t s
 
 /* ---- time ---- */
 
-/* Seconds since some moment, never set back. */
+/* Returns the seconds since a fixed moment. This clock is never set back. */
 static inline double lossynet_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -52,7 +56,7 @@ static inline double lossynet_now(void) {
 
 /* ---- random numbers ---- */
 
-/* 64 well-mixed bits (splitmix64's finalizer, Steele, Lea & Flood 2014). */
+/* Returns 64 well-mixed bits of x (splitmix64's finalizer, Steele, Lea & Flood 2014). */
 static inline uint64_t lossynet_mix(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -60,12 +64,13 @@ static inline uint64_t lossynet_mix(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* From the operating system, different in every call (random.c). */
+/* Returns random bits of the operating system, different in every call (random.c). */
 uint64_t lossynet_random(void);
 
 /* ---- checksum (crc32c.c) ---- */
 
-/* CRC32C of `bytes` more bytes, after those that gave `crc`; 0 at the start. */
+/* Returns the CRC32C of earlier bytes followed by `bytes` bytes of `data`. crc: the CRC32C of the
+ * earlier bytes, 0 if there are none. The _plain function uses no special instructions. */
 uint32_t lossynet_crc32c(uint32_t crc, const void *data, size_t bytes);
 uint32_t lossynet_crc32c_plain(uint32_t crc, const void *data, size_t bytes);
 

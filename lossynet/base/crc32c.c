@@ -1,7 +1,7 @@
 /* crc32c.c — CRC32C (Castagnoli; RFC 3720, appendix B.4) of datagrams.
  *
- * x86-64 has an instruction for it since 2008 (SSE 4.2), 8 bytes in 3 cycles: no slower than the
- * copy that follows. Elsewhere a table, byte by byte.
+ * Since 2008 x86-64 has an instruction for it (SSE 4.2), which takes 3 cycles for 8 bytes. That is
+ * no slower than the copy that follows. Other processors use a table and go byte by byte.
  */
 #include "lossynet/base/base.h"
 

@@ -1,4 +1,4 @@
-/* log.c — one line to the user: to stderr, or wherever the program wants its messages. */
+/* log.c — writes one line to the user: to stderr, or to the function that the program has set. */
 #include "lossynet/base/base.h"
 
 #include <stdarg.h>

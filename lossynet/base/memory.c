@@ -1,4 +1,4 @@
-/* memory.c — where all memory of the library comes from. */
+/* memory.c — allocates the host memory of the library. */
 #include "lossynet/base/base.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* pool.c — memory that is counted; apart from memory.c, so that tests can make allocations fail. */
+/* pool.c — allocates memory and counts it. Tests replace memory.c to make allocations fail. */
 #include "lossynet/base/base.h"
 
 void *lossynet_pool_take_from(struct lossynet_pool *pool, size_t count, size_t size,

@@ -1,4 +1,4 @@
-/* random.c — random numbers of the operating system, for what must differ from run to run. */
+/* random.c — random numbers of the operating system, for values that must differ between runs. */
 #include "lossynet/base/base.h"
 
 #include <sys/random.h>

@@ -1,7 +1,7 @@
-/* types.h — the types that users of the library and its layers both name.
+/* types.h — the types that both the users of the library and its layers need.
  *
- * lossynet.h includes it, and it includes nothing of the library, so that a layer below the public
- * interface need not know that interface.
+ * lossynet.h includes this file, and this file includes nothing of the library. So a layer below
+ * the public interface need not know that interface.
  */
 #ifndef LOSSYNET_TYPES_H
 #define LOSSYNET_TYPES_H
@@ -21,16 +21,16 @@ typedef enum {
 
 struct lossynet_world;
 
-/* An in-place all-gather of `bytes` per rank at start-up: each rank comes with its own part of
- * `all` filled in. Collective. Returns a status after logging one line. */
+/* Gathers `bytes` bytes of every rank in place at start-up. Each rank has filled in its own part of
+ * `all`. Collective. On failure it logs one line and returns a status. */
 typedef lossynet_status (*lossynet_share)(void *context, const struct lossynet_world *world,
                                           void *all, size_t bytes);
 
 struct lossynet_world {
     int rank, ranks;
     int local_rank, local_ranks; /* among the ranks on this host */
-    /* How the ranks tell each other what they need to know before they can exchange packets, and
-     * what it is called with. NULL: by MPI. A launcher that has another way sets it. */
+    /* The function by which ranks exchange what they need before they can send packets, and its
+     * context. NULL: use MPI. A launcher that has another way sets it. */
     lossynet_share share;
     void *share_context;
 };
@@ -40,13 +40,13 @@ typedef void (*lossynet_log_function)(void *context, const char *message);
 
 typedef enum { LOSSYNET_GRADIENT, LOSSYNET_PARAMETER } lossynet_phase;
 
-/* Elements of a packet; partition/elements.c has the formats. */
+/* The elements of a packet. partition/elements.c describes the formats. */
 typedef enum {
     LOSSYNET_FLOAT32,
     LOSSYNET_BF16, /* rounded to nearest: half the bytes */
     LOSSYNET_INT8, /* blocks of 32 with a scale: gradients rounded at random, parameters to nearest:
                       0.26 of the bytes */
-    LOSSYNET_INT4, /* the same of 4 bits for gradients, 0.13 of the bytes; parameters as int8 */
+    LOSSYNET_INT4, /* gradients: the same with 4 bits, 0.13 of the bytes; parameters: as INT8 */
 } lossynet_wire_dtype;
 
 typedef enum {
@@ -58,56 +58,57 @@ typedef enum {
 
 enum {
     LOSSYNET_HEADER_BYTES = 28, /* before every packet's payload; base/wire.h draws it */
-    LOSSYNET_SECURE_BYTES = 24, /* behind it, where datagrams are encrypted; crypto/crypto.h */
+    LOSSYNET_SECURE_BYTES = 24, /* after the payload of an encrypted datagram; crypto/crypto.h */
 };
 
-struct lossynet_device_memory { /* where network hardware finds a device's memory */
-    int dmabuf;    /* a file descriptor of the dma-buf that contains it, closed by the caller
-                      when registered; -1: the memory's address is all there is */
-    size_t offset; /* in dmabuf */
+struct lossynet_device_memory { /* how network hardware finds a device's memory */
+    int dmabuf;    /* a file descriptor of the dma-buf that contains it, which the caller closes
+                      after registering; -1: there is only the memory's address */
+    size_t offset; /* in dmabuf, bytes */
 };
 
-/* Loss that is injected at the sender, in memory and on every link. */
+/* Loss that the sender injects, in memory and on every link. */
 struct lossynet_loss_settings {
     double rate[2];    /* by phase, in [0, 1] */
-    const char *model; /* "bernoulli": independent packets.
-                          "burst:MEAN": Gilbert-Elliott, a chain per directed link that goes on from
-                              step to step; lost packets come in runs of mean length MEAN >= 1, for
-                              rates up to MEAN / (MEAN + 1), and 1.
+    const char *model; /* "bernoulli": each packet is lost independently.
+                          "burst:MEAN": Gilbert-Elliott. Each directed link has a Markov chain that
+                              goes on from step to step. Lost packets come in runs of mean length
+                              MEAN >= 1. Rates: up to MEAN / (MEAN + 1), and 1.
                           "outage:MEAN": a directed link is down for whole steps, in both phases,
-                              for MEAN >= 1 steps on average; rates as for bursts.
-                          "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost), white space
-                              and lines from # ignored; each directed link reads it in a circle from
-                              a place of its own; `rate` is ignored, except that a phase with rate 0
-                              loses nothing.
-                          "replay:FILE": the packets of a recorded run (record_loss), in one
+                              for MEAN >= 1 steps on average. Rates: as for bursts.
+                          "trace:FILE": FILE holds characters 0 (arrives) and 1 (lost); white space
+                              and lines from # on are ignored. Each directed link starts to read at
+                              its own place, and at the end goes on at the start. `rate` is ignored,
+                              except that a phase with rate 0 loses nothing.
+                          "replay:FILE": repeats the losses of a recorded run (record_loss), in one
                               process. */
     uint64_t seed;
-    const char *at; /* links with another rate, in both phases: "3=0.5" those from and to worker 3,
-                       "2-5=1" the one from 2 to 5, several with commas, of which the last that
-                       names a link counts. Not with "trace". NULL or "none": none */
-    int workers;    /* for `at`; lossynet_open knows them */
+    const char *at; /* links with another rate, in both phases. "3=0.5": all links from and to
+                       worker 3. "2-5=1": the link from 2 to 5. Commas separate several entries; the
+                       last one that names a link counts. Not with "trace". NULL or "none": none */
+    int workers;    /* how many there are, for `at`; lossynet_open sets it */
 };
 
-enum lossynet_event {                     /* datagrams that count as not arrived, and phases */
-                      LOSSYNET_LATE,      /* DATA that came after the phase had ended */
-                      LOSSYNET_DUPLICATE, /* came again */
-                      LOSSYNET_REJECTED,  /* of strangers, damaged, or not finite */
-                      LOSSYNET_OVERRUN,   /* dropped because a rank's receive queue was full */
-                      LOSSYNET_STRAGGLER, /* phases of a peer that were ended by the deadline */
-                      LOSSYNET_PACE, /* no event: kbit/s that all ranks may send; 0: no limit */
-                      LOSSYNET_EVENTS
+/* Events that lossynet counts: mostly datagrams that did not count as arrived. */
+enum lossynet_event {
+    LOSSYNET_LATE,      /* DATA that came after the phase had ended */
+    LOSSYNET_DUPLICATE, /* datagrams that had come before */
+    LOSSYNET_REJECTED,  /* from strangers, damaged, or not finite */
+    LOSSYNET_OVERRUN,   /* dropped because a rank's receive queue was full */
+    LOSSYNET_STRAGGLER, /* phases of a peer that were ended by the deadline */
+    LOSSYNET_PACE,      /* no event: kbit/s that all ranks may send; 0: no limit */
+    LOSSYNET_EVENTS
 };
 
-struct lossynet_part { /* what a worker does in a step */
+struct lossynet_part { /* how a worker takes part in a step */
     bool takes_part;   /* false: it leaves the step out */
     bool computes;     /* it has a gradient */
-    double norm, lead; /* that its update uses, in a replay */
+    double norm, lead; /* values for its update, in a replay */
 };
 
 struct lossynet_path {      /* from one rank to another */
     uint64_t sent, arrived; /* datagrams of full size */
-    double gbps;            /* 10^9 bit/s that arrived, our header counted */
+    double gbps;            /* 10^9 bit/s that arrived, with our header */
 };
 
 #endif
