@@ -1,9 +1,10 @@
-/* dscp.c — the class in which DATA travels: its names, and what it is on RDMA.
+/* dscp.c — the traffic class of DATA: its names, and its equivalent on RDMA.
  *
  * A class is a DSCP, the upper six bits of IPv4's TOS and IPv6's traffic class (RFC 2474). Switches
- * that know it serve one class before another; `le` (RFC 8622) is for what may be starved and
- * dropped first. Control stays in the default class: it is little, and all ranks wait for it (but
- * for what must come behind DATA, see transport/progress.h).
+ * that support it serve one class before another. `le` (RFC 8622) is for traffic that may be
+ * starved, and dropped first. Control datagrams stay in the default class, since they are few and
+ * all ranks wait for them; those that must arrive after DATA also travel in the class of DATA
+ * (transport/progress.h).
  */
 #include "lossynet/link/link.h"
 
@@ -36,8 +37,8 @@ bool lossynet_dscp_parse(const char *name, int *dscp) {
     return is_number(name, 63, dscp);
 }
 
-/* The priority that switches derive from a class selector; `le` is "background" (802.1Q table I-2,
- * RFC 8622 section 6), which stands below the default 0. */
+/* Returns the priority that switches derive from a class selector. `le` is "background" (802.1Q
+ * table I-2, RFC 8622 section 6), which is lower than the default 0. */
 int lossynet_service_level(int dscp) {
     return dscp == LE ? BACKGROUND : dscp >> 3;
 }

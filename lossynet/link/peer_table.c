@@ -1,5 +1,5 @@
-/* peer_table.c — see peer_table.h. Open addressing, probing linearly; half of it or more is
- * empty. */
+/* peer_table.c — the hash table of peer_table.h, with open addressing and linear probing. At least
+ * half of it is empty. */
 #include "lossynet/link/peer_table.h"
 
 #include <stdlib.h>

@@ -1,6 +1,7 @@
-/* peer_table.h — which rank a datagram came from: a hash table from addresses to ranks.
+/* peer_table.h — a hash table from addresses to ranks, which finds the sender of a datagram.
  *
- * The table knows no addresses. A link hashes its own, walks the ranks of that hash, and compares:
+ * The table does not store addresses. A link hashes an address, walks the ranks with that hash, and
+ * compares the addresses itself:
  *
  *     for (unsigned at = hash; (rank = peer_table_next(&table, &at)) >= 0;)
  *         if (the address of rank is the one looked for) break;
@@ -15,15 +16,16 @@ struct peer_table {
     unsigned size; /* of slots, a power of two */
 };
 
-/* For at most two addresses per rank. False where there is no memory; closing is fine then, too. */
+/* Opens a table for at most two addresses per rank. Returns false if there is no memory. Closing is
+ * allowed then, too. */
 bool peer_table_open(struct peer_table *table, int ranks);
 void peer_table_close(struct peer_table *table);
 size_t peer_table_memory(int ranks); /* bytes */
 
 void peer_table_add(struct peer_table *table, unsigned hash, int rank);
 
-/* The next rank that may have this hash; -1: there is none. *at: first the hash, then the
- * walk's. */
+/* Returns the next rank that may have this hash, or -1. *at is the hash at first, and then the
+ * place in the walk. */
 int peer_table_next(const struct peer_table *table, unsigned *at);
 
 #endif

@@ -1,4 +1,4 @@
-/* select.c — which link to take. */
+/* select.c — chooses the link. */
 #include "lossynet/link/link.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ static lossynet_link_open link_of(lossynet_link_kind kind) {
                                          : lossynet_link_mpi_open;
 }
 
-/* auto: RDMA where every rank has it, else UDP. Collective. */
+/* Chooses RDMA if every rank has it, else UDP. Collective. */
 static lossynet_status choose_link(const struct lossynet_world *world, lossynet_share share,
                                    void *context, lossynet_link_kind *kind) {
     size_t ranks = (size_t)world->ranks;
