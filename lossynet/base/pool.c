@@ -1,4 +1,4 @@
-/* pool.c — allocates memory and counts it. Tests replace memory.c to make allocations fail. */
+/* pool.c — counts memory and allocates it by memory.c, which tests replace to make it fail. */
 #include "lossynet/base/base.h"
 
 void *lossynet_pool_take_from(struct lossynet_pool *pool, size_t count, size_t size,

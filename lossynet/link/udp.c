@@ -1,9 +1,9 @@
-/* udp.c — datagrams over UDP, IPv4 or IPv6: one socket per rank, one more for multicast.
+/* udp.c — the link over UDP, IPv4 or IPv6: one socket per rank, and one more for multicast.
  *
- * Ranks tell each other their addresses at the start; what comes from elsewhere is a stranger's.
- * With multicast, what is for everybody is sent once to a group address drawn from the run id; a
- * round of test datagrams at the start tells whether the network carries it. Between hosts, another
- * tells what size of datagrams passes.
+ * Ranks tell each other their addresses at the start. Datagrams from other addresses are from
+ * strangers. With multicast, datagrams for all ranks are sent once, to a group address that is
+ * derived from the run id; a round of test datagrams at the start shows whether the network carries
+ * them. Between hosts, other rounds show how large a datagram may be.
  */
 #include "lossynet/link/peer_table.h"
 #include "lossynet/link/udp_socket.h"
@@ -17,9 +17,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-static const double TEST_SECONDS = 1.0; /* for multicast, and for a size of datagrams, at most */
+static const double TEST_SECONDS = 1.0; /* longest test of multicast, or of one size */
 static const double TEST_PAUSE = 0.02;
-/* So many small datagrams come, and none of full size: these do not pass. */
+/* If SURE small datagrams of a peer came, and none of full size, then that size does not pass. */
 enum { SURE = 20, FAREWELLS = 3 };
 
 struct link_udp {
@@ -60,8 +60,8 @@ static lossynet_status link_send(struct lossynet_link *link, int peer,
                     batch, count);
 }
 
-/* Adds what has come to a socket; asks the kernel again only while nothing of the last answer has
- * been handed out. */
+/* Adds the datagrams that have come to a socket to `arrivals`. It does not ask the kernel again
+ * after it has added some, since their memory would be reused. */
 static int take(struct link_udp *u, struct udp_socket *s, struct lossynet_arrival *arrivals,
                 int n) {
     uint8_t *bytes;
@@ -70,7 +70,7 @@ static int take(struct link_udp *u, struct udp_socket *s, struct lossynet_arriva
     for (int before = n; n < LOSSYNET_BATCH && (n == before || !udp_empty(s));) {
         if (!udp_receive(s, &bytes, &count, &from)) break;
         int peer = find_peer(u, from);
-        if (peer == u->world.rank) continue; /* one's own multicast */
+        if (peer == u->world.rank) continue; /* our own multicast */
         arrivals[n++] = (struct lossynet_arrival){.bytes = bytes, .count = count, .peer = peer};
     }
     return n;
@@ -132,7 +132,8 @@ static void link_close(struct lossynet_link *link) {
 
 /* ---- multicast ---- */
 
-/* 239.192.0.0/14 is for an organisation's own use (RFC 2365); ff15::/16 for a site's (RFC 4291). */
+/* Returns the group address of a run. 239.192.0.0/14 is for an organisation's own use (RFC 2365),
+ * and ff15::/16 for that of a site (RFC 4291). */
 static struct udp_address group_of(uint64_t run, int family) {
     struct udp_address a;
     memset(&a, 0, sizeof a);
@@ -149,7 +150,8 @@ static struct udp_address group_of(uint64_t run, int family) {
     return a;
 }
 
-/* Sends tests to the group until those of all others have come, or it takes too long. */
+/* Sends tests to the group until the tests of all other ranks have come, or until TEST_SECONDS have
+ * passed. Returns whether all came. */
 static bool hear_everyone(struct link_udp *u, uint64_t run) {
     double start = lossynet_now(), sent = 0;
     int missing = u->world.ranks - 1;
@@ -177,7 +179,7 @@ static bool hear_everyone(struct link_udp *u, uint64_t run) {
             heard[peer] = 1;
             missing--;
         }
-        /* Others may still need ours. */
+        /* Go on for a moment, since others may still need our tests. */
         if (missing == 0 && lossynet_now() > start + 0.1) break;
         if (n == 0) link_wait(&u->link, 0.005);
     }
@@ -215,8 +217,8 @@ static lossynet_status try_multicast(struct link_udp *u,
 
 /* ---- the size of datagrams ---- */
 
-/* One datagram to find out what passes: a TEST with `bytes` of zeros, which says whether that of the
- * peer, of this size, has come. */
+/* Sends a TEST with `bytes` bytes of zeros. It also says whether the peer's test of full size has
+ * come here. */
 static void send_test(struct link_udp *u, int peer, const uint8_t *zeros, size_t bytes,
                       uint32_t round, bool heard) {
     const struct wire_header h = {.magic = WIRE_MAGIC,
@@ -232,12 +234,12 @@ static void send_test(struct link_udp *u, int peer, const uint8_t *zeros, size_t
     udp_send(&u->socket, &u->address[peer], &test, 1);
 }
 
-struct heard { /* of a peer, in a round of tests */
-    int small; /* datagrams */
-    bool full, knows;
+struct heard {        /* from a peer, in a round of tests */
+    int small;        /* small datagrams that came */
+    bool full, knows; /* one of full size came; the peer says that one of ours came there */
 };
 
-/* Notes what has come; returns whether something has. */
+/* Notes the tests that have come. Returns whether any datagram has come. */
 static bool hear(struct link_udp *u, struct heard *heard, size_t bytes, uint32_t round) {
     struct lossynet_arrival arrivals[LOSSYNET_BATCH];
     const int n = take(u, &u->socket, arrivals, 0);
@@ -255,9 +257,9 @@ static bool hear(struct link_udp *u, struct heard *heard, size_t bytes, uint32_t
     return n > 0;
 }
 
-/* Sends each peer datagrams with this payload, and small ones, until all have come here and there;
- * returns a peer of which only small ones come, -1: none. A peer of which nothing comes is not
- * judged. */
+/* Sends each peer datagrams with a payload of this size, and small ones, until those of full size
+ * have come in both directions. Returns a peer from which only small ones came, or -1. If nothing
+ * comes from a peer, that says nothing about the size. */
 static int find_narrow(struct link_udp *u, struct heard *heard, const uint8_t *zeros, size_t bytes,
                        uint32_t round) {
     const int ranks = u->world.ranks;
@@ -280,20 +282,20 @@ static int find_narrow(struct link_udp *u, struct heard *heard, const uint8_t *z
     int narrow = -1;
     for (int r = 0; r < ranks; r++) {
         if (r == u->world.rank) continue;
-        if (heard[r].full) /* it may wait for this */
+        if (heard[r].full) /* the peer may still wait to hear this */
             for (int i = 0; i < FAREWELLS; i++) send_test(u, r, NULL, 0, round, true);
         if (narrow < 0 && !heard[r].full && heard[r].small >= SURE) narrow = r;
     }
     return narrow;
 }
 
-/* Finds what passes between all ranks, from `payload_most` down (RFC 8899 does it in the same way
- * for one path). An interface's MTU says what leaves a host; a tunnel on the way may take less,
- * and drop the rest without a word. */
+/* Finds the largest payload that passes between all ranks, from `payload_most` down. (RFC 8899 does
+ * so for one path.) The MTU of an interface limits what leaves a host. A tunnel on the way may take
+ * less, and silently drop larger datagrams. */
 static lossynet_status find_size(struct link_udp *u, const struct lossynet_link_settings *settings,
                                  size_t mtu, int family) {
-    static const size_t smaller[] = {1500, 1400, 1280,
-                                     576}; /* Ethernet; tunnels; the least of IP */
+    /* Ethernet; tunnels; the smallest MTU of IPv6; what every IPv4 host takes (RFC 791). */
+    static const size_t smaller[] = {1500, 1400, 1280, 576};
     const size_t ranks = (size_t)u->world.ranks, wanted = u->link.features.payload_most;
     size_t bytes = wanted, next = 0;
     int from = -1, to = -1;
@@ -333,7 +335,7 @@ static lossynet_status find_size(struct link_udp *u, const struct lossynet_link_
 
 /* ---- open ---- */
 
-struct card { /* what ranks tell each other at the start */
+struct card { /* exchanged between ranks at the start */
     struct udp_address address;
     uint64_t mtu;
 };
@@ -410,19 +412,19 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     status = udp_socket_open(&u->socket, &mine);
     u->socket.dscp = settings->dscp;
     if (!status) status = introduce(u, settings, &mine, interface.mtu);
-    if (!status && world->local_ranks < world->ranks) /* a host's own path is its interface */
+    if (!status && world->local_ranks < world->ranks) /* within a host the interface's MTU holds */
         status = find_size(u, settings, interface.mtu, mine.any.sa_family);
     if (!status && settings->multicast) status = try_multicast(u, settings, &interface);
     if (status) {
         link_close(&u->link);
         return status;
     }
-    /* The kernel counts about this much for a datagram. */
+    /* The kernel counts about so many bytes for a datagram. */
     size_t packet = 2 * (u->link.features.payload_most + WIRE_HEADER_BYTES) + 1024;
     u->link.features.receive_queue = (int)(u->socket.granted / packet);
     u->link.features.queue_setting = u->socket.setting;
-    u->link.features.queue_bytes = packet / 2; /* it counts twice what the setting says */
-    prctl(PR_SET_TIMERSLACK, 1000);            /* ns: sleeps that end in time */
+    u->link.features.queue_bytes = packet / 2; /* the kernel grants twice the setting */
+    prctl(PR_SET_TIMERSLACK, 1000);            /* nanoseconds, so that sleeps end in time */
     *out = &u->link;
     return LOSSYNET_OK;
 close_link:

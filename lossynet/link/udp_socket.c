@@ -1,5 +1,5 @@
-/* udp_socket.c — one UDP socket: address, buffers, segmentation and receive offload. See
- * udp_socket.h. */
+/* udp_socket.c — implements the UDP socket of udp_socket.h: address, buffers, segmentation and
+ * receive offload. */
 #include "lossynet/link/udp_socket.h"
 
 #include <arpa/inet.h>
@@ -25,26 +25,25 @@
 #endif
 
 enum {
-    BUFFER_BYTES = 64 << 20, /* of what came in, asked for: long paths hold much */
-    BUFFER_LEAST = 1 << 20,  /* below, warn, ... */
-    BUFFER_SHORT = 8 << 20,  /* ... and tell what is enough where paths are short */
-    /* Of what is to leave, asked for: a few ms at 1 Gbit/s. What lies in the host's own queue
-     * delays credit and everything else that peers wait for; more may be more than that queue
-     * holds. */
+    BUFFER_BYTES = 64 << 20, /* the receive buffer that we ask for: long paths hold much */
+    BUFFER_LEAST = 1 << 20,  /* a smaller receive buffer gets a warning, */
+    BUFFER_SHORT = 8 << 20,  /* which recommends this: it is enough for short paths */
+    /* The send buffer that we ask for: a few ms at 1 Gbit/s. Datagrams in the host's own queue
+     * delay credit and everything else that peers wait for. And that queue may not hold more. */
     QUEUE_BYTES = 512 << 10,
-    SEGMENTS_BYTES = 65000, /* of one segmented send: an IP packet's limit, with headers */
+    SEGMENTS_BYTES = 65000, /* most bytes of one segmented send: an IP packet's limit */
 };
 
 /* ---- which address ---- */
 
-/* Whether datagrams for hosts that are not neighbours would leave with this address: none is
- * sent. */
+/* Returns whether datagrams for hosts that are not neighbours would leave with this address. It
+ * sends none. */
 static bool has_default_route(const struct sockaddr *mine) {
     struct udp_address far = {.any.sa_family = mine->sa_family}, from = {0};
     if (mine->sa_family == AF_INET)
-        inet_pton(AF_INET, "192.0.2.1", &far.v4.sin_addr); /* for documentation: RFC 5737, ... */
+        inet_pton(AF_INET, "192.0.2.1", &far.v4.sin_addr); /* for documentation: RFC 5737 */
     else
-        inet_pton(AF_INET6, "2001:db8::1", &far.v6.sin6_addr); /* ... RFC 3849 */
+        inet_pton(AF_INET6, "2001:db8::1", &far.v6.sin6_addr); /* the same: RFC 3849 */
     far.v4.sin_port = htons(9);
     socklen_t length = sizeof from;
     int fd = socket(mine->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -60,7 +59,8 @@ static bool has_default_route(const struct sockaddr *mine) {
     return same;
 }
 
-/* A bridge usually connects a host's own containers and virtual machines. */
+/* Returns whether an interface is a bridge, which usually connects only the host's own containers
+ * and virtual machines. */
 static bool is_bridge(const char *name) {
     struct ethtool_drvinfo driver = {.cmd = ETHTOOL_GDRVINFO};
     struct ifreq request = {.ifr_data = (char *)&driver};
@@ -71,8 +71,8 @@ static bool is_bridge(const char *name) {
     return told && strcmp(driver.driver, "bridge") == 0;
 }
 
-/* How much we like an interface: 0 not at all. That of the default route comes first, then any but
- * a bridge, and IPv4 before IPv6. */
+/* Returns how much we prefer an interface; 0: we do not take it. The one with the default route
+ * comes first, then those that are not bridges, and IPv4 before IPv6. */
 static int preference(const struct ifaddrs *i, const char *name, bool one_host) {
     const unsigned needed = name ? IFF_UP : IFF_UP | IFF_RUNNING;
     if (!i->ifa_addr || (i->ifa_flags & needed) != needed) return 0;
@@ -132,7 +132,8 @@ bool udp_address_equal(const struct udp_address *a, const struct udp_address *b)
 
 /* ---- open and close ---- */
 
-/* Asks for a buffer; returns what was granted, as the kernel counts (twice what is asked). */
+/* Asks for a buffer. Returns the bytes that were granted, as the kernel counts: twice those
+ * asked. */
 static size_t request_buffer(int fd, int option, int force, int bytes) {
     int granted = 0;
     socklen_t length = sizeof granted;
@@ -175,7 +176,8 @@ static bool is_multicast(const struct udp_address *a) {
                                        : IN6_IS_ADDR_MULTICAST(&a->v6.sin6_addr);
 }
 
-/* A lost fragment loses the whole datagram, so that there are none where the path needs none. */
+/* Lets the kernel fragment datagrams, or not. With one fragment the whole datagram is lost, so we
+ * allow it only if the path needs it. */
 static void allow_fragments(struct udp_socket *s, bool allowed) {
     int v4 = allowed ? IP_PMTUDISC_WANT : IP_PMTUDISC_DO;
     int v6 = allowed ? IPV6_PMTUDISC_WANT : IPV6_PMTUDISC_DO;
@@ -206,7 +208,7 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
     int family = s->family = address->any.sa_family, segment = 0, one = 1;
     socklen_t length = udp_address_bytes(address);
     s->fd = socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    if (s->fd >= 0 && is_multicast(address)) /* ranks of one host share the group's port */
+    if (s->fd >= 0 && is_multicast(address)) /* ranks on one host share the group's port */
         setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (s->fd < 0 || bind(s->fd, &address->any, length) ||
         getsockname(s->fd, &address->any, &length)) {
@@ -281,8 +283,8 @@ static void add_control(struct msghdr *m, uint8_t *control, int level, int type,
     m->msg_controllen += CMSG_SPACE(bytes);
 }
 
-/* Adds to message `m` its datagrams from batch[i] on; returns how many. All but the last of a
- * segmented message have one size. */
+/* Fills message `m` with the first datagrams of `batch`. Returns how many. In a segmented message
+ * all datagrams but the last have the same size; the last may be smaller. */
 static int fill_message(struct udp_socket *s, struct msghdr *m, struct iovec *part,
                         uint8_t *control, const struct lossynet_datagram *batch, int count) {
     size_t size = WIRE_HEADER_BYTES + batch[0].length, sum = 0;
@@ -314,7 +316,7 @@ static int fill_message(struct udp_socket *s, struct msghdr *m, struct iovec *pa
 }
 
 static bool is_segmented(const struct msghdr *m) {
-    return m->msg_iovlen > 2; /* of which each datagram has two */
+    return m->msg_iovlen > 2; /* each datagram has two parts */
 }
 
 static size_t message_bytes(const struct msghdr *m) {
@@ -338,7 +340,7 @@ again:;
         if (n > 0) {
             sent += n;
         } else if (errno == ECONNREFUSED && !s->errors) {
-            s->errors = true; /* of an earlier datagram, maybe to another address: try again */
+            s->errors = true; /* about an earlier datagram, maybe to another address: try again */
         } else if (errno == EMSGSIZE && !is_segmented(&s->out.headers[sent].msg_hdr) &&
                    !s->fragments && !s->probes) {
             lossynet_log("a path's MTU has become too small for a datagram of %zu bytes: from now "
@@ -348,10 +350,10 @@ again:;
             allow_fragments(s, true); /* and try again */
         } else if (is_segmented(&s->out.headers[sent].msg_hdr) && s->segmentation &&
                    (errno == EIO || errno == EINVAL || errno == EOPNOTSUPP || errno == EMSGSIZE)) {
-            s->segmentation = false; /* the interface cannot; what left already comes twice */
+            s->segmentation = false; /* unsupported here; what has left is sent twice */
             goto again;
         } else if (errno != EINTR) {
-            sent++; /* ENOBUFS, EMSGSIZE, EHOSTUNREACH, ...: lost, like in the network */
+            sent++; /* ENOBUFS, EMSGSIZE, EHOSTUNREACH, ...: counts as lost in the network */
         }
     }
     return LOSSYNET_OK;
@@ -363,7 +365,7 @@ bool udp_empty(const struct udp_socket *s) {
     return s->in.message >= s->in.messages;
 }
 
-/* Size of the datagrams that the kernel put into one message. */
+/* Returns the size of the datagrams that the kernel has joined into one message. */
 static size_t segment_of(struct msghdr *m, size_t bytes) {
     for (struct cmsghdr *c = CMSG_FIRSTHDR(m); c; c = CMSG_NXTHDR(m, c)) {
         int segment;
@@ -380,7 +382,7 @@ static bool fetch(struct udp_socket *s) {
         s->in.headers[i].msg_hdr.msg_controllen = sizeof *s->in.control;
     }
     int n = recvmmsg(s->fd, s->in.headers, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
-    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) { /* an error hides what has come */
+    if (n < 0 && errno != EAGAIN && errno != EWOULDBLOCK) { /* after the error, read what came */
         s->errors = true;
         n = recvmmsg(s->fd, s->in.headers, LOSSYNET_BATCH, MSG_DONTWAIT, NULL);
     }
@@ -404,7 +406,8 @@ bool udp_receive(struct udp_socket *s, uint8_t **bytes, size_t *count, struct ud
     return true;
 }
 
-/* ip(7), IP_RECVERR: the message's address is the one that our datagram was sent to. */
+/* Reads the error queue. The address of such a message is the one to which our datagram was sent
+ * (ip(7), IP_RECVERR). */
 bool udp_refused(struct udp_socket *s, struct udp_address *by) {
     while (s->errors) {
         uint8_t control[512];

@@ -1,7 +1,7 @@
-/* udp_socket.h — a UDP socket as udp.c needs it: batches out, batches in.
+/* udp_socket.h — a UDP socket for udp.c, which sends and receives batches of datagrams.
  *
- * udp_socket.c knows addresses, interfaces, buffers, segmentation and receive offload; it knows
- * nothing of ranks.
+ * udp_socket.c knows addresses, interfaces, buffers, segmentation and receive offload. It does not
+ * know ranks.
  */
 #ifndef LOSSYNET_UDP_H
 #define LOSSYNET_UDP_H
@@ -25,7 +25,7 @@ static inline socklen_t udp_address_bytes(const struct udp_address *a) {
 
 bool udp_address_equal(const struct udp_address *a, const struct udp_address *b);
 
-/* Largest payload behind our header in one unfragmented IP packet, a multiple of 4. */
+/* Returns the largest payload after our header in one unfragmented IP packet, a multiple of 4. */
 static inline size_t udp_payload(size_t mtu, int family) {
     return (mtu - (family == AF_INET ? 28 : 48) - WIRE_HEADER_BYTES) / 4 * 4;
 }
@@ -36,9 +36,10 @@ struct udp_interface {
     unsigned index;
 };
 
-/* The address and MTU of the interface `name`; NULL: loopback when all ranks share this host, else
- * of those that are up and running that of the default route, or the first that is no bridge. IPv4
- * where there is one. Logs why it fails. */
+/* Finds the address and MTU of the interface `name`. If `name` is NULL and all ranks share this
+ * host, it takes loopback. Otherwise it takes, of the interfaces that are up and running, the one
+ * with the default route, or else the first one that is not a bridge. It prefers IPv4. If it fails,
+ * it logs why. */
 lossynet_status udp_choose(const char *name, bool one_host, struct udp_interface *out);
 
 enum { UDP_BUFFER_BYTES = 65536 }; /* of an incoming message, which may hold many datagrams */
@@ -49,8 +50,8 @@ struct udp_incoming {         /* messages that have come, of one or more datagra
     struct iovec *parts;      /* [LOSSYNET_BATCH] */
     struct udp_address *from; /* [LOSSYNET_BATCH] */
     uint8_t (*control)[64];   /* [LOSSYNET_BATCH] */
-    int messages, message;    /* that are there; the one being handed out, */
-    size_t offset, segment;   /* from here on, in datagrams of this size */
+    int messages, message;    /* how many there are; the one whose datagrams are being taken */
+    size_t offset, segment;   /* where its next datagram begins; the size of its datagrams */
 };
 
 struct udp_outgoing {
@@ -61,44 +62,48 @@ struct udp_outgoing {
 
 struct udp_socket {
     int fd;
-    size_t granted;      /* receive buffer, as the kernel counts it */
-    const char *setting; /* of the kernel, that made it smaller than was asked for; NULL: none */
+    size_t granted;      /* bytes of the receive buffer, as the kernel counts them */
+    const char *setting; /* the kernel setting that kept it smaller than we asked; NULL: none */
     bool segmentation;   /* UDP_SEGMENT works */
-    bool errors;         /* the kernel has messages of other hosts for us */
-    bool fragments;      /* the path's MTU has shrunk below our datagrams */
-    bool probes;         /* udp_socket_probe */
-    int family, dscp;    /* traffic class of bulk datagrams */
+    bool errors;         /* the error queue may hold messages of other hosts for us */
+    bool fragments;      /* the path's MTU has become smaller than our datagrams */
+    bool probes;         /* udp_socket_probe is on */
+    int family, dscp;    /* address family; traffic class of bulk datagrams */
     struct udp_incoming in;
     struct udp_outgoing out;
 };
 
-/* Binds to `address` and sets its port. On failure everything is released and a line logged. */
+/* Opens a socket, binds it to `address`, and sets the port in `address`. On failure it releases
+ * everything and logs a line. */
 lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *address);
 void udp_socket_close(struct udp_socket *s);
-/* What is larger than a path's MTU is lost, whatever routers have told of it (IP_PMTUDISC_PROBE); or
- * no longer. */
+/* While it is on, datagrams are sent up to the MTU of the interface, even if routers have reported
+ * a smaller MTU of the path (IP_PMTUDISC_PROBE); those that are too large are lost. */
 void udp_socket_probe(struct udp_socket *s, bool on);
 size_t udp_socket_memory(void);
 
-/* Makes the socket receive what is sent to the multicast group `address`, as which it is bound. */
+/* Makes the socket receive datagrams for the multicast group to whose address it is bound. */
 bool udp_socket_join(struct udp_socket *s, const struct udp_address *group,
                      const struct udp_interface *interface);
 /* Makes the socket send to multicast groups through this interface. */
 bool udp_socket_multicast(struct udp_socket *s, const struct udp_interface *interface);
 
-/* Hands at most LOSSYNET_BATCH datagrams for one address to the kernel. What the network or a
- * firewall refuses counts as lost. */
+/* Gives the kernel at most LOSSYNET_BATCH datagrams for one address. Datagrams that the network or
+ * a firewall refuses count as lost. */
 lossynet_status udp_send(struct udp_socket *s, const struct udp_address *to,
                          const struct lossynet_datagram *batch, int count);
 
-/* Takes one message of a host (ICMP) that its port `by` is closed; false when there is none. */
+/* Takes one report of a host (ICMP) that its port `by` is closed. Returns false if there is
+ * none. */
 bool udp_refused(struct udp_socket *s, struct udp_address *by);
 
-/* Takes one datagram that has come; false when there is none. Valid until `udp_empty` says that
- * the next call will ask the kernel again. Does not wait. */
+/* Takes one datagram that has come. Returns false if there is none. Does not wait. The datagram
+ * stays valid while udp_empty returns false, and after that until the next call, which asks the
+ * kernel again. */
 bool udp_receive(struct udp_socket *s, uint8_t **bytes, size_t *count, struct udp_address **from);
 bool udp_empty(const struct udp_socket *s);
 
-uint64_t udp_overruns(const struct udp_socket *s); /* since open: dropped, receive buffer full */
+/* Returns how many datagrams were dropped since open because the receive buffer was full. */
+uint64_t udp_overruns(const struct udp_socket *s);
 
 #endif
