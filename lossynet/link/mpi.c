@@ -1,9 +1,9 @@
-/* mpi.c — datagrams over MPI: a reliable carrier, the baseline and the deterministic harness.
+/* mpi.c — the link over MPI, which is reliable: the baseline, and the deterministic test harness.
  *
- * A datagram is one MPI_Isend from a slot. There are more slots than datagrams that the transport's
- * windows let be on their way, so that a slot is always free soon; MPI keeps the order between two
- * ranks. MPI makes progress only within its calls: it is the transport's loop that turns until all
- * has arrived.
+ * A datagram is sent by one MPI_Isend from a slot. There are more slots than the transport's
+ * windows allow datagrams on their way, so that a slot is always free soon. MPI keeps the order
+ * between two ranks. It makes progress only within its calls, so the transport's loop must run
+ * until everything has arrived.
  */
 #include "lossynet/link/link.h"
 
@@ -12,10 +12,10 @@
 #include <string.h>
 
 enum {
-    WINDOWS_BYTES = 16 * 1024 * 1024, /* of all peers together */
+    WINDOWS_BYTES = 16 * 1024 * 1024, /* the windows of all peers together */
     WINDOW_MOST = 256,
     WINDOW_LEAST = 8,
-    CONTROL = 80, /* slots per peer for what has no window: messages (64), state, ends of phases */
+    CONTROL = 80, /* slots per peer for other datagrams: messages (64), state, ends of phases */
 };
 
 static int window(int ranks, size_t payload_bytes) {
@@ -41,7 +41,7 @@ size_t lossynet_link_mpi_memory(int ranks, size_t payload_bytes) {
 #define OMPI_SKIP_MPICXX 1
 #include <mpi.h>
 
-static const double CLOSING = 5; /* seconds, for the last messages */
+static const double CLOSING = 5; /* longest wait for the last messages, in seconds */
 
 struct link_mpi {
     struct lossynet_link link; /* first: a link is its address */
@@ -49,14 +49,14 @@ struct link_mpi {
     MPI_Comm comm;
     size_t capacity; /* of a slot */
     int slots, free_slots;
-    int *free_slot;       /* [slots]: a stack of those that can be filled */
+    int *free_slot;       /* [slots]: a stack of the slots that can be filled */
     int *done;            /* [slots], for MPI_Testsome */
     MPI_Request *request; /* [slots] */
     uint8_t *outgoing;    /* [slots][capacity] */
     uint8_t *incoming;    /* [LOSSYNET_BATCH][capacity] */
 };
 
-/* Logs what MPI says. */
+/* Logs the text of an MPI error. */
 static lossynet_status failed(const struct link_mpi *mpi, const char *call, int peer, int code) {
     char text[MPI_MAX_ERROR_STRING] = "";
     int length;
@@ -124,8 +124,9 @@ static void link_wake(struct lossynet_link *link) {
     (void)link;
 }
 
-/* A message may still be on its way, to a rank that no longer needs it: it must be received before
- * its slot may go. Ranks that have failed never come; the others give up on them. */
+/* Receives all messages that are still on their way, because a slot may be freed only when its
+ * message was received, even if no rank needs it. A rank that has failed never takes part in the
+ * barrier, so the others give up after CLOSING. */
 static void drain(struct link_mpi *mpi) {
     struct lossynet_arrival unwanted[LOSSYNET_BATCH];
     MPI_Request barrier = MPI_REQUEST_NULL;
@@ -218,7 +219,7 @@ no_memory:
 
 lossynet_status lossynet_link_mpi_open(const struct lossynet_link_settings *settings,
                                        struct lossynet_link **out) {
-    (void)settings; /* the ranks could not even meet */
+    (void)settings; /* without MPI the ranks could not even start together */
     *out = NULL;
     return LOSSYNET_LINK;
 }

@@ -1,13 +1,14 @@
-/* verbs.c — datagrams over RDMA (InfiniBand, RoCE): one UD queue pair per rank.
+/* verbs.c — the link over RDMA (InfiniBand, RoCE), with one UD queue pair per rank.
  *
- * The queue pair and its buffers are verbs_queue.c, the port is verbs_port.c (verbs.h). Here ranks
- * meet: at open each tells the others where it is, makes one address handle per peer, which may
- * take the network's time (ARP), and learns what fits between any two. Then an address table says
- * which rank a datagram came from, by the sender's queue pair number and GID, or LID.
+ * The queue pair and its buffers are in verbs_queue.c, and the port is in verbs_port.c (verbs.h).
+ * This file connects the ranks. At open each rank tells the others its address, and learns how
+ * large a datagram between any two ranks may be. It makes one address handle per peer, for which
+ * the network may need time (ARP). Then a table finds the rank that sent a datagram, by the
+ * sender's queue pair number and GID, or LID.
  *
- * Multicast: all queue pairs are attached to one group, drawn from the run id. It is believed only
- * after a test round at open, in which every rank heard every other: switches and adapters are
- * free to ignore groups. Copies of what this rank sent come back, and are dropped.
+ * Multicast: all queue pairs are attached to one group, which is derived from the run id. It is
+ * used only after a test round at open in which every rank heard every other, since switches and
+ * adapters may ignore groups. A rank drops the copies of its own datagrams that come back.
  */
 #include "lossynet/link/link.h"
 
@@ -61,7 +62,7 @@ static void fill_table(struct link_verbs *v) {
     }
 }
 
-/* -1: a stranger. */
+/* Returns the rank that sent a datagram, or -1 for a stranger. */
 static int find_sender(const struct link_verbs *v, const struct verbs_incoming *in) {
     unsigned at = in->has_gid ? hash_gid(in->qpn, &in->gid) : hash_lid(in->qpn, in->lid);
     for (;;) {
@@ -75,11 +76,11 @@ static int find_sender(const struct link_verbs *v, const struct verbs_incoming *
 
 /* ---- agreement at open ---- */
 
-struct obstacle {  /* what stopped a rank, told to all */
-    char why[120]; /* empty: nothing did */
+struct obstacle {  /* why a rank cannot go on; all ranks get it */
+    char why[120]; /* empty: it can */
 };
 
-/* Collective. *bad: the first rank that was stopped, -1 if none was. */
+/* Exchanges obstacles. Collective. Sets *bad to the first rank that has one, or to -1. */
 static lossynet_status agree(struct link_verbs *v, struct obstacle *all, const char *why,
                              int *bad) {
     const struct lossynet_world *world = &v->settings.world;
@@ -93,8 +94,8 @@ static lossynet_status agree(struct link_verbs *v, struct obstacle *all, const c
 
 /* ---- multicast ---- */
 
-enum { ROUNDS = 5, PROBES = 5 };  /* a rank sends so many per round ... */
-static const double APART = 0.02; /* ... so many seconds apart */
+enum { ROUNDS = 5, PROBES = 5 };  /* most test rounds; probes that a rank sends in a round */
+static const double APART = 0.02; /* seconds from one probe to the next */
 
 static bool is_probe(const struct link_verbs *v, const struct verbs_incoming *in) {
     struct wire_header h;
@@ -103,7 +104,8 @@ static bool is_probe(const struct link_verbs *v, const struct verbs_incoming *in
     return h.type == WIRE_TEST && h.run == (uint32_t)v->settings.run;
 }
 
-/* Sends probes and listens. Whether this rank has heard all others, in this round or before. */
+/* Sends probes and listens. Returns whether this rank has heard all others, in this round or an
+ * earlier one. */
 static bool test_round(struct link_verbs *v, bool *heard) {
     int ranks = v->settings.world.ranks, missing = ranks, sent = 0;
     const struct wire_header h = {.magic = WIRE_MAGIC,
@@ -132,10 +134,10 @@ static bool test_round(struct link_verbs *v, bool *heard) {
     return missing == 0;
 }
 
-/* Joins the group. What went wrong, or NULL. */
+/* Joins the group. Returns the error as text, or NULL. */
 static const char *join(struct link_verbs *v) {
     struct verbs_port *port = &v->queue.port;
-    /* There the subnet manager makes groups, when librdmacm asks it to. */
+    /* On InfiniBand the subnet manager makes groups, but only when librdmacm asks it. */
     if (!port->ethernet) return "made for RoCE, and this is InfiniBand";
     v->group_gid = verbs_group(port, v->settings.run);
     struct ibv_ah_attr attr = {
@@ -159,7 +161,7 @@ static void leave(struct link_verbs *v) {
     v->group_socket = 0;
 }
 
-/* Joins the group and tries it. All ranks come to the same end. */
+/* Joins the group and tests it. All ranks get the same result. */
 static lossynet_status try_multicast(struct link_verbs *v, struct obstacle *all, bool *heard) {
     int bad;
     lossynet_status status = agree(v, all, join(v), &bad);
@@ -180,7 +182,7 @@ static lossynet_status try_multicast(struct link_verbs *v, struct obstacle *all,
     return status;
 }
 
-/* ---- what link.h asks for ---- */
+/* ---- the functions of link.h ---- */
 
 static lossynet_status link_send(struct lossynet_link *link, int peer,
                                  const struct lossynet_datagram *batch, int count) {
@@ -204,7 +206,7 @@ static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arr
         for (int i = 0; i < n; i++) {
             const struct verbs_incoming *in = &v->queue.rx.in[i];
             int peer = find_sender(v, in);
-            if (peer == v->settings.world.rank) continue; /* our own, by multicast */
+            if (peer == v->settings.world.rank) continue; /* our own multicast */
             arrivals[count++] = (struct lossynet_arrival){in->bytes, in->count, peer};
         }
     } while (n > 0 && count == 0);
@@ -247,25 +249,26 @@ static void link_close(struct lossynet_link *link) {
 
 /* ---- open ---- */
 
-struct card { /* what ranks tell each other at the start */
+struct card { /* exchanged between ranks at the start */
     union ibv_gid gid;
     uint32_t qpn, mtu;
     uint16_t lid;
     bool opened, ethernet, ipv4;
 };
 
-/* What this rank does alone. */
+/* Opens the port and the queue pair of this rank, without the others. */
 static lossynet_status open_queue(struct link_verbs *v) {
     const struct lossynet_world *world = &v->settings.world;
     lossynet_status status =
         verbs_port_open(v->settings.interface, world->local_rank, &v->queue.port);
     v->queue.rank = world->rank;
     if (status) return status;
-    /* The same on all ranks. With the high bit set it would stand for another (IBA 10.2.5). */
+    /* The qkey is the same on all ranks. If its high bit were set in a send request, the adapter
+     * would use the queue pair's own qkey instead (IBA 10.2.5). */
     return verbs_queue_open(&v->queue, (uint32_t)lossynet_mix(v->settings.run) & 0x7fffffff);
 }
 
-/* Why two ranks cannot reach each other, or NULL. */
+/* Returns why two ranks cannot reach each other, or NULL. */
 static const char *misfit(const struct card *a, const struct card *b) {
     if (a->ethernet != b->ethernet) return "one is on Ethernet, the other on InfiniBand";
     if (a->ipv4 != b->ipv4) return "one has a GID for RoCE v2 over IPv4, the other has not";
@@ -299,7 +302,8 @@ static lossynet_status read_cards(struct link_verbs *v, const struct card *cards
     return LOSSYNET_INVALID;
 }
 
-/* Those who failed say so too: nobody waits for them. */
+/* Exchanges the cards of all ranks. A rank that failed takes part too, so that no rank waits for
+ * it. */
 static lossynet_status introduce(struct link_verbs *v, lossynet_status status) {
     const struct lossynet_world *world = &v->settings.world;
     const struct verbs_port *port = &v->queue.port;
@@ -321,8 +325,8 @@ static lossynet_status introduce(struct link_verbs *v, lossynet_status status) {
     return status;
 }
 
-/* Makes the address handles, beginning with the next rank so that not all ask the same one at once.
- * What went wrong, or NULL. */
+/* Makes the address handles. It begins with the next rank, so that not all ranks ask the same one
+ * at once. Returns the error as text, or NULL. */
 static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
     const struct verbs_port *port = &v->queue.port;
     int ranks = v->settings.world.ranks;
@@ -344,7 +348,7 @@ static const char *find_paths(struct link_verbs *v, struct obstacle *mine) {
     return NULL;
 }
 
-/* Collective, after open_queue, which gave `status`. */
+/* Connects the ranks after open_queue, which has returned `status`. Collective. */
 static lossynet_status connect_ranks(struct link_verbs *v, lossynet_status status,
                                      struct obstacle *all, bool *heard) {
     int bad;

@@ -1,4 +1,4 @@
-/* verbs_port.c — RDMA devices, ports, GIDs and counters. See verbs.h. */
+/* verbs_port.c — finds RDMA devices, ports and GIDs, reads counters, joins groups. See verbs.h. */
 #ifdef LOSSYNET_VERBS
 #include "lossynet/link/verbs.h"
 
@@ -13,12 +13,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-struct request { /* what the setting `interface` asks for */
+struct request { /* parsed from the setting `interface` */
     char device[IBV_SYSFS_NAME_MAX];
-    int port, gid_index; /* 0, -1: any */
+    int port, gid_index; /* port 0 and gid_index -1: any */
 };
 
-struct listing { /* of all ports, for a message */
+struct listing { /* text that lists all ports, for a message */
     char text[1500];
     size_t used;
 };
@@ -46,7 +46,8 @@ const char *verbs_gid_text(const union ibv_gid *gid, char text[VERBS_GID_TEXT]) 
     return made ? made : "?";
 }
 
-/* How much we like a GID on Ethernet: routed before local, IPv4 before IPv6. */
+/* Returns how much we prefer a GID on Ethernet: RoCE v2 first, routed before link-local addresses,
+ * and then IPv4 before IPv6. */
 static int preference(const struct ibv_gid_entry *entry) {
     if (entry->gid_type != IBV_GID_TYPE_ROCE_V2) return 1;
     if (is_mapped(&entry->gid))
@@ -54,7 +55,7 @@ static int preference(const struct ibv_gid_entry *entry) {
     return entry->gid.raw[0] == 0xfe ? 2 : 4;
 }
 
-/* Takes the GID that is asked for, or the best. Lists all. */
+/* Takes the GID that is asked for, or the best one. Adds all to the listing. */
 static bool choose_gid(struct verbs_port *port, int entries, int wanted, struct listing *all) {
     static const char *const types[] = {"", " RoCE v1", " RoCE v2"};
     int best = 0;
@@ -76,7 +77,8 @@ static bool choose_gid(struct verbs_port *port, int entries, int wanted, struct 
 
 /* ---- ports ---- */
 
-/* `name` of a port is set. Whether it can be used as asked. */
+/* Reads the attributes of a port whose `number` and `name` are set. Returns whether it can be used
+ * as asked. */
 static bool try_port(struct verbs_port *port, const struct request *request, struct listing *all) {
     struct ibv_port_attr attr;
     if (ibv_query_port(port->context, port->number, &attr)) return false;
@@ -94,7 +96,7 @@ static bool try_port(struct verbs_port *port, const struct request *request, str
            (!request->port || request->port == port->number);
 }
 
-/* Looks for a port of one device; keeps the device open when there is one. */
+/* Looks for a port of one device. If there is one, the device stays open. */
 static bool try_device(struct ibv_device *device, const struct request *request,
                        struct verbs_port *out, struct listing *all) {
     const char *name = ibv_get_device_name(device);
@@ -121,13 +123,13 @@ static bool find_port(const struct request *request, struct verbs_port *out, str
     *out = (struct verbs_port){0};
     struct ibv_device **devices = ibv_get_device_list(&count);
     for (int i = 0; devices && i < count && !out->context; i++)
-        if (devices[i]->transport_type != IBV_TRANSPORT_IWARP) /* has no datagrams */
+        if (devices[i]->transport_type != IBV_TRANSPORT_IWARP) /* iWARP has no datagrams */
             try_device(devices[i], request, out, all);
     if (devices) ibv_free_device_list(devices);
     return out->context;
 }
 
-/* One of a list separated by commas. */
+/* Parses `interface`, and takes one of its entries, which commas separate, by the local rank. */
 static bool parse(const char *interface, int local_rank, struct request *out) {
     *out = (struct request){.gid_index = -1};
     if (!interface) return true;
@@ -186,8 +188,9 @@ bool lossynet_link_verbs_available(void) {
 
 /* ---- counters ---- */
 
-/* mlx5, bnxt_re: no receive was posted; mlx4: the same, UD alone; efa: dropped on receipt.
- * Soft-RoCE counts nothing of the kind. */
+/* Adds up the port's counters of dropped datagrams. out_of_buffer (mlx5, bnxt_re) counts datagrams
+ * for which no receive was posted, rq_num_udsdprd (mlx4) the same only for UD, and rx_drops (efa)
+ * datagrams dropped on receipt. Soft-RoCE has no such counter. */
 static uint64_t count_overruns(const struct verbs_port *port) {
     static const char *const names[] = {"out_of_buffer", "rq_num_udsdprd", "rx_drops"};
     uint64_t sum = 0;

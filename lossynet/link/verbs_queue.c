@@ -1,21 +1,23 @@
-/* verbs_queue.c — one Unreliable Datagram queue pair (UD): batches out, batches in. See verbs.h.
+/* verbs_queue.c — sends and receives batches over one UD queue pair (Unreliable Datagram): verbs.h.
  *
- * send: header and payload are parts of one work request. The header is copied to a slot of
- * registered memory, the payload behind it, unless it lies in memory that was registered: then the
- * adapter reads it in place, at a time of its own. Of a batch one send in 32 asks for a completion,
- * and the last.
+ * Sending: header and payload are parts of one work request. The header is copied to a slot of
+ * registered memory. The payload is copied behind it, unless it lies in memory that the caller has
+ * registered; then the adapter reads it in place, some time later. In a batch the last send, and
+ * every 32nd, asks for a completion.
  *
- * receive: as many buffers are posted as may come in a burst. Those that the caller has looked at
- * go back to the adapter many at once.
+ * Receiving: buffers are posted for as many datagrams as may come in a burst. Buffers that the
+ * caller has read go back to the adapter, many at once.
  *
- * Neither end is told of a loss. A datagram larger than the path's MTU, with another qkey, or for
- * which no receive is posted vanishes, and its send completes well.
+ * Neither side learns of a loss. A datagram is lost silently, and its send completes without an
+ * error, if it is larger than the path's MTU, if its qkey is wrong, or if no receive is posted.
  *
- * What arrives begins with 40 bytes of GRH, whether it had one or not (IBA 11.4.1.2); for RoCE v2
- * over IPv4 the last 20 are the IP header and the first 20 nothing (A17.4.5.2).
+ * An arrival begins with 40 bytes for a GRH, even if the datagram had none (IBA 11.4.1.2). For RoCE
+ * v2 over IPv4 the last 20 of these bytes are the IP header, and the first 20 are undefined
+ * (A17.4.5.2).
  *
- * Payloads lie in host memory, pinned where a GPU copies them there, or in a GPU's memory that is
- * registered by dma-buf (ibv_reg_dmabuf_mr) or, with nvidia-peermem, by its address.
+ * Payloads lie in host memory, which is pinned if a GPU copies them there. Or they lie in a GPU's
+ * memory, which is registered by dma-buf (ibv_reg_dmabuf_mr) or, with nvidia-peermem, by its
+ * address.
  */
 #ifdef LOSSYNET_VERBS
 #include "lossynet/link/verbs.h"
@@ -32,18 +34,18 @@
 
 enum {
     GRH_BYTES = 40,
-    HEADER_AT = 64, /* in a receive slot: aligned, with room for the GRH before it */
+    HEADER_AT = 64, /* our header in a receive slot: aligned, with room for the GRH before it */
     SENDS = 512,
     SENDS_LEAST = 2 * LOSSYNET_BATCH,
     RECEIVES = 8192,
     RECEIVE_BYTES = 32 << 20,
-    SIGNAL = 32, /* one completion for so many sends */
-    REFILL = 32, /* receives posted at once, if there is no wait in between */
-    SPINS = 256, /* polls before the processor is given away */
+    SIGNAL = 32, /* sends per completion */
+    REFILL = 32, /* least receives posted at once, if there is no wait in between */
+    SPINS = 256, /* polls before we give the processor away */
 };
 
-/* Seconds without a completion after which nobody waits for sends any longer: a port whose cable is
- * out keeps them. They have until then while the link closes, too. */
+/* After so many seconds without a completion we no longer wait for sends: a port without a cable
+ * keeps them. The same holds while the link closes. */
 static const double STUCK = 0.1;
 
 lossynet_status verbs_queue_broken(struct verbs_queue *q, const char *what, const char *why) {
@@ -116,7 +118,7 @@ int verbs_queue_receive(struct verbs_queue *q) {
 
 /* ---- waiting ---- */
 
-/* The device tells of trouble apart from completions. */
+/* Takes the asynchronous events of the device, which report errors and changes of the port. */
 static void take_events(struct verbs_queue *q) {
     struct ibv_async_event event;
     while (ibv_get_async_event(q->port.context, &event) == 0) {
@@ -153,7 +155,7 @@ void verbs_queue_wait(struct verbs_queue *q, double seconds) {
         if (code) verbs_queue_broken(q, "ibv_req_notify_cq", strerror(code));
         q->armed = true;
     }
-    q->rx.polled = poll_receives(q); /* what came before it was armed tells nobody */
+    q->rx.polled = poll_receives(q); /* what came before q->armed wakes nobody */
     if (q->rx.polled || q->failed) return;
     struct pollfd poll_for[3] = {{.fd = q->channel->fd, .events = POLLIN},
                                  {.fd = q->wake, .events = POLLIN},
@@ -168,18 +170,18 @@ void verbs_queue_wait(struct verbs_queue *q, double seconds) {
         q->armed = false;
     }
     if (poll_for[2].revents) take_events(q);
-    if (poll_for[1].revents && read(q->wake, &count, sizeof count) < 0) return; /* was taken */
+    if (poll_for[1].revents && read(q->wake, &count, sizeof count) < 0) return; /* already read */
 }
 
 void verbs_queue_wake(struct verbs_queue *q) {
     uint64_t one = 1;
-    if (write(q->wake, &one, sizeof one) < 0) return; /* it is full of ones: it will wake */
+    if (write(q->wake, &one, sizeof one) < 0) return; /* the counter is full: it wakes anyway */
 }
 
 /* ---- addresses ---- */
 
 struct ibv_ah_attr verbs_bulk(struct ibv_ah_attr attr, int dscp) {
-    attr.grh.traffic_class = (uint8_t)(dscp << 2); /* RoCE v2: of the IP header (A17.4.3.1) */
+    attr.grh.traffic_class = (uint8_t)(dscp << 2); /* RoCE v2: for the IP header (A17.4.3.1) */
     attr.sl = (uint8_t)lossynet_service_level(dscp);
     return attr;
 }
@@ -200,7 +202,7 @@ void verbs_address_close(struct verbs_address *a) {
 
 /* ---- sending ---- */
 
-/* How many regions begin at `at` or before. */
+/* Returns how many regions begin at `at` or before. */
 static int regions_until(const struct verbs_queue *q, const uint8_t *at) {
     int low = 0, high = q->tx.region_count;
     while (low < high) {
@@ -230,12 +232,12 @@ static void add_region(struct verbs_queue *q, struct verbs_region region) {
     q->tx.region_count++;
 }
 
-/* Takes the completions that are there. */
+/* Takes up to 16 completions of sends, and returns their number. */
 static int poll_sends(struct verbs_queue *q) {
     struct ibv_wc wc[16];
     int n = ibv_poll_cq(q->tx.cq, 16, wc);
     for (int i = 0; i < n; i++) {
-        q->tx.completed = wc[i].wr_id + 1; /* with all before it that have no completion */
+        q->tx.completed = wc[i].wr_id + 1; /* and all before it, which asked for no completion */
         if (wc[i].status) verbs_queue_broken(q, "a send failed", ibv_wc_status_str(wc[i].status));
     }
     if (n < 0) verbs_queue_broken(q, "ibv_poll_cq", "the completion queue has failed");
@@ -243,7 +245,7 @@ static int poll_sends(struct verbs_queue *q) {
     return n;
 }
 
-/* Waits until all sends before number `until` have completed; false where they do not. */
+/* Waits until all sends before number `until` have completed. Returns false if they do not. */
 static bool await_sends(struct verbs_queue *q, uint64_t until) {
     double since = 0;
     for (int idle = 0; q->tx.completed < until && !q->failed;) {
@@ -300,7 +302,8 @@ lossynet_status verbs_queue_send(struct verbs_queue *q, const struct verbs_addre
     return LOSSYNET_OK;
 }
 
-/* What is stuck may leave with a payload that has changed: its checksum will not fit. */
+/* A send that is stuck may leave later, when its payload has changed. Then its checksum is
+ * wrong. */
 void verbs_queue_flush(struct verbs_queue *q) {
     if (q->qp) await_sends(q, q->tx.posted);
 }
@@ -310,7 +313,7 @@ static struct ibv_mr *make_region(struct verbs_queue *q, const void *memory, siz
     if (device && device->dmabuf >= 0)
         return ibv_reg_dmabuf_mr(q->pd, device->offset, bytes, (uintptr_t)memory, device->dmabuf,
                                  0);
-    return ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* to be read */
+    return ibv_reg_mr(q->pd, (void *)memory, bytes, 0); /* for reading only */
 }
 
 bool verbs_queue_register(struct verbs_queue *q, const void *memory, size_t bytes,
@@ -372,7 +375,7 @@ static lossynet_status take_memory(struct verbs_queue *q) {
     return LOSSYNET_LINK;
 }
 
-/* From RESET to RTS, with all spare receives posted in between (IBA 10.3.1). */
+/* Brings the queue pair from RESET to RTS, and posts all receives on the way (IBA 10.3.1). */
 static lossynet_status start(struct verbs_queue *q) {
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT, .port_num = q->port.number, .qkey = q->qkey};
