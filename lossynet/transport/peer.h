@@ -48,7 +48,7 @@ struct lossynet_liveness {
 };
 
 struct lossynet_loss_report { /* counts of our DATA, as it told them since the pace last changed */
-    uint32_t from;            /* DATA before this sequence were sent at an earlier pace */
+    uint32_t from;            /* so many DATA were sent before that, at another pace */
     bool counting;
     uint32_t seen, received;
 };

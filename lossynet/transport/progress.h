@@ -23,8 +23,8 @@
  * The phase of a peer is over when one of these is true:
  *
  *   - all packets that its DONE announced have arrived;
- *   - it has sent DONE, or something that implies DONE, then a PROBE was answered, and no DATA came
- *     for a moment, in which DATA that were overtaken would have arrived;
+ *   - it has sent DONE, or something that implies DONE. Then it answered a PROBE, and no DATA came
+ *     for a moment; or no DATA came for so long that none can have been overtaken (recv.c);
  *   - it has been silent for longer than a deadline that adapts to earlier phases.
  *
  * A bucket of a peer is over when it is complete, or a moment after later buckets of that peer
@@ -94,7 +94,7 @@ struct lossynet_buckets { /* what arrived of the present phase of a kind */
     uint32_t *missing;    /* [B][N]: packets for local workers that have not come */
     double *passed;       /* [B][N]: when a later bucket of that sender began to come; 0: not yet */
     int *reached;         /* [N]: latest bucket seen, in the phase's order */
-    int *checked;         /* [B]: of so many senders, from the first on, nothing more will come */
+    int *checked;         /* [B]: no more will come from senders 0 ... checked - 1 */
     uint8_t *over;        /* [B]; the caller has closed the bucket; atomic */
 };
 
@@ -196,8 +196,9 @@ struct lossynet_threads {
     pthread_t thread;
 };
 
-/* Conditions of a peer, which agenda.c counts. An even value stands for two flags, of which the
- * second is for the second kind of phase or round. */
+/* Conditions of a peer, which agenda.c counts. Those before LOSSYNET_IDLES stand for two flags
+ * each, one per kind of phase or round. The flags for peers on time, and for late peers, leave out
+ * a peer that is away (deadline.c) and has not sent its part. */
 enum lossynet_flag {
     LOSSYNET_RECEIVES,               /* its phase to us is not over */
     LOSSYNET_IS_DONE = 2,            /* its phase to us is over, and it has a gradient */
