@@ -12,10 +12,10 @@
  *
  * The deadline is learnt. Let the lag of a rank be the time from the half-way rank's end of a
  * GRADIENT phase to its own end. Let q(D) be the share of ranks with a lag over D, and m the
- * largest lag of a step. With a deadline D a step takes T(D) = base + E min(m, D) on average. A
- * late rank computes no gradient in the next step (step.c). Its late gradient is lost, or with
- * error feedback comes in the next step. So the share of all ranks' gradients that comes in a step
- * is
+ * largest lag of a step. With a deadline D a step takes T(D) = base + E min(m, D) on average, where
+ * E is the mean over steps. A late rank computes no gradient in the next step (step.c). Its late
+ * gradient is lost, or with error feedback comes in the next step. So the share of all ranks'
+ * gradients that comes in a step is
  *
  *     g = (1 - q) / (1 + q), or with error feedback g = 1 / (1 + q).
  *

@@ -11,9 +11,9 @@
  *         r' = c / (1 - P) = r (1 - lost) / (1 - P)
  *
  * So one step down is enough when r > c. When nothing is lost, a step up is a factor 1 / (1 - P).
- * After RISE_SECONDS without loss the factor grows, step by step, up to 2. It does not grow
- * earlier: if other traffic pauses only for a moment, to use its share is not worth the packets
- * that are lost when it comes back.
+ * When less than P / 2 was lost for RISE_SECONDS the factor grows, step by step, up to 2. It does
+ * not grow earlier: if other traffic pauses only for a moment, to use its share is not worth the
+ * packets that are lost when it comes back.
  *
  * A step is taken when the reports on the DATA sent since the last step show one of these:
  *
