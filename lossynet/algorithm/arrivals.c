@@ -1,11 +1,11 @@
-/* arrivals.c — which packets arrive: as injected loss decides, as receivers note it, and as senders
- * are told, one bit per packet, reliably.
+/* arrivals.c — decides by injected loss which packets arrive, notes which did, and tells their
+ * senders.
  *
- * Receivers note what arrives by (receiver, sender). To tell the senders, bits travel to each rank
- * of the links on which its workers send; in a round of retransmission they say which packets are
- * not asked for again (retransmit.c). What comes back is kept by (sender, receiver). After GRADIENT
- * the bits that leave are of links whose packets this rank's workers own, after PARAMETER of the
- * others.
+ * Receivers note arrivals by (receiver, sender). They tell the senders reliably, with one bit per
+ * packet: each rank gets the bits of all links on which its workers send. In a round of
+ * retransmission the bits say which packets are not asked for again (retransmit.c). Senders store
+ * the bits that they get by (sender, receiver). After GRADIENT a rank sends bits of links whose
+ * packets its workers own, after PARAMETER bits of the other links.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -14,7 +14,7 @@
 
 /* ---- injected loss ---- */
 
-/* What is sent again in this round by a local sender. */
+/* Which packets a sender of this rank sends again in this round and injected loss lets through. */
 static void retransmitted(const struct lossynet_comm *comm, lossynet_phase phase, int sender,
                           int receiver, size_t n, uint8_t *mask) {
     struct lossynet_loss loss = comm->loss;
@@ -37,7 +37,7 @@ void lossynet_injected(const struct lossynet_comm *comm, lossynet_phase phase, i
         retransmitted(comm, phase, sender, receiver, n, mask);
         return;
     }
-    uint64_t *chain = NULL; /* of links from local workers: it saves looking back */
+    uint64_t *chain = NULL; /* kept for links from local workers; saves computing (loss_model.c) */
     if (comm->arrivals.chain && lossynet_is_local(comm, sender))
         chain = comm->arrivals.chain +
                 ((size_t)phase * comm->workers.local + sender - comm->workers.first) *
@@ -99,11 +99,10 @@ lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_pha
 
 /* ---- telling the senders ---- */
 
-enum {
-    TAG_BYTES = 4
-}; /* before a link's bits, where they may be of an earlier step (unconfirmed.c) */
+/* A tag before a link's bits, if these may be of an earlier step (unconfirmed.c). */
+enum { TAG_BYTES = 4 };
 
-/* Into bits, of what local workers have of the workers in `rank`. */
+/* Writes bits for `rank`: which packets of its workers local workers have, or do not ask for. */
 static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, uint8_t *to) {
     const bool tagged = comm->feedback.unconfirmed.on, again = comm->steps.round > 0;
     for (int sender = rank * comm->workers.local; sender < (rank + 1) * comm->workers.local;
@@ -117,7 +116,7 @@ static void write_bits(struct lossynet_comm *comm, lossynet_phase phase, int ran
             if (tagged && !again &&
                 !lossynet_unconfirmed_renews(comm, v, sender, arrived, n, &tag)) {
                 wire_put(to, tag, TAG_BYTES);
-                to += TAG_BYTES + (n + 7) / 8; /* the bits are those of before */
+                to += TAG_BYTES + (n + 7) / 8; /* the bits of the last acknowledgement stay */
                 continue;
             }
             if (tagged) wire_put(to, tag, TAG_BYTES), to += TAG_BYTES;
@@ -138,7 +137,7 @@ const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bo
     return bits;
 }
 
-/* Parts of late ranks are asked for. Where nothing was sent, it is known that nothing has come. */
+/* Asks late ranks for their parts. If nothing was sent to a rank, its bits are 0. */
 static lossynet_status ask(struct lossynet_comm *comm, uint8_t *in, const size_t *offset) {
     uint8_t *came = comm->arrivals.acks.came;
     lossynet_status status = lossynet_transport_ask(comm->transport, in, offset, came);
@@ -147,8 +146,8 @@ static lossynet_status ask(struct lossynet_comm *comm, uint8_t *in, const size_t
     return status;
 }
 
-/* What the workers in `rank` have of local workers; nothing is asked for again by one whose part
- * has not come. */
+/* Reads the bits from `rank`: which packets of local workers its workers have. In a round of
+ * retransmission a rank whose part has not come asks for nothing. */
 static void read_bits(struct lossynet_comm *comm, lossynet_phase phase, int rank, int came,
                       const uint8_t *from) {
     const bool tagged = comm->feedback.unconfirmed.on, again = comm->steps.round > 0;
@@ -181,7 +180,7 @@ static size_t delivered_bytes(const struct lossynet_comm *comm) {
     return (comm->partition.packets + 7) / 8;
 }
 
-/* GRADIENT: the same as bits in order of packets, for lossynet_delivered. */
+/* GRADIENT: writes acked[] as bits in order of packets, for lossynet_delivered. */
 static void fill_delivered(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     uint8_t *to = comm->arrivals.acks.delivered + (size_t)v * delivered_bytes(comm);
@@ -199,7 +198,7 @@ static void fill_delivered(const struct lossynet_comm *comm, int v) {
 
 lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase) {
     struct lossynet_acks *acks = &comm->arrivals.acks;
-    const bool own = phase == LOSSYNET_GRADIENT; /* what leaves is of packets that we own */
+    const bool own = phase == LOSSYNET_GRADIENT; /* we send bits of packets that we own */
     const bool again = comm->steps.round > 0;
     uint8_t *own_bits = again ? acks->own_asks : acks->own_bits,
             *other_bits = again ? acks->other_asks : acks->other_bits,
@@ -233,7 +232,7 @@ const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) 
 
 /* ---- open and close ---- */
 
-/* Bytes of the bits of all links between two ranks, of packets that workers of `rank` own. */
+/* Bytes of bits for all links between two ranks whose packets workers of `rank` own. */
 static size_t rank_bytes(const struct lossynet_comm *comm, int rank, int other) {
     const struct lossynet_partition *partition = &comm->partition;
     size_t bytes = 0;

@@ -1,23 +1,25 @@
-/* error_feedback.c — what was lost of a gradient is late instead: its sender adds it to the next
- * one.
+/* error_feedback.c — adds the lost packets of a gradient to the sender's next gradient, so that
+ * they are late instead of lost.
  *
- * After a GRADIENT phase senders learn what arrived (arrivals.c). A sender keeps, as its residual,
- * what it sent in vain, and sends u = g + share * residual the next time: error feedback, as in
- * compressed gradient descent (Stich, Cordonnier & Jaggi 2018), where the compressor is the
- * network.
+ * After a GRADIENT phase senders learn which packets arrived (arrivals.c). A sender keeps the
+ * packets that did not arrive as its residual. In the next step it sends u = g + share * residual.
+ * This is error feedback, as in compressed gradient descent (Stich, Cordonnier & Jaggi 2018); here
+ * the network is the compressor.
  *
- * An owner knows the history of losses, and so how many gradients a packet holds, its mass: 1, and
- * 1 + share * (mass before) after a loss. It divides the sum by the mass that came, so that a mean
- * stays a mean however much is late (a sum divided by N would swell and shrink with the losses, by
- * sqrt(2p / (N (1-p))) of itself). With estimator `zero` it divides by N: then, with share 1, every
- * gradient counts 1/N in the end. Nothing more is sent than a bit per packet.
+ * An owner knows which packets were lost. So it knows the mass of each packet, the weight of all
+ * gradients that the packet holds: 1, and after a loss 1 + share * (mass before). It divides the
+ * sum by the mass that arrived, so that a mean stays a mean however many gradients are late. (A sum
+ * divided by N would vary with the losses, by sqrt(2p / (N (1-p))) of itself.) Estimator `zero`
+ * divides by N: with share 1 every gradient then counts 1/N in the end. All this costs one more bit
+ * per packet.
  *
- * What rounding in blocks takes away (elements.c) is carried as well, also of packets that arrive:
- * u - Q(u) is the residual of a packet that arrived, and u of one that did not. It is no gradient
- * that is late, and does not count in the mass.
+ * The residual also carries what rounding in blocks takes away (elements.c), even from packets that
+ * arrive: it is u - Q(u) if the packet arrived, and u if it did not. Such an error is not a late
+ * gradient and does not count in the mass.
  *
- * Gradients late by a step serve as well as fresh ones where noise between batches outweighs what a
- * step changes, the long flat part of training; while a model moves fast they are wrong.
+ * Gradients that are one step late are as useful as fresh ones if the noise between batches is
+ * larger than what a step changes. This holds in the long flat part of training. While a model
+ * changes fast, late gradients are wrong.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -49,7 +51,6 @@ void lossynet_error_feedback_share(struct lossynet_comm *comm, double share) {
     comm->feedback.share = (float)share;
 }
 
-/* Adds worker v's residual in buckets that are not sent yet, up to `bucket`. */
 void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket) {
     if (!comm->feedback.residual) return;
     const struct lossynet_partition *partition = &comm->partition;
@@ -104,7 +105,7 @@ void lossynet_feedback_settle(bool has_error, bool arrived, float *residual, con
     for (size_t e = 0; !arrived && has_error && e < count; e++) residual[e] += sent[e];
 }
 
-/* The same as keep, where residuals are kept apart. */
+/* The same as keep, if the caller keeps the residuals (settings.residuals). */
 static void keep_apart(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const struct lossynet_residuals *apart = &comm->feedback.apart;
@@ -122,7 +123,7 @@ static void keep_apart(const struct lossynet_comm *comm, int v) {
     }
 }
 
-/* What local worker v has sent in vain. */
+/* Updates the residual of local worker v, whose packets held `vector`. */
 static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
     const struct lossynet_partition *partition = &comm->partition;
     if (!comm->feedback.residual) {
@@ -147,8 +148,8 @@ static void keep(const struct lossynet_comm *comm, int v, const float *vector) {
     }
 }
 
-/* Sum of the ages, each times the weight it is added with, of what a residual of this mass holds: a
- * gradient that was lost i times is i steps old and weighs share^i. */
+/* Sum over the gradients in a residual of this mass: the age of each times its weight. A gradient
+ * that was lost i times is i steps old and has the weight share^i. */
 static double late_by(double mass, double share) {
     double late = 0, weight = 1;
     for (int lost = 1; mass > weight / 2; lost++) {
@@ -159,8 +160,8 @@ static double late_by(double mass, double share) {
     return late;
 }
 
-/* How late the gradients were that local owner v has averaged. Before the masses change. What comes
- * of a worker without a gradient in this step is a step older than what comes along with one. */
+/* How late the gradients were that local owner v has averaged. Call it before the masses change. A
+ * worker without a gradient in this step sends its residual alone, which is then one step older. */
 static struct lossynet_lateness measure_lateness(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const struct lossynet_groups *groups = &partition->groups;
@@ -191,7 +192,8 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
 
 void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
     const float share = comm->feedback.share;
-    /* What was sent, wherever the owner lives. Where residuals are kept apart, keep rounds to bf16. */
+    /* Rounds what was sent to other ranks, too, so that vectors hold what was sent. If the caller
+     * keeps the residuals, its `keep` rounds to bf16 itself. */
     if (comm->feedback.residual || lossynet_has_blocks(&comm->partition))
         lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
     lossynet_without_gradient(comm, comm->feedback.alone);
@@ -200,8 +202,9 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
         if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
         comm->feedback.added[v] = 0;
         comm->feedback.late[v] = measure_lateness(comm, v);
-        /* Where acknowledgements come late, packets say it themselves (unconfirmed.c): then this
-         * says which to ask for first (retransmit.c). */
+        /* If acknowledgements may come late, each packet carries its number of gradients
+         * (unconfirmed.c). The mass then only says which packets to ask for first
+         * (retransmit.c). */
         for (int s = 0; s < comm->workers.count; s++) {
             if (s == comm->workers.first + v) continue; /* its own is never lost */
             size_t n, start = lossynet_rx(comm, LOSSYNET_GRADIENT, v, s, &n);

@@ -1,32 +1,31 @@
-/* retransmit.c — what was lost in a phase is sent again, a bounded number of times.
+/* retransmit.c — sends lost packets of a phase again, a bounded number of times.
  *
- * A round: the receivers tell the senders what they ask for again (arrivals.c, reliably, one bit
- * per packet); it is sent once more, and may be lost again. With loss rate p and r rounds a packet
- * stays lost with p^(r+1): what is said elsewhere of p (estimators, ages, drift) holds with p^(r+1)
- * instead. The price is p + p^2 + ... + p^r of the phase's traffic and a round trip or two per
- * round, in which nothing is computed.
+ * In a round the receivers tell the senders which packets they ask for again (arrivals.c: reliably,
+ * one bit per packet). The senders send these once more, and they may be lost again. With loss rate
+ * p and r rounds a packet stays lost with probability p^(r+1). So formulas in p (estimators, ages,
+ * drift) hold with p^(r+1) instead. The cost is p + p^2 + ... + p^r of the phase's traffic, and a
+ * round trip or two per round, in which nothing is computed.
  *
- * A budget bounds the price: a worker asks for no more than that share of the packets that the
- * phase has for it. It then asks for what has been missing longest: of parameters the oldest; of
- * gradients those whose sender still holds most, where losses are carried (error_feedback.c). Among
- * equals it draws lots, so that in the end no part of the model goes without. Ages have a shorter
- * tail then than the geometric one that expected drift is reckoned with.
+ * A budget bounds this cost: a worker asks for at most this share of the packets that a phase has
+ * for it. It then asks first for packets that have been missing longest: the oldest parameters, or
+ * with error feedback the gradients whose sender holds most in its residual (error_feedback.c).
+ * Among equal packets it chooses at random, so that every part of the model gets its turn. The
+ * distribution of ages then has a shorter tail than the geometric one that expected drift assumes.
  *
- * A round is a phase of its own on the wire (send.c), of these packets alone, with the same
- * deadlines: nothing is waited for longer than in any other phase. A rank that is late in a phase
- * or in a round is not waited for in the other rounds of the step, nor asked, and who asks too late
- * is not answered. What had arrived after the last round is what is recorded, and acknowledged
- * where losses are carried. Injected loss draws each round's
- * losses anew, as a function of (step, round), also for bursts and traces: a round comes a round
- * trip later, when a burst of packets is over. Outages of whole steps outlast it: in the model
- * "outage" a round brings nothing.
+ * A round is a phase of its own on the wire (send.c). It has only these packets, and the same
+ * deadlines as any other phase. If a rank is late in a phase or a round, the other ranks neither
+ * wait for it in further rounds of the step nor ask it. If a rank asks too late, nobody answers it.
+ * A trace records what had arrived after the last round, and error feedback acknowledges it.
+ * Injected loss is drawn anew for each round, as a function of (step, round), also for bursts and
+ * traces, because a round comes a round trip later, when a burst of packets is over. An outage of
+ * whole steps lasts longer: with the model "outage" a round brings nothing.
  */
 #include "lossynet/algorithm/algorithm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { AGES = 64 }; /* that are told apart: 0 ... 62, and more */
+enum { AGES = 64 }; /* classes of steps missing: 0 ... 62, and more */
 
 void lossynet_retransmission_open(struct lossynet_comm *comm) {
     size_t packets = 0;
@@ -54,17 +53,17 @@ int lossynet_retransmission_rounds(const struct lossynet_comm *comm, lossynet_ph
 
 struct wanted { /* the packets of a phase that are for local worker v */
     int worker;
-    size_t count, own;      /* all; those that it has from itself */
+    size_t count, own;      /* all packets; those from the worker itself */
     const uint8_t *arrived; /* by link, as arrivals.arrived */
     uint8_t *asks;
-    const float *mass;   /* GRADIENT, by link; NULL: nothing is carried */
-    const uint32_t *age; /* PARAMETER, in order of packets */
+    const float *mass;   /* GRADIENT, by link; NULL: no error feedback */
+    const uint32_t *age; /* PARAMETER, in order of packets; else NULL */
     const bool *sends;   /* by rank */
     int local;           /* workers of a rank */
-    int runs;
+    int runs;            /* see run_of */
 };
 
-/* Packets of a phase that are for local worker v, its own among them. */
+/* How many packets of a phase are for local worker v, its own included. */
 static size_t packets_for(const struct lossynet_comm *comm, lossynet_phase phase, int v) {
     size_t packets = 0, n;
     for (int sender = 0; sender < comm->workers.count; sender++) {
@@ -93,9 +92,10 @@ static struct wanted wanted_by(const struct lossynet_comm *comm, lossynet_phase 
     };
 }
 
-/* Packets are looked at in the order in which lots were always drawn: gradients by link, parameters
- * in order of packets. Run r of them lies together in both orders: from `at` by link. All are of
- * worker r modulo the workers. */
+/* The packets of run r. Gradients are visited by link, parameters in order of packets; this order
+ * must not change, because random choices depend on it. A run is contiguous in both orders: from
+ * `index` on in the order of visits, and from `at` on by link. Its sender is worker r modulo the
+ * number of workers. */
 static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int r, size_t *index,
                    size_t *at, size_t *count) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -104,7 +104,7 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
     if (w->age ? !lossynet_is_partner(partition, w->worker, owner)
                : !lossynet_is_partner(partition, owner, w->worker))
         return;
-    if (!w->age) { /* of sender r */
+    if (!w->age) { /* GRADIENT: all packets from sender r */
         *index = *at = (size_t)r * w->own;
         *count = w->own;
         return;
@@ -114,7 +114,8 @@ static void run_of(const struct lossynet_comm *comm, const struct wanted *w, int
     *at = partition->owner_start[owner] + lossynet_packets_before(partition, bucket, owner);
 }
 
-/* For how many steps a packet has been missing that may come; 0: it is there, or will not. */
+/* For how many steps a packet has been missing; 0: it has arrived, or its sender will not send it
+ * in this round. */
 static size_t missing_for(const struct wanted *w, int sender, size_t index, size_t at) {
     if (w->arrived[at] || !w->sends[sender / w->local]) return 0;
     size_t steps = 1 + (w->age ? (size_t)w->age[index] : w->mass ? (size_t)w->mass[at] : 0);
@@ -140,7 +141,8 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
         for (size_t k = 0; k < count; k++)
             aged[missing_for(&w, r % comm->workers.count, index + k, at + k)]++;
     }
-    /* All that has been missing for longer than `cut`; of what has for so long, `left`. */
+    /* Asks for all packets missing for more than `cut` steps, and for `left` of those missing for
+     * exactly `cut` steps. */
     for (; cut > 0 && aged[cut] <= left; cut--) left -= aged[cut];
     size_t among = cut > 0 ? aged[cut] : 0;
     uint64_t lot =
@@ -164,7 +166,8 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
 
 /* ---- sending ---- */
 
-/* What the local sender v will send to the others, but for what injected loss takes. */
+/* Counts the packets that local sender v will send again to the others. Injected loss may still
+ * drop them. */
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];

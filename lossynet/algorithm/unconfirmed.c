@@ -1,39 +1,38 @@
-/* unconfirmed.c — error feedback where a step does not wait for acknowledgements
- * (settings.skip_late).
+/* unconfirmed.c — error feedback when steps do not wait for acknowledgements (settings.skip_late).
  *
- * A sender must know what became of a packet before it may send its gradient again: what arrived
- * and is sent again counts twice. An owner that is late tells late, so per link (a local worker,
- * another as the owner) a sender is in one of two states:
+ * A sender must know whether a packet arrived before it sends the packet's gradient again.
+ * Otherwise the gradient could count twice. A late owner acknowledges late. So each link (from a
+ * local worker to an owner) is in one of two states at its sender:
  *
- *     confirmed    it knows the fate of all that it has sent. What did not arrive is in the
- *                  residual.
- *     unconfirmed  the acknowledgement of one step, `sent`, has not come. What left then lies
- *                  apart, in `apart`, and nothing leaves on the link until it is told: what the
- *                  worker computes goes into the residual.
+ *     confirmed    The sender knows which of its packets arrived. The residual holds those that
+ *                  did not.
+ *     unconfirmed  The acknowledgement of one step, `sent`, has not come. `apart` holds a copy of
+ *                  the packets of that step. Nothing leaves on the link until the acknowledgement
+ *                  comes. What the worker computes meanwhile goes into the residual.
  *
- * The owner's side: an acknowledgement names its step, and an owner repeats it in every step until
- * something newer has arrived on the link. As nothing newer leaves before the sender was told, no
- * acknowledgement is ever lost for good, and every gradient counts once, however long a rank was
- * away. One that has been lost so often that a packet would hold more than MOST gradients is given
- * up.
+ * The owner: an acknowledgement carries the number of its step. The owner repeats it in every step
+ * until newer packets arrive on the link. Newer packets leave only after the sender has the
+ * acknowledgement. So no acknowledgement is lost for good, and every gradient counts exactly once,
+ * however long a rank was away. One exception: if a packet would hold more than MOST gradients, the
+ * sender drops them.
  *
- * An acknowledgement that has not come is asked for (ask.c), so that links are seldom unconfirmed:
- * a late gradient would come two steps after its own then, and not one, and a late owner would get
- * nothing in the next step.
+ * The transport asks for an acknowledgement that has not come (ask.c), so that links are seldom
+ * unconfirmed. On an unconfirmed link a late gradient would come two steps late instead of one, and
+ * a late owner would get nothing in the next step.
  *
- * A late sender leaves steps out, so that an owner cannot know from its own losses how many
- * gradients a packet holds. The packet says so (wire.h), and the mass that averages are divided by
- * follows: M(1) = 1, M(n) = 1 + share M(n-1). What joins the residual when it is n losses newer
- * counts share^n.
+ * A late sender leaves steps out. So an owner cannot tell from its own losses how many gradients a
+ * packet holds; the packet itself says it (wire.h). Averages are divided by the mass
+ * M(n) of n gradients: M(1) = 1, M(n) = 1 + share M(n-1). When `apart` joins a residual that holds
+ * n newer gradients, it is multiplied by share^n.
  *
- * A worker without a gradient in a step (step.c) sends its residual as it is: what was late comes
- * then.
+ * A worker without a gradient in a step (step.c) sends its residual as it is, not times the share.
+ * Its late gradient arrives in this way.
  */
 #include "lossynet/algorithm/algorithm.h"
 
 #include <stdlib.h>
 
-enum { MOST = 255 };
+enum { MOST = 255 }; /* gradients in one packet */
 
 static const struct lossynet_unconfirmed *of(const struct lossynet_comm *comm) {
     return &comm->feedback.unconfirmed;
@@ -78,7 +77,8 @@ bool lossynet_unconfirmed_waits(const struct lossynet_comm *comm, int v, int own
 
 /* ---- sending ---- */
 
-/* Gradients in what local worker v sends: its own, if it has one, and those in its residual. */
+/* How many gradients a packet of local worker v holds: the worker's own, if it has one, and those
+ * in its residual. */
 static unsigned gradients(const struct lossynet_comm *comm, int v, size_t packet) {
     const unsigned own = lossynet_has_gradient(comm, comm->workers.first + v);
     return own + of(comm)->held[packet];
@@ -98,7 +98,7 @@ void lossynet_unconfirmed_mask(const struct lossynet_comm *comm, int v, int owne
 }
 
 float lossynet_unconfirmed_mass(const struct lossynet_comm *comm, int gradients) {
-    float mass = 0; /* before the newest: as lossynet_feedback_keep counts it */
+    float mass = 0; /* without the newest gradient, as in lossynet_feedback_keep */
     for (int n = 1; n < gradients; n++) mass = 1 + comm->feedback.share * mass;
     return mass;
 }
@@ -122,12 +122,12 @@ void lossynet_unconfirmed_told(struct lossynet_comm *comm, int v, int owner, boo
 
 /* ---- after the phase ---- */
 
-struct packet { /* of a link */
-    float *residual, *apart;
-    const float *sent;
+struct packet {              /* one packet of a link */
+    float *residual, *apart; /* [count] */
+    const float *sent;       /* [count]: its elements as they were sent, or would have been */
     size_t count;
-    uint8_t *held, *held_apart;
-    bool has_error; /* the residual holds what rounding took away (error_feedback.c) */
+    uint8_t *held, *held_apart; /* gradients in `residual`, in `apart` */
+    bool has_error;             /* the residual holds what rounding took away (error_feedback.c) */
 };
 
 static void forget(const struct packet *p) {
@@ -135,13 +135,13 @@ static void forget(const struct packet *p) {
     *p->held = 0;
 }
 
-/* It has arrived, or lies apart. */
+/* The packet has arrived, or `apart` holds it: the residual no longer holds its gradients. */
 static void leave(const struct packet *p) {
     lossynet_feedback_settle(p->has_error, true, p->residual, p->sent, p->count);
     *p->held = 0;
 }
 
-/* It has not arrived, for certain. */
+/* The packet has certainly not arrived: the residual keeps its n gradients. */
 static void keep(const struct packet *p, unsigned n) {
     lossynet_feedback_settle(p->has_error, false, p->residual, p->sent, p->count);
     *p->held = (uint8_t)n;
@@ -154,7 +154,7 @@ static void put_apart(const struct packet *p, unsigned n) {
     leave(p);
 }
 
-/* What lay apart has not arrived, and is older than all in the residual. */
+/* What `apart` holds has not arrived: adds it to the residual, whose gradients are all newer. */
 static void join(const struct packet *p, float share) {
     float weight = 1;
     for (int i = 0; i < *p->held; i++) weight *= share;
@@ -216,8 +216,9 @@ void lossynet_unconfirmed_keep(struct lossynet_comm *comm, float *const *vectors
     }
 }
 
-/* Where a residual holds what rounding took away as well, it does not tell which packets hold
- * gradients: those that do then count as one in the next average. */
+/* Saved states do not hold `held`. A residual counts as one gradient if it is not 0. If
+ * residuals also hold what rounding took away, this would be wrong: then `held` is 0, and gradients
+ * in the residual do not add to the mass of the next average. */
 void lossynet_unconfirmed_load(struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     const bool has_error = lossynet_feedback_error(comm, v) != NULL;
