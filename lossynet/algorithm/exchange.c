@@ -1,10 +1,10 @@
-/* exchange.c — a phase's packets between ranks, as the transport asks for them: which leave and
- * with which bytes, which are expected, and where those that come land.
+/* exchange.c — tells the transport which packets of a phase to send and with which bytes, which
+ * packets to expect, and where to store those that come.
  *
- * To each rank the local workers take turns, and of each worker the buckets leave in the phase's
- * order (transport.h). Packets that injected loss takes are not sent; by multicast, the receiver
- * drops them. A gradient lands in the inbox and sets its mask, a parameter lands in the vector and
- * becomes fresh.
+ * Local workers take turns in sending to a rank. Each worker's buckets leave in the phase's order
+ * (transport.h). Packets that injected loss drops are not sent; with multicast they are sent, and
+ * the receiver drops them. Gradients go into the inbox and set their mask. Parameters go into the
+ * vector and become fresh.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -27,7 +27,7 @@ static void fill_outgoing(const struct lossynet_comm *comm, lossynet_phase phase
     }
 }
 
-/* By multicast everything is sent: which parameters local workers may take. */
+/* With multicast everything is sent. This decides which parameters local workers may take. */
 static void fill_incoming(const struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
@@ -46,7 +46,7 @@ static bool is_group(const struct lossynet_comm *comm, lossynet_phase phase) {
 
 /* ---- begin ---- */
 
-/* By local workers. */
+/* How many packets local workers own. */
 static size_t owned_packets(const struct lossynet_comm *comm) {
     const size_t *start = comm->partition.owner_start + comm->workers.first;
     return start[comm->workers.local] - start[0];
@@ -57,7 +57,7 @@ void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase,
     lossynet_transport_receive_begin(comm->transport, phase);
 }
 
-/* Nothing of the phase is on its way: the transport does not look at the source. */
+/* May change the source: before lossynet_transport_send_begin the transport does not read it. */
 void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, float *const *vectors,
                             bool lossless) {
     struct lossynet_source *source = &comm->exchange.source[phase];
@@ -87,8 +87,8 @@ void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phas
 
 /* ---- what leaves ---- */
 
-/* Where sending to a rank stands, [V]. What is for everyone is kept where this rank's own would
- * be. */
+/* The cursors [V] for sending to a rank. The cursors for LOSSYNET_EVERYONE are in this rank's own
+ * row, which is not needed otherwise. */
 static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase,
                                        int rank, int **turn) {
     const struct lossynet_source *source = &comm->exchange.source[phase];
@@ -97,8 +97,8 @@ static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossyne
     return source->cursor + (size_t)row * comm->workers.local;
 }
 
-/* Where a packet is rounded: parameters in blocks once for all receivers, and all else in the memory of
- * span n. *done: it is there. */
+/* Memory for a packet's rounded payload. Parameters in blocks are packed once for all receivers;
+ * all other packets use the memory of span n. *done: the payload is there already. */
 static uint8_t *place(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
                       int bucket, size_t packet, bool *done) {
     const struct lossynet_exchange *exchange = &comm->exchange;
@@ -114,8 +114,8 @@ static uint8_t *place(const struct lossynet_comm *comm, lossynet_phase phase, in
     return exchange->kept + k * exchange->packet_bytes;
 }
 
-/* The elements of a packet of local worker v as they travel: where they are, or rounded. n: which
- * span; offset: of the first in the vector. */
+/* The payload of a packet of local worker v: the elements in the vector, or a rounded copy. n:
+ * index of the span; offset: of the first element in the vector. */
 static const void *payload(const struct lossynet_comm *comm, lossynet_phase phase, int v, int n,
                            const float *vector, int bucket, size_t packet, size_t offset,
                            size_t count) {
@@ -136,7 +136,8 @@ static const void *payload(const struct lossynet_comm *comm, lossynet_phase phas
     return rounded;
 }
 
-/* The next packets of local worker v for a rank, from `at` on; of those ready. */
+/* Adds the next packets of local worker v for a rank to spans[n], from cursor `at` on, if their
+ * buckets are ready. Returns the number of spans, at most `most`. */
 static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase, int rank, int v,
                           struct lossynet_cursor *at, struct lossynet_span *spans, int n,
                           int most) {
@@ -224,7 +225,7 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     return (uint32_t)packets;
 }
 
-/* Elements of a packet, 0 where there is no such packet. */
+/* The number of elements in a packet; 0 if there is no such packet. */
 static size_t elements(const struct lossynet_comm *comm, lossynet_phase phase,
                        const struct lossynet_packet *packet) {
     const int owner = phase == LOSSYNET_GRADIENT ? packet->receiver : packet->sender;
@@ -242,7 +243,7 @@ static size_t bytes(void *context, lossynet_phase phase, const struct lossynet_p
     return lossynet_payload_bytes(comm->partition.dtype[phase], elements(comm, phase, packet));
 }
 
-/* Where a packet's elements land: parameters in the vector, gradients in the inbox. */
+/* Where a packet's elements are stored: parameters in the vector, gradients in the inbox. */
 static void *landing(const struct lossynet_comm *comm, lossynet_phase phase,
                      const struct lossynet_packet *packet, int v) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -256,7 +257,7 @@ static void *landing(const struct lossynet_comm *comm, lossynet_phase phase,
     return lossynet_inbox(comm, v, packet->sender, partition->owner_element[row] + skip);
 }
 
-/* False when it came before. */
+/* Stores a packet at local worker v. False: it came before. */
 static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
                  const struct lossynet_packet *packet, int v, size_t k, const uint8_t *payload,
                  size_t count) {
@@ -275,7 +276,7 @@ static bool take(const struct lossynet_comm *comm, lossynet_phase phase,
     return true;
 }
 
-/* Every local worker takes what injected loss leaves it. */
+/* Stores a multicast packet at every local worker for which injected loss lets it through. */
 static bool take_multicast(const struct lossynet_comm *comm, lossynet_phase phase,
                            const struct lossynet_packet *packet, size_t k, const uint8_t *payload,
                            size_t count) {
@@ -294,7 +295,7 @@ static enum lossynet_delivery deliver(void *context, lossynet_phase phase,
                                       size_t length) {
     const struct lossynet_comm *comm = context;
     const size_t count = elements(comm, phase, packet);
-    (void)length; /* the payload of so many elements (`bytes`) */
+    (void)length; /* it matches the number of elements, see `bytes` */
     if (!comm->exchange.reliable &&
         !lossynet_elements_are_finite(comm->partition.dtype[phase], payload, count))
         return LOSSYNET_NOT_FINITE;

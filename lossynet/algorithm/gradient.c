@@ -1,49 +1,50 @@
-/* gradient.c — the GRADIENT phase: every worker's vector reaches the owners, packet by packet or
- * not at all; each owner estimates the average of its shards from what arrived.
+/* gradient.c — the GRADIENT phase: every worker sends its vector to the owners, and each owner
+ * estimates the average of its shards from the packets that arrived.
  *
- *     1. masks      of links within this rank: injected loss decides, nothing is copied
- *     2. exchange   packets of other ranks land in the inbox and set their masks (exchange.c);
- *                   what was lost may be sent again (retransmit.c)
- *     3. reduce     per (owner, bucket): a weight per packet and sender, then one weighted sum that
- *                   reads local vectors and the inbox in place, in order of workers
+ *     1. masks      for links within this rank injected loss decides; nothing is copied
+ *     2. exchange   packets from other ranks go into the inbox and set their masks (exchange.c);
+ *                   lost packets may be sent again (retransmit.c)
+ *     3. reduce     for each (owner, bucket): a weight per packet and sender, then one weighted sum
+ *                   that reads local vectors and the inbox in place, in order of workers
  *
- * The weights are the estimators of lossynet.h. Let q = 1 - p and let S be binomial(N-1, q):
+ * The weights are the estimators of lossynet.h. Let q = 1 - p and let |S| be binomial(N-1, q):
  *
- *     mean      w = 1/(1+|S|) for the owner and for those who arrived.   E[w_o] = (1-p^N)/(N q)
+ *     mean      w = 1/(1+|S|) for the owner and the senders in S.        E[w_o] = (1-p^N)/(N q)
  *     balanced  w_o = 1/N, w_i = (N-1)/(N |S|); w_o = 1 when S is empty.
  *               E[w_o] = 1/N + (N-1)/N p^(N-1), and by symmetry E[w_i] = (1 - E[w_o])/(N-1)
  *     ht        w_o = 1/N, w_i = 1/(N q^): E[w_i] = 1/N when q^ = q (Horvitz & Thompson 1952)
  *     zero      w = 1/N: E[w_i] = q/N
  *
- * With groups of workers, N is their number. Where their sizes s differ, a group counts s times:
- * the sums are of s_i g_i, and what they are divided by follows,
+ * With groups of workers, N is the number of groups. If their sizes s differ, a group of s workers
+ * counts s times. The sums are of s_i g_i, and the divisors follow:
  *
- *     mean      w_i = s_i / (sum of s over the owner's group and those who arrived)
- *     others    w_i = s_i / s of the above, where s is the mean size; w_o = 1 as above
+ *     mean      w_i = s_i / (sum of s over the owner's group and the groups that arrived)
+ *     others    w_i = s_i / s times the above, where s is the mean size; w_o = 1 as above
  *
- * so that all four give s_i / (sum of s) when nothing was lost. Given |S|, every other group is as
- * likely to have arrived as any: for these E[w_i] is s_i / s of the above as well, and `ht` and,
- * whenever anything arrives, `balanced` stay unbiased.
+ * So all four give s_i / (sum of s) when nothing was lost. Given |S|, all other groups are equally
+ * likely to have arrived. So for the others E[w_i] is s_i / s times the above, too: `ht` stays
+ * unbiased, and `balanced` whenever anything arrives.
  *
- * p is one for all senders, in `ht` the mean over what an owner was sent. Where links lose
- * unequally (loss_model.c, `at`) no estimator makes up for it: a sender's share of the average is
- * what it delivers of its packets against what the others do, and a link that is down for good
- * silences its sender there.
+ * p is the same for all senders; `ht` uses the mean over all packets that an owner was sent. If
+ * links lose unequally (loss_model.c, `at`), no estimator corrects for it. A sender's share of the
+ * average then depends on how many of its packets arrive, compared with the others. If a link is
+ * always down, its sender does not count at that owner.
  *
- * Each weight is one correctly rounded division, or equals one, so that all four give exactly
- * (float)(1.0/N) when nothing was lost: a run at loss rate 0 is bit for bit the reliable one.
+ * Each weight is one correctly rounded division, or equals one. So all four give exactly
+ * (float)(1.0/N) when nothing was lost, and a run at loss rate 0 has the same bits as a reliable
+ * one.
  */
 #include "lossynet/algorithm/algorithm.h"
 
 #include <omp.h>
 #include <string.h>
 
-/* How fast `ht` forgets old loss, per step. */
+/* Each step, `ht` multiplies its old packet counts by this factor. */
 static const double FORGET = 0.99;
 
 /* ---- the sum ---- */
 
-/* sender[i], or where these are NULL sender_bf16[i]. */
+/* The weighted sum of sender[i], or if sender is NULL of sender_bf16[i]. */
 static inline void weighted_sum(float *out, const float *const *sender,
                                 const uint16_t *const *sender_bf16, const float *weight,
                                 int senders, size_t n, size_t packet) {
@@ -83,13 +84,13 @@ void lossynet_weighted_sum_bf16_plain(float *out, const uint16_t *const *sender,
 
 /* ---- weights ---- */
 
-struct weights { /* of a group that weighs 1 */
+struct weights { /* for a group of weight 1: the owner's group, another group */
     double own, other;
 };
 
-struct came {      /* of a packet */
-    double weight; /* of the groups whose packet arrived, the owner's among them */
-    int others;    /* so many of other groups */
+struct came {      /* what arrived of a packet */
+    double weight; /* sum over all groups whose packet arrived, also the owner's */
+    int others;    /* number of other groups whose packet arrived */
     bool own;      /* the owner has a gradient itself */
 };
 
@@ -119,12 +120,12 @@ static struct weights estimate(lossynet_estimator estimator, const struct lossyn
     return w;
 }
 
-/* The measured 1/(1-p) of local owner v.
+/* 1/(1-p) as local owner v has measured it.
  *
- * It comes from steps before this one, because an estimate from this step's own arrivals is not
- * independent of its masks: E[arrived / q^] would not be 1. Only the first step has nothing else
- * (and with thousands of packets the difference is small). Old counts fade, so that it follows a
- * network that changes; with 0.99 it looks back about 100 steps. */
+ * The measurement uses earlier steps only. An estimate from this step's arrivals would depend on
+ * its masks: E[arrived / q^] would not be 1. Only the first step has to use its own arrivals (with
+ * thousands of packets the difference is small). Older steps count less, so that p follows a
+ * network that changes; the factor 0.99 gives a memory of about 100 steps. */
 static double measured_inflation(const struct lossynet_comm *comm, int v, bool lossless) {
     if (lossless) return 1;
     const struct lossynet_history *history = &comm->averaging.history[v];
@@ -134,7 +135,8 @@ static double measured_inflation(const struct lossynet_comm *comm, int v, bool l
     return arrived ? (double)now->expected[LOSSYNET_GRADIENT] / (double)arrived : 1;
 }
 
-/* 1 / (the gradients in what arrived of a packet), where losses are carried (error_feedback.c). */
+/* With error feedback (error_feedback.c): 1 / (weighted number of gradients that arrived in one
+ * packet of all senders). */
 static double weight_of_mass(const struct lossynet_comm *comm, const int *partner,
                              const uint8_t *arrived, const float *mass, size_t stride) {
     const struct lossynet_groups *groups = &comm->partition.groups;
@@ -147,8 +149,8 @@ static double weight_of_mass(const struct lossynet_comm *comm, const int *partne
     return 1 / sum;
 }
 
-/* weight[k * groups + g] of the owner's `count` packets, whose masks, by sender, start at
- * `arrived`, `stride` apart, and so their masses; NULL where nothing is carried. */
+/* Fills weight[k * groups + g] for `count` packets of the owner. Sender s has its masks at arrived
+ * + s * stride, and its masses at mass + s * stride; mass is NULL without error feedback. */
 static void fill_weights(const struct lossynet_comm *comm, int owner, const uint8_t *arrived,
                          const float *mass, size_t stride, size_t count, double inflate,
                          float *weight) {
@@ -173,7 +175,7 @@ static void fill_weights(const struct lossynet_comm *comm, int owner, const uint
 
 /* ---- one shard ---- */
 
-/* One of `parts` parts of a shard. */
+/* Averages one of `parts` parts of a shard. */
 static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors, int v, int bucket,
                          int part, int parts, float *weight, union lossynet_senders sender) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -197,7 +199,7 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
         else
             sender.float32[g] = (const float *)elements;
     }
-    const size_t n = lossynet_partition_owner_packets(partition, owner), /* of a link */
+    const size_t n = lossynet_partition_owner_packets(partition, owner), /* packets of a link */
         at = partition->owner_packet[row] + from;
     const uint8_t *arrived =
         comm->arrivals.arrived[LOSSYNET_GRADIENT] + comm->arrivals.own_start[v];
@@ -217,9 +219,9 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
 
 /* ---- the phase ---- */
 
-/* Masks of links within the rank: a worker's own packets are there, others' as injected loss
- * decides, in a round of retransmission besides what is there. Those of other ranks were cleared
- * when the phase opened. */
+/* Fills the masks of links within the rank. A worker's own packets arrive, and injected loss
+ * decides for the others. A round of retransmission adds to what has arrived. Masks of links from
+ * other ranks were cleared when the phase opened. */
 static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
     const bool first = comm->steps.round == 0;
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
@@ -243,7 +245,7 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
     }
 }
 
-/* Counts what travelled; returns how much of it arrived in this call. */
+/* Adds this call's packets and bytes to the counters. Returns how many packets arrived. */
 static uint64_t count(struct lossynet_comm *comm, int v) {
     uint64_t expected, arrived;
     lossynet_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
@@ -283,7 +285,7 @@ void lossynet_bucket_ready(struct lossynet_comm *comm, int worker, int bucket) {
     lossynet_exchange_ready(comm, LOSSYNET_GRADIENT, v, bucket + 1);
 }
 
-/* Counts what arrived, when the phase is over. */
+/* Counts the packets when the phase is over, and measures the loss rate for `ht`. */
 static void account(struct lossynet_comm *comm, bool lossless) {
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
@@ -293,7 +295,7 @@ static void account(struct lossynet_comm *comm, bool lossless) {
     }
 }
 
-/* Averages buckets first ... last, of which all that will come is there. */
+/* Averages buckets first ... last. No more of their packets can come. */
 static void estimate_shards(struct lossynet_comm *comm, float *const *vectors, int first, int last,
                             int parts) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -324,7 +326,8 @@ static void estimate_bucket(struct lossynet_comm *comm, float *const *vectors, i
     comm->averaging.done = bucket + 1;
 }
 
-/* Averages each bucket as soon as it is over, while later ones are on their way. */
+/* Averages each bucket as soon as no more of its packets can come, while later buckets are on their
+ * way. */
 static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *const *vectors) {
     while (comm->averaging.done < comm->partition.buckets) {
         lossynet_status status = lossynet_transport_wait_bucket(comm->transport, LOSSYNET_GRADIENT,
@@ -335,7 +338,8 @@ static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *cons
     return LOSSYNET_OK;
 }
 
-/* ht asks how much arrived; what is sent again comes after all else. */
+/* Whether buckets may be averaged before the phase is over. In its first step `ht` needs the count
+ * of arrivals in the whole phase, and packets that are sent again come after all others. */
 static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
     return comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
            (lossless || comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0);
@@ -344,8 +348,7 @@ static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
                              int bucket) {
     if (!comm->steps.reducing || !averages_early(comm, lossless) || comm->steps.skips) return false;
-    /* Workers of this rank read each other's vectors, of which they would have to wait for the rest
-     * to be rounded. */
+    /* Workers of this rank read each other's vectors. These are rounded only in lossynet_reduce. */
     if (lossynet_rounds_vectors(comm) && comm->workers.local > 1) return false;
     if (bucket != comm->averaging.done) return bucket < comm->averaging.done;
     if (!lossynet_transport_close_bucket(comm->transport, LOSSYNET_GRADIENT, bucket)) return false;
@@ -354,7 +357,7 @@ bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, 
     return true;
 }
 
-/* Sends again what the first sending lost. */
+/* Makes the rounds of retransmission. */
 static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors,
                                   bool lossless) {
     lossynet_status status = LOSSYNET_OK;
@@ -373,7 +376,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
     return status;
 }
 
-/* The only worker's average is its own vector, which stays where it is. */
+/* With one worker the average is its own vector. It is copied only to separate memory (owned.c). */
 static lossynet_status average_alone(struct lossynet_comm *comm, float *const *vectors) {
     if (!comm->resources.owned.averages) return LOSSYNET_OK;
     fill_masks(comm, true);
@@ -388,12 +391,12 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     comm->steps.reducing = false;
     lossynet_late_note(comm);
     lossynet_feedback_rest(comm, vectors);
-    lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, false); /* not sent in datagrams */
-    if (comm->averaging.done == 0) fill_masks(comm, lossless);      /* else it was done then */
+    lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, false); /* packets within this rank */
+    if (comm->averaging.done == 0) fill_masks(comm, lossless);      /* else reduce_arrived did it */
     const bool early = averages_early(comm, lossless);
     if (comm->transport) {
         lossynet_exchange_ready_all(comm, LOSSYNET_GRADIENT);
-        /* Parameters of the last step, if any are still to leave: owners are about to change
+        /* Waits until all parameters of the last step have left, because owners are about to change
          * them. */
         status = lossynet_transport_drain(comm->transport, LOSSYNET_PARAMETER);
         if (!status && early) status = estimate_arriving(comm, vectors);

@@ -1,15 +1,15 @@
-/* parameter.c — the PARAMETER phase: every owner's shards go to all workers.
+/* parameter.c — the PARAMETER phase: every owner sends its shards to all workers.
  *
- * What arrives overwrites, what does not arrive stays as it was and ages by one. Values are sent,
- * never differences, so a single arrival heals whatever was missed before: that bounds the drift
- * (drift.c). Owners may send values that are ahead of their own, so that replicas which miss some
- * do not lag behind the model on average (lead.c). A packet is fresh at a worker when its age is 0,
- * which is all there is to know about arrival here; an owner's own packets never age. What was lost
- * may be sent again (retransmit.c).
+ * A packet that arrives overwrites the worker's elements. Elements that do not arrive stay as they
+ * were, and their packet ages by one step. Owners send values, never differences. So one arrival
+ * makes up for all earlier losses, and this bounds the drift (drift.c). Owners may send values that
+ * are ahead of their own, so that replicas do not lag behind the model on average (lead.c). A
+ * packet is fresh at a worker when its age is 0. An owner's own packets never age. Lost packets may
+ * be sent again (retransmit.c).
  *
- * Within a rank a packet that arrives is one copy from the owner's vector (elements.c), and
- * neighbours that arrive together are one copy. Owners' shards are read and other shards written,
- * so no order between workers matters.
+ * Within a rank, packets that arrive are copied from the owner's vector (elements.c); packets next
+ * to one another are one copy. Copies read shards of their owner and write shards of others, so the
+ * order of workers does not matter.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -17,8 +17,8 @@
 
 /* ---- copies within the rank ---- */
 
-/* Copies those of owner's packets whose mask[k] is set, in order of (bucket, packet), to local
- * worker `to`, and notes that they arrived. */
+/* Copies the owner's packets whose mask[k] is set to local worker `to`, and notes that they
+ * arrived. mask is in order of (bucket, packet). */
 static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors, int owner, int to,
                          const uint8_t *mask) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -63,7 +63,8 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
 
 /* ---- the phase ---- */
 
-/* What has arrived is fresh, everything else that a worker does not own gets one step older. */
+/* Packets that have arrived become fresh. All other packets that the worker does not own become one
+ * step older. */
 static void grow_older(const struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     uint32_t *age = comm->arrivals.age + (size_t)v * partition->packets;
@@ -93,8 +94,8 @@ static void count(struct lossynet_comm *comm, int v) {
     comm->stats.totals[v].arrived += arrived;
 }
 
-/* Within the rank. Owners outermost: all receivers read one owner's shards while these are in the
- * cache. */
+/* Copies packets between workers of the rank. The outer loop is over owners: all receivers read one
+ * owner's shards while these are in the cache. */
 static void copy_local(const struct lossynet_comm *comm, float *const *vectors, bool lossless) {
 #pragma omp parallel for collapse(2) num_threads(comm->resources.threads) schedule(static)
     for (int s = 0; s < comm->workers.local; s++) {
@@ -109,7 +110,7 @@ static void copy_local(const struct lossynet_comm *comm, float *const *vectors, 
     }
 }
 
-/* Sends, the first time or again. */
+/* Sends the packets for the first time, or in a round of retransmission. */
 static void send(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     if (comm->transport) {
         lossynet_exchange_send(comm, LOSSYNET_PARAMETER, vectors, lossless);
@@ -119,7 +120,7 @@ static void send(struct lossynet_comm *comm, float *const *vectors, bool lossles
     copy_local(comm, vectors, lossless);
 }
 
-/* Ends the phase: sends again what the first sending lost. */
+/* Makes the rounds of retransmission, and ends the phase. */
 static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vectors) {
     lossynet_status status = LOSSYNET_OK;
     const int rounds = lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER);
@@ -178,7 +179,7 @@ lossynet_status lossynet_broadcast(struct lossynet_comm *comm, float *const *vec
     return status ? status : lossynet_broadcast_end(comm);
 }
 
-/* ---- what is fresh ---- */
+/* ---- fresh elements ---- */
 
 /* First element of a packet. */
 static size_t packet_element(const struct lossynet_partition *partition, size_t packet) {
@@ -197,8 +198,8 @@ static size_t packet_element(const struct lossynet_partition *partition, size_t 
 
 bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
                          size_t *offset, size_t *count) {
-    /* Packets are numbered in order of their elements and without gaps, so that a run of fresh
-     * packets is a run of elements. */
+    /* Packets are numbered in order of their elements and without gaps. So a run of fresh packets
+     * is a run of elements. */
     const struct lossynet_partition *partition = &comm->partition;
     const uint32_t *age =
         comm->arrivals.age + (size_t)(worker - comm->workers.first) * partition->packets;
@@ -233,7 +234,7 @@ size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int 
     return n;
 }
 
-/* `fresh`: of the bucket alone. */
+/* `fresh` holds only this bucket's elements. */
 static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *vectors, int bucket,
                                      float *fresh) {
     const struct lossynet_partition *partition = &comm->partition;

@@ -1,17 +1,17 @@
-/* step.c — the begin of a step, and steps that do not wait for late ranks, as far as vectors are
- * concerned.
+/* step.c — begins a step, and handles vectors in steps that do not wait for late ranks.
  *
- * A rank is late in a step when most ranks had ended its GRADIENT phase before all of this rank's
- * gradient had left. It still ends the step, as an owner: it averages what came for its shards,
- * updates and broadcasts them, though that may come too late as well. Then
+ * A rank is late in a step if most ranks ended the step's GRADIENT phase before all of this rank's
+ * gradient had left. The late rank still ends the step as an owner: it averages what arrived for
+ * its shards, updates them and broadcasts them, though the broadcast may come too late as well.
+ * Then
  *
- *     it goes to the step that most ranks are at; steps in between it leaves out
- *     if it left steps out, or the others began that step more than a deadline ago, it computes no
- *     gradient in it, so that it is on time again: it idles
+ *     it goes to the step that most ranks are at, and leaves out the steps in between
+ *     if it left steps out, or if the others began that step more than a deadline ago, it is idle
+ *     in it: it computes no gradient, so that it is on time again
  *
- * What the others lack of it are lost packets. With error feedback its gradient comes in the step
- * in which it idles (unconfirmed.c). Parameters that it missed are as much older as steps were
- * left out. In a replay (loss_replay.c) the record says what each worker did.
+ * For the other ranks, packets that a late rank did not send are lost. With error feedback its late
+ * gradient comes in the step in which it is idle (unconfirmed.c). Parameters that it missed age by
+ * the number of steps left out. In a replay (loss_replay.c) the record says what each worker did.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -32,7 +32,8 @@ bool lossynet_has_gradient(const struct lossynet_comm *comm, int worker) {
 void lossynet_without_gradient(const struct lossynet_comm *comm, bool *without) {
     const bool told = comm->steps.skips && !comm->loss.replay;
     if (told) lossynet_transport_idle(comm->transport, without);
-    for (int w = comm->workers.count - 1; w >= 0; w--) /* ranks stand first: from the end */
+    /* From the end, because the first entries still hold values by rank. */
+    for (int w = comm->workers.count - 1; w >= 0; w--)
         without[w] = told ? without[w / comm->workers.local] : !lossynet_has_gradient(comm, w);
 }
 
@@ -45,7 +46,7 @@ void lossynet_withhold(const struct lossynet_comm *comm, int v, int owner, size_
         memset(mask, 0, n);
 }
 
-/* Parameters of others that local workers did not receive in steps that were left out. */
+/* Ages other owners' parameters by the number of steps that were left out. */
 static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
     const struct lossynet_partition *partition = &comm->partition;
     for (int v = 0; v < comm->workers.local; v++) {
@@ -59,7 +60,7 @@ static void grow_older(struct lossynet_comm *comm, uint64_t steps) {
     }
 }
 
-/* Leaves out `steps` steps; GRADIENT of the one after is open for receiving then. */
+/* Leaves out `steps` steps, and opens the GRADIENT phase of the step after them for receiving. */
 static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
     if (steps == 0) return LOSSYNET_OK;
     lossynet_status status = lossynet_broadcast_end(comm);
