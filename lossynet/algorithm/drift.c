@@ -1,4 +1,4 @@
-/* drift.c — how far the replicas are apart, measured, and how far they should be.
+/* drift.c — measures how far the replicas are apart, and computes how far they should be.
  *
  * Let theta be the owners' current values (fresh), D_t the change of one element in step t, with
  * variance sigma^2 and correlation rho_k between changes k steps apart. A worker that does not own
@@ -13,52 +13,54 @@
  * and its mean over m = A gives
  *     E|theta_i - theta|^2 = sigma^2 p/(1-p) C(p),        C(p) = 1 + 2 sum_k rho_k p^k
  *
- * Worker to worker. Neither owns it: they differ by the |A - B| changes that one has and the other
- * lacks. For i.i.d. geometric ages P(|A-B| >= m) = 2 p^m / (1+p), m >= 1, which is memoryless too:
+ * Worker to worker. If neither owns the element, they differ by the |A - B| changes that one has
+ * and the other lacks. For i.i.d. geometric ages P(|A-B| >= m) = 2 p^m / (1+p), m >= 1. This is
+ * memoryless, too:
  *     E|A-B| = 2p/(1-p^2),     E(|A-B|-k)+ = p^k E|A-B|,  hence the same C(p).
- * One of them owns it: as above, owner to worker. Of the N(N-1)/2 pairs, N-1 contain the owner, a
- * fraction 2/N:
+ * If one of them owns it, they differ as owner and worker do. Of the N(N-1)/2 pairs, N-1 contain
+ * the owner, a fraction 2/N:
  *     E|theta_i - theta_j|^2 = sigma^2 [(1-2/N) 2p/(1-p^2) + (2/N) p/(1-p)] C(p)
  *
- * Outages of whole steps, 1/(1-s) of them on average (loss_model.c), make P(A = k) = p (1-s)
- * s^(k-1) for k > 0: all is memoryless again, with s where a further step was p,
+ * Outages last for whole steps, 1/(1-s) of them on average (loss_model.c). They give P(A = k) =
+ * p (1-s) s^(k-1) for k > 0. This is memoryless again; the probability of another stale step is s
+ * instead of p:
  *     E A = p/(1-s),    E|A-B| = 2p/(1-s) (1 - p/(1+s)),    C(s)
- * and s = p gives the above. Loss rates that differ from link to link are not modelled: p is then
- * the mean over all links, and what is expected is too low (both grow faster than p); over a link
- * that is down for good ages and drift grow without bound.
+ * With s = p this is the above. Loss rates that differ from link to link are not modelled. p is
+ * then the mean over all links, and the expected drift is too low, because both formulas grow
+ * faster than p. Over a link that is always down, ages and drift grow without bound.
  *
- * With a lead (lead.c) owners send theta + l D, D being their last change. What a worker of age A
- * holds is then ahead of what it held without by l D_(t-A), so that
+ * With a lead (lead.c) owners send theta + l D, where D is their last change. A worker of age A
+ * then holds a value that is ahead by l D_(t-A).
  *
- * Owner to worker. |sum of the last A changes - l D_(t-A)|^2: l^2 is added, and the covariance of
- * the two is sum_(k=1..A) rho_k, with mean sum_k rho_k P(A >= k):
+ * Owner to worker. In |sum of the last A changes - l D_(t-A)|^2 the lead adds l^2. The covariance
+ * of the two terms is sum_(k=1..A) rho_k, with mean sum_k rho_k P(A >= k):
  *     E|theta_i - theta|^2 = sigma^2 [E A C(s) + l^2 - 2 l sum_k rho_k p s^(k-1)]
- * Worker to worker. Let m = |A - B|. Beside the m changes they differ by l (D_(t-A) - D_(t-B)),
- * whose variance is 2 l^2 (1 - rho_m), and whose covariance with the changes, twice, is
- * 2 l (1 - rho_m), since all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
+ * Worker to worker. Let m = |A - B|. Beside the m changes they differ by l (D_(t-A) - D_(t-B)). The
+ * variance of this is 2 l^2 (1 - rho_m). Twice its covariance with the changes is 2 l (1 - rho_m),
+ * since all other terms cancel. P(m = k) = 2p (1 - p/(1+s)) (1-s) s^(k-1), k > 0:
  *     E|theta_i - theta_j|^2 = sigma^2 [E|A-B| C(s) + 2 l (l+1) sum_k P(m = k) (1 - rho_k)]
  * For uncorrelated steps owner to worker is (p/(1-p) + l^2) sigma^2.
  *
- * C = 1 for independent steps, (1+bp)/(1-bp) for rho_k = b^k, (1+p)/(1-p) for steps that all point
- * the same way, the upper bound. Nothing depends on time: a drift/sigma^2 that grows is a bug. The
- * paper (Weintraub, Banner & Orda 2025) prints 2p/(1+p) sigma^2, which charges a missed broadcast
- * one step only.
+ * C = 1 for independent steps, (1+bp)/(1-bp) for rho_k = b^k, and (1+p)/(1-p), the upper bound, for
+ * steps that all point the same way. Nothing depends on time: if drift/sigma^2 grows, there is a
+ * bug. The paper (Weintraub, Banner & Orda 2025) prints 2p/(1+p) sigma^2, which charges a missed
+ * broadcast for one step only.
  *
- * Measured on a sample of elements, one from each of `samples` equal runs of the vector, scaled to
- * the whole. All workers' values of the sample are gathered, so every rank computes the same
- * numbers in the same order, bit for bit. sigma^2 and rho are those of the step just made: changes
- * are differences of successive calls' fresh values, and sums over the sample of products of this
- * change with itself and with earlier ones give the variance (mean square: the formulas hold with a
- * common trend in sigma^2 and rho) and the correlations. No average over time: what a replica lacks
- * is mostly the last change or two, and while a model learns sigma^2 falls by percents per step.
+ * Measurement. The sample has one element from each of `samples` equal runs of the vector; results
+ * are scaled to the whole vector. All workers' values of the sample are gathered, so every rank
+ * computes the same numbers in the same order, bit for bit. sigma^2 and rho are those of the last
+ * step. A change is the difference of successive calls' fresh values. Products of this change with
+ * itself and with earlier changes, summed over the sample, give the variance and the correlations.
+ * (The variance is the mean square: the formulas also hold with a common trend in sigma^2 and rho.)
+ * There is no average over time, because a replica mostly lacks the last change or two, and because
+ * sigma^2 falls by percents per step while a model learns.
  *
- * Where what is sent is rounded (elements.c), theta stands for the owner's values rounded, which is
- * what replicas get, so the sample is rounded before anything is made of it. Two replicas that both
- * received a packet, or one that did and the owner, then differ by nothing, and the difference to a
- * stale one is still the sum of the last A changes, now of rounded values: the formulas hold as
- * they are, with the sigma^2 and rho of these. (Where steps are smaller than the 2^-9 that rounding
- * keeps, sigma^2 is larger than that of the owner's values: few elements change, and those by
- * much.)
+ * If packets are rounded (elements.c), theta means the owner's values after rounding, which is what
+ * replicas get. So the sample is rounded before it is used. Replicas that received the same packet
+ * then do not differ from one another or from the owner. A stale replica still differs by the sum
+ * of the last A changes, now of rounded values. So the formulas hold, with sigma^2 and rho of
+ * rounded values. (If steps are smaller than the precision of rounding, 2^-9, this sigma^2 is
+ * larger than that of the owner's values: few elements change, but by much.)
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -75,7 +77,8 @@ static double correlation_factor(double s, const double *rho, int lags) {
     return 1 + 2 * sum;
 }
 
-/* A packet is stale with probability p, and once it is, goes on to be with s. */
+/* A packet is stale with probability p. A stale packet stays stale in the next step with
+ * probability s. */
 static double owner_drift(double p, double s, double lead, double sigma2, const double *rho,
                           int lags) {
     if (p >= 1) return INFINITY;
@@ -172,7 +175,7 @@ void lossynet_drift_close(struct lossynet_comm *comm) {
 
 /* ---- measuring ---- */
 
-/* bucket * workers + owner */
+/* The shard of an element: bucket * workers + owner. */
 static size_t shard_of(const struct lossynet_partition *partition, size_t element) {
     size_t shard = 0, high = (size_t)partition->buckets * (size_t)partition->workers;
     while (high - shard > 1) { /* shard_element[shard] <= element < shard_element[high] */
@@ -182,14 +185,15 @@ static size_t shard_of(const struct lossynet_partition *partition, size_t elemen
     return shard;
 }
 
-/* Values of what local worker v owns in a shard, from an element on. */
+/* The values of a shard that local worker v owns, from an element on. */
 static const float *owned_values(const struct lossynet_comm *comm, const float *vector, int v,
                                  size_t shard, size_t element) {
     return lossynet_parameters(comm, comm->resources.owned.values, vector, v,
                                (int)(shard / (size_t)comm->workers.count), element);
 }
 
-/* The block that sample i is in: its elements, and in which shard. */
+/* The first element of the block that an element is in. *count: elements of the block; *shard: the
+ * shard that the block is in. */
 static size_t block_of(const struct lossynet_partition *partition, size_t element, size_t *count,
                        size_t *shard) {
     *shard = shard_of(partition, element);
@@ -200,7 +204,7 @@ static size_t block_of(const struct lossynet_partition *partition, size_t elemen
     return block;
 }
 
-/* The scale of the block that sample i is in, whose owner is local worker v. */
+/* The scale of the block that sample i is in. Local worker v owns it. */
 static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, int v, size_t i) {
     size_t count, shard;
     const size_t block = block_of(&comm->partition, comm->drift.element[i], &count, &shard);
@@ -208,7 +212,8 @@ static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, i
                                 owned_values(comm, vector, v, shard, block), count);
 }
 
-/* The same of samples from i on, of a vector that the host cannot touch. Returns where it stopped. */
+/* The same for samples from i on, if the host cannot access the vector. Returns where it
+ * stopped. */
 static size_t scales_there(const struct lossynet_comm *comm, const float *vector, int v, size_t i,
                            uint8_t *scale) {
     enum { SAMPLES = 32, BLOCK = LOSSYNET_BLOCK };
@@ -218,7 +223,7 @@ static size_t scales_there(const struct lossynet_comm *comm, const float *vector
     for (; i < (size_t)comm->drift.samples && n < SAMPLES; i++) {
         if (comm->drift.owner[i] != comm->workers.first + v) continue;
         const size_t block = block_of(&comm->partition, comm->drift.element[i], &count, &shard);
-        for (size_t e = 0; e < BLOCK; e++) /* of a shorter block some twice */
+        for (size_t e = 0; e < BLOCK; e++) /* repeats elements of a shorter block */
             element[(size_t)n * BLOCK + e] = block + e % count;
         sample[n++] = i;
     }
@@ -229,7 +234,7 @@ static size_t scales_there(const struct lossynet_comm *comm, const float *vector
     return i;
 }
 
-/* Sample i as local worker v has it. */
+/* The value of sample i at local worker v. */
 static float value_of(const struct lossynet_comm *comm, const float *vector, int v, size_t i) {
     const size_t element = comm->drift.element[i];
     if (comm->resources.owned.values && comm->drift.owner[i] == comm->workers.first + v)
@@ -270,7 +275,8 @@ static lossynet_status gather_values(struct lossynet_comm *comm, float *const *v
     return status || !drift->scale ? status : gather_scales(comm, vectors);
 }
 
-/* Takes in the model's values, which are not rounded. Then rounds all values as what is sent is. */
+/* Stores the model's values and their change, not rounded. Then rounds the values in the same way
+ * as packets. */
 static void keep_model(const struct lossynet_comm *comm) {
     const struct lossynet_drift_state *drift = &comm->drift;
     const size_t n = (size_t)drift->samples;
@@ -280,7 +286,7 @@ static void keep_model(const struct lossynet_comm *comm) {
         drift->model_change[i] = drift->measured > 0 ? now - drift->model[i] : 0;
         drift->model[i] = now;
     }
-    if (drift->scales) { /* replicas' values are rounded */
+    if (drift->scales) { /* only owners' values are not yet rounded */
         for (size_t i = 0; i < n; i++) {
             const size_t own = (size_t)drift->owner[i] * n + i;
             drift->values[own] =
@@ -313,13 +319,13 @@ static void measure_distances(const struct lossynet_comm *comm, double *pair, do
     }
 }
 
-/* Takes in this call's change of the fresh values. covariance[k]: sum over the sample of its
- * product with the change k calls ago, 0 where there is none. The first call only has a value, no
+/* Stores this call's change of the fresh values. covariance[k]: sum over the sample of the product
+ * of this change and the change k calls ago, 0 if there is none. The first call has values but no
  * change. */
 static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYNET_RING]) {
     struct lossynet_drift_state *drift = &comm->drift;
     size_t n = (size_t)drift->samples;
-    uint64_t changes = drift->measured++; /* that this call completes */
+    uint64_t changes = drift->measured++; /* number of changes, this one included */
     float *now = drift->change + changes % LOSSYNET_RING * n;
     for (size_t i = 0; i < n; i++) {
         float fresh = drift->values[(size_t)drift->owner[i] * n + i];
@@ -336,8 +342,8 @@ static void measure_changes(struct lossynet_comm *comm, double covariance[LOSSYN
 }
 
 /* How far the mean of all replicas is behind the model, along the model's last change and in units
- * of it. An owner is exact. Rounding of replicas is noise here, as it has nothing to do with the
- * change. */
+ * of it. An owner is exact. Rounding errors of replicas are noise here, since they do not depend on
+ * the change. */
 static double measure_lag(const struct lossynet_comm *comm) {
     const struct lossynet_drift_state *drift = &comm->drift;
     const struct lossynet_partition *partition = &comm->partition;
@@ -375,13 +381,13 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
         for (int owner = 0; owner < comm->workers.count; owner++)
             if (owner != worker && lossynet_is_partner(&comm->partition, worker, owner))
                 a.packets += lossynet_partition_owner_packets(&comm->partition, owner);
-        a.aged[0] -= (uint32_t)(packets - a.packets); /* others' are not its to receive */
+        a.aged[0] -= (uint32_t)(packets - a.packets); /* packets that the worker does not receive */
         mine[v] = a;
     }
     return lossynet_all_gather_aside(comm, mine, comm->drift.all_ages, sizeof *mine);
 }
 
-/* Of all workers together. */
+/* Adds up the ages of all workers. */
 static void sum_ages(const struct lossynet_comm *comm, struct lossynet_ages *total) {
     const struct lossynet_ages *all = comm->drift.all_ages;
     *total = (struct lossynet_ages){0};
@@ -397,14 +403,14 @@ static void sum_ages(const struct lossynet_comm *comm, struct lossynet_ages *tot
     }
 }
 
-/* Shares of packets aged 0, 1, ...; the last: that or more. */
+/* Shares of packets of age 0, 1, ...; the last: this age or more. */
 static void share_ages(const struct lossynet_ages *ages, double share[LOSSYNET_AGES]) {
     for (int k = 0; ages->packets && k <= LOSSYNET_RING; k++)
         share[k < LOSSYNET_AGES ? k : LOSSYNET_AGES - 1] +=
             (double)ages->aged[k] / (double)ages->packets;
 }
 
-/* Without a sample ages are still needed for the lead. */
+/* Whether anything is measured. The lead needs ages even without a sample. */
 static bool is_measured(const struct lossynet_comm *comm) {
     return comm->partition.groups.count > 1 && (comm->drift.samples > 0 || comm->lead.wanted);
 }

@@ -1,47 +1,48 @@
 /* lead.c — how far ahead of the model owners broadcast, so that replicas do not lag behind it.
  *
- * A worker that misses a packet keeps an older value. Replicas are therefore behind the model, on
- * average over packets by the mean age p/(1-p) steps, and the gradients they compute belong to a
- * point that the model has left. An owner removes this lag on average: it sends x_t + l D_t, where
- * D_t = x_t - x_(t-1) is its last change and l is the lead. A replica of age A then holds
+ * A worker that misses a packet keeps an older value. So replicas are behind the model, by the mean
+ * age of p/(1-p) steps on average over packets. Their gradients belong to a point that the model
+ * has left. Owners remove this lag on average: an owner sends x_t + l D_t, where D_t = x_t -
+ * x_(t-1) is its last change and l is the lead. A replica of age A then holds
  *
  *     r = x_(t-A) + l D_(t-A),     r - x_t = l D_(t-A) - sum_(j=0..A-1) D_(t-j)
  *
- * so that with P(A = k), over packets that the worker does not own, the mean replica is at
+ * With P(A = k), over packets that the worker does not own, the mean replica is at
  *
  *     E r - x_t = sum_k l P(A = k) D_(t-k) - sum_j P(A > j) D_(t-j)
  *
- * Independent losses. P(A = k) = (1-p) p^k and P(A > j) = p^(j+1): with l = p/(1-p), the mean age,
- * the two sums cancel term by term, whatever the changes are. The mean replica is the model.
+ * Independent losses. P(A = k) = (1-p) p^k and P(A > j) = p^(j+1). With l = p/(1-p), the mean age,
+ * the two sums cancel term by term for any changes. The mean replica is then the model.
  *
- * Other losses. No l cancels every term. Along the last change, the projection E(r - x_t) D_t /
- * D_t^2 needs only the correlations rho_k of changes k steps apart, and vanishes for
+ * Other losses. No l cancels every term. But the projection on the last change, E(r - x_t) D_t /
+ * D_t^2, needs only the correlations rho_k of changes k steps apart. It is 0 for
  *
  *     l = sum_j P(A > j) rho_j / sum_k P(A = k) rho_k                                           (1)
  *
- * which is p/(1-p) again where losses are independent. The shares of the ages and the correlations
- * are measured, so (1) holds for bursts, outages, traces and links that lose unequally (there on
- * average over links). Where nothing is sampled for correlations, rho = 1 and l is the mean age.
+ * For independent losses this is p/(1-p) again. The distribution of ages and the correlations are
+ * measured. So (1) holds for bursts, outages, traces and links that lose unequally (on average over
+ * links). Without a drift sample there are no correlations; then rho = 1 and l is the mean age.
  *
- * Carried gradients (error_feedback.c) are late as well. Let D be the mean age of the gradients in
- * an average, each with its weight, and f the share of an average that was computed by other
- * workers than the owner: only these see values that the owner sent. A lead beyond (1) by D/f
- * evaluates gradients as far ahead of the model as they will be late, so that to first order the
- * mean point of evaluation is again the model. D and f are measured from the losses. Where N is
- * large and losses are independent, D is p/(1-p) and the lead is 2p/(1-p).
+ * Carried gradients (error_feedback.c) are late as well. Let D be the weighted mean age of the
+ * gradients in an average. Let f be the share of an average that other workers than the owner
+ * computed; only these workers use values that the owner sent. Adding D/f to the lead of (1) makes
+ * workers compute gradients as far ahead of the model as these gradients will be late. To first
+ * order, the mean point at which gradients are computed is then again the model. D and f are
+ * measured from the losses. If N is large and losses are independent, D is p/(1-p) and the lead is
+ * 2p/(1-p).
  *
- * An owner is exact on its own shard, so that the lag of the mean over all N workers, with its
- * lead, is (N-1)/N of the above; l does not depend on N.
+ * An owner is exact on its own shard. So the lag of the mean over all N workers, and the effect of
+ * the lead on it, are (N-1)/N of the above; l does not depend on N.
  *
- * All sums forget old steps exponentially, so that the lead follows a network that changes; a
- * single step of a small model has too few packets to measure an age within a few percent.
+ * In all sums old steps count exponentially less, so that the lead follows a network that changes.
+ * A single step of a small model has too few packets to measure an age within a few percent.
  */
 #include "lossynet/algorithm/algorithm.h"
 
 #include <math.h>
 
-static const double FORGET = 0.98; /* per step: some 50 steps count */
-static const double MOST = 16;     /* steps; beyond the correlations that are measured */
+static const double FORGET = 0.98; /* factor per step: a memory of about 50 steps */
+static const double MOST = 16;     /* largest lead, in steps: the longest measured correlation */
 
 void lossynet_broadcast_ahead(struct lossynet_comm *comm, const float *const *ahead, double lead) {
     comm->lead.ahead = ahead;
@@ -61,7 +62,7 @@ void lossynet_lead_add(struct lossynet_comm *comm, const struct lossynet_ages *a
         sums->covariance[k] = FORGET * sums->covariance[k] + covariance[k];
 }
 
-/* Equation (1). */
+/* How far replicas are behind the model, in steps: equation (1). */
 static double replicas_behind(const struct lossynet_lead_sums *sums) {
     double behind = 0, fresh = 0, older = sums->packets;
     if (!(sums->covariance[0] > 0)) return sums->age / sums->packets;

@@ -1,8 +1,8 @@
-/* owned.c — what owners hold, where that lies apart from vectors: averages of gradients and values of
- * parameters in float32.
+/* owned.c — keeps owners' averages of gradients and values of parameters in separate float32
+ * memory.
  *
- * Vectors of bfloat16 are what packets carry, in both phases, and can hold neither. Of N workers
- * each owns 1/N, so that float32 exists for that part alone.
+ * Vectors of bfloat16 hold what packets carry in both phases, and cannot hold float32 values. Each
+ * of N workers owns 1/N of the vector. So only this part exists in float32.
  */
 #include "lossynet/algorithm/algorithm.h"
 

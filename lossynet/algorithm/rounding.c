@@ -1,13 +1,13 @@
-/* rounding.c — what is sent is rounded also where nothing is sent: between workers of one rank, so
- * that the result does not depend on who shares a rank.
+/* rounding.c — rounds what workers of one rank send each other in the same way as packets over a
+ * link, so that the result does not depend on which workers share a rank.
  *
- * Parameters are rounded to nearest, so that replicas that hold a packet of the same step agree.
- * In blocks with a scale gradients are rounded at random, without bias: each worker with random
- * numbers of its own, so that an average over workers has smaller errors than one worker's
- * gradient. With error feedback what rounding has taken away from a gradient is the residual, until
- * the packet's fate is known (error_feedback.c).
+ * Parameters are rounded to nearest, so that replicas with a packet of the same step agree. In
+ * blocks with a scale, gradients are rounded at random without bias. Each worker uses its own
+ * random numbers, so that an average over workers has smaller errors than one worker's gradient.
+ * With error feedback the residual holds what rounding took away from a gradient, until the sender
+ * knows whether the packet arrived (error_feedback.c).
  *
- * Vectors of bfloat16 hold what is rounded already, but for blocks.
+ * Vectors of bfloat16 are rounded already; only blocks round them further.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -36,12 +36,13 @@ void lossynet_round_there(const struct lossynet_comm *comm, const struct lossyne
                              r->random ? &key : NULL);
 }
 
-/* Local worker v's vector, where `owner` owns it. */
+/* Rounds the shards of `owner` in local worker v's vector. */
 static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase, int v,
                          float *vector, int owner) {
     const struct lossynet_partition *partition = &comm->partition;
     struct lossynet_part part;
-    lossynet_replayed(comm, comm->workers.first + v, &part); /* else its residual waits as it is */
+    lossynet_replayed(comm, comm->workers.first + v, &part);
+    /* A worker that leaves a replayed step out keeps its residual as it is. */
     float *residual =
         phase == LOSSYNET_GRADIENT && part.takes_part ? lossynet_feedback_error(comm, v) : NULL;
     uint8_t *all = lossynet_scratch(comm);
@@ -66,7 +67,7 @@ static void round_shards(const struct lossynet_comm *comm, lossynet_phase phase,
     }
 }
 
-/* The same of a gradient where its residual is kept apart. */
+/* The same for a gradient, if the caller keeps the residuals (settings.residuals). */
 static void round_apart(const struct lossynet_comm *comm, int v, int owner) {
     const struct lossynet_residuals *apart = &comm->feedback.apart;
     const int worker = comm->workers.first + v;

@@ -1,17 +1,17 @@
-/* state.c — what a comm remembers from step to step, as bytes, so that a run can be resumed.
+/* state.c — saves and loads what a comm remembers from step to step, so that a run can be resumed.
  *
- *     of a worker     how much of its gradients arrived (`ht`), how many of its parameter packets
- *                     did, the age of each packet, and where the bursts of its links stand
- *                     and, where losses are carried, what it sent in vain and their masses
- *     of all          the changes of the drift sample and what the lead is made of, the same on
- *                     every rank
+ *     of one worker    counts of gradient packets that arrived for it (for `ht`) and of parameter
+ *                      packets, the age of each packet, and the burst states of its links;
+ *                      with error feedback also its residual and the masses of packets for it
+ *     of all workers   the changes of the drift sample and the sums of the lead, the same on every
+ *                      rank
  *
- * Nothing else is remembered: injected loss is a pure function of the step (loss_model.c; bursts
- * too, but for chains that never decide), masks and counters live for one step.
+ * Nothing else is remembered. Injected loss is a pure function of the step (loss_model.c; also
+ * bursts, except chains that never decide). Masks and counters live for one step.
  *
- * A worker's state does not depend on the rank it lives in, so a run may be resumed with the
- * workers spread over other processes. It does depend on shards and packets: bytes that come from a
- * comm cut in another way are recognised by their first number and refused.
+ * A worker's state does not depend on its rank, so a run may be resumed with the workers spread
+ * over other processes. It does depend on shards and packets: their fingerprint is the first number
+ * of the bytes, and bytes of a comm with other shards or packets are refused.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -23,18 +23,18 @@ struct worker_state {
     uint64_t fingerprint;
     struct lossynet_history history;
     struct lossynet_total total;
-    /* uint64_t chain[2][workers]; uint32_t age[packets];
-     * carry: float residual[elements], mass[workers][its packets] */
+    /* After it: uint64_t chain[2][workers]; uint32_t age[packets];
+     * with error feedback: float residual[elements], mass[workers][its packets] */
 };
 
 struct common_state {
     uint64_t fingerprint;
     uint64_t measured;
-    /* float fresh[samples], change[RING][samples]
-     * struct lossynet_lead_sums, float model[samples]: states of earlier versions lack both */
+    /* After it: float fresh[samples], change[RING][samples]; then struct lossynet_lead_sums, float
+     * model[samples], which states of earlier versions do not have */
 };
 
-/* Of how vectors are cut, and whose state it is. */
+/* A hash of how vectors are cut, and of whose state it is. */
 static uint64_t fingerprint(const struct lossynet_comm *comm, int worker) {
     const struct lossynet_partition *partition = &comm->partition;
     uint64_t hash = lossynet_mix(STATE_VERSION);
@@ -70,7 +70,7 @@ static size_t residual_bytes(const struct lossynet_comm *comm) {
     return comm->partition.elements * sizeof(float);
 }
 
-/* Of all workers, as versions before the lead saved it. */
+/* Bytes of the shared state in versions before the lead. */
 static size_t early_common_bytes(const struct lossynet_comm *comm) {
     return sizeof(struct common_state) + drift_floats(comm) * sizeof(float);
 }
@@ -149,7 +149,7 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, bool earl
     return true;
 }
 
-/* A worker's own packets never age, and counting relies on it. */
+/* Checks that the worker's own packets have age 0. They never age, and counting relies on it. */
 static bool own_packets_are_fresh(const struct lossynet_comm *comm, int worker, const char *ages) {
     const struct lossynet_partition *partition = &comm->partition;
     for (int b = 0; b < partition->buckets; b++) {

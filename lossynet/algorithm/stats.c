@@ -1,9 +1,8 @@
-/* stats.c — small messages that always arrive, and the counters summed with them.
+/* stats.c — small all-gathers that always arrive, and the counters that they sum up.
  *
- * A gather costs an exchange with every rank, however little it carries. So gathers whose result is
- * not needed at once are put aside, and the next one carries them. Rank r's part of such an
- * exchange is what its workers gave to the first gather that was put aside, then to the second, and
- * so on.
+ * A gather costs an exchange with every rank, however few bytes it carries. So gathers whose result
+ * is not needed at once are put aside, and the next gather carries them. Rank r's part of such an
+ * exchange is what its workers gave to the first gather put aside, then to the second, and so on.
  */
 #include "lossynet/algorithm/algorithm.h"
 
@@ -30,18 +29,19 @@ void lossynet_aside_close(struct lossynet_comm *comm) {
     free(comm->stats.aside.came);
 }
 
-/* Parts of `part` bytes of each rank. */
+/* Sets the offsets for parts of `part` bytes from each rank. */
 static void offsets(struct lossynet_comm *comm, size_t part) {
     for (int r = 0; r <= comm->world.ranks; r++) comm->stats.gather_offset[r] = part * (size_t)r;
 }
 
-/* Gathers such parts, in place. */
+/* Gathers parts of `part` bytes, in place. */
 static lossynet_status gather(struct lossynet_comm *comm, void *all, size_t part) {
     offsets(comm, part);
     return lossynet_transport_gather(comm->transport, all, comm->stats.gather_offset);
 }
 
-/* Exchanges all that was put aside; in a pulse, the parts of late ranks stay what they were. */
+/* Exchanges everything that was put aside. In a pulse, the parts of late ranks keep their old
+ * values. */
 static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
     struct lossynet_aside *aside = &comm->stats.aside;
     const size_t part = aside->bytes;
@@ -70,7 +70,7 @@ static lossynet_status exchange_aside(struct lossynet_comm *comm, bool pulse) {
     return status;
 }
 
-/* Whether `part` bytes of this rank can be put aside, too. */
+/* Whether there is room to put another `part` bytes of this rank aside. */
 static bool fits(const struct lossynet_comm *comm, size_t part) {
     const struct lossynet_aside *aside = &comm->stats.aside;
     return aside->count < LOSSYNET_ASIDE_MOST &&
@@ -133,13 +133,13 @@ static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step)
     struct lossynet_counters *mine = comm->stats.counters[turn];
     uint64_t now[LOSSYNET_EVENTS] = {0};
     if (comm->transport) lossynet_transport_counters(comm->transport, now);
-    /* Of the rank: its first worker tells them. */
+    /* Network events belong to the rank; its first worker reports them. */
     for (int e = 0; e < LOSSYNET_EVENTS; e++) {
         mine->network[e] = now[e] - comm->stats.reported[e];
         comm->stats.reported[e] = now[e];
     }
     mine->network[LOSSYNET_PACE] = now[LOSSYNET_PACE];
-    /* A late rank's count for nothing; they are of an earlier step. */
+    /* So the counters of a late rank stay 0: those it sent last belong to an earlier step. */
     memset(comm->stats.gathered, 0, (size_t)comm->workers.count * sizeof *mine);
     return lossynet_all_gather_aside(comm, mine, comm->stats.gathered, sizeof *mine);
 }
