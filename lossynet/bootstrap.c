@@ -1,7 +1,7 @@
-/* bootstrap.c — joining the job that a launcher started, and leaving it.
+/* bootstrap.c — joins the job that a launcher started, and leaves it.
  *
- * MPI is asked only when a launcher is seen in the environment: a rank alone starts faster, needs
- * no working MPI installation, and can be debugged and profiled plainly.
+ * MPI is initialized only if the environment shows a launcher. So a single rank starts faster,
+ * needs no working MPI installation, and can be debugged and profiled like any other program.
  */
 #include "lossynet/comm.h"
 
@@ -16,7 +16,7 @@
 #include <mpi.h>
 #endif
 
-/* Open MPI's mpirun, PMIx, PMI (MPICH, Intel), and srun with an MPI plug-in. */
+/* Recognises Open MPI's mpirun, PMIx, PMI (MPICH, Intel), and srun with an MPI plug-in. */
 static bool launcher_seen(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK",
                                         "PMI_SIZE"};
@@ -30,7 +30,7 @@ static bool launcher_seen(void) {
 
 /* How long a rank that ends with an error waits for the others before it ends them. */
 static const double MEET_SECONDS = 3;
-/* For meet alone, so that no other collective call of MPI can be taken for it. */
+/* A communicator for `meet` alone, so that MPI cannot match its barrier with another collective. */
 static MPI_Comm leaving = MPI_COMM_NULL;
 
 static lossynet_status join(int *argc, char ***argv, struct lossynet_world *world) {
@@ -79,7 +79,7 @@ static lossynet_status share_by_mpi(const struct lossynet_world *world, void *al
     return LOSSYNET_LINK;
 }
 
-/* Waits until every rank is here. Returns false when one has not come after `seconds`. */
+/* Waits until every rank calls this. Returns false if one has not done so after `seconds`. */
 static bool meet(double seconds) {
     const struct timespec pause = {0, 1000000};
     const double end = MPI_Wtime() + seconds;
@@ -91,7 +91,8 @@ static bool meet(double seconds) {
     return together;
 }
 
-/* MPI_Abort is the last resort: Open MPI prints a page then, and its mpirun sometimes crashes. */
+/* MPI_Abort is the last resort: Open MPI then prints a page of text, and its mpirun sometimes
+ * crashes. */
 void lossynet_shutdown(int exit_code) {
     int started = 0, finished = 0;
     MPI_Initialized(&started);
@@ -109,7 +110,7 @@ void lossynet_shutdown(int exit_code) {
 lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_world *world) {
     (void)argc, (void)argv;
     *world = (struct lossynet_world){.rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
-    /* Several copies that each believe to be alone would overwrite each other's files. */
+    /* Several processes that each act as the only rank would overwrite each other's files. */
     const char *names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"};
     for (size_t i = 0; launcher_seen() && i < sizeof names / sizeof *names; i++) {
         const char *size = getenv(names[i]);

@@ -1,11 +1,11 @@
-/* comm.c — a comm from open to close: settings are checked, everything is allocated, ranks agree.
+/* comm.c — opens and closes a comm: checks settings, allocates all memory, and makes ranks agree.
  *
- * After lossynet_open nothing is allocated any more. What a comm holds, for V of N workers in a
- * rank and vectors of P elements in K packets (plus what the link buffers, plus drift samples):
+ * After lossynet_open nothing is allocated any more. A rank with V of N workers, and vectors of P
+ * elements in K packets, holds this memory (plus link buffers and drift samples):
  *
  *     arrival masks    ~ V K bytes           ages         4 V K bytes
- *     weights          a shard's worth per thread
- *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, when all
+ *     weights          those of one shard per thread
+ *     several ranks:   inbox <= 4 V P bytes  (V shards of the N - V remote workers, if all
  *                      owners' shards are of equal size; 2 V P with vectors of bf16), outgoing
  *                      masks ~ V K bytes
  */
@@ -50,7 +50,7 @@ static void place(struct lossynet_comm *comm, const struct lossynet_world *world
     comm->workers.first = world->rank * comm->workers.local;
 }
 
-/* What a datagram's header has room for. */
+/* Checks that buckets and packet numbers fit into a datagram's header. */
 static lossynet_status check_wire(const struct lossynet_partition *partition) {
     if (partition->buckets > WIRE_BUCKETS) {
         lossynet_log("buckets %d: expected at most %d, with more than one rank", partition->buckets,
@@ -128,7 +128,7 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     return lossynet_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
 }
 
-/* What ranks must have in common for their masks to agree. */
+/* A hash of settings that must be the same on all ranks, so that their masks agree. */
 static uint64_t fingerprint(const struct lossynet_comm *comm,
                             const struct lossynet_settings *settings) {
     const struct lossynet_partition *partition = &comm->partition;
@@ -153,8 +153,8 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
     return hash;
 }
 
-/* All ranks make sure that they are set up alike. A rank that could not be set up says so to the
- * others, who would wait for it. */
+/* Checks that all ranks have the same settings. A rank that could not be set up tells the others,
+ * because they would otherwise wait for it. */
 static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                              lossynet_status prepared, lossynet_share share, void *context) {
     struct hello {
@@ -189,7 +189,8 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
     return status;
 }
 
-/* Ranks meet, learn what a packet can carry, allocate, and begin to listen. */
+/* With several ranks: meets the others, learns the link's packet size, allocates, and opens the
+ * first GRADIENT phase for receiving. */
 static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                             lossynet_link_open link_open, lossynet_share share, void *context) {
     const int *rounds = settings->retransmission_rounds;

@@ -1,18 +1,18 @@
-/* comm.h — what the files of lossynet/ share beside the public interface: opening, settings, and
- * the meeting of ranks at the start. Uses every folder; none uses this.
+/* comm.h — functions that the files of lossynet/ share beside the public interface: opening,
+ * settings, and the meeting of ranks at the start. It uses every folder; no folder uses it.
  */
 #ifndef LOSSYNET_COMM_H
 #define LOSSYNET_COMM_H
 
 #include "lossynet/algorithm/algorithm.h"
 
-/* lossynet_open over a link of the caller's choice, which a rank alone does not open. */
+/* lossynet_open over a link of the caller's choice. With one rank no link is opened. */
 lossynet_status lossynet_comm_open(const struct lossynet_world *world,
                                    const struct lossynet_settings *settings,
                                    lossynet_link_open link_open, lossynet_share share,
                                    void *share_context, struct lossynet_comm **out);
 
-/* Logs what is wrong with settings (settings.c). */
+/* Checks settings, and logs what is wrong with them (settings.c). */
 lossynet_status lossynet_settings_check(const struct lossynet_world *world,
                                         const struct lossynet_settings *settings);
 const char *lossynet_wire_dtype_name(uint64_t wire_dtype);

@@ -1,16 +1,15 @@
 /* rendezvous.c — how ranks meet without MPI: rank 0 listens at a TCP address, the others connect.
  *
- * The connections carry only what ranks tell each other before a comm is open: a star, in which
- * rank 0 collects every rank's part and sends all parts back. Nothing of a training step goes over
- * them.
+ * The connections carry only what ranks tell each other before a comm is open. They form a star:
+ * rank 0 collects every rank's part and sends all parts back. No data of training steps use them.
  *
  *     rank r -> rank 0    greeting   magic, r, ranks, epoch
- *     rank 0 -> rank r    seat       magic, local rank and local ranks of r; or that its epoch is
- *                                    later than rank 0's, so that it comes again
+ *     rank 0 -> rank r    seat       magic, local rank and local ranks of r; or EARLY if r's epoch
+ *                                    is later than rank 0's: then r connects again later
  *     rank r -> rank 0    bytes, part      } once per
  *     rank 0 -> rank r    all parts        } share
  *
- * Ranks have the same byte order; the magic number tells where they do not.
+ * All ranks must have the same byte order. The magic number does not match if they have not.
  */
 #include "lossynet/comm.h"
 
@@ -27,8 +26,8 @@
 
 static const uint64_t MAGIC = 0x6c6f737379310002; /* "lossy1", version 2 */
 static const uint64_t EARLY = 0x6c6f7373794e4f54; /* in a seat: this meeting has not begun yet */
-static const double GREETING_SECONDS = 2; /* a stranger that says nothing is not waited for */
-static const double ENDED_SECONDS = 0.2;  /* between questions who has ended */
+static const double GREETING_SECONDS = 2;         /* how long rank 0 waits for a greeting */
+static const double ENDED_SECONDS = 0.2;          /* how often rank 0 asks which ranks have ended */
 
 struct greeting {
     uint64_t magic;
@@ -84,7 +83,7 @@ static void set_timeout(int fd, double seconds) {
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-/* What ranks tell each other is short, and waits for an answer. */
+/* Switches Nagle's algorithm off, because messages are short and wait for an answer. */
 static void send_at_once(int fd) {
     const int on = 1;
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
@@ -178,7 +177,8 @@ static int listen_at(const char *address) {
     return fd;
 }
 
-/* Takes one connection. One that does not begin with the magic number is none of ours. */
+/* Accepts one connection. Closes it if it does not begin with the magic number, because it then
+ * comes from another program, or if its epoch is over. */
 static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
     struct greeting hello;
     set_timeout(fd, GREETING_SECONDS);
@@ -186,7 +186,7 @@ static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
         close(fd);
         return LOSSYNET_OK;
     }
-    if (hello.epoch > r->epoch) { /* it will meet us in a later meeting */
+    if (hello.epoch > r->epoch) { /* the rank will join a later meeting */
         const struct seat later = {.magic = EARLY};
         send_all(fd, &later, sizeof later);
         close(fd);
@@ -206,8 +206,8 @@ static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
     return LOSSYNET_OK;
 }
 
-/* Looks for ranks that have ended before they came. Returns the last, or 0; they are in m->missing
- * then. */
+/* Finds ranks that have ended before they came, and sets m->missing. Returns the last of them, or
+ * 0. */
 static int find_ended(const struct rendezvous *r, const struct lossynet_meeting *m) {
     int found = 0;
     if (!m->missing) return 0;
@@ -220,7 +220,7 @@ static int find_ended(const struct rendezvous *r, const struct lossynet_meeting 
     return found;
 }
 
-/* Takes the connections of all others; where some do not come, they are in m->missing. */
+/* Accepts the connections of all other ranks. If some do not come, sets m->missing. */
 static lossynet_status gather(struct rendezvous *r, int listener,
                               const struct lossynet_meeting *m) {
     const double end = lossynet_now() + m->seconds;
@@ -268,8 +268,8 @@ static struct host host_of(const struct sockaddr_storage *a) {
     return host;
 }
 
-/* Ranks are on one host when rank 0 sees them at one address; they are on rank 0's when a
- * connection has the same address at both ends. host[0] stays 0. */
+/* Two ranks are on one host if rank 0 sees them at the same address. A rank is on rank 0's host if
+ * its connection has the same address at both ends. host[0] stays 0. */
 static void find_hosts(const struct rendezvous *r, struct host *host) {
     for (int rank = 1; rank < r->ranks; rank++) {
         struct sockaddr_storage near = {0}, far = {0};
@@ -317,7 +317,8 @@ static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_
 
 /* ---- the others ---- */
 
-/* Tries again until rank 0 listens; not where it is refused, if rank 0 listened before. */
+/* Tries again until rank 0 listens. listened: rank 0 listens already; if it has only one address, a
+ * refusal is then final. */
 static int connect_to(const struct addrinfo *found, bool listened, double seconds) {
     const struct timespec pause = {0, 50000000};
     const double end = lossynet_now() + seconds;
@@ -336,7 +337,7 @@ static int connect_to(const struct addrinfo *found, bool listened, double second
     }
 }
 
-/* Greets rank 0 and waits for a seat. LOSSYNET_OK with fd -1 in peer[0]: come again. */
+/* Greets rank 0 and waits for a seat. LOSSYNET_OK with peer[0] = -1: connect again later. */
 static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting *m,
                              const struct addrinfo *found, double seconds, struct seat *seat) {
     const struct greeting hello = {

@@ -1,4 +1,4 @@
-/* settings.c — names of settings, and whether their values make sense. */
+/* settings.c — parses names of settings, and checks that their values make sense. */
 #include "lossynet/comm.h"
 
 #include <math.h>

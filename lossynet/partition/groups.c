@@ -1,12 +1,14 @@
-/* groups.c — workers in groups, and which member of a group exchanges an owner's packets.
+/* groups.c — puts workers into groups, and chooses each owner's partner in every group.
  *
  *     place         0    1    2    3
  *     group 0    |  0 |  1 |  2 |  3 |
- *     group 1    |  4 |  5 |             the short one: 0 and 2 have the partner 4, 1 and 3 have 5
+ *     group 1    |  4 |  5 |             shorter: owners 0 and 2 have the partner 4, 1 and 3 have 5
  *
- * An owner has a partner in every group: the member at its own place in its group, modulo the
- * workers of that group. With equal groups partners are each other's. Else a member of a shorter
- * group is the partner of several owners, and some members of a longer group are nobody's there.
+ * An owner has a partner in every group, which exchanges the owner's packets for the group. For an
+ * owner at place j of its group it is the member at place j modulo the size of the other group.
+ * With equal groups, two partners are partners of each other. With unequal groups, a member of a
+ * shorter group is the partner of several owners, and some members of a longer group are the
+ * partner of no owner in the shorter one.
  */
 #include "lossynet/partition/partition.h"
 
@@ -16,7 +18,7 @@ static int size_of(const struct lossynet_groups *groups, int g) {
     return groups->first[g + 1] - groups->first[g];
 }
 
-/* Of group g, which starts at worker `first`. */
+/* The size of group g, which starts at worker `first`. */
 static int wanted_size(int workers, int group, const int *sizes, int g, int first) {
     const int size = sizes ? sizes[g] : group, left = workers - first;
     return size < left ? size : left;

@@ -1,14 +1,14 @@
-/* partition.c — buckets, shards and packets: who owns which element, and which packet carries it.
+/* partition.c — cuts vectors into buckets, shards and packets, which say who owns which element.
  *
  *     vector   | bucket 0                  | bucket 1              | ...
  *     shards   | owner 0 | owner 1 | own.2 | owner 0 | owner 1 |...|
  *     packets  |p0|p1|p2 |p3|p4|p5 |p6|p7  |p8|p9|...
  *
  * In a bucket of E elements each of N owners gets a run of chunk = ceil(E / N) elements, rounded up
- * to 16 (a cache line of float32, so that owners never share one); the last owners get less, or
- * nothing when the bucket is small. A shard is cut in full packets and a last, shorter one.
- * Packets never straddle shards. They are numbered in order of (bucket, owner, packet), which is
- * also the order of their elements.
+ * to a multiple of 16. (16 float32 are a cache line, which owners must not share.) The last owners
+ * get fewer elements, or none if the bucket is small. A shard is cut into full packets and a last,
+ * shorter one. A packet is always within one shard. Packets are numbered in order of (bucket,
+ * owner, packet), which is also the order of their elements.
  */
 #include "lossynet/partition/partition.h"
 

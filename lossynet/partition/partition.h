@@ -1,8 +1,8 @@
-/* partition.h — how vectors are cut: buckets, shards and packets, and what a packet's elements are.
+/* partition.h — cuts vectors into buckets, shards and packets, and encodes the elements of packets.
  *
- * Knows which worker owns which elements, which packet carries them, and what they are on their
- * way. Must not know which packets arrive, who is where, or how anything is sent. Every function
- * depends on its arguments alone. Uses base only.
+ * This layer knows which worker owns which elements, which packet carries them, and their format in
+ * packets. It must not know which packets arrive, where workers run, or how anything is sent. Every
+ * function depends on its arguments alone. It uses base only.
  */
 #ifndef LOSSYNET_PARTITION_H
 #define LOSSYNET_PARTITION_H
@@ -11,22 +11,22 @@
 
 /* ---- workers in groups (groups.c) ---- */
 
-/* Groups follow one another in the order of workers. Without groups every worker is one. */
+/* Each group has consecutive workers. Without groups every worker is a group. */
 struct lossynet_groups {
-    int count, largest; /* the most workers of a group */
-    int *of;            /* [workers]: which group a worker is in */
-    int *first;         /* [count + 1]: its first worker; groups[count]: all workers */
+    int count, largest; /* number of groups; workers of the largest group */
+    int *of;            /* [workers]: the group of each worker */
+    int *first;         /* [count + 1]: first worker of each group; first[count]: all workers */
     int *partner;       /* [largest][count], see lossynet_partners */
-    double *weight;     /* [count]: its workers beside those of group 0; 1 where groups are equal */
-    double weights;     /* all of these together */
+    double *weight;     /* [count]: workers of the group over workers of group 0 */
+    double weights;     /* their sum */
 };
 
-/* Of `group` workers each, and the last of those that are left; or of sizes[0], sizes[1], ...
- * workers, if that is not NULL, until there are `workers` of them. */
+/* Makes groups of `group` workers; the last group has those that are left. If sizes is not NULL,
+ * group g has sizes[g] workers, until there are `workers` in all. */
 lossynet_status lossynet_groups_open(struct lossynet_groups *groups, int workers, int group,
                                      const int *sizes);
 void lossynet_groups_close(struct lossynet_groups *groups);
-/* Of the sizes: that of all groups, if they are equal. */
+/* A hash of the groups' sizes; if all are equal, the size itself. */
 uint64_t lossynet_groups_fingerprint(const struct lossynet_groups *groups);
 
 /* ---- who owns what (partition.c) ---- */
@@ -38,17 +38,17 @@ struct lossynet_partition {
     size_t packet_elements;       /* in a full packet */
     lossynet_wire_dtype dtype[2]; /* of payloads, by phase */
 
-    /* Shards in order of (bucket, owner) follow one another without gaps, both in elements and in
-     * packets, so shard i = bucket * workers + owner ends where shard i + 1 starts. */
+    /* First element and first packet of each shard. Shards are in order of (bucket, owner) without
+     * gaps, so shard i = bucket * workers + owner ends where shard i + 1 starts. */
     size_t *shard_element; /* [buckets * workers + 1] */
     size_t *shard_packet;  /* [buckets * workers + 1] */
 
-    /* The same for one owner's shards alone: what it owns in buckets before this one. */
+    /* The same within one owner's shards: elements and packets that it owns in earlier buckets. */
     size_t *owner_element; /* [workers][buckets + 1] */
     size_t *owner_packet;  /* [workers][buckets + 1] */
     size_t *owner_start;   /* [workers + 1]: packets of all owners before this one */
 
-    size_t *owner_bytes[2]; /* [workers], by phase: payloads of all an owner's packets */
+    size_t *owner_bytes[2]; /* [workers], by phase: payload bytes of all packets of an owner */
 
     size_t largest_shard_packets, largest_owner_packets;
 };
@@ -59,15 +59,15 @@ lossynet_status lossynet_partition_open(struct lossynet_partition *partition, in
                                         lossynet_wire_dtype dtype);
 void lossynet_partition_close(struct lossynet_partition *partition);
 
-/* The partners of an owner, itself among them, one in each group, in order of groups: they send and
- * receive for their groups the packets that it owns. */
+/* The partners of an owner: one worker of each group, in order of groups. For its own group it is
+ * the owner itself. Partners send and receive the owner's packets for their groups. */
 static inline const int *lossynet_partners(const struct lossynet_partition *partition, int owner) {
     const struct lossynet_groups *groups = &partition->groups;
     const int place = owner - groups->first[groups->of[owner]];
     return groups->partner + (size_t)place * (size_t)groups->count;
 }
 
-/* It is the owner, or sends it gradients and receives its parameters. */
+/* Whether the worker is the owner, or sends it gradients and receives its parameters. */
 static inline bool lossynet_is_partner(const struct lossynet_partition *partition, int worker,
                                        int owner) {
     return lossynet_partners(partition, owner)[partition->groups.of[worker]] == worker;
@@ -83,7 +83,7 @@ static inline size_t lossynet_partition_owner_packets(const struct lossynet_part
     return partition->owner_packet[(size_t)(worker + 1) * (partition->buckets + 1) - 1];
 }
 
-/* Where the elements of a shard are. */
+/* The elements of a shard: `count` from `offset` of the vector on. */
 static inline void lossynet_shard_span(const struct lossynet_partition *partition, int owner,
                                        int bucket, size_t *offset, size_t *count) {
     const size_t *start = partition->shard_element + (size_t)bucket * partition->workers + owner;
@@ -91,20 +91,20 @@ static inline void lossynet_shard_span(const struct lossynet_partition *partitio
     *count = start[1] - start[0];
 }
 
-/* Packets of a shard. */
+/* The number of packets in a shard. */
 static inline size_t lossynet_shard_packets(const struct lossynet_partition *partition, int bucket,
                                             int owner) {
     size_t shard = (size_t)bucket * partition->workers + owner;
     return partition->shard_packet[shard + 1] - partition->shard_packet[shard];
 }
 
-/* The owner's packets in buckets before this one. */
+/* The number of the owner's packets in buckets before this one. */
 static inline size_t lossynet_packets_before(const struct lossynet_partition *partition, int bucket,
                                              int owner) {
     return partition->owner_packet[(size_t)owner * (partition->buckets + 1) + bucket];
 }
 
-/* Where the elements of a packet of shard (bucket, owner) are. */
+/* The elements of a packet of shard (bucket, owner): `count` from `offset` of the vector on. */
 static inline void lossynet_packet_span(const struct lossynet_partition *partition, int bucket,
                                         int owner, size_t packet, size_t *offset, size_t *count) {
     size_t shard = (size_t)bucket * partition->workers + owner;
@@ -114,47 +114,46 @@ static inline void lossynet_packet_span(const struct lossynet_partition *partiti
         end - *offset < partition->packet_elements ? end - *offset : partition->packet_elements;
 }
 
-/* ---- elements on their way (elements.c) ---- */
+/* ---- elements in packets (elements.c) ---- */
 
-/* What is sent is rounded. */
+/* Whether packets hold rounded elements. */
 static inline bool lossynet_rounds(const struct lossynet_partition *partition) {
     return partition->dtype[LOSSYNET_PARAMETER] != LOSSYNET_FLOAT32;
 }
 
-/* It is rounded in blocks with a scale, by which elements are rounded together. */
+/* Whether elements are rounded in blocks. The elements of a block have a common scale. */
 static inline bool lossynet_has_blocks(const struct lossynet_partition *partition) {
     return partition->dtype[LOSSYNET_PARAMETER] >= LOSSYNET_INT8;
 }
 
 enum { LOSSYNET_BLOCK = 32 }; /* elements of a block */
 
-/* How elements are rounded that follow one another in a vector. They begin where a packet does, or
+/* How to round consecutive elements of a vector. The first one must be the first of a packet or of
  * a block. */
 struct lossynet_rounding {
     lossynet_wire_dtype dtype;
-    /* In blocks: rounded at random, with random numbers of (key, place in the vector); else to
-     * nearest. */
+    /* In blocks. true: rounds at random, with random numbers that depend on (key, place in the
+     * vector). false: rounds to nearest. */
     bool random;
     uint64_t key;
-    size_t offset; /* place of the first element */
+    size_t offset; /* place of the first element in the vector */
 };
 
-/* Bytes of a payload of n elements; and elements of the longest payload that fits, whole blocks, 0
- * where not one does. */
+/* Bytes of a payload of n elements; and the largest number of elements whose payload fits in
+ * `bytes`: whole blocks, and 0 if not even one fits. */
 size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n);
 size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes);
 
-/* Payloads may be at any address; they are little-endian, as every machine this runs on. */
+/* Payloads need no alignment. They are little-endian, as are all machines that this runs on. */
 void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, const float *from,
                             size_t n);
 void lossynet_elements_unpack(lossynet_wire_dtype dtype, float *to, const uint8_t *payload,
                               size_t n);
-/* From one worker to another of the same rank: what unpack makes of what pack has made. to may be
- * from. */
+/* For workers of one rank: gives the same result as pack and then unpack. to may be from. */
 void lossynet_elements_copy(const struct lossynet_rounding *r, float *to, const float *from,
                             size_t n);
-/* The same for vectors of bfloat16: packs them; unpacks to them; rounds float32 to what unpacking
- * would leave in them; and in place, for another worker of the same rank. */
+/* The same for vectors of bfloat16: packs from them, and unpacks into them. narrow rounds float32
+ * to what unpacking would give; round_bf16 rounds in place, for other workers of the rank. */
 void lossynet_elements_pack_bf16(const struct lossynet_rounding *r, uint8_t *to,
                                  const uint16_t *from, size_t n);
 void lossynet_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, const uint8_t *payload,
@@ -162,15 +161,15 @@ void lossynet_elements_unpack_bf16(lossynet_wire_dtype dtype, uint16_t *to, cons
 void lossynet_elements_narrow(const struct lossynet_rounding *r, uint16_t *to, const float *from,
                               size_t n);
 void lossynet_elements_round_bf16(const struct lossynet_rounding *r, uint16_t *x, size_t n);
-/* A payload that a wire has changed, or a stranger has made up, may hold what no computation
- * survives: NaN, infinity, and numbers of 2^64 or more, whose squares overflow when they are
+/* Whether a payload holds only numbers that one can compute with. A payload that was damaged or
+ * forged may hold NaN, infinity, or numbers of 2^64 or more, whose squares overflow when they are
  * summed. */
 bool lossynet_elements_are_finite(lossynet_wire_dtype dtype, const uint8_t *payload, size_t n);
 
-int lossynet_block_bits(lossynet_wire_dtype dtype); /* of an element: 8 or 4 */
+int lossynet_block_bits(lossynet_wire_dtype dtype); /* bits of an element: 8 or 4 */
 
-/* The scale of a block of count <= LOSSYNET_BLOCK elements, and what one of them is rounded to
- * nearest. */
+/* The scale of a block of count <= LOSSYNET_BLOCK elements; and element x of a block with this
+ * scale, rounded to nearest. */
 uint8_t lossynet_block_scale(lossynet_wire_dtype dtype, const float *block, size_t count);
 float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale);
 
