@@ -1,46 +1,47 @@
-/* loss_model.c — injected loss: which packets of a link survive.
+/* loss_model.c — injects losses: decides which packets of a link arrive.
  *
- * A link is directed, from one worker to another, and has a life of its own in each phase. Loss
- * is a pure function of (seed, step, phase, sender, receiver, packet): random numbers are hashes of
- * these, counted rather than drawn, so that the outcome does not depend on how workers are spread
- * over ranks and threads, nor on whether a run was resumed. A packet is counted as the k-th of its
- * link in its step; since sender, receiver and phase name the owner, this says which packet of the
- * vector it is.
+ * A link goes from one worker to another in one direction, and its losses in the two phases are
+ * independent (except outages). Loss is a pure function of (seed, step, phase, sender, receiver,
+ * packet): random numbers are hashes of these. So the outcome does not depend on how workers are
+ * spread over ranks and threads, nor on whether a run was resumed. `packet` counts the packets of a
+ * link in a step. Sender, receiver and phase determine the owner, so this number identifies one
+ * packet of the vector.
  *
- * bernoulli   lost when the hash, as a number in [0, 1), is below p.
+ * bernoulli   A packet is lost if its hash, as a number in [0, 1), is below p.
  *
- * burst:MEAN  Gilbert-Elliott (Gilbert 1960): a state per link, good loses nothing, bad loses
- *     everything. From packet to packet, also from one step's last to the next step's first, it
- *     moves good -> bad with probability a and bad -> good with probability b:
+ * burst:MEAN  Gilbert-Elliott (Gilbert 1960): each link is in one of two states. The good state
+ *     loses nothing, the bad state loses everything. From packet to packet, also from a step's last
+ *     to the next step's first, it goes good -> bad with probability a and bad -> good with b:
  *         mean run of losses = 1/b             = MEAN
  *         stationary loss    = a / (a + b)     = p      hence  a = p / (MEAN (1 - p))
- *     a <= 1 asks for p <= MEAN / (MEAN + 1): shorter runs cannot lose that much.
- *     MEAN = 1/(1-p) is bernoulli; anything longer is bursty.
+ *     a <= 1 requires p <= MEAN / (MEAN + 1): shorter runs cannot lose that much.
+ *     MEAN = 1/(1-p) is bernoulli; longer runs are bursts.
  *
- *     The state is a pure function too. With one number u per packet, u < min(a, 1-b) leads to bad
- *     and u >= max(a, 1-b) to good from either state; in between the state is kept (a < 1-b) or
- *     flips (a > 1-b). So looking back to the last packet that decided, and counting flips since,
- *     gives the state of a chain that has run for ever, that is, in its stationary distribution
+ *     The state is a pure function, too. There is one number u per packet. From either state, u <
+ *     min(a, 1-b) leads to bad and u >= max(a, 1-b) to good. In between the state is kept (a < 1-b)
+ *     or flips (a > 1-b). So one looks back to the last packet that decided, and counts the flips
+ *     since. This gives the state of a chain that has run for ever, in its stationary distribution
  *     (coupling from the past, Propp & Wilson 1996). Looking back takes MEAN (1-p) packets on
- *     average; the word `chain` remembers where the last step ended and saves that in sequence.
+ *     average. The word `chain` remembers the state after the last step, which saves looking back.
  *
- * outage:MEAN  a link is down for whole steps, MEAN of them on average, and loses nothing in the
- *     steps between: the same chain with steps in the place of packets, so p <= MEAN / (MEAN + 1)
- *     again.
- *     Both phases of a step ask the same number u, so that an outage takes what the sender sends in
- *     either; with unlike rates (and MEAN >= 1/(1-p)) the phase with the lower one is down only
- *     while the other is. The opposite direction has a life of its own. What is sent again in the
- *     step is lost again (retransmit.c). A packet's age is then 0 with probability 1-p and k > 0
- *     with p (1-s) s^(k-1), s = 1 - 1/MEAN: drift.c has what follows.
+ * outage:MEAN  A link is down for whole steps, for MEAN steps on average, and loses nothing in
+ * other
+ *     steps. It is the same chain with steps instead of packets, so p <= MEAN / (MEAN + 1) again.
+ *     Both phases of a step use the same number u, so an outage drops what the sender sends in
+ *     both. If the phases' rates differ (and MEAN >= 1/(1-p)), the phase with the lower rate is
+ *     down only while the other one is. The opposite direction is independent. Packets sent again
+ *     in the same step are lost again (retransmit.c). A packet's age is 0 with probability 1-p, and
+ *     k > 0 with p (1-s) s^(k-1), s = 1 - 1/MEAN; drift.c derives the drift from this.
  *
- * trace:FILE  the file is read in a circle; a link starts at a place of its own, and goes on from
- *     step to step. `rate` 0 turns loss off for a phase; other rates mean nothing.
+ * trace:FILE  Links read the file in a circle. Each link starts at its own place, and continues
+ * from
+ *     step to step. `rate` 0 turns loss off for a phase; other rates have no effect.
  *
- * replay:FILE  what arrived in a run that --record-loss has recorded, packet by packet; rates mean
- *     nothing (loss_replay.c).
+ * replay:FILE  Packets arrive as in a run that --record-loss recorded. Rates have no effect
+ *     (loss_replay.c).
  *
- * Some links may have a rate of their own (`at`), in both phases: those from and to a worker, or
- * one directed link. All else of the model is as on the other links.
+ * Some links may have another rate (`at`), in both phases: all links from and to a worker, or one
+ * directed link. The rest of the model is the same.
  */
 #include "lossynet/loss/loss.h"
 
@@ -58,7 +59,7 @@ enum { STREAM_LOSS = 1, STREAM_STATIONARY = 2, STREAM_TRACE = 3 };
 
 struct directed { /* a link in a phase */
     const struct lossynet_loss *loss;
-    lossynet_phase phase; /* GRADIENT for outages, which both phases share */
+    lossynet_phase phase; /* for outages always GRADIENT, because both phases share them */
     int sender, receiver;
     double rate;
 };
@@ -92,7 +93,8 @@ struct chain { /* P(bad | good) and P(bad | bad), as bounds */
     uint64_t enter, stay;
 };
 
-/* P(bad | good) of the chain with this rate and mean run; above 1 there is none. */
+/* P(bad | good) of the chain with this rate and mean run. If it is above 1, no such chain
+ * exists. */
 static double enters(double rate, double mean_run) {
     return rate / (mean_run * (1 - rate));
 }
@@ -102,17 +104,17 @@ static struct chain chain_of(const struct directed *link) {
     return (struct chain){bound(enters(link->rate, mean)), bound(1 - 1 / mean)};
 }
 
-/* The chain's state before packet 0 of `step`: looks back until a packet decided. */
+/* The chain's state before packet 0 of `step`. Looks back to the last packet that decided. */
 static bool chain_look_back(const struct directed *link, const struct chain *c, uint64_t step,
                             size_t n) {
     uint64_t low = c->enter < c->stay ? c->enter : c->stay;
     uint64_t high = c->enter < c->stay ? c->stay : c->enter;
     bool flips = c->enter > c->stay, flipped = false;
-    /* One packet decides with probability >= 1/MEAN for a bursty chain, so this far back one has,
-     * but for a chance of e^-64. (MEAN = 1, p = 1/2 alternates for ever and never decides.) */
+    /* In a bursty chain a packet decides with probability >= 1/MEAN. So this far back one has
+     * decided, except with probability e^-64. (With MEAN = 1, p = 1/2 no packet ever decides.) */
     size_t limit = (size_t)(64 * link->loss->mean_run) + 1024;
     for (size_t seen = 0; seen < limit;) {
-        step--; /* steps before 0 wrap round, and are as random as any */
+        step--; /* steps before 0 wrap around; their numbers are as random as others */
         uint64_t key = stream_key(link, STREAM_LOSS, step);
         for (size_t k = n; k-- > 0; seen++) {
             uint64_t u = stream_number(key, k);
@@ -128,7 +130,7 @@ static bool chain_look_back(const struct directed *link, const struct chain *c, 
 static void mask_burst(const struct directed *link, uint64_t step, size_t n, uint64_t *memory,
                        uint8_t *arrived) {
     const struct chain c = chain_of(link);
-    /* memory: (step after the one it ended) * 2 + state; 0 is "nothing known", and step 0. */
+    /* memory: (last step + 1) * 2 + state after that step. 0 means that nothing is known. */
     bool bad = memory && *memory >> 1 == step && step > 0 ? *memory & 1
                                                           : chain_look_back(link, &c, step, n);
     uint64_t key = stream_key(link, STREAM_LOSS, step);
@@ -157,7 +159,7 @@ static void mask_trace(const struct directed *link, uint64_t step, size_t n, uin
     }
 }
 
-/* Its own, or the phase's. The last that names the link counts. */
+/* The link's rate: that of the last entry of `at` that names the link, or else the phase's. */
 static double link_rate(const struct lossynet_loss *loss, lossynet_phase phase, int sender,
                         int receiver) {
     double rate = loss->rate[phase];
@@ -260,8 +262,8 @@ close_file:
     return status;
 }
 
-/* A chain with runs of this mean length can lose no more than MEAN / (MEAN + 1). whose: of which
- * loss rate that is. */
+/* Checks that a chain can have this rate: it can lose at most MEAN / (MEAN + 1). whose: names the
+ * rate in the message. */
 static lossynet_status chain_check(const struct lossynet_loss *loss, double rate, const char *whose,
                                    char *why, size_t why_size) {
     const bool chained = loss->model == LOSS_BURST || loss->model == LOSS_OUTAGE;
@@ -274,7 +276,7 @@ static lossynet_status chain_check(const struct lossynet_loss *loss, double rate
     return LOSSYNET_INVALID;
 }
 
-/* model: NAME:MEAN */
+/* Parses MEAN of a model NAME:MEAN. */
 static lossynet_status chain_parse(struct lossynet_loss *loss, const char *model, char *why,
                                    size_t why_size) {
     const char *text = strchr(model, ':') + 1;
@@ -292,7 +294,8 @@ static lossynet_status chain_parse(struct lossynet_loss *loss, const char *model
     return status;
 }
 
-/* One of `at`: WORKER=RATE or SENDER-RECEIVER=RATE, up to a comma. *text moves behind it. */
+/* Parses one entry of `at`, WORKER=RATE or SENDER-RECEIVER=RATE, up to a comma. Moves *text to its
+ * end. */
 static lossynet_status at_parse_one(struct lossynet_loss *loss, int workers, const char **text,
                                     char *why, size_t why_size) {
     struct lossynet_loss_at *at = &loss->at[loss->at_count++];

@@ -1,8 +1,8 @@
-/* loss_replay.c — a run with late ranks, made again: what loss_trace.c has written of each rank.
+/* loss_replay.c — repeats a run with late ranks from the records that loss_trace.c wrote.
  *
- * FILE is one rank's record, or FILE.0, FILE.1 ... those of all. A packet arrives if the record of
- * its receiver says so; of a step that a worker left out there is none, so that nothing arrives.
- * What a worker did in a step stands in a line of its own (lossynet_loss_trace_part).
+ * FILE is the record of one rank, or FILE.0, FILE.1 ... are those of all ranks. A packet arrives if
+ * the record of its receiver says so. A worker has no record of a step that it left out, so nothing
+ * arrives there. A line of its own says what a worker did in a step (lossynet_loss_trace_part).
  */
 #include "lossynet/loss/loss.h"
 
@@ -38,7 +38,7 @@ struct lossynet_loss_replay {
     size_t room_packets, room_links, room_parts, room_tolds;
 };
 
-/* Room for one more; NULL: no memory. */
+/* Makes room for one more element, and returns the array. NULL: no memory. */
 static void *grow(void *old, size_t count, size_t *room, size_t size) {
     if (count < *room) return old;
     const size_t larger = *room ? 2 * *room : 1024;
@@ -59,7 +59,7 @@ static void *grow(void *old, size_t count, size_t *room, size_t size) {
 
 /* ---- reading ---- */
 
-/* A line that begins with #. Others than ours are comments. */
+/* Reads a line that begins with #. If it has none of our three forms, it is a comment. */
 static lossynet_status take_header(struct lossynet_loss_replay *r, const char *line) {
     struct link_record link = {.start = r->packets};
     struct part_record part;
@@ -169,7 +169,7 @@ void lossynet_loss_replay_close(struct lossynet_loss_replay *r) {
     free(r);
 }
 
-/* ---- asking ---- */
+/* ---- queries ---- */
 
 void lossynet_loss_replay_mask(const struct lossynet_loss_replay *r, lossynet_phase phase,
                                uint64_t step, int sender, int receiver, size_t n,

@@ -1,21 +1,23 @@
-/* loss_trace.c — which packets arrived, as a trace that the loss model trace:FILE reads
+/* loss_trace.c — writes which packets arrived, as a trace that the loss model trace:FILE reads
  * (loss_model.c).
  *
- * Each rank writes what its workers received, from every other worker, injected loss included:
+ * Each rank writes which packets its workers received from every other worker. Losses include
+ * injected ones:
  *
  *     # step 12, gradient, worker 3 to 0
  *     0000001110000...                 in order of (bucket, packet): 0 arrived, 1 did not
  *
- * What came in a round of retransmission has arrived, too: what is computed from it depends on
- * nothing else.
+ * Packets that came in a round of retransmission count as arrived, because results depend only on
+ * what had arrived in the end.
  *
- * With a deadline, also what each worker did, for the loss model replay:FILE (loss_replay.c):
+ * With a deadline it also writes what each worker did, for the loss model replay:FILE
+ * (loss_replay.c):
  *
- *     # step 12, worker 3 computes, norm 0x1.8p+0, lead 0x0p+0      or "idles": it was late before
+ *     # step 12, worker 3 computes, norm 0x1.8p+0, lead 0x0p+0      or "idles": it has no gradient
  *
- *     # step 12, worker 3 told 1101    by owner: 1 if it was told in this step what has arrived
+ *     # step 12, worker 3 told 1101    by owner: 1 if in this step the owner told it what arrived
  *
- * scripts/loss_trace.py puts the steps of a link behind one another and tells how bursty they are.
+ * scripts/loss_trace.py concatenates the steps of a link and says how bursty its losses are.
  */
 #include "lossynet/loss/loss.h"
 
@@ -45,7 +47,7 @@ void lossynet_loss_trace_link(FILE *trace, uint64_t step, lossynet_phase phase, 
         size_t count = n - start < LINE ? n - start : LINE;
         for (size_t k = 0; k < count; k++) digits[k] = arrived[start + k] ? '0' : '1';
         if (fwrite(digits, 1, count, trace) != count || putc('\n', trace) == EOF)
-            return; /* ferror tells */
+            return; /* lossynet_loss_trace_flush reports the error */
     }
 }
 

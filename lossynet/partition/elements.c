@@ -1,42 +1,40 @@
-/* elements.c — what a payload's elements are: float32 as the vectors have them, bfloat16, or blocks
- * of small integers.
+/* elements.c — encodes and decodes payloads: float32 as in the vectors, bfloat16, or blocks of
+ * small integers.
  *
- * bfloat16 is the upper half of a float32, so that widening is exact and rounding is all that a
- * packet loses: to nearest, ties to even, at most 2^-9 of an element, whose sign, exponent and
- * seven upper bits stay. An element that is infinite or NaN stays so, and the largest ones, from
+ * bfloat16 is the upper half of a float32. So widening is exact, and only rounding loses anything:
+ * it is to nearest, ties to even, and changes an element by at most 2^-9 of itself. Sign, exponent
+ * and the upper seven bits remain. Infinity and NaN stay what they are. The largest elements, from
  * 0x7f7f8000 on, become infinite (IEEE 754, section 4.3.1).
  *
- * int8, int4: a packet is cut in blocks of 32 elements, the last one shorter. An element is an
- * integer from -127 to 127, or -7 to 7, times its block's unit, a power of 2: the smallest with
- * which the block's largest element fits. (int8 is MXINT8 of the Open Compute Project's
- * "Microscaling Formats (MX) Specification" 1.0, without -128.) A payload of n elements, so 33 or
- * 17 bytes for 32 of them:
+ * int8, int4: a packet is cut into blocks of 32 elements; the last one may be shorter. An element
+ * is an integer from -127 to 127, or -7 to 7, times its block's unit. The unit is the smallest
+ * power of 2 with which the block's largest element fits. (int8 is MXINT8 of the Open Compute
+ * Project's "Microscaling Formats (MX) Specification" 1.0, without -128.) A payload of n elements,
+ * 33 or 17 bytes for 32 of them:
  *
- *     scale[ceil(n / 32)]   one byte for each block: unit = 2^(scale - 133), of int4 2^(scale -
- *                           129); 255: a block in which something is not finite, and is NaN as a
- *                           whole
- *     q[n]                  two's complement, of int4 two in a byte, the first in its low four
+ *     scale[ceil(n / 32)]   one byte per block: unit = 2^(scale - 133), with int4 2^(scale - 129);
+ *                           255: an element of the block is not finite, and the whole block is NaN
+ *     q[n]                  two's complement; with int4 two in a byte, the first in its low four
  *                           bits; element = q * unit, exactly
  *
- * int4 is of gradients only: parameters are int8 then. A packet has as many elements in both
- * phases.
+ * Only gradients are int4; parameters are then int8. A packet has as many elements in both phases.
  *
- *   - Rounding a rounded block changes nothing: its elements are multiples of its unit, and the
- *     unit that the block would now be given is that unit or a smaller power of 2. So it does not
- *     matter where and how often a packet is rounded. A scale of float32 would halve the mean
- *     square error at most, and not have this property.
- *   - A packet is decoded alone, and blocks end with it.
- *   - The unit is at most 2/127, or 2/7, of the block's largest element. Rounded to nearest, an
- *     element is off by half a unit at most. Rounded at random it is off by less than a unit, and
- *     right on average: x = (k + f) unit becomes k + 1 with probability f.
+ *   - Rounding a rounded block changes nothing: its elements are multiples of its unit, and its new
+ *     unit would be the same or a smaller power of 2. So it does not matter where and how often a
+ *     packet is rounded. With a float32 scale the mean square error would be half as large at best,
+ *     but this property would not hold.
+ *   - A packet can be decoded alone, because no block reaches into the next packet.
+ *   - The unit is at most 2/127, or 2/7, of the block's largest element. Rounding to nearest
+ *     changes an element by at most half a unit. Rounding at random changes it by less than a unit
+ *     and is right on average: x = (k + f) unit becomes k + 1 with probability f.
  *
  * The random numbers are a function of (seed, step, sender) and of the element's place in the
- * vector. So rounding is the same wherever it happens: at the sender of a datagram (send.c), in a
- * copy within a rank (parameter.c), or in place, where what a worker sends to another of its own
- * rank is read by the owner's sum (gradient.c).
+ * vector. So rounding gives the same result wherever it happens: at the sender of a datagram
+ * (exchange.c), in a copy within a rank (parameter.c), or in place, if the owner's sum reads the
+ * vector of a worker in its own rank (gradient.c).
  *
- * An owner's own shard is never rounded: it is the master copy of the parameters, and its own
- * gradient has not travelled.
+ * An owner's own shard is never rounded: it is the master copy of the parameters, and the owner's
+ * gradient for it is not sent.
  */
 #include "lossynet/partition/partition.h"
 
@@ -67,7 +65,7 @@ static void unpack_bf16(float *to, const uint8_t *payload, size_t n) {
 /* ---- blocks ---- */
 
 enum { BLOCK = LOSSYNET_BLOCK, NOT_FINITE = 255 };
-enum { SCALE_LEAST = 7 }; /* its unit is a normal number */
+enum { SCALE_LEAST = 7 }; /* the smallest scale whose unit is a normal number */
 
 int lossynet_block_bits(lossynet_wire_dtype dtype) {
     return dtype == LOSSYNET_INT4 ? 4 : 8;
@@ -84,8 +82,8 @@ static float unit_of(uint8_t scale, int bits) {
     return scale == NOT_FINITE ? NAN : from_exponent(scale - (bits - 2));
 }
 
-/* The exponent of the largest element, or one more where it is above 127/128, or 7/8, of the next
- * power of 2. */
+/* The exponent of the largest element; or one more if this element is above 127/128, or 7/8, of the
+ * next power of 2. */
 static uint8_t scale_of(const float x[BLOCK], int bits) {
     uint32_t most = 0;
     for (int i = 0; i < BLOCK; i++) {
@@ -106,9 +104,9 @@ static uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/* Down where the fraction is less than a random number. That has 16 bits and is between two of what
- * they can be, so that sums are exact, multiples of the unit stay, and nothing is rounded down more
- * often than up. */
+/* Adds a random number from 0 to 1 to each element, in units, and rounds down. The number lies
+ * halfway between two multiples of 2^-16. So its sum with an integer is exact, multiples of the
+ * unit do not change, and elements are not rounded down more often than up. */
 static void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse, uint64_t key) {
     const uint32_t lot = (uint32_t)lossynet_mix(key);
     for (uint32_t i = 0; i < BLOCK; i++) {
@@ -121,11 +119,11 @@ static void round_at_random(int8_t q[BLOCK], const float x[BLOCK], float inverse
 }
 
 static void round_to_nearest(int8_t q[BLOCK], const float x[BLOCK], float inverse) {
-    const float shift = 0x1.8p23f; /* numbers of this size have no fraction; ties to even */
+    const float shift = 0x1.8p23f; /* floats of this size are integers; ties go to even */
     for (int i = 0; i < BLOCK; i++) q[i] = (int8_t)(x[i] * inverse + shift - shift);
 }
 
-/* A block of count <= BLOCK elements. Returns its scale. */
+/* Rounds a block of count <= BLOCK elements to integers q. Returns its scale. */
 static uint8_t quantise(int8_t q[BLOCK], const float *from, size_t count, int bits, bool random,
                         uint64_t key) {
     float padded[BLOCK] = {0};
@@ -148,9 +146,9 @@ static size_t smaller(size_t a, size_t b) {
     return a < b ? a : b;
 }
 
-/* ---- vectors of bfloat16: what is in blocks has at most 7 of its 8 bits ---- */
+/* ---- vectors of bfloat16: integers of blocks need at most 7 of its 8 significant bits ---- */
 
-/* A block of count elements, as below; compilers know the number of a whole one. */
+/* Widens a block of count elements. Here and below, a constant count lets compilers vectorize. */
 static void widen(float *to, const uint16_t *from, size_t count) {
     if (count == BLOCK)
         for (int j = 0; j < BLOCK; j++) to[j] = lossynet_bf16_widen(from[j]);
@@ -158,7 +156,7 @@ static void widen(float *to, const uint16_t *from, size_t count) {
         for (size_t j = 0; j < count; j++) to[j] = lossynet_bf16_widen(from[j]);
 }
 
-/* What bfloat16 can hold: nothing is rounded. */
+/* Narrows a number that bfloat16 can hold exactly. */
 static uint16_t upper_half(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -190,7 +188,7 @@ static void round_blocks(const struct lossynet_rounding *r, float *to, const flo
     }
 }
 
-/* One byte for two. */
+/* Packs two integers of 4 bits into each byte. */
 static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
     uint8_t pairs[BLOCK / 2];
     for (int j = 0; j < BLOCK / 2; j++)
@@ -201,7 +199,7 @@ static void pack_nibbles(uint8_t *out, const int8_t q[BLOCK], size_t bytes) {
         memcpy(out, pairs, bytes);
 }
 
-/* Elements of float32, or where these are NULL of bfloat16. */
+/* Packs float32 elements `from`, or if from is NULL the elements `bf16`. */
 static void pack_blocks(const struct lossynet_rounding *r, uint8_t *to, const float *from,
                         const uint16_t *bf16, size_t n) {
     const int bits = lossynet_block_bits(r->dtype);
@@ -261,7 +259,7 @@ float lossynet_block_round(lossynet_wire_dtype dtype, float x, uint8_t scale) {
     return (float)q[0] * unit_of(scale, bits);
 }
 
-/* ---- all of them ---- */
+/* ---- all formats ---- */
 
 size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n) {
     switch (dtype) {

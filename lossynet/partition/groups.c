@@ -6,7 +6,7 @@
  *
  * An owner has a partner in every group, which exchanges the owner's packets for the group. For an
  * owner at place j of its group it is the member at place j modulo the size of the other group.
- * With equal groups, two partners are partners of each other. With unequal groups, a member of a
+ * With equal groups, partners are mutual. With unequal groups, a member of a
  * shorter group is the partner of several owners, and some members of a longer group are the
  * partner of no owner in the shorter one.
  */
