@@ -1,7 +1,7 @@
-/* crypto.c — authenticated encryption of datagrams with OpenSSL's libcrypto. See crypto.h.
+/* crypto.c — encrypts and authenticates datagrams with OpenSSL's libcrypto. See crypto.h.
  *
- * First what OpenSSL is asked for, then the exchange of keys, then sealing and opening. Without
- * OpenSSL (SECURE=0, or not found) only the stubs at the end are built.
+ * The file has first the calls of OpenSSL, then the exchange of keys, then sealing and opening.
+ * Without OpenSSL (SECURE=0, or not found) only the stubs at the end are built.
  */
 #include "lossynet/crypto/crypto.h"
 
@@ -22,25 +22,25 @@
 enum { KEY_BYTES = 32, COUNTER_BYTES = 8, TAG_BYTES = 16, NONCE_BYTES = 12 };
 _Static_assert(LOSSYNET_SECURE_BYTES == COUNTER_BYTES + TAG_BYTES, "the trailer");
 
-/* Which datagrams of a sender have come: RFC 4303, section 3.4.3, as a ring (RFC 6479). A sender
- * counts what it sends to all ranks, so that the window holds more than may be on its way to all of
- * them. */
+/* Notes which datagrams of a key have come: the anti-replay window of RFC 4303, section 3.4.3, as a
+ * ring (RFC 6479). A datagram is refused if it comes behind another whose counter is larger by
+ * WINDOW or more. */
 enum { WINDOW = 4096 };
 
 struct origin {
-    EVP_CIPHER_CTX *open; /* with its key; NULL for this rank, or where there is none */
-    uint64_t next;        /* above all counters that have come */
+    EVP_CIPHER_CTX *open; /* with the sender's key; NULL for this rank, or if there is no key */
+    uint64_t next;        /* the highest counter that has come, plus 1 */
     uint64_t came[WINDOW / 64];
 };
 
 struct target {
-    EVP_CIPHER_CTX *seal; /* with the key for it */
+    EVP_CIPHER_CTX *seal; /* with the key for this target */
     uint64_t counter;     /* nonce of the next datagram */
 };
 
 struct pair { /* this rank and another */
     struct target to;
-    struct origin from, everyone; /* what it sealed for this rank, and for everyone */
+    struct origin from, everyone; /* what the other sealed for this rank, and for everyone */
 };
 
 struct lossynet_secure {
@@ -49,7 +49,7 @@ struct lossynet_secure {
     struct pair with[]; /* [ranks] */
 };
 
-/* ---- what OpenSSL is asked for; all return false when it fails ---- */
+/* ---- calls of OpenSSL; functions return false if it fails ---- */
 
 static bool key_pair(EVP_PKEY **pair, uint8_t *public) {
     size_t bytes = KEY_BYTES;
@@ -57,7 +57,8 @@ static bool key_pair(EVP_PKEY **pair, uint8_t *public) {
     return *pair && EVP_PKEY_get_raw_public_key(*pair, public, &bytes) == 1 && bytes == KEY_BYTES;
 }
 
-/* Their X25519 secret. Fails for public keys that would make it the same for everybody. */
+/* Computes the X25519 secret of two ranks. Fails for public keys that would make the secret the
+ * same for everybody. */
 static bool agree(EVP_PKEY *mine, const uint8_t *public, uint8_t *secret) {
     size_t bytes = KEY_BYTES;
     EVP_PKEY *theirs = EVP_PKEY_new_raw_public_key(EVP_PKEY_X25519, NULL, public, KEY_BYTES);
@@ -70,7 +71,7 @@ static bool agree(EVP_PKEY *mine, const uint8_t *public, uint8_t *secret) {
     return ok;
 }
 
-/* HKDF-SHA256: a key for one purpose, from one rank to another. */
+/* Derives a key for one purpose, from one rank to another, with HKDF-SHA256. */
 static bool derive(const uint8_t *secret, const uint8_t *salt, const char *purpose, int from,
                    int to, uint8_t *key) {
     uint8_t info[32] = {0};
@@ -96,7 +97,7 @@ static bool hash(const void *bytes, size_t count, uint8_t *digest) {
     return EVP_Digest(bytes, count, digest, NULL, EVP_sha256(), NULL) == 1;
 }
 
-/* A cipher's state with its key schedule, which every datagram starts from. */
+/* Makes a cipher context with its key schedule. Each datagram sets only the nonce. */
 static EVP_CIPHER_CTX *cipher_open(const uint8_t *key, bool seals) {
     EVP_CIPHER_CTX *cipher = EVP_CIPHER_CTX_new();
     if (cipher && EVP_CipherInit_ex(cipher, EVP_aes_256_gcm(), NULL, key, NULL, seals) == 1)
@@ -137,18 +138,18 @@ static bool cipher_unseal(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_
 /* ---- the exchange of keys ---- */
 
 enum { SEALED_BYTES = KEY_BYTES + TAG_BYTES, SHARED_LEAST = 16, SHARED_MOST = 4096 };
-enum { EVERYONE = UINT16_MAX }; /* in the place of a rank */
+enum { EVERYONE = UINT16_MAX }; /* stands for a rank in the info of multicast keys */
 
 struct exchange {
     const struct lossynet_world *world;
     EVP_PKEY *pair;
-    uint8_t salt[KEY_BYTES];    /* SHA-256 of `publics` with what stands before them */
-    uint8_t group[KEY_BYTES];   /* what all ranks know, of which keys for everyone are derived */
+    uint8_t salt[KEY_BYTES];    /* see make_salt */
+    uint8_t group[KEY_BYTES];   /* the group's secret, from which multicast keys are derived */
     uint8_t *context, *publics; /* one piece: 8 bytes run, 8 bytes ranks; then [ranks][KEY_BYTES] */
     uint8_t *sealed;   /* [ranks, from][SEALED_BYTES]: the group's secret for another rank */
-    uint8_t *verdicts; /* [ranks]: 1, the rank holds every key */
-    uint8_t shared[SHARED_MOST]; /* what is in the key file */
-    size_t shared_bytes;         /* 0: there is none */
+    uint8_t *verdicts; /* [ranks]: 1 = the rank holds every key */
+    uint8_t shared[SHARED_MOST]; /* contents of the key file */
+    size_t shared_bytes;         /* 0: there is no key file */
     bool logged;
 };
 
@@ -165,7 +166,7 @@ static bool failed(struct exchange *x, const char *what) {
     return false;
 }
 
-/* The key for one purpose of what one of two ranks seals for the other; one is this rank. */
+/* Computes the key for one purpose between two ranks, one of which is this rank. */
 static bool pair_key(struct exchange *x, const char *purpose, int from, int to, uint8_t *key) {
     uint8_t secret[KEY_BYTES];
     int other = from == x->world->rank ? to : from;
@@ -175,7 +176,7 @@ static bool pair_key(struct exchange *x, const char *purpose, int from, int to, 
     return ok;
 }
 
-/* Seals the group's secret for a rank, or opens what that rank has sealed. Each key seals one thing
+/* Seals the group's secret for rank `to`, or opens what rank `from` has sealed. Each key is used
  * once, so its counter is always 0. */
 static bool hand_over(struct exchange *x, int from, int to) {
     uint8_t key[KEY_BYTES], *at = x->sealed + (size_t)from * SEALED_BYTES;
@@ -192,8 +193,8 @@ static bool hand_over(struct exchange *x, int from, int to) {
     return ok;
 }
 
-/* The salt: of run id, ranks and public keys; with a key file also of what is in it, so that no
- * rank without it computes any key. */
+/* Makes the salt: the SHA-256 of run id, number of ranks and public keys. With a key file the salt
+ * also depends on its contents, so that nobody without them can compute a key. */
 static bool make_salt(struct exchange *x) {
     size_t publics = (size_t)x->world->ranks * KEY_BYTES;
     if (!hash(x->context, CONTEXT_BYTES + publics, x->salt)) return false;
@@ -226,7 +227,7 @@ static bool draw_keys(struct exchange *x) {
            failed(x, "draw keys");
 }
 
-/* One key for each direction between this rank and each other. */
+/* Makes one key for each direction between this rank and each other rank. */
 static bool make_pairs(struct exchange *x, struct lossynet_secure *secure) {
     uint8_t key[KEY_BYTES];
     const int rank = x->world->rank;
@@ -254,9 +255,9 @@ static bool refuse(struct exchange *x, int from) {
     return false;
 }
 
-/* Gives all ranks rank 0's secret: in each round whoever knows it seals it for one who does not, so
- * that after log2 of the ranks all do. Nobody opens it who sees another exchange of keys, or has
- * another key file. */
+/* Gives rank 0's secret to all ranks. In each round every rank that knows the secret seals it for
+ * one rank that does not, so after log2(ranks) rounds all know it. A rank cannot open it if it has
+ * seen another exchange of keys or has another key file. */
 static lossynet_status share_group(struct exchange *x, bool *ok, lossynet_share share,
                                    void *context) {
     const int rank = x->world->rank, ranks = x->world->ranks;
@@ -271,7 +272,7 @@ static lossynet_status share_group(struct exchange *x, bool *ok, lossynet_share 
     return LOSSYNET_OK;
 }
 
-/* One key of each rank for what it sends to everyone. */
+/* Makes one key per rank, for what this rank sends to everyone. */
 static bool make_everyone(struct exchange *x, struct lossynet_secure *secure) {
     uint8_t key[KEY_BYTES];
     bool ok = true;
@@ -286,7 +287,8 @@ static bool make_everyone(struct exchange *x, struct lossynet_secure *secure) {
     return ok || failed(x, "make keys");
 }
 
-/* A rank that fails goes on sharing, so that no other waits for it, and all fail together. */
+/* Exchanges keys. A rank that fails goes on calling `share`, so that no other rank waits for it,
+ * and all fail together. */
 static lossynet_status exchange_keys(struct exchange *x, const char *key_file,
                                      struct lossynet_secure *secure, lossynet_share share,
                                      void *context) {
@@ -358,9 +360,10 @@ void lossynet_secure_close(struct lossynet_secure *secure) {
 
 /* ---- datagrams ---- */
 
-/* A counter that only grows is the deterministic construction of SP 800-38D, section 8.2.1, which
- * bounds the datagrams of a key by 2^64 alone (section 8.3). After 30 days at 100 Gbit/s a key has
- * encrypted b = 2^51 blocks, and the bound b^2 / 2^129 on telling them from noise is 2^-27. */
+/* A counter that only grows is the deterministic construction of SP 800-38D, section 8.2.1. With it
+ * one key may seal 2^64 datagrams (section 8.3). After 30 days at 100 Gbit/s a key has encrypted b
+ * = 2^51 blocks. An attacker's advantage in telling them from noise is then at most b^2 / 2^129 =
+ * 2^-27. */
 void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t *header,
                           const void *payload, size_t length, uint8_t *out) {
     struct target *target = to < 0 ? &secure->everyone : &secure->with[to].to;
@@ -370,7 +373,7 @@ void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t 
     if (cipher_seal(target->seal, counter, header, WIRE_HEADER_BYTES, payload, (int)length, out,
                     trailer + COUNTER_BYTES))
         return;
-    memset(out, 0, length + LOSSYNET_SECURE_BYTES); /* never the plain payload */
+    memset(out, 0, length + LOSSYNET_SECURE_BYTES); /* the plain payload must never be sent */
 }
 
 static bool is_new(const struct origin *from, uint64_t counter) {
@@ -399,7 +402,7 @@ lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *se
     if (length < LOSSYNET_SECURE_BYTES || length > INT32_MAX) return LOSSYNET_SECURE_FORGED;
     length -= LOSSYNET_SECURE_BYTES;
     const uint64_t counter = wire_get(payload + length, COUNTER_BYTES);
-    if (counter == UINT64_MAX) return LOSSYNET_SECURE_FORGED; /* nobody counts so far */
+    if (counter == UINT64_MAX) return LOSSYNET_SECURE_FORGED; /* no sender reaches it */
     if (!cipher_unseal(from->open, counter, header, WIRE_HEADER_BYTES, payload, (int)length,
                        payload + length + COUNTER_BYTES))
         return LOSSYNET_SECURE_FORGED;

@@ -1,36 +1,37 @@
-/* crypto.h — authenticated encryption of datagrams, for links that cross other people's networks.
+/* crypto.h — encrypts and authenticates datagrams, for links over networks that are not trusted.
  *
  *     +--------+---------------------------+---------+--------+
  *     | header |  payload, encrypted       | counter |  tag   |
  *     |  28    |                           |    8    |   16   |     bytes
  *     +--------+---------------------------+---------+--------+
  *
- * AES-256-GCM (NIST SP 800-38D): the header is authenticated and readable, the payload is
+ * AES-256-GCM (NIST SP 800-38D): the header is authenticated but readable. The payload is
  * authenticated and secret. Nonce: 4 zero bytes and the counter, little-endian.
  *
- * Keys. Each rank draws an X25519 key pair (RFC 7748) and shows everybody the public half. What one
- * rank seals for another has a key that only the two can compute, one for each direction:
- * HKDF-SHA256 (RFC 5869) of their X25519 secret, both ranks in its info, salted with the SHA-256 of
- * run id and all public keys. What a rank sends to everyone, by multicast, has a key derived in the
- * same way from a secret that rank 0 draws and that ranks hand on, sealed, in log2(ranks) rounds of
- * `share`. That all can open it also shows that they have seen the same exchange of keys. The
- * counter of each key goes up by one with every datagram, so that no nonce comes twice. Keys live in
- * memory only, for one run, O(ranks) of them in each rank.
+ * Keys. Each rank draws an X25519 key pair (RFC 7748) and sends the public key to all ranks. Each
+ * direction between two ranks has its own key, which only these two ranks can compute. It is
+ * HKDF-SHA256 (RFC 5869) of their X25519 secret, with both ranks in the info; the salt is the
+ * SHA-256 of the run id and all public keys. Multicast datagrams have keys that are derived in the
+ * same way from a group secret. Rank 0 draws this secret, and ranks pass it on, sealed, in
+ * log2(ranks) rounds of `share`. A rank can open it only if it has seen the same exchange of keys.
+ * The counter of each key increases by one with every datagram, so no nonce is used twice. Keys
+ * exist in memory only, for one run. Each rank holds O(ranks) of them.
  *
- * What is trusted. Public keys are not certified: the channel that `share` uses at start-up (MPI,
- * from the launcher) is taken to be authentic, unless all ranks have a key file, whose contents
- * enter the salt: then only who has it computes any key. Without one, who can change what the
- * channel carries can put himself between the ranks; who only listens to it learns nothing. Against
- * everybody on the path of the datagrams, payloads are secret and what is changed, forged, or from
- * another run is refused. Not hidden: headers, sizes, times. Not prevented: dropping. A datagram is
- * opened once; what is older than the last 4,096 of its key is refused. A rank can neither read nor
- * forge what two others send one another, but can forge what another sends to everyone.
+ * What is trusted. Public keys are not certified. Without a key file, the channel that `share` uses
+ * at start-up (MPI, from the launcher) must be authentic: an attacker who can change its data can
+ * put himself between the ranks, but one who only listens learns nothing. With a key file on all
+ * ranks, its contents are part of the salt, and nobody can compute a key without them. On the path
+ * of the datagrams, payloads are secret, and datagrams that were changed, forged, or sent in
+ * another run are refused. Headers, sizes and times are not hidden. Dropping is not prevented. A
+ * datagram is accepted once, and only if it is among the last 4,096 of its key. A rank can neither
+ * read nor forge what two other ranks send each other, but it can forge multicast datagrams of
+ * another rank.
  *
- * Why OpenSSL's libcrypto: compared with libsodium it seals and opens a packet of 1,400 bytes 1.5
- * to 1.7 times as fast (dev/bench/network/bench_secure.c has the figures), has AES-GCM on every
- * architecture (libsodium's needs AES instructions of x86-64), and is on every cluster already.
- * libsodium's interface is harder to misuse; here that is one file of few calls, and a test for
- * each mistake.
+ * Why OpenSSL's libcrypto: it seals and opens a packet of 1,400 bytes 1.5 to 1.7 times as fast as
+ * libsodium (dev/bench/network/bench_secure.c has the figures). It has AES-GCM on every
+ * architecture (libsodium's needs AES instructions of x86-64), and every cluster has it already.
+ * libsodium's interface is harder to misuse. Here all calls are in one file, and a test covers each
+ * mistake.
  */
 #ifndef LOSSYNET_SECURE_H
 #define LOSSYNET_SECURE_H
@@ -43,11 +44,13 @@ struct lossynet_secure; /* opaque */
 /* Whether this program was built with OpenSSL. */
 bool lossynet_secure_available(void);
 
-/* Collective: 2 + log2(ranks) calls of `share`, rounded up. run: the same on all ranks. Fails on all ranks when it fails
- * on one, unless memory or `share` itself does; each rank logs one line.
- *   LOSSYNET_INVALID   built without OpenSSL
- *   LOSSYNET_PROTOCOL  what `share` gave was changed on its way, or ranks disagree on `run` or on
- *                      what is in key_file (NULL: none), or cannot read it */
+/* Exchanges keys. Collective: calls `share` 2 + log2(ranks) times, rounded up. run: the same on all
+ * ranks. If it fails on one rank it fails on all, unless there is no memory or `share` fails. Each
+ * rank logs one line.
+ *   LOSSYNET_INVALID   the program was built without OpenSSL
+ *   LOSSYNET_PROTOCOL  data of `share` were changed on their way, or ranks have different `run` or
+ *                      contents of key_file (NULL: no file), or a rank cannot read key_file, or
+ *                      OpenSSL failed */
 lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_t run,
                                      const char *key_file, lossynet_share share,
                                      void *share_context, struct lossynet_secure **out);
@@ -55,28 +58,27 @@ lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_
 /* Wipes the keys. NULL is fine. */
 void lossynet_secure_close(struct lossynet_secure *secure);
 
-/* Encrypts `length` bytes of payload for rank `to`, not this one, or for everyone (below 0), into
- * out[length + LOSSYNET_SECURE_BYTES]; they don't overlap.
- * The header[WIRE_HEADER_BYTES] is final, its length counts the trailer, its checksum is 0. Should
- * OpenSSL fail, `out` becomes what every receiver refuses. One thread at a time; no allocation. */
+/* Encrypts `length` bytes of payload into out[length + LOSSYNET_SECURE_BYTES]; the two must not
+ * overlap. to: another rank, or below 0 for everyone. header[WIRE_HEADER_BYTES] must be final; its
+ * length includes the trailer and its checksum is 0. If OpenSSL fails, `out` becomes a datagram
+ * that every receiver refuses. One thread at a time; no allocation. */
 void lossynet_secure_seal(struct lossynet_secure *secure, int to, const uint8_t *header,
                           const void *payload, size_t length, uint8_t *out);
 
 typedef enum {
     LOSSYNET_SECURE_FORGED,   /* not sealed by that rank in this run, or changed */
-    LOSSYNET_SECURE_REPLAYED, /* it came before, or so many later ones that it may have */
+    LOSSYNET_SECURE_REPLAYED, /* it came before, or it is too old to tell */
     LOSSYNET_SECURE_OPENED,
 } lossynet_secure_verdict;
 
-/* Checks and decrypts in place what rank `sender` sealed for this rank, or for everyone; `length`
- * includes the trailer. Unless
- * opened, the payload is worthless. sender may be any number. One thread at a time; no
- * allocation. */
+/* Checks and decrypts in place a datagram that rank `sender` sealed for this rank, or with
+ * `everyone` for all ranks. `length` includes the trailer. Use the payload only if the verdict is
+ * LOSSYNET_SECURE_OPENED. sender may be any number. One thread at a time; no allocation. */
 lossynet_secure_verdict lossynet_secure_open_datagram(struct lossynet_secure *secure, int sender,
                                                       bool everyone, const uint8_t *header,
                                                       uint8_t *payload, size_t length);
 
-/* Bytes that an open struct lossynet_secure holds, its OpenSSL contexts included. */
+/* Bytes of memory that an open struct lossynet_secure holds, OpenSSL contexts included. */
 size_t lossynet_secure_memory(int ranks);
 
 #endif
