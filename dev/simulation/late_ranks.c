@@ -1,38 +1,39 @@
-/* late_ranks.c — what late ranks cost the others, with and without a deadline, in virtual time.
+/* late_ranks.c — measures what late ranks cost the others, with and without a deadline, in
+ * simulated time.
  *
  *     build/late_ranks RANKS WHAT DEADLINE [SEED [carry] [repair] [compute=SECONDS] [lost=SHARE]
  *                                           [steps=STEPS]]
  *                                                       DEADLINE: auto, off, or seconds
  *
- * With `carry` what is late of a gradient is added to the next (error feedback). With `repair` what
- * is lost is sent again in two rounds of gradients and one of parameters.
+ * With `carry` late and lost packets of a gradient are added to the next gradient (error feedback).
+ * With `repair` lost packets are sent again in two rounds for gradients and one for parameters.
  *
- * Ranks compute for 0.1 s in a step, or for `compute`, and exchange what a trainer does, over a
- * network with a round trip of 0.2 ms that loses `lost` of the datagrams, or nothing. WHAT disturbs
- * them:
+ * In each step ranks compute for 0.1 s (or `compute`) and make the same exchanges as a trainer. The
+ * network has a round trip of 0.2 ms and loses a share `lost` of the datagrams (default 0). WHAT
+ * says how ranks are disturbed:
  *
  *     even      nothing
- *     spread    compute times are uniform within 20% of that, drawn for each rank and step
- *     tail      compute times are lognormal with that median and P99/P50 = 3
+ *     spread    compute times are uniform within 20% of this time, drawn for each rank and step
+ *     tail      compute times are lognormal with this median and P99/P50 = 3
  *     stop      one rank stops for 0.5 s every 5 s
  *     slow      one rank computes three times as long
  *     random    lognormal compute times with P99/P50 = 10, stops of all lengths at any moment, 10%
  *               of the datagrams lost, and a meeting every 20 steps
  *
- * One line says, of the steps after those in which a deadline is learnt:
+ * The program prints one line about the steps after the first 32, in which a deadline is learnt:
  *
- *     mean        a step, over the median compute time
- *     p50 p99     the steps of ranks that were not stopped, the same
- *     lost        share of the computed gradients' packets that their owners did not get; with
- *                 `carry` below 0 where more came from the steps before than went to those behind
+ *     mean        mean time of a step, divided by the median compute time
+ *     p50 p99     quantiles of step times of ranks that are not stopped, divided in the same way
+ *     lost        share of packets of computed gradients that owners did not get; with `carry` it
+ *                 is below 0 if more came from earlier steps than were left for later steps
  *     delay       mean age of the gradients in averages, steps
- *     idle        share of steps that a rank took part in without a gradient
- *     left_out    share of steps that a rank took no part in
- *     pace        steps per second, over the same of undisturbed ranks
- *     throughput  gradients averaged per second, over the same
- *     steps       at which all ranks have ended
+ *     idle        share of steps in which a rank took part without a gradient
+ *     left_out    share of steps in which a rank took no part
+ *     pace        steps per second, divided by that of undisturbed ranks
+ *     throughput  averaged gradients per second, divided by that of undisturbed ranks
+ *     steps       the step at which all ranks have ended
  *     uncounted   with `carry`, after some more steps in which nothing is disturbed or lost:
- *                 elements of gradients that were computed, less those that were averaged
+ *                 elements of gradients that were computed, minus those that were averaged
  *
  * The result is a function of the arguments: test/lossynet/test_simulation.py compares it with
  * bounds.
@@ -47,9 +48,9 @@
 
 enum {
     PACKET = 16,        /* elements */
-    SHARD_REPAIRED = 4, /* packets, with `repair`; else one */
+    SHARD_REPAIRED = 4, /* packets of a shard with `repair`; without it, one */
     MOST_STEPS = 400,
-    WARM_STEPS = 32, /* in which a deadline is learnt */
+    WARM_STEPS = 32, /* steps in which a deadline is learnt */
     MEETING = 20,
     UNDISTURBED_STEPS = 6,
     CALM_STEPS = 8
@@ -66,18 +67,18 @@ static struct {
     uint64_t random;
     size_t elements;
 
-    /* Of steps from `warm` on: */
-    double seconds;      /* that all ranks took together for them */
-    float *step_seconds; /* of ranks that are not stopped, one after the other */
-    size_t counted;      /* of these */
-    uint64_t made, idle; /* by all ranks */
+    /* About steps from `warm` on: */
+    double seconds;      /* sum over ranks of the time that these steps took */
+    float *step_seconds; /* [counted]: times of steps of ranks that are not stopped */
+    size_t counted;
+    uint64_t made, idle; /* steps that ranks made, and made without a gradient; sums over ranks */
     uint64_t *computed;  /* [steps]: ranks that had a gradient */
-    uint64_t
-        *averaged; /* [steps]: of which the owners got so many, summed; their own not counted */
-    uint64_t averaged_all; /* the same for all steps with their own */
-    uint64_t ages;         /* of these, steps */
-    uint64_t last;
-    int64_t uncounted; /* of all steps, elements: computed, less averaged by the owners */
+    uint64_t *averaged;  /* [steps]: gradients of other ranks that owners got, summed over owners */
+    uint64_t averaged_all; /* gradients that owners averaged, their own included, in all steps */
+    uint64_t ages;         /* sum of the ages of these gradients, in steps */
+
+    uint64_t last;     /* the step at which all ranks have ended; 0: not yet */
+    int64_t uncounted; /* in all steps: elements computed, minus elements averaged by the owners */
 } run;
 
 static void *take(size_t count, size_t bytes) {
@@ -86,7 +87,7 @@ static void *take(size_t count, size_t bytes) {
     return memory;
 }
 
-/* ---- chance, of its own so that ranks compute the same with and without a deadline ---- */
+/* ---- random numbers of our own: compute times are the same with and without a deadline ---- */
 
 static double uniform(uint64_t a, uint64_t b) {
     uint64_t x = run.random + a * 0x9e3779b97f4a7c15u + b * 0xc2b2ae3d27d4eb4fu;
@@ -101,7 +102,7 @@ static double lognormal(double p99, uint64_t rank, uint64_t step) {
     return exp(log(p99) / 2.3263 * normal);
 }
 
-/* Nothing is disturbed any more. */
+/* Whether a step is one of those at the end in which nothing is disturbed. */
 static bool is_calm(uint64_t step) {
     return step >= (uint64_t)run.steps;
 }
@@ -149,10 +150,10 @@ struct rank {
     float *gradient, *parameter;
     double *squares; /* [ranks] */
     double *meeting; /* [ranks] */
-    uint64_t at;     /* steps done */
-    double ended;    /* when the last was */
-    double stops;    /* next */
-    bool unfinished; /* a broadcast is */
+    uint64_t at;     /* the next step */
+    double ended;    /* when the last step ended */
+    double stops;    /* when the rank stops next */
+    bool unfinished; /* the broadcast and report of the last step have not ended */
 };
 
 /* The element of an owner's shard that says in which step a gradient was computed. */
@@ -195,8 +196,8 @@ static void end_report(struct rank *r) {
     r->unfinished = false;
 }
 
-/* Gradients are 1, so that the owner's average says how many it got; and one element of each shard
- * is the step. */
+/* Notes what a step did. Gradients are 1, so the owner's average says how many gradients it got.
+ * One element of each shard is the number of the step, so averages also give the ages. */
 static void note(struct rank *r, uint64_t step, bool idle) {
     size_t offset, count;
     const double now = simulation_now();
@@ -352,7 +353,7 @@ static void print(double undisturbed) {
            (unsigned long long)run.last, (long long)run.uncounted);
 }
 
-/* Seconds of a step of as many ranks that nothing disturbs. */
+/* Seconds of a step if nothing disturbs the ranks. */
 static double undisturbed_step(void) {
     run.what = EVEN;
     run.skips = false;

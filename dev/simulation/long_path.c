@@ -1,20 +1,22 @@
-/* long_path.c — how busy ranks keep links of a known rate over a long round trip, in virtual time.
+/* long_path.c — measures how busy ranks keep their links over a long round trip, in simulated time.
  *
  *     build/long_path SECONDS [GBPS [QUEUE [MIB [RANKS [LOST]]]]]
  *
- * the round trip, the rate of each rank's link, in both directions, how many datagrams a rank can
- * hold that it has not looked at, what a step averages and broadcasts, and the share of DATA that
- * is lost. A host's own queue holds 512 KiB, as a socket's, and whoever sends more waits. The
- * switch holds whatever comes. One line says, of the last of six steps:
+ * SECONDS is the round trip, GBPS the rate of each rank's link in each direction, QUEUE the number
+ * of datagrams that a rank's receive queue holds, MIB the size of the vector that a step averages
+ * and broadcasts, and LOST the share of DATA that is lost. A host's send queue holds 512 KiB, like
+ * a socket's; a rank that sends more waits. The switch has no limit. The program prints one line
+ * about the last of six steps:
  *
- *     step_ms     how long it took
- *     least_ms    the same if links were busy from the first packet to the last in both phases,
- *                 which are not at the same time, and each phase's last packet were on its way for
- *                 half a round trip
- *     busy        the ratio
+ *     step_ms     its time
+ *     least_ms    the least possible time: links are busy from the first packet to the last in both
+ *                 phases, one phase follows the other, and the last packet of each phase is on its
+ *                 way for half a round trip
+ *     busy        least_ms / step_ms
  *     queue_ms    the longest wait of a datagram for a receiver's link
  *
- * A function of the arguments: test/lossynet/test_simulation.py compares it with bounds.
+ * The result is a function of the arguments: test/lossynet/test_simulation.py compares it with
+ * bounds.
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"
@@ -30,8 +32,8 @@ static struct {
     int ranks;
     size_t elements;
     double lost, rate;                              /* rate: bytes per second */
-    double sends[MOST_RANKS], receives[MOST_RANKS]; /* a rank's link is busy until then */
-    double step, queue;                             /* s */
+    double sends[MOST_RANKS], receives[MOST_RANKS]; /* until when a rank's link is busy */
+    double step, queue;                             /* seconds, see above */
 } run;
 
 static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
@@ -41,7 +43,7 @@ static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
     const double now = simulation_now();
     run.sends[sender] = fmax(run.sends[sender], now) + seconds;
     if (wire_type(bytes) == WIRE_DATA && simulation_chance(run.lost)) return;
-    /* Links forward a datagram while it comes. */
+    /* The switch begins to forward a datagram before all of it has come. */
     const double leaves = fmax(run.receives[receiver], run.sends[sender] - seconds);
     run.queue = fmax(run.queue, leaves - (run.sends[sender] - seconds));
     run.receives[receiver] = leaves + seconds;

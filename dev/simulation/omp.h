@@ -1,5 +1,5 @@
-/* omp.h — for builds without OpenMP, where every parallel region runs in the thread that meets
- * it. */
+/* omp.h — replaces OpenMP's header in builds without OpenMP: every parallel region runs in the
+ * thread that reaches it. */
 #ifndef SIMULATION_OMP_H
 #define SIMULATION_OMP_H
 

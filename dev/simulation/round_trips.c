@@ -1,11 +1,12 @@
-/* round_trips.c — what a step costs over a network whose round trip and loss one chooses: time, and
- * datagrams other than DATA.
+/* round_trips.c — measures what a step costs, in time and in datagrams other than DATA, over a
+ * network with a given round trip and loss.
  *
- *     build/round_trips SECONDS SHARE [QUEUE [RANKS]]     the round trip, the share of datagrams that is
- *                                                 lost, and how many a rank can hold
+ *     build/round_trips SECONDS SHARE [QUEUE [RANKS]]
  *
- * Four ranks, or so many, average, broadcast, and exchange a few numbers in each step, and compute nothing. The
- * result is a function of the input: test/lossynet/test_simulation.py compares it with bounds.
+ * SECONDS is the round trip, SHARE the share of datagrams that are lost, and QUEUE the number of
+ * datagrams that a rank's receive queue holds. In each step RANKS ranks (default 4) average,
+ * broadcast, and exchange a few numbers; they compute nothing. The result is a function of the
+ * arguments: test/lossynet/test_simulation.py compares it with bounds.
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"
@@ -19,11 +20,11 @@ static const size_t bucket_elements[BUCKETS] = {ELEMENTS, ELEMENTS, ELEMENTS};
 
 static struct {
     int ranks;
-    double share;          /* of datagrams that is lost */
-    uint64_t control;      /* datagrams sent, but for DATA */
-    int lose;              /* so many of rank 1's next MESSAGEs to rank 0 */
-    double step, round[2]; /* seconds: of a step; of an exchange, undisturbed and with that loss */
-    double data_left;      /* when the last DATA between the first three ranks left */
+    double share;          /* share of datagrams that are lost */
+    uint64_t control;      /* datagrams sent, without DATA */
+    int lose;              /* how many of rank 1's next MESSAGEs to rank 0 are lost */
+    double step, round[2]; /* seconds: of a step; of an exchange, without and with that loss */
+    double data_left;      /* when the last DATA between the first three ranks left, seconds */
 } run;
 
 static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
@@ -48,18 +49,18 @@ static void step(struct lossynet_comm *comm, float **vector, uint64_t number) {
     simulation_require(!lossynet_step_counters(comm, number, &counters), "counting");
 }
 
-/* An exchange that all begin at the same time, when nothing else is on its way. */
+/* Makes an exchange that all ranks begin at the same time, when nothing else is on its way. Returns
+ * its seconds. */
 static double exchange(struct lossynet_comm *comm, int rank, int round, bool lose) {
     double mine = 1, all[MOST_RANKS], start = 1000.0 * (1 + round);
     simulation_sleep(start - simulation_now());
-    if (rank == 0)
-        run.lose = lose ? 2 : 0; /* the first is repeated at once: it may have come early */
+    if (rank == 0) run.lose = lose ? 2 : 0; /* two, because the first is repeated at once */
     simulation_require(!lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
     return simulation_now() - start;
 }
 
-/* A broadcast to which the last rank is late, or in whose middle it stops: how long the others take
- * to send one another what they have. */
+/* Makes a broadcast that rank LATE begins late, or in which it stops in the middle. Returns how
+ * long the first three ranks take to send their DATA to one another. */
 static double broadcast(struct lossynet_comm *comm, int rank, float **vector, bool stops,
                         uint64_t number) {
     struct lossynet_counters counters;

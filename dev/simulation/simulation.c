@@ -1,4 +1,4 @@
-/* simulation.c — fibers, a clock, locks and a network in one thread: see simulation.h. */
+/* simulation.c — simulates threads, clock, locks and network in one thread: see simulation.h. */
 #include "dev/simulation/simulation.h"
 
 #include <errno.h>
@@ -20,26 +20,26 @@
 #endif
 
 enum {
-    FIBERS = 4,              /* for each rank */
-    BLOCK = 64,              /* fibers whose first to wake is remembered */
-    ON_THE_WAY = 256,        /* for each rank, to a rank; or two receive queues */
-    STACK_BYTES = 128 << 10, /* of which memory is taken where it is touched */
+    FIBERS = 4,              /* most fibers of a rank */
+    BLOCK = 64,              /* fibers in a block; each block stores its first time to wake */
+    ON_THE_WAY = 256,        /* datagrams in flight to a rank, per rank; or two receive queues */
+    STACK_BYTES = 128 << 10, /* the system provides memory only for pages that are used */
 };
-static const double READING = 4e-6,
-                    SWITCHING = 4e-7; /* s, over the ranks, which run side by side */
+/* Seconds for reading the clock and for switching fibers, divided by the ranks that run at once. */
+static const double READING = 4e-6, SWITCHING = 4e-7;
 
 struct fiber {
     ucontext_t context;
     uint8_t *stack;
     void *(*run)(void *);
     void *argument;
-    void *fake_stack; /* address sanitizer's */
+    void *fake_stack; /* for the address sanitizer */
 };
 
-struct sleeper { /* what of a fiber the scheduler looks at: small, since it looks at all */
+struct sleeper { /* a fiber's state for the scheduler; small, because it scans all fibers */
     int rank;
     bool used, over;
-    const void *waits_for; /* NULL: for the clock only */
+    const void *waits_for; /* a lock, condition or link; NULL: only the clock wakes it */
     double wake_at;
 };
 
@@ -55,10 +55,10 @@ struct simulated_link {
     struct lossynet_link link;
     int rank;
     bool woken;
-    struct flight *flights; /* a heap: the first to arrive is the first */
+    struct flight *flights; /* a heap; the datagram that arrives first is at its top */
     int flying, room;
     int waits;                      /* the fiber that waits in link_wait; -1: none */
-    uint8_t *shown[LOSSYNET_BATCH]; /* freed when receive is called again */
+    uint8_t *shown[LOSSYNET_BATCH]; /* returned by receive; freed when it is called again */
     uint64_t overruns;
 };
 
@@ -68,10 +68,10 @@ static struct {
     uint64_t random, switches, order;
     struct fiber *fiber;     /* [fibers] */
     struct sleeper *sleeper; /* [fibers] */
-    int fibers, present;     /* -1: the scheduler */
+    int fibers, present;     /* present: the running fiber; -1: the scheduler */
     int blocks;
-    double *first; /* [blocks]: when the first of a block is due; below 0: to be found out */
-    int *of_rank;  /* [ranks][FIBERS], from 1 on; 0: none yet */
+    double *first; /* [blocks]: when the first fiber of a block is due; below 0: not known */
+    int *of_rank;  /* [ranks][FIBERS]: a rank's fibers, index + 1; 0: none yet */
     ucontext_t scheduler;
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
@@ -79,7 +79,7 @@ static struct {
     double *stopped_until;        /* [ranks] */
     struct simulated_link **link; /* [ranks] */
 
-    uint8_t *shared; /* of simulation_share: a barrier */
+    uint8_t *shared; /* memory of simulation_share; its barriers use the rest */
     int arrived;
     uint64_t barriers;
 } sim;
@@ -192,7 +192,7 @@ static void set_wake(int i, double at) {
     sim.first[i / BLOCK] = -1;
 }
 
-/* Gives way until woken for `what`, or until the clock shows `until`. */
+/* Yields until another fiber wakes it for `what`, or until the time `until`. */
 static void sleep_for(const void *what, double until) {
     struct sleeper *sleeper = &sim.sleeper[sim.present];
     sleeper->waits_for = what;
@@ -208,7 +208,7 @@ static void wake_all_for(const void *what) {
     for (int i = 0; i < sim.fibers; i++) wake_if_waits(i, what);
 }
 
-/* Locks, conditions and links belong to one rank. */
+/* Wakes this rank's fibers that wait for `what`: locks, conditions and links belong to one rank. */
 static void wake_for(const void *what) {
     const int *own = sim.of_rank + FIBERS * sim.sleeper[sim.present].rank;
     for (int k = 0; k < FIBERS && own[k]; k++) wake_if_waits(own[k] - 1, what);
@@ -234,7 +234,7 @@ static int end_of(int block) {
     return BLOCK * (block + 1) < sim.fibers ? BLOCK * (block + 1) : sim.fibers;
 }
 
-/* When the first of a block is due: infinity where none is. */
+/* When the first fiber of a block is due; infinity if none is. */
 static double first_of(int block) {
     double first = sim.first[block];
     if (first >= 0) return first;
@@ -254,7 +254,7 @@ static bool all_are_over(void) {
     return true;
 }
 
-/* One that is due, drawn at random; the clock moves where none is. -1: all are over. */
+/* Chooses at random a fiber that is due. If none is, the clock moves. -1: all fibers are over. */
 static int choose(void) {
     double first = INFINITY;
     for (int b = 0; b < sim.blocks; b++)
@@ -264,7 +264,7 @@ static int choose(void) {
         give_up("deadlock");
     }
     if (first > sim.now) sim.now = first;
-    /* Of the first block that has one, from a random one on. */
+    /* Takes the first block with a fiber that is due, beginning at a random block. */
     int block = sim.blocks > 1 ? (int)(simulation_random() % (uint64_t)sim.blocks) : 0;
     while (first_of(block) > sim.now) block = (block + 1) % sim.blocks;
     int chosen = -1;
@@ -282,7 +282,7 @@ static void *rank_main(void *argument) {
     return NULL;
 }
 
-/* Room for the fibers of so many ranks; stacks that were taken before are used again. */
+/* Makes room for the fibers of all ranks. Uses the stacks of earlier runs again. */
 static void begin(const struct simulation_settings *settings) {
     const int before = sim.fibers, fibers = FIBERS * settings->ranks;
     struct fiber *fiber = take((size_t)fibers * sizeof *fiber);
@@ -323,7 +323,7 @@ void simulation_run(const struct simulation_settings *settings, void (*rank)(int
     free(sim.shared);
 }
 
-/* ---- in the place of pthreads, the clock and chance ---- */
+/* ---- replacements for pthreads, the clock and random numbers ---- */
 
 ssize_t simulated_getrandom(void *bytes, size_t count, unsigned flags) {
     (void)flags;
@@ -354,7 +354,7 @@ int simulated_join(pthread_t thread, void **result) {
     return 0;
 }
 
-/* The first byte of a mutex: held; of a condition, a count: how often signalled. */
+/* A mutex's first byte: whether it is held. A condition's first 4 bytes: how often signalled. */
 int simulated_mutex_init(pthread_mutex_t *mutex, const pthread_mutexattr_t *attributes) {
     (void)attributes;
     *(uint8_t *)mutex = 0;
@@ -394,7 +394,7 @@ int simulated_cond_init(pthread_cond_t *condition, const pthread_condattr_t *att
 
 static int cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, double until) {
     uint32_t before = *(uint32_t *)condition;
-    *(uint8_t *)mutex = 0; /* not unlock, which may give way before we sleep */
+    *(uint8_t *)mutex = 0; /* not simulated_mutex_unlock, which may yield before we sleep */
     wake_for(mutex);
     while (*(uint32_t *)condition == before && sim.now < until) sleep_for(condition, until);
     bool signalled = *(uint32_t *)condition != before;
@@ -442,7 +442,7 @@ lossynet_status simulation_share(void *context, const struct lossynet_world *wor
     }
     while (sim.barriers == barrier) sleep_for(&sim.barriers, INFINITY);
     memcpy(all, shared, ranks * bytes);
-    /* Nobody begins the next before all have read this one. */
+    /* A second barrier: no rank begins the next call before all have read this one's data. */
     barrier = sim.barriers;
     if (++sim.arrived == world->ranks) {
         sim.arrived = 0;
@@ -457,14 +457,14 @@ static bool comes_before(const struct flight *f, const struct flight *g) {
     return f->due < g->due || (f->due == g->due && f->order < g->order);
 }
 
-/* Puts a datagram in the heap, from place `at` on towards its top. */
+/* Inserts a datagram into the heap: starts at place `at` and moves towards the top. */
 static void put_up(struct simulated_link *link, int at, struct flight flight) {
     for (; at > 0 && comes_before(&flight, &link->flights[(at - 1) / 2]); at = (at - 1) / 2)
         link->flights[at] = link->flights[(at - 1) / 2];
     link->flights[at] = flight;
 }
 
-/* Takes the first to arrive. */
+/* Removes the datagram that arrives first from the heap. */
 static struct flight take_first(struct simulated_link *link) {
     const struct flight first = link->flights[0], last = link->flights[--link->flying];
     int at = 0;
@@ -496,7 +496,7 @@ void simulation_deliver(int receiver, int peer, const uint8_t *bytes, size_t cou
     memcpy(flight.bytes, bytes, count);
     put_up(link, link->flying++, flight);
     if (link->waits >= 0 && sim.sleeper[link->waits].wake_at > flight.due)
-        set_wake(link->waits, flight.due); /* it wakes when it arrives */
+        set_wake(link->waits, flight.due); /* the fiber wakes when the datagram arrives */
 }
 
 static lossynet_status link_send(struct lossynet_link *base, int peer,
@@ -533,7 +533,7 @@ static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arr
     int n = 0, waiting;
     forget_shown(link);
     if (link->flying == 0 || link->flights[0].due > sim.now) return 0;
-    waiting = link->flying; /* or fewer, where that matters: */
+    waiting = link->flying; /* the exact number matters only if there may be too many */
     if (waiting > base->features.receive_queue)
         for (int i = 0; i < link->flying; i++) waiting -= link->flights[i].due > sim.now;
     while (n < LOSSYNET_BATCH && link->flying > 0 && link->flights[0].due <= sim.now) {
@@ -543,7 +543,7 @@ static int link_receive(struct lossynet_link *base, struct lossynet_arrival *arr
             link->overruns++;
             continue;
         }
-        /* Cut to size, so that address sanitizer sees what is read behind it. */
+        /* Shrinks it to its size, so that the address sanitizer notices reads behind its end. */
         link->shown[n] = realloc(f.bytes, f.count ? f.count : 1);
         arrivals[n] = (struct lossynet_arrival){link->shown[n], f.count, f.peer};
         n++;

@@ -1,4 +1,5 @@
-/* threads.h — for -include: pthreads, the clock and chance become those of simulation.h. */
+/* threads.h — replaces pthreads, the clock and random numbers by those of simulation.h. The
+ * compiler includes it before every source (-include). */
 #ifndef SIMULATION_THREADS_H
 #define SIMULATION_THREADS_H
 
@@ -22,7 +23,7 @@
 #define pthread_cond_broadcast simulated_cond_signal
 #define pthread_cond_destroy simulated_cond_destroy
 
-/* Last, so that functions in the headers that it includes are simulated, too. */
+/* At the end, so that functions in the headers that it includes are simulated, too. */
 #include "dev/simulation/simulation.h"
 
 #endif
