@@ -54,7 +54,8 @@ static void step(struct lossynet_comm *comm, float **vector, uint64_t number) {
 static double exchange(struct lossynet_comm *comm, int rank, int round, bool lose) {
     double mine = 1, all[MOST_RANKS], start = 1000.0 * (1 + round);
     simulation_sleep(start - simulation_now());
-    if (rank == 0) run.lose = lose ? 2 : 0; /* two, because the first is repeated at once */
+    if (rank == 0)
+        run.lose = lose ? 2 : 0; /* 2: the first is repeated at once, as it may be early */
     simulation_require(!lossynet_all_gather(comm, &mine, all, sizeof mine), "an exchange");
     return simulation_now() - start;
 }

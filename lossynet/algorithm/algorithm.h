@@ -68,7 +68,7 @@ struct lossynet_arrivals {
                              it is not asked for again; NULL: senders are not told */
     uint8_t *takes;    /* multicast, PARAMETER: `survives` at the receiver, by (receiver, sender) */
     uint32_t *age;     /* [V][K], in order of packets: steps since parameters arrived */
-    size_t *own_start; /* [V]: where the links begin whose packets worker v owns */
+    size_t *own_start; /* [V]: start of the links on which worker v owns the packets */
     uint64_t *chain;   /* [2][V][N], for loss models "burst" and "outage"; NULL for others */
     uint8_t *scratch;  /* [threads][largest_owner_packets] */
     FILE *trace;       /* records what arrives; NULL: no record */
