@@ -158,7 +158,7 @@ static bool hear_everyone(struct link_udp *u, uint64_t run) {
     uint8_t *heard = lossynet_memory_take((size_t)u->world.ranks, 1);
     while (heard && lossynet_now() < start + TEST_SECONDS) {
         struct lossynet_arrival arrivals[LOSSYNET_BATCH];
-        if (lossynet_now() > sent + 0.02) {
+        if (lossynet_now() > sent + TEST_PAUSE) {
             const struct wire_header h = {.magic = WIRE_MAGIC,
                                           .version = WIRE_VERSION,
                                           .type = WIRE_TEST,

@@ -3,8 +3,8 @@
  * udp_socket.c knows addresses, interfaces, buffers, segmentation and receive offload. It does not
  * know ranks.
  */
-#ifndef LOSSYNET_UDP_H
-#define LOSSYNET_UDP_H
+#ifndef LOSSYNET_UDP_SOCKET_H
+#define LOSSYNET_UDP_SOCKET_H
 
 #include "lossynet/link/link.h"
 
