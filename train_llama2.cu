@@ -7,14 +7,14 @@
  *     step         four verbs (forward and backward, average, update, broadcast), and the
  *                  algorithms that are made of them: lossy and reliable, rps, naive
  *     evaluation   perplexity of the model and of the replicas
- *     writing      text that the model makes up
+ *     writing      text that the model generates
  *     training     the loop, its log and its checkpoints
  *     other modes  --eval, --generate, --dry-run (--preflight: llmc/cli/preflight.h)
  *     main
  *
  * Arithmetic is behind llmc/backend/backend.h; the workers' memory and the network are behind
- * llmc/comm/data_parallel.h. This file knows how neither works. Errors: the function that sees one
- * reports it (one line) and returns -1; callers pass it up; main turns it into the exit code.
+ * llmc/comm/data_parallel.h. This file does not depend on how they work. A function that finds an
+ * error reports it in one line and returns -1. Its callers return -1, too; main sets the exit code.
  *
  * This is C11 in the subset that is C++20 too.
  */
@@ -58,10 +58,10 @@
 
 /* ---- model ------------------------------------------------------------------------------ */
 
-/* llmc/model/param_layout.h says where a parameter lies in the flat vector that the network
- * averages, llmc/model/activations.h what is kept between forward and backward. */
+/* llmc/model/param_layout.h says where each parameter lies in the flat vector that the network
+ * averages. llmc/model/activations.h lists what is kept between forward and backward. */
 
-/* Element `offset` of a tensor, and of a vector of parameters in use. */
+/* The address of element `offset` of a tensor, and of a vector of parameters in use. */
 static tensor *at(const struct backend *be, const tensor *vector, size_t offset) {
     return (char *)vector + offset * be->element_bytes;
 }
@@ -70,7 +70,7 @@ static const weight *weight_at(const struct backend *be, const weight *vector, s
     return (const char *)vector + offset * be->weight_bytes;
 }
 
-/* How the model meets the network while it computes. Either may be NULL. */
+/* The model calls these, so that the network works while it computes. Either may be NULL. */
 struct bucket_hooks {
     void (*needed)(void *context, int bucket); /* before a bucket's parameters are first read */
     void (*done)(void *context, int bucket);   /* as soon as a bucket's gradient is final */
@@ -85,7 +85,7 @@ static void bucket_done(const struct bucket_hooks *hooks, int bucket) {
     if (hooks && hooks->done) hooks->done(hooks->context, bucket);
 }
 
-/* From a->tokens (B, T) to a->last_norm (B, T, C), which the classifier reads. hooks or NULL. */
+/* From a->tokens (B, T) to a->last_norm (B, T, C), the classifier's input. hooks may be NULL. */
 static void model_forward(const struct backend *be, const struct param_layout *l,
                           const weight *params, struct activations *a, int B, int T,
                           const struct bucket_hooks *hooks) {
@@ -126,7 +126,7 @@ static void model_forward(const struct backend *be, const struct param_layout *l
                                  C, c->norm_eps);
 }
 
-/* What forward left out of layer i's activations (activations.h, --recompute), again. */
+/* Computes again what forward did not keep of layer i (activations.h, --recompute). */
 static void recompute_layer(const struct backend *be, const struct param_layout *l,
                             const weight *params, struct activations *a, int i, int B, int T) {
     const struct llama_config *c = &l->config;
@@ -152,8 +152,8 @@ static void recompute_layer(const struct backend *be, const struct param_layout 
     be->swiglu_forward(x->swiglu, x->gate_up, N, F);
 }
 
-/* Forward, classifier and backward of B x T tokens. Gradients of scale * sum of the losses go to
- * `grads` (added to what is there with `accumulate`); a->losses (B*T) keeps the losses. */
+/* Runs forward, classifier and backward of B x T tokens. Writes the gradients of scale * sum of the
+ * losses to `grads`, or adds them with `accumulate`. Leaves the losses in a->losses (B*T). */
 static void model_forward_backward(const struct backend *be, const struct param_layout *l,
                                    const weight *params, const struct gradient_place *grads,
                                    struct activations *a, int B, int T, float scale,
@@ -173,7 +173,7 @@ static void model_forward_backward(const struct backend *be, const struct param_
     for (int i = c->layers - 1; i >= 0; i--) {
         const struct layer_offsets *o = &l->layer[i];
         const struct layer_activations *x = &a->layer[i];
-        /* The last layer's are still there. */
+        /* The activations of the last layer are still there. */
         if (a->recompute && i < c->layers - 1) recompute_layer(be, l, params, a, i, B, T);
         be->matmul_backward_weight(G(o->down), a->dresidual, x->swiglu, N, F, C, accumulate);
         be->matmul_backward_input(a->dswiglu, a->dresidual, W(o->down), N, F, C, false);
@@ -196,7 +196,7 @@ static void model_forward_backward(const struct backend *be, const struct param_
                              W(o->attention_norm), x->attention_rstd, N, C, accumulate);
         bucket_done(hooks, param_layout_bucket_of_layer(l, i));
     }
-    /* A tied table already holds the classifier's share. */
+    /* A tied table already holds the classifier's part of its gradient. */
     be->embedding_backward(G(l->embedding), a->tokens, a->dresidual, N, C, c->vocabulary,
                            accumulate || c->tied);
     bucket_done(hooks, l->buckets - 1);
@@ -212,14 +212,14 @@ static double mean_loss(const float *losses, int n) {
 }
 
 /* ---- trainer ---------------------------------------------------------------------------- *
- * llmc/comm/data_parallel.h has the workers of this rank, their memory, and the network. CPU threads:
- * with at least as many groups of workers (--group; else of one) as threads, each thread computes whole
- * groups; with fewer, and on a GPU, workers take turns and each operation uses all threads. Activations
- * exist once per thread that computes whole groups. */
+ * llmc/comm/data_parallel.h has the workers of this rank, their memory, and the network. On a CPU
+ * with at least as many groups of workers as threads, each thread computes whole groups with
+ * activations of its own (without --group, each worker is a group). Else there is one set of these:
+ * workers take turns, and each operation uses all threads. */
 
 struct worker_result { /* of a worker's forward and backward passes */
-    double loss;       /* mean over its tokens; negative: it had no gradient to compute */
-    double waited;     /* seconds, for parameters */
+    double loss;       /* mean over its tokens; negative: it computed no gradient */
+    double waited;     /* seconds that it waited for parameters */
     lossynet_status status;
 };
 
@@ -234,15 +234,15 @@ struct trainer {
     bool faster_in_bf16; /* backend/select.h */
     struct dataloader *train, *val;
     struct worker_result *result;     /* [local] */
-    struct step_metrics record, last; /* of the present step; of the one before */
+    struct step_metrics record, last; /* of this step; of the step before */
     const char *tokenizer;
-    struct resume_point at;     /* where the run stands */
-    int updated;                /* owners here have made so many steps: one more, at most */
-    struct llama_config config; /* read once: in a later view its checkpoint may be gone */
-    struct views *views;        /* of a run whose ranks may change (--meet), or NULL */
+    struct resume_point at;     /* how far the run has come: steps and data */
+    int updated;                /* steps that this rank's owners made; may be ahead of at.step */
+    struct llama_config config; /* read once: the checkpoint may be gone in a later view */
+    struct views *views;        /* with --meet, where ranks may change; else NULL */
     struct step_metrics recent[HANDOVER_STEPS]; /* handover.h */
-    bool continues;        /* such a run, which others have begun before this view */
-    struct resume_run run; /* what of it is saved */
+    bool continues;        /* the state came from ranks of an earlier view (--meet) */
+    struct resume_run run; /* what a checkpoint contains */
     struct async_writer *saver;
     struct jsonl *log;
     struct progress progress;
@@ -262,7 +262,7 @@ static void trainer_release(struct trainer *t) {
     jsonl_close(t->log);
 }
 
-/* Chooses the backend, and sees whether there is memory enough. Needs layout, workers, B and T. */
+/* Chooses the backend, and checks that there is enough memory. Needs layout, workers, B and T. */
 static int trainer_choose(struct trainer *t, bool training) {
     struct backend_choice choice;
     bool tell = t->dp.world.rank == 0 && !t->options->quiet && !t->options->generate &&
@@ -274,7 +274,7 @@ static int trainer_choose(struct trainer *t, bool training) {
     return 0;
 }
 
-/* Opens the comm, allocates all. */
+/* Opens the comm and allocates all memory. */
 static int trainer_allocate(struct trainer *t, bool training) {
     if (data_parallel_open(&t->dp, training)) return -1;
     t->sets = t->dp.group.sets;
@@ -288,7 +288,7 @@ static int trainer_allocate(struct trainer *t, bool training) {
     return 0;
 }
 
-/* Calls work(t, worker, activations, context) for every local worker, see the note on threads. */
+/* Calls work(t, worker, activations, context) for every local worker, on threads as said above. */
 typedef void (*worker_function)(struct trainer *t, struct worker *w, struct activations *a,
                                 void *context);
 
@@ -305,12 +305,12 @@ static void for_each_worker(struct trainer *t, worker_function work, void *conte
 
 /* ---- step ------------------------------------------------------------------------------- */
 
-/* What the hooks of one worker's pass know (struct bucket_hooks), and what came of them. */
+/* The context of the hooks in one worker's pass (struct bucket_hooks), and their results. */
 struct bucket_context {
     struct trainer *t;
     struct worker *w;
-    int set;       /* of activations */
-    double waited; /* seconds, for parameters */
+    int set;       /* number of the set of activations */
+    double waited; /* seconds that it waited for parameters */
     lossynet_status status;
 };
 
@@ -326,9 +326,9 @@ static void gradient_done(void *context, int bucket) {
     data_parallel_gradient_done(&c->t->dp, c->w, c->set, bucket);
 }
 
-/* Forward and backward of one worker on its replica and its share of the data. Unless it has a part
- * of its own, worker w takes sequences w*B ... w*B+B-1 of each N*B: the global batch is the same
- * however it is spread. Leaves what came of it in t->result. */
+/* Runs forward and backward of one worker on its replica and its share of the data. Unless the data
+ * are split in advance (--data-split), worker w takes sequences w*B ... w*B+B-1 of each N*B: the
+ * global batch is the same however it is spread. Leaves the results in t->result. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *a,
                             void *context) {
     const int B = t->B, T = t->T, set = (int)(a - t->activations);
@@ -356,12 +356,12 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
     result->status = buckets.status;
 }
 
-/* What a verb of a step returns: 0, FAILED after reporting, or NOT_FINITE when the loss or the norm
- * in t->record is none; then the parameters are still good, and the caller stops. */
+/* The verbs of a step return 0, FAILED after reporting, or NOT_FINITE: the loss or the norm in
+ * t->record is not finite. Then the parameters are still good, and the caller stops. */
 enum { FAILED = -1, NOT_FINITE = 1 };
 
-/* Ends the last step, if that is still to do, in two parts. The first closes its PARAMETER phase;
- * the second records it, when ranks have told each other how it went. */
+/* These two end the last step, if it has not ended. The first closes its PARAMETER phase. The
+ * second records the step, after ranks have exchanged what they measured. */
 static int finish_step_begin(struct trainer *t) {
     t->last = t->record;
     return t->dp.unfinished ? data_parallel_finish_begin(&t->dp, &t->last) : 0;
@@ -384,15 +384,15 @@ static int finish_step(struct trainer *t) {
 
 /* ---- the four verbs: forward and backward, average, update, broadcast ---- */
 
-/* Forward and backward of all workers. With overlap gradients leave during backward, and the
- * parameters of the step before, which is finished only now, come during forward. */
+/* Runs forward and backward of all workers. With overlap, gradients are sent during backward. The
+ * parameters of the step before arrive during forward, and that step is finished only here. */
 static int forward_backward(struct trainer *t, int step) {
     const struct options *o = t->options;
     struct step_metrics *r = &t->record;
     double waited = 0;
     if (data_parallel_begin(&t->dp, &step)) return FAILED;
     for_each_worker(t, worker_gradient, NULL);
-    if (t->result[0].loss >= 0) t->dp.pipeline.arriving = false; /* forward has them all */
+    if (t->result[0].loss >= 0) t->dp.pipeline.arriving = false; /* forward received them all */
     for (int w = 0; w < t->dp.local; w++) {
         if (t->result[w].status) return FAILED;
         waited = fmax(waited, t->result[w].waited);
@@ -409,7 +409,7 @@ static int forward_backward(struct trainer *t, int step) {
     return 0;
 }
 
-/* The exchange of the norm has carried all that ranks tell each other in a step. */
+/* Call after the norm was exchanged: that exchange carried all other numbers of the step, too. */
 static int look_at_numbers(struct trainer *t) {
     t->record.loss = data_parallel_mean_loss(&t->dp);
     if (finish_step_end(t)) return FAILED;
@@ -462,7 +462,7 @@ static int step_lossy(struct trainer *t, int step) {
     return data_parallel_broadcast(&t->dp, t->dp.params);
 }
 
-/* rps: every worker steps on its own; owners average the models and broadcast them. */
+/* rps: every worker steps on its own gradient; owners average the models and broadcast them. */
 static int step_rps(struct trainer *t, int step) {
     int status = forward_backward(t, step);
     if (!status) status = update_replicas(t);
@@ -470,7 +470,7 @@ static int step_rps(struct trainer *t, int step) {
     return status ? status : data_parallel_broadcast(&t->dp, t->dp.params);
 }
 
-/* naive: owners average gradients and broadcast the average; every worker steps on its own. */
+/* naive: owners average gradients and broadcast the average; every worker steps on its copy. */
 static int step_naive(struct trainer *t, int step) {
     int status = forward_backward(t, step);
     if (!status) status = average_gradients(t);
@@ -479,8 +479,8 @@ static int step_naive(struct trainer *t, int step) {
     return status;
 }
 
-/* One step of all workers: `step`, or with --deadline the later one in t->record.step. The caller
- * looks in t->record whether loss and norm are finite. Returns 0, or -1 after reporting. */
+/* Makes one step of all workers: `step`, or with --deadline perhaps a later one (t->record.step).
+ * The caller checks whether loss and norm in t->record are finite. Returns 0, or -1. */
 static int training_step(struct trainer *t, int step) {
     const int algorithm = t->options->algorithm;
     const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)
@@ -492,8 +492,8 @@ static int training_step(struct trainer *t, int step) {
 
 /* ---- evaluation ------------------------------------------------------------------------- *
  * The perplexity is exp of the mean loss over all tokens that the validation windows score.
- * Window i belongs to worker i mod N, who evaluates it once with the model ("fresh") and once with
- * its own replica.                                                                            */
+ * Worker i mod N evaluates window i, once with the model ("fresh") and once with its own
+ * replica.                                                                                    */
 
 struct evaluation_work {
     const float *fresh;
@@ -519,7 +519,7 @@ static double evaluate_batch(struct trainer *t, const weight *weights, struct ac
 static void worker_evaluates(struct trainer *t, struct worker *w, struct activations *e,
                              void *context) {
     struct evaluation_work *work = (struct evaluation_work *)context;
-    double *sums = t->dp.mine + 3 * (w - t->dp.worker); /* losses: model's, replica's; tokens */
+    double *sums = t->dp.mine + 3 * (w - t->dp.worker); /* loss: model, replica; tokens */
     memset(sums, 0, 3 * sizeof *sums);
     for (int pass = 0; pass < (work->replicas ? 2 : 1); pass++) {
         const weight *weights =
@@ -570,7 +570,7 @@ static struct generate_llama writer_of(struct trainer *t, const float *params) {
     return g;
 }
 
-/* --sample-every: a line that the model writes, on the terminal and in the log. */
+/* --sample-every: lets the model write a line, which goes to the terminal and the log. */
 static int write_sample(struct trainer *t, int steps_done) {
     const float *model_parameters;
     struct generate_line line;
@@ -607,7 +607,7 @@ static struct run_info run_info(const struct trainer *t) {
     return facts;
 }
 
-/* Loss or gradient norm is NaN or infinite: nothing good can follow. */
+/* Ends a run whose loss or gradient norm is NaN or infinite, since it cannot recover. */
 static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
     if (async_writer_finish(t->saver)) return -1;
     const char *checkpoint = async_writer_last(t->saver);
@@ -617,7 +617,7 @@ static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
     return t->dp.world.rank > 0 ? -1 : metrics_report_not_finite(r, checkpoint);
 }
 
-/* Waits for the last checkpoint and closes the account. */
+/* Waits for the last checkpoint, and writes the end of the run to the terminal and the log. */
 static int finish(struct trainer *t, bool stopped, const struct eval_metrics *eval) {
     if (async_writer_finish(t->saver) || data_parallel_log_links(&t->dp, t->log, t->at.step) ||
         data_parallel_log_late(&t->dp, t->log, t->at.step))
@@ -631,15 +631,15 @@ static int finish(struct trainer *t, bool stopped, const struct eval_metrics *ev
     return log_error("no checkpoint could be written to '%s', see above", t->options->out);
 }
 
-/* So many steps are done. */
+/* Sets where the run stands after `done` steps. */
 static void advance(struct trainer *t, int done) {
     const uint64_t batches = (uint64_t)options_micro_batches(t->options, t->dp.workers);
     t->at.sequence += (uint64_t)(done - t->at.step) * batches * t->B;
     t->at.step = done;
 }
 
-/* With --deadline ranks may be at different steps, and learn at different times that one of them
- * stops, or is broken. Before all do anything together they meet, and agree on a step. */
+/* With --deadline ranks may be at different steps, and they learn at different times that one of
+ * them stops or is broken. Before they do anything together, all meet and agree on a step. */
 static int meet(struct trainer *t, struct data_parallel_news *news) {
     int done = t->at.step;
     if (finish_step(t) || data_parallel_meet(&t->dp, &done, news)) return -1;
@@ -647,12 +647,12 @@ static int meet(struct trainer *t, struct data_parallel_news *news) {
     return 0;
 }
 
-/* What all do after so many steps; also a checkpoint that was being written when ranks changed. */
+/* What is due now. A checkpoint that was not complete when ranks changed is due, too. */
 static struct due due_now(const struct trainer *t, bool stop) {
     return due_after(t->options, t->at.step, stop, async_writer_is_behind(t->saver));
 }
 
-enum { VIEW_ENDS = 1 }; /* ranks change */
+enum { VIEW_ENDS = 1 }; /* train_loop returns it when ranks change */
 static int train_loop(struct trainer *t) {
     const struct options *o = t->options;
     const bool skips = lossynet_skips_late(t->dp.comm);
@@ -691,8 +691,8 @@ static int train_loop(struct trainer *t) {
     return finish(t, news.stop && t->at.step < o->steps, last_eval);
 }
 
-/* Everything that training or evaluation needs, in the order in which mistakes are cheapest to
- * find, and the log's first line. */
+/* Opens everything that training or evaluation needs, and writes the log's first line. Checks that
+ * take little time come first. */
 static int prepare(struct trainer *t, bool training) {
     const struct options *o = t->options;
     struct llama_config c = t->config;
@@ -715,7 +715,7 @@ static int prepare(struct trainer *t, bool training) {
     return 0;
 }
 
-/* A whole run or, with --meet, as much of it as these ranks train together. */
+/* Trains a whole run or, with --meet, one view of it: the part that these ranks train together. */
 static int train_in_view(struct trainer *t) {
     const char *from = views_are_new(t->views) ? t->options->resume : NULL;
     json_t *saved = NULL;
@@ -738,14 +738,14 @@ static void begin(struct trainer *t, const struct options *o, const struct lossy
     threads_choose(o->threads, world->local_ranks);
 }
 
-/* Takes this rank from the view that has ended, as all agreed or with a failure, into the next. */
+/* Takes this rank from the view that is over into the next. ended: all agreed; else it failed. */
 static int change_view(struct trainer *t, bool ended) {
     struct trainer next;
     memset(&next, 0, sizeof next);
     if (t->updated > t->at.step) advance(t, t->updated);
     if (views_leave(t->views, &t->dp, ended)) return -1;
     const struct step_metrics *r = t->last.step == t->at.step - 1 ? &t->last : &t->record;
-    if (t->dp.unfinished && r->step == t->at.step - 1) /* it will not be measured */
+    if (t->dp.unfinished && r->step == t->at.step - 1) /* nobody will measure it */
         metrics_add(&t->at.record, r);
     memcpy(next.recent, t->recent, sizeof next.recent);
     next.at = t->at, next.views = t->views;
