@@ -7,19 +7,20 @@
  * network reads copies in host memory (`staged`: several ranks, each with a device), worker.h
  * copies between the two while the device computes:
  *
- *     backward has finished a bucket     what was lost before is added; it is copied to the host;
+ *     backward has finished a bucket     the residual is added; the bucket is copied to the host;
  *                                        then lossynet is told
- *     a bucket is there at all workers   pipeline_bucket_sent; the owners may average it
- *                                        (a gradient in slots: before backward writes to its slot
- *                                        again, it waits for the copy)
+ *     all workers have copied a bucket   pipeline_bucket_sent returns; the owners may average it.
+ *                                        (With slots, backward waits for this copy before it writes
+ *                                        to the bucket's slot again.)
  *     all gradients are finished         pipeline_gradients_sent waits for the last copy
  *     the owners have averaged           pipeline_receive copies their shards to the device
  *     the owners have updated            pipeline_send copies their shards to the host
- *     forward needs a bucket             what has come of it is there; if ranks share copies (group.h),
- *                                        what has come to each of them; then it is copied from the
- *                                        host, if that was not done yet
+ *     forward needs a bucket             it waits until the network has received the bucket's
+ *                                        parameters; if ranks share copies (group.h), until each of
+ *                                        them has; then the bucket is copied from the host, if that
+ *                                        was not done yet
  *
- * Beside settings.c, the trainer and the pre-flight, this is the only place that knows lossynet.
+ * In llmc, only this folder and cli/ (checks before a run, pre-flight) call lossynet.
  */
 #ifndef LLMC_COMM_BUCKET_PIPELINE_H
 #define LLMC_COMM_BUCKET_PIPELINE_H
@@ -34,10 +35,10 @@
 extern "C" {
 #endif
 
-struct pipeline_notice { /* a worker's gradients that are being copied to the host */
+struct pipeline_notice { /* tells lossynet which buckets of a worker's gradient are on the host */
     struct lossynet_comm *comm;
-    int worker, buckets, next;
-    bool direct; /* network hardware reads them in the device's memory */
+    int worker, buckets, next; /* next: the next bucket that will be there */
+    bool direct;               /* network hardware reads them in the device's memory */
 };
 
 struct bucket_pipeline {
@@ -45,20 +46,20 @@ struct bucket_pipeline {
     const struct param_layout *layout;
     struct lossynet_comm *comm;
     struct worker *worker;     /* [local] */
-    const struct group *group; /* theirs */
+    const struct group *group; /* the workers' groups */
     int local;
     bool staged;     /* the network reads copies in host memory; otherwise nothing is copied */
-    bool overlap;    /* both phases proceed while workers compute, */
-    bool early;      /* or at least the GRADIENT phase does */
+    bool overlap;    /* both phases proceed while workers compute */
+    bool early;      /* the GRADIENT phase proceeds while workers compute */
     bool arriving;   /* parameters of the last broadcast are not yet on the device */
     bool gpu_direct; /* requested: network hardware reads gradients on the device */
     bool rounds;     /* a finished gradient is rounded to bfloat16 on the device */
     /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
     const char *sends;
-    /* The parameters that are computed with, if they are not float32; otherwise NULL. With masters
-     * (worker.h) they are the replica, which is rounded as it comes. */
+    /* The parameters that operations read, if they are not float32; otherwise NULL. With masters
+     * (worker.h) they are the replica, and buckets are rounded when they are received. */
     weight *weights;
-    bool current;                   /* and AdamW wrote them: there is nothing to convert */
+    bool current;                   /* AdamW has written `weights`: there is nothing to convert */
     struct pipeline_notice *notice; /* [local] */
 };
 
@@ -67,11 +68,11 @@ struct bucket_pipeline {
 int pipeline_open(struct bucket_pipeline *s);
 void pipeline_close(struct bucket_pipeline *s);
 
-/* Tells that a worker's gradient is final in this bucket: it is copied to the host, if staged,
- * and sent, if phases overlap; but not the gradient of one of a group's ranks (group_add_bucket). */
+/* Call when this bucket of a worker's gradient is final. Copies it to the host, if staged, and
+ * sends it, if `early`. If ranks share a replica (group.h), group_add_bucket sends it instead. */
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
-/* Waits until a bucket of all workers' gradients is where the network reads it; only where it is
- * copied there (staged), and of the first BACKEND_MARKS buckets. */
+/* Waits until this bucket of all local workers' gradients is where the network reads it. Only if
+ * staged, and only for the first BACKEND_MARKS buckets. */
 void pipeline_bucket_sent(const struct bucket_pipeline *s, int bucket);
 /* Waits until all gradients are where the network reads them. */
 void pipeline_gradients_sent(const struct bucket_pipeline *s);
@@ -88,8 +89,8 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
 void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 
-/* Of workers with masters, before the first step: where `half`, copies these to where the network
- * reads them. */
+/* Call before the first step if workers have masters. With `half`, copies the masters to where the
+ * network reads them. */
 void pipeline_start(const struct bucket_pipeline *s);
 
 /* Call before a broadcast that overlaps with forward. Parameters are then received bucket by

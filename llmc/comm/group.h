@@ -1,19 +1,19 @@
-/* group.h — workers that share a replica (--group G): their gradients come together inside the
- * group, without loss, before packets leave for other groups.
+/* group.h — workers that share a replica (--group G): their gradients are added up inside the
+ * group, without loss, before packets are sent to other groups.
  *
  * The members' gradients are added in order of workers, so that the sum has the same bits wherever
- * the members live. Each has computed its gradient of 1/G of its loss: the sum is the group's mean.
- * Where G does not divide N the last group is shorter, and G is there what that has.
+ * the members run. Each member computes the gradient of 1/G of its loss, so the sum is the group's
+ * mean. If G does not divide N, the last group has fewer members, and its G is their number.
  *
- *     a rank has whole groups     the first member computes into the group's vector, the others into
- *                                 vectors apart; a bucket is added when a member has finished it
+ *     a rank has whole groups     the first member computes into the group's vector, the others
+ *                                 into separate ones; a bucket is added when a member has finished it
  *     a rank has one member       the members' vectors, and one replica, lie in memory that the
- *                                 group's ranks share (on GPUs: the copies that the network reads);
- *                                 after backward each adds up what its partners own (lossynet.h),
- *                                 which is what it sends or averages. GPUs read each other's
- *                                 gradients where they are, if they can, and else share the last
- *                                 buckets of each in the host's memory; both are added up while
- *                                 backward goes on
+ *                                 group's ranks share (on GPUs: the copies that the network reads).
+ *                                 After backward each member adds up the shards of its partners
+ *                                 (lossynet.h), which it sends or averages. GPUs read each other's
+ *                                 gradients in place, if they can; otherwise they share the last
+ *                                 buckets of each gradient in the host's memory. In both cases they
+ *                                 add while backward goes on
  */
 #ifndef LLMC_COMM_GROUP_H
 #define LLMC_COMM_GROUP_H
@@ -28,76 +28,78 @@
 extern "C" {
 #endif
 
-/* With slots, the host's memory has, of a member's gradient, the last buckets (struct gradient_place;
- * none with peers), and the sums that the member sends: of the vector `sum`, of P elements, only those
- * have pages. */
+/* With slots, the host's memory has only the last buckets of a member's gradient (struct
+ * gradient_place; none with peers), and the sums that the member sends or averages: the vector
+ * `sum` has addresses for P elements, but only these parts have pages. */
 struct group_slots {
-    int count; /* buckets that are shared of each gradient; 0: all */
-    int added; /* buckets of this step, so far */
+    int count; /* buckets of each gradient that are shared; 0: all */
+    int added; /* buckets added so far in this step */
     bool failed;
     float *sum;
-    size_t bytes; /* of its addresses */
+    size_t bytes; /* of the address range of `sum` */
     struct worker_part *part;
     int parts, pinned;
 };
 
 struct group {
-    int first, size,
-        workers; /* of the first local worker's group: its first worker, and how many it
-                                 has, as many as any group here; N */
+    /* The first worker of the first local worker's group, and the number of workers in that group,
+     * which no other group of this rank exceeds; workers: N. */
+    int first, size, workers;
     const struct backend *be;
     const struct param_layout *layout;
-    struct lossynet_comm *comm; /* says who owns what; set by the caller before group_average */
-    bool shares;                /* --group: also where the last group has only one worker */
+    struct lossynet_comm *comm; /* knows the owners; set by the caller before group_average */
+    bool shares;                /* --group; true also if the last group has only one worker */
     bool training;
-    int pinned;    /* so many members' memory is */
-    int sets;      /* of activations, each of a thread that computes whole groups; 1: workers take
+    int pinned; /* number of members whose memory is pinned */
+    int sets;   /* of activations, one for each thread that computes whole groups; 1: workers take
                                    turns, and each uses all threads */
-    float **apart; /* [sets], of P elements; NULL: not needed */
+    float **apart; /* [sets], of P elements: gradients of members other than the first, or NULL */
     float *ones;   /* [size], the weights of a sum */
-    const float **members;      /* [size], what is added */
+    const float **members;      /* [size], the vectors that are added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
-    bool staged;                /* vectors are on GPUs, and the network reads copies, */
-    bool half;                  /* which are bfloat16 (worker.h) */
+    bool staged;                /* vectors are on GPUs, and the network reads copies */
+    bool half;                  /* these copies are bfloat16 (worker.h) */
     bool rounds;                /* gradients are rounded on the device before they are added */
-    bool early;         /* lossynet_reduce_begin was called: a bucket leaves when it is added */
+    bool early;         /* lossynet_reduce_begin was called: a bucket is sent once it is added */
     bool peers;         /* each member's device reads the gradients of all, in `peer` */
     const float **peer; /* [size], addresses for operations */
     struct group_slots slots;
 };
 
-/* Opens the group, of which first, size, workers, shares, be, layout, sets, staged, half, rounds
- * and slots.count are set. `local`: workers of this rank. Collective. Returns 0, or -1 after
+/* Opens the group. The caller has set first, size, workers, shares, be, layout, comm, sets, staged,
+ * half, rounds and slots.count. `local`: workers of this rank. Collective. Returns 0, or -1 after
  * reporting; the caller closes it in both cases. */
 int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
 void group_close(struct group *g);
 
-/* Sets the vectors of local worker i that are not its own: the first member's, or those in memory
- * that ranks share; and says which group it is in. */
+/* Sets the vectors that local worker i shares, which are the first member's or lie in memory that
+ * ranks share. Also sets the worker's group. */
 void group_share_vectors(const struct group *g, struct worker *worker, int i);
 
-/* With peers, call when the worker of a rank with one member has its gradient: opens those of the
- * others. Collective. Returns 0, or -1 after reporting. */
+/* With peers, opens the gradients of the other members. Call it when the memory of this worker's
+ * gradient is allocated. Collective. Returns 0, or -1 after reporting. */
 int group_open_peers(struct group *g, const struct worker *w);
 
-/* Where a member's gradient is computed, with a set of activations. */
+/* Where to compute a member's gradient with a set of activations. */
 struct gradient_place group_gradient(const struct group *g, const struct worker *w, int set);
 
-/* Call when a bucket of that gradient is finished: adds it to the group's. Returns whether the
- * group's is finished there: w is the last member that this rank has. */
+/* Call when a bucket of that gradient is finished: adds it to the group's gradient. Returns whether
+ * this bucket of the group's gradient is finished, because w is the last member on this rank. */
 bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket);
 
-/* With slots, call when backward goes on after a bucket whose copy to the host was begun: waits for all
- * members' copies, and adds up what this member sends. So a member is at most one bucket ahead of
- * another, and copies into a slot after all have read it. Without slots it does nothing. */
+/* With slots, call when backward goes on and the copy of a bucket to the host has begun: waits for
+ * the copies of all members, and adds up the part that this member sends or averages. So a member
+ * is at most one bucket ahead of another, and copies into a slot after all have read it. Without
+ * slots it does nothing. */
 void group_add_bucket(struct group *g, const struct worker *w, int bucket);
 
-/* After backward of a rank with one member; else it does nothing: waits for the others, and adds up
- * what this member sends or averages. Returns 0, or -1 after reporting. */
+/* Call after backward. On a rank with one member, waits for the others, and adds up the part that
+ * this member sends or averages; on other ranks it does nothing. Returns 0, or -1 after
+ * reporting. */
 int group_average(struct group *g, const struct worker *w);
 
-/* After members have written to the replica that their ranks share: waits for the others. Returns
- * 0, or -1 after reporting. */
+/* Call after members have written to the replica that their ranks share: waits for all of them.
+ * Returns 0, or -1 after reporting. */
 int group_wait(const struct group *g);
 
 #ifdef __cplusplus

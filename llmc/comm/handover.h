@@ -1,23 +1,23 @@
-/* handover.h — what ranks keep when other ranks die or join, and how the new set of ranks deals it
- * out.
+/* handover.h — what ranks keep when other ranks die or join, and how it is distributed among the
+ * new set of ranks.
  *
  * A run that may change its ranks (--meet) trains in one view after the other, each with a comm of
- * its own. When a view ends, every rank that was in it takes what it has out of the comm
- * (handover_take). In the next view all ranks give each other what they own from now on
+ * its own. When a view ends, every rank of it copies its state out of the comm (handover_take). In
+ * the next view, every rank receives the state of the parameters that it owns from now on
  * (handover_give):
  *
- *     of parameters that a surviving rank owned   its values and its moments, as they were
- *     of parameters whose owner is gone           the freshest copy that any rank has, packet by
- *                                                 packet. The first moment starts at 0, so that
- *                                                 these parameters begin with small steps, and the
- *                                                 second at the mean of what the others have in the
- *                                                 same tensor: one number for a block of parameters
- *                                                 does as well as one for each (Adam-mini, Zhang et
- *                                                 al. 2024)
- *     carried gradients (--carry)                 are lost
+ *     parameters that a surviving rank owned   keep that owner's values and moments
+ *     parameters whose owner is gone           take the freshest copy that any rank has, packet by
+ *                                              packet. The first moment starts at 0, so that these
+ *                                              parameters begin with small steps. The second moment
+ *                                              starts at its mean over the surviving part of the
+ *                                              same tensor: one number for a block of parameters
+ *                                              is as good as one for each (Adam-mini, Zhang et al.
+ *                                              2024)
+ *     residuals (--carry)                      are lost
  *
- * Then all replicas start as the model. Each element travels once to its new owner and once to each
- * replica, by messages that arrive.
+ * Then all replicas start as the model. Each element is sent once to its new owner and once to each
+ * replica, in reliable messages.
  */
 #ifndef LLMC_COMM_HANDOVER_H
 #define LLMC_COMM_HANDOVER_H
@@ -29,50 +29,50 @@
 extern "C" {
 #endif
 
-struct handover_owner {     /* of one worker of the ended view, by this rank's replicas */
+struct handover_owner {     /* one owner of the ended view, and this rank's copies of its shards */
     size_t *offset, *count; /* [buckets]: its shards */
-    size_t packets;         /* in all of them */
-    uint8_t *age;           /* [packets], steps; at most HANDOVER_OLDEST */
+    size_t packets;         /* in all of its shards */
+    uint8_t *age;           /* [packets], of the freshest copy here, in steps; at most OLDEST */
 };
 
-enum { HANDOVER_OLDEST = 254, HANDOVER_NOTHING = 255 /* a rank that has no copy */ };
+enum { HANDOVER_OLDEST = 254, HANDOVER_NOTHING = 255 /* this rank has no copy */ };
 
 struct handover {              /* all in the host's memory; zeros: this rank was in no view */
-    int64_t epoch;             /* of the view that it is of */
+    int64_t epoch;             /* of the ended view */
     int workers, first, local; /* in that view */
     int buckets;
     size_t packet_elements;
     struct handover_owner *owner; /* [workers] */
-    float *params; /* [P]: what the rank owned, and its freshest copies of the rest */
-    float *m, *v;  /* of what it owned, in order of workers and buckets */
+    float *params; /* [P]: the shards that the rank owned, and its freshest copies of the rest */
+    float *m, *v;  /* moments of these shards, in order of workers and buckets */
 };
 
-enum { HANDOVER_STEPS = 3 }; /* by so many steps a log that another rank wrote may be behind */
+enum { HANDOVER_STEPS = 3 }; /* the log of another rank may lack at most so many steps */
 
-struct handover_place { /* where a rank stands, and the run */
+struct handover_place { /* how far a rank, or the run, has come */
     struct resume_point at;
-    /* Of the last steps, for whoever writes the log; of step s in place s % HANDOVER_STEPS. tokens
-     * is 0 where there is none. */
+    /* The metrics of the last steps, for the rank that writes the log. Step s is in place
+     * s % HANDOVER_STEPS. tokens is 0 if a place is empty. */
     struct step_metrics last[HANDOVER_STEPS];
 };
 
 struct handover_report {
-    int survivors, joined; /* ranks that were in the view before; that were not */
+    int survivors, joined; /* ranks that were in the view before; ranks that were not */
     size_t adopted;        /* packets whose owner was gone */
-    double mean_age;       /* of these, in steps */
+    double mean_age;       /* of the adopted packets, in steps */
     int max_age;
 };
 
-/* Copies what the rank has, after the last call of the comm has returned or failed, and before it
- * is closed. `out` holds zeros, or what an earlier call left, which is replaced. Returns 0, or -1
- * after reporting. */
+/* Copies the state of this rank. Call it after the last call of the comm has returned or failed,
+ * and before the comm is closed. `out` holds zeros or the result of an earlier call, which is
+ * replaced. Returns 0, or -1 after reporting. */
 int handover_take(const struct data_parallel *d, int64_t epoch, struct handover *out);
 void handover_release(struct handover *h);
 
-/* Deals out what ranks bring, in a new comm that has made no step: parameters and moments of all
- * local workers are set. *place: in, where this rank stood; out, where the run goes on, which is the
- * farthest that any of them was. *report as above; survivors 0: no rank brought anything, and
- * nothing has happened. Collective. Returns 0, or -1 after reporting. */
+/* Distributes the state that ranks bring, in a new comm that has made no step: sets parameters and
+ * moments of all local workers. *place: in, how far this rank had come; out, the farthest of all
+ * ranks, from which the run goes on. If report->survivors is 0, no rank brought any state, and
+ * nothing was done. Collective. Returns 0, or -1 after reporting. */
 int handover_give(const struct handover *h, struct data_parallel *d, struct handover_place *place,
                   struct handover_report *report);
 

@@ -1,6 +1,4 @@
-/* settings.h — the network's options, as lossynet takes them. Beside bucket_pipeline.h, the trainer
- * and the pre-flight, this is the only place that knows lossynet.
- */
+/* settings.h — translates the options of the network into lossynet's settings, and checks them. */
 #ifndef LLMC_COMM_SETTINGS_H
 #define LLMC_COMM_SETTINGS_H
 
@@ -17,8 +15,8 @@ extern "C" {
  * reporting. */
 int comm_check(const struct options *options, int workers);
 
-/* The ranks that a run is planned for: those that a launcher started; or with --meet those of the
- * first view, each on a host of its own. */
+/* The ranks that a run is planned for: those that a launcher started, or with --meet those of the
+ * first view, where each rank is assumed to have a host of its own. */
 struct lossynet_world comm_planned_world(const struct options *options,
                                          const struct lossynet_world *launched);
 
@@ -26,18 +24,19 @@ struct lossynet_world comm_planned_world(const struct options *options,
 struct lossynet_settings comm_settings(const struct options *options,
                                        const struct param_layout *layout, int workers);
 
-/* Workers that share a replica (--group), at least 1, and the number of such groups among `workers`. */
+/* The number of workers that share a replica (--group), at least 1, and the number of such groups
+ * among `workers`. */
 int comm_group(const struct options *options);
 int comm_groups(const struct options *options, int workers);
 
-/* Whether owners broadcast values ahead of their own (lossynet's lead.c) in some step. */
+/* Whether owners may broadcast values that are ahead of their own (lossynet's lead.c). */
 bool comm_leads(const struct options *options, int workers);
 
-/* How far ahead owners send in the step that is about to be broadcast, in steps. */
+/* How far ahead are the values of the next broadcast, in steps. */
 double comm_lead(const struct options *options, const struct lossynet_comm *comm);
 
-/* Calls lossynet_step_follow with what the options say about this step. Returns 0, or -1 after
- * reporting. */
+/* Begins a step by lossynet_step_follow, which may set *step to a later one, and sets the share of
+ * error feedback (--carry). Returns 0, or -1 after reporting. */
 int comm_step_begin(struct lossynet_comm *comm, const struct options *options, int *step);
 
 /* Copies a step's packet counters into its metrics. */

@@ -1,8 +1,8 @@
 /* shared_memory.h — memory that ranks of one host share, and a barrier between them.
  *
- * Ranks are taken in groups of `size` that follow one another; each gives some memory, which all
- * ranks of its group map. It is anonymous memory of the kernel (memfd_create), so it needs no room
- * in /dev/shm and is gone with the last rank, however that ends.
+ * A group has `size` consecutive ranks. Each rank gives some memory, which all ranks of its group
+ * map. It is anonymous memory of the kernel (memfd_create), so it needs no room in /dev/shm, and
+ * the kernel frees it when the last rank ends, for whatever reason.
  */
 #ifndef LLMC_COMM_SHARED_MEMORY_H
 #define LLMC_COMM_SHARED_MEMORY_H
@@ -17,19 +17,19 @@ extern "C" {
 
 struct shared_memory; /* opaque */
 
-/* Gives `bytes` bytes, all 0, which may differ between ranks. first, size: this rank's group.
- * Collective: every rank of the world calls it. Returns 0, or -1 after reporting, for ranks that do
- * not share a host, too. */
+/* Gives `bytes` bytes of memory, all 0, to this rank's group. `bytes` may differ between ranks.
+ * first, size: the first rank of the group, and their number. Collective: every rank of the world
+ * calls it. Returns 0, or -1 after reporting, also if the ranks of a group are not on one host. */
 int shared_memory_open(const struct lossynet_world *world, int first, int size, size_t bytes,
                        struct shared_memory **out);
 void shared_memory_close(struct shared_memory *m); /* NULL is fine */
 
-/* What member 0 ... size - 1 of this rank's group has given, at an address of a page. */
+/* The memory that member 0 ... size - 1 of this rank's group has given; it begins at a page. */
 void *shared_memory_of(const struct shared_memory *m, int member);
 
-/* Returns when all members have called it: what each has written before, all can read. Meanwhile
- * `comm` (NULL: there is none) sends and receives what other ranks may wait for. Returns 0, or -1
- * after reporting that one of the members has ended. */
+/* A barrier: returns when all members have called it, and then all of them can read what each has
+ * written before. While it waits, `comm` (or NULL) goes on to send and receive, since other ranks
+ * may wait for that. Returns 0, or -1 after reporting that one of the members has ended. */
 int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-/* tune.h — --tune: which algorithms multiply, timed by rank 0, the same on all ranks. */
+/* tune.h — --tune: chooses algorithms for matrix products by timing them on rank 0. All ranks use
+ * the same. */
 #ifndef LLMC_COMM_TUNE_H
 #define LLMC_COMM_TUNE_H
 
@@ -11,13 +12,13 @@
 extern "C" {
 #endif
 
-/* Fills be->product_choices with the algorithms for a model's products of N tokens. Where ranks have
- * made choices before (in an earlier view, or in the checkpoint of --resume, by the same device and
- * library), those stay; rank 0 times the shapes that are new. Nothing happens without --tune, and on
- * a backend that has no choice. With --dtype fp8 the classifier's, which are of bfloat16, are not
- * among them. tell: says on the terminal what was timed. Collective, before the
- * run takes its memory: timing takes that of the largest product. Returns 0, or -1 after
- * reporting. */
+/* Fills be->product_choices with the algorithms for a model's products of N tokens. Earlier choices
+ * of the ranks stay: those from an earlier view, or from the checkpoint of --resume with the same
+ * device and library. Rank 0 times the shapes that are new. Without --tune, or if the backend has
+ * only one algorithm, the function does nothing. With --dtype fp8 it leaves out the classifier's
+ * products, which are in bfloat16. tell: prints the number of timed shapes. Collective; call it
+ * before the run allocates its memory, since timing needs memory for the largest product. Returns
+ * 0, or -1 after reporting. */
 int tune_products(const struct options *o, const struct llama_config *c, int N,
                   const struct backend *be, const struct lossynet_world *world, bool tell);
 

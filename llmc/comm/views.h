@@ -1,14 +1,14 @@
-/* views.h — a run whose ranks may die and join (--meet): from one view to the next.
+/* views.h — takes a run whose ranks may die and join (--meet) from one view to the next.
  *
  * A view is the set of ranks that train together (llmc/membership). The trainer opens a comm in a
- * view and trains. When a rank is not heard any more, or somebody waits to join, every rank leaves
- * the comm with what it has (handover.h), and the next view begins:
+ * view and trains. When a rank is not heard any more, or a process waits to join, every rank copies
+ * its state out of the comm (handover.h), and the next view begins:
  *
  *     views_open       joins the run; waits until a view has this process in it
- *     views_enter      in a new comm: takes what the other ranks bring
- *     views_report     tells who left and who joined
- *     views_tell, views_end_here    in each step: does somebody wait to join?
- *     views_leave      takes along what this rank has
+ *     views_enter      in a new comm: receives the state that the other ranks bring
+ *     views_report     reports which ranks left and joined
+ *     views_tell, views_end_here    in each step: whether a process waits to join
+ *     views_leave      copies this rank's state out of the comm
  *     views_next       waits for the next view and meets its ranks
  *
  * Without --meet there are no views: every function takes NULL and then does nothing.
@@ -27,52 +27,56 @@ extern "C" {
 
 struct views; /* opaque */
 
-/* Checks the options that --meet needs; ranks: those that a launcher started. Returns 0, or -1 after
- * reporting. */
+/* Checks the options that --meet needs. ranks: the number that a launcher started. Returns 0, or -1
+ * after reporting. */
 int views_check(const struct options *o, int ranks);
 
-/* --preflight: whether a process with these options could take part now, in one line; tell: also where
- * it could. Nothing without --meet. Returns 0, or -1 after reporting. */
+/* --preflight: checks whether a process with these options could take part now, and prints one line
+ * if not; with `tell` also if it could. Does nothing without --meet. Returns 0, or -1 after
+ * reporting. */
 int views_preflight(const struct options *o, const char *revision, bool tell);
 
-/* Joins the run that --meet names, with --meet-ranks others if it has not begun, and meets the ranks
- * of the first view that has this process in it. *out stays NULL without --meet, and where nothing is
- * trained. Returns 0; the
- * program's exit code after reporting; or VIEWS_COMPLETE where the run has ended already, which it
- * tells on the terminal. The caller closes *out in any case. */
+/* Joins the run that --meet names; if the run has not begun, waits until --meet-ranks processes are
+ * there. Then meets the ranks of the first view that has this process in it. *out stays NULL
+ * without --meet, and in modes that do not train. Returns 0; the program's exit code after
+ * reporting; or VIEWS_COMPLETE if the run has ended already, which it prints. The caller closes
+ * *out in any case. */
 enum { VIEWS_COMPLETE = -1 };
 int views_open(const struct options *o, const char *revision, struct views **out);
-/* How it ends for this process: with an error, after which others may go on; with all ranks, though
- * the run is not complete; or with the run, which nobody need join any more. */
+/* How the run ends for this process: with an error, after which other ranks may go on; together
+ * with all ranks, before the run is complete; or because the run is complete. */
 enum views_end { VIEWS_RANK_FAILS, VIEWS_RUN_STOPS, VIEWS_RUN_COMPLETE };
 void views_close(struct views *v, enum views_end end);
 
-/* The ranks of the present view; N, with as many workers on each rank as at the start. */
+/* The ranks of the present view, and their number of workers. Each rank has as many workers as at
+ * the start. */
 struct lossynet_world views_world(const struct views *v);
 int views_workers(const struct views *v);
 /* Whether other ranks have ended the run while this one waited for a view. */
 bool views_are_complete(const struct views *v);
-/* Whether this process has trained in no view before this one: what is told and loaded at the start
- * of a run is told and loaded then. */
+/* Whether this process has not trained in any earlier view. Then it reads checkpoints and prints
+ * the same lines as at the start of a run. */
 bool views_are_new(const struct views *v);
 
-/* After data_parallel_open. *at, and last (handover.h): in, where this rank stands; out, where the
- * run goes on. *continues: all vectors are set to the state of the run; else it begins here.
- * Collective. Returns 0, or -1 after reporting. */
+/* Call after data_parallel_open. *at and last (handover.h): in, how far this rank has come; out,
+ * where the run goes on. *continues: the run goes on, and all vectors have its state; otherwise it
+ * begins here. Collective. Returns 0, or -1 after reporting. */
 int views_enter(struct views *v, struct data_parallel *d, struct resume_point *at,
                 struct step_metrics last[HANDOVER_STEPS], bool *continues);
-/* Writes the event "view" to the log, and a line to the terminal (rank 0's); before it those of the
- * last steps that the log of another rank, which is gone, lacks. */
+/* Writes the event "view" to the log, and a line to rank 0's terminal. If another rank wrote the
+ * log before, it may lack the last steps, so these are written first. */
 void views_report(struct views *v, struct progress *progress, struct jsonl *log, int step,
                   const struct step_metrics last[HANDOVER_STEPS]);
 
-/* Call in each step before the gather that carries what is put aside. Returns 0, or -1. */
+/* Call in each step before a gather, which carries whether this rank wants the view to end
+ * (lossynet_all_gather_aside). Returns 0, or -1. */
 int views_tell(struct views *v, struct data_parallel *d);
-/* After that gather: whether the view ends after this step, as all ranks know. */
+/* Call after that gather: whether the view ends after this step. All ranks get the same answer. */
 bool views_end_here(const struct views *v);
 
-/* Training in this view has ended, as all ranks agreed or with an error: takes what this rank
- * has out of the comm. Returns 0, or -1 where it was not other ranks that made it end. */
+/* Call when training in this view has ended. agreed: all ranks agreed to end it; otherwise it ended
+ * with an error. Copies this rank's state out of the comm. Returns 0, or -1 if an error was not
+ * caused by other ranks, or after reporting. */
 int views_leave(struct views *v, const struct data_parallel *d, bool agreed);
 /* After data_parallel_close: waits for the next view and meets its ranks. Returns 0, or -1 after
  * reporting. */

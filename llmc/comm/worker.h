@@ -4,22 +4,22 @@
  * with a GPU), parameters and gradients also have a copy in pinned host memory, which is updated
  * while the GPU computes:
  *
- *     worker_send      device -> host, on the copy-out stream, after what was computed before
- *     worker_receive   host -> device, on the copy-in stream, before whatever is computed next
+ *     worker_send      device -> host, on the copy-out stream, after all operations called before
+ *     worker_receive   host -> device, on the copy-in stream, before all operations called later
  *
  * Otherwise the copies are the vectors themselves, and these functions do nothing.
  * bucket_pipeline.h says what is sent and received when.
+ * A GPU that computes in bfloat16 then needs float32 only for the shards of its worker
+ * (memory_plan.h says when; ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned
+ * as in stage 2):
  *
- * A GPU that computes in bfloat16 then needs float32 only of what its worker owns (memory_plan.h says
- * when; ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned as in stage 2):
- *
- *     parameters   the replica is the weights in use; its float32 copy is the network's, in the host's
- *                  memory, from which buckets are rounded as they come. With --wire-dtype bf16, int8
- *                  and int4 the network's copies of parameters and gradients are bfloat16, too
- *                  (`half`), and gradients are rounded on the GPU
- *     what it owns master values, which AdamW steps on, and the averaged gradient
- *     gradient     where a step has one micro-batch, of a few buckets (`gradient.slots`): a slot is
- *                  written again when its bucket is on the host
+ *     parameters   the replica is the weights in use. The network has a float32 copy of it in the
+ *                  host's memory; buckets of it are rounded when they are received. With
+ *                  --wire-dtype bf16, int8 and int4 the network's copies of parameters and
+ *                  gradients are bfloat16, too (`half`), and gradients are rounded on the GPU
+ *     shards       float32 master values, which AdamW updates, and the averaged gradient
+ *     gradient     if a step has one micro-batch, only a few buckets (`gradient.slots`): a slot is
+ *                  written again when its bucket has been copied to the host
  */
 #ifndef LLMC_COMM_WORKER_H
 #define LLMC_COMM_WORKER_H
@@ -44,51 +44,52 @@ struct worker {
     int id;             /* 0 ... N-1 */
     int group, members; /* the first worker of its group, and how many it has (group.h) */
     float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
-    /* The copies that the network reads and writes. With `half` they hold bfloat16 (uint16_t), as
-     * lossynet's vectors do then. */
+    /* The copies that the network reads and writes. With `half` they hold bfloat16 (uint16_t), and
+     * lossynet reads them as such. */
     float *comm_params, *comm_grads;
     bool half;
     struct gradient_place gradient; /* first: grads */
-    /* Where buckets of the gradient are copied to. first: comm_grads; or slots in memory that a group
-     * shares, from which it adds them up into comm_grads (group.h). */
+    /* Where buckets of the gradient are copied to. first: comm_grads; or slots in memory that a
+     * group shares, from which they are added up into comm_grads (group.h). */
     struct gradient_place comm_gradient;
-    /* The parts of comm_grads that are in memory; NULL: all. Not its own. */
+    /* The parts of comm_grads that are in memory; NULL: all. The group owns this list. */
     const struct worker_part *part;
     int parts;
-    /* Of what the worker owns, in the order of m and v, in the backend's memory: the float32 values,
-     * and the averaged gradient. NULL: both lie in params and grads. */
+    /* Float32 values and averaged gradient of the worker's shards, in the order of m and v, in the
+     * backend's memory. NULL: both lie in params and grads. */
     float *master, *average;
-    /* With `half`, the network's copies of these two, in pinned memory of the host's. */
+    /* With `half`, the network's copies of these two, in the host's pinned memory. */
     float *comm_master, *comm_average;
-    size_t owned;    /* elements of each */
-    weight *weights; /* with masters: the replica in use, P; not its own */
-    /* These are not its own, but another worker's or its group's (group.h): params and grads; the
-     * copies. */
+    size_t owned;    /* elements of master and of average */
+    weight *weights; /* with masters: the replica in use, P elements; the caller's memory */
+    /* Another worker or the group (group.h) owns the memory of params and grads (shares), and of
+     * their copies (shares_comm). */
     bool shares, shares_comm;
-    /* Other processes' devices read `grads` where it is. It is released with the process, since they may
-     * still have it open. */
+    /* Devices of other processes read `grads` in place. It is freed only when the process ends,
+     * since they may still have it open. */
     bool peers;
-    /* What the worker owns, ahead of its own values, and the copy that the network broadcasts
-     * (lossynet's lead.c). Elements are in the order of m and v. NULL: not needed. */
+    /* The values of the worker's shards extrapolated ahead of the model, and the copy that the
+     * network broadcasts (lossynet's lead.c), in the order of m and v. NULL: not needed. */
     float *ahead, *comm_ahead;
-    /* What was lost of its gradients, on a device; NULL: lossynet has it, or nothing is carried. */
+    /* The residual, on a device: gradients that were lost. NULL: lossynet keeps it, or there is
+     * none. */
     float *residual;
-    float carried; /* the share of it that joins the next gradient (--carry) */
+    float carried; /* the share of the residual that is added to the next gradient (--carry) */
 };
 
 struct worker_needs {
-    size_t owned;  /* elements of what the worker owns */
+    size_t owned;  /* elements in the worker's shards */
     bool training; /* else only parameters are needed */
     bool staged;   /* the network reads host memory */
-    bool masters;  /* float32 only of what it owns is in the backend's memory */
-    bool half;     /* and the network's copies are bfloat16 */
-    bool leads;    /* values ahead of what it owns */
-    float carried; /* not 0: a residual, of which so much joins the next gradient */
+    bool masters;  /* the backend's memory has float32 only for the worker's shards */
+    bool half;     /* the network's copies are bfloat16 */
+    bool leads;    /* it needs `ahead` */
+    float carried; /* not 0: it needs a residual; see struct worker */
     int slots;     /* of the gradient (param_layout.h) */
 };
 
-/* Allocates the vectors of which it is not told (shares, shares_comm) that they are another's. The
- * caller releases it, also after a failure. Returns 0, or -1 after reporting. */
+/* Allocates the worker's vectors, except those that it shares (shares, shares_comm). The caller
+ * releases it, also after a failure. Returns 0, or -1 after reporting. */
 int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
                     const struct worker_needs *needs);
 void worker_release(struct worker *w, const struct backend *be);
@@ -101,21 +102,22 @@ void worker_send_gradient(const struct worker *w, const struct backend *be,
 void worker_initialise(struct worker *w, const struct backend *be, const float *params,
                        size_t count);
 
-/* Copies elements offset ... offset + count - 1 to the host, as the operations called so far
- * leave them; see d2h_async in backend.h. comm_vector: comm_params or comm_grads. */
+/* Copies elements offset ... offset + count - 1 to the host, after the operations called so far;
+ * see d2h_async in backend.h. comm_vector: comm_params or comm_grads. */
 void worker_send(const struct worker *w, const struct backend *be, float *comm_vector,
                  size_t offset, size_t count);
-/* Of a worker with masters: copies these to comm_params (with `half` the weights in use that they
- * are rounded to, and these to comm_master), or the averages from comm_grads (comm_average), `count`
- * elements at `offset` of the vector and `state` of what it owns. */
+/* For a worker with masters. The first copies masters to comm_params; with `half` it copies the
+ * rounded weights to comm_params, and masters to comm_master. The second copies averages from
+ * comm_grads, with `half` from comm_average. Both copy `count` elements, which begin at `offset` of
+ * the vector and at `state` of the worker's owned elements. */
 void worker_send_masters(const struct worker *w, const struct backend *be, size_t offset,
                          size_t state, size_t count);
 void worker_receive_averages(const struct worker *w, const struct backend *be, size_t offset,
                              size_t state, size_t count);
 /* Copies all of `ahead` to the host in the same way. */
 void worker_send_ahead(const struct worker *w, const struct backend *be, size_t owned);
-/* Copies what the network wrote to the device, before any operation called later; see h2d_async
- * in backend.h. */
+/* Copies received elements to the device, before any operation called later; see h2d_async in
+ * backend.h. */
 void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
                     size_t offset, size_t count);
 
@@ -127,7 +129,7 @@ static inline float *worker_comm_element(const struct worker *w, float *comm_vec
 
 /* ---- AdamW ---- */
 
-/* Whether each worker runs AdamW on all parameters (rps, naive), and so keeps moments of all. */
+/* Whether each worker runs AdamW on all parameters (rps, naive), and so keeps all moments. */
 bool worker_steps_alone(const struct options *options);
 
 /* The factor that clips a gradient of this norm, as in torch.nn.utils.clip_grad_norm_. */
@@ -137,11 +139,11 @@ struct worker_step {
     int step; /* from 0 */
     double learning_rate, gradient_scale;
     double lead;     /* not 0: `ahead` is written, too */
-    weight *weights; /* not NULL: the parameters in use, all of a vector's, are written, too */
+    weight *weights; /* not NULL: a vector of P parameters in use, which is written, too */
 };
 
-/* Runs AdamW on `count` parameters from `offset`. Their moments start at element `state` of m
- * and v, and what is ahead of them at the same element of `ahead`. */
+/* Runs AdamW on `count` parameters from `offset`. Their elements of m, v and `ahead` start at
+ * `state`. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
                    const struct worker_step *step, size_t state, size_t offset, size_t count);
