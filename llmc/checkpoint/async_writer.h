@@ -1,20 +1,19 @@
-/* async_writer.h — when and how checkpoints are written: while training goes on, and whole or not
- * at all.
+/* async_writer.h — writes checkpoints while training goes on; each is complete or does not exist.
  *
- * After every step the ranks exchange how far they are. When a save is due, they wait for the
- * previous one, rank 0 creates OUT/checkpoint-STEP.partial, each rank copies its state (resume.h) and
- * the shards of the model that it writes (hf_model.h; a small model is one shard, which rank 0 writes),
- * and a thread of each rank writes the copy. When all have written, rank 0's thread adds trainer.json
- * with all checksums, syncs, renames the directory to its final name, and removes all checkpoints
- * except the newest `keep`.
+ * In every step the ranks exchange how far they are with writing. When a save is due, they wait for
+ * the previous one, rank 0 creates OUT/checkpoint-STEP.partial, each rank copies its state
+ * (resume.h) and the shards of the model that it writes (hf_model.h; a small model is one shard,
+ * which rank 0 writes), and a thread of each rank writes the copy. When all have written, rank 0's
+ * thread adds trainer.json with all checksums, syncs, renames the directory to its final name, and
+ * removes all checkpoints except the newest `keep`.
  *
  * Training waits for the copy. It waits for the disk only if a save is due before the previous one
  * has ended. A save that fails (full disk, read-only or missing directory) is reported, and
- * training goes on until the next. A killed run leaves whole checkpoints and perhaps a .partial
+ * training goes on until the next. A killed run leaves complete checkpoints and perhaps a .partial
  * directory, which nobody reads and the next run removes.
  *
- * SIGTERM and SIGUSR1 (Slurm's warning, `--signal=USR1@120`) ask for a checkpoint and an end
- * (stop_signal.h). The ranks tell each other, so that all stop after the same step.
+ * SIGTERM and SIGUSR1 (Slurm's warning, `--signal=USR1@120`) ask the run to save a checkpoint and
+ * to stop (stop_signal.h). The ranks tell each other, so that all stop after the same step.
  *
  * Every rank calls the same functions in the same order, from one thread.
  */
@@ -32,18 +31,19 @@ extern "C" {
 struct async_writer;
 
 /* A reliable all-gather of small items, like lossynet_all_gather: each rank gives `local` items
- * of `bytes`, and all[workers] receives those of all ranks in order. Collective. Returns 0, or
+ * of `bytes`, and all[workers] receives the items of all ranks in order. Collective. Returns 0, or
  * -1 after reporting. */
 typedef int (*async_writer_gather)(void *context, const void *mine, void *all, size_t bytes);
 
-/* Puts the model together, and copies to tensors[count] those whose data are not NULL on this rank.
- * The tensors are those of hf_model_tensors, in host memory. Collective. Returns 0, or -1 after
+/* Puts the model together, and copies it to tensors[count]: those of hf_model_tensors, in host
+ * memory. Tensors whose data is NULL on this rank are left out. Collective. Returns 0, or -1 after
  * reporting. */
 typedef int (*async_writer_model)(void *context, const struct named_tensor *tensors, size_t count);
 
 struct async_writer_settings {
     const struct resume_run *run; /* the caller keeps all of this until the writer is closed */
-    /* The run goes on from other ranks (--meet): all checkpoints before `step` are its own. */
+    /* Ranks of an earlier view began this run (--meet): all checkpoints up to `step` belong to
+     * it. */
     bool continues;
     const char *tokenizer; /* a file to copy; NULL: the model's tokenizer, if it has one */
     async_writer_gather gather;
@@ -54,25 +54,25 @@ struct async_writer_settings {
 };
 
 /* step: number of steps that are done when the run starts. Earlier checkpoints of a resumed run
- * count towards options->keep. Collective where it continues. From now on signals are noted. A NULL writer writes nothing.
- * Returns 0, or -1 after reporting. */
+ * count towards options->keep. Collective if settings->continues. From now on signals are noted.
+ * The functions below do nothing if the writer is NULL. Returns 0, or -1 after reporting. */
 int async_writer_open(const struct async_writer_settings *settings, int step,
                       struct async_writer **out);
 
-/* Whether to save after the next step, although none is due: a checkpoint that was due earlier is not
- * there, since ranks changed while it was written. All ranks know it alike, until they save. */
+/* Whether to save after the next step, although no save is due: ranks changed while a checkpoint
+ * was being written, so it is missing. All ranks get the same answer, until they save. */
 bool async_writer_is_behind(const struct async_writer *s);
 
-/* Releases everything. Waits for a write of this rank that has begun, which then leaves no
- * checkpoint. */
+/* Releases everything. If this rank is writing, waits for the end; no checkpoint results from
+ * it. */
 void async_writer_close(struct async_writer *s);
 
-/* Call during each step, before a gather of the caller's: that carries how far each rank is with
- * writing, and whether it has received a signal. Returns 0, or -1 if the exchange failed. */
+/* Call during each step, before the caller's next gather. That gather carries how far each rank is
+ * with writing, and whether it has received a signal. Returns 0, or -1 if the exchange failed. */
 int async_writer_tell(struct async_writer *s);
 
-/* Call after that gather, and after the step. *stop: one of the ranks has received a signal, as far
- * as this one knows. */
+/* Call after that gather, and after the step. Sets *stop if this rank knows that one of the ranks
+ * has received a signal. */
 void async_writer_poll(struct async_writer *s, bool *stop);
 
 /* Saves the run between two steps, when no phase is open. A checkpoint that cannot be written is

@@ -1,5 +1,5 @@
-/* checksum.h — XXH3 with 128 bits (xxhash.com), to find damaged files. It detects accidents and
- * not forgeries. `xxhsum -H2 FILE` prints the same digits. */
+/* checksum.h — XXH3 with 128 bits (xxhash.com), to find damaged files. It detects accidents, but no
+ * forgeries. `xxhsum -H2 FILE` prints the same digits. */
 #ifndef LLMC_CHECKPOINT_CHECKSUM_H
 #define LLMC_CHECKPOINT_CHECKSUM_H
 

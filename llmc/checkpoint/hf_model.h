@@ -1,13 +1,13 @@
-/* hf_model.h — a model on disk is a Hugging Face directory:
+/* hf_model.h — reads and writes a model as a Hugging Face directory:
  *
  *     config.json        the shape (config.h)
- *     model.safetensors  the parameters, float32, under Hugging Face's names; or, of a large model,
+ *     model.safetensors  the parameters, float32, under Hugging Face's names; or for a large model
  *     model-00001-of-00003.safetensors, ..., model.safetensors.index.json   the same in shards
- *     tokenizer.model    the SentencePiece model, where there is one
+ *     tokenizer.model    the SentencePiece model, if there is one
  *     trainer.json, optimizer-*.safetensors   the rest of a training run's state (resume.h)
  *
- * so that LlamaForCausalLM.from_pretrained(DIR) reads what hf_model_write wrote, and the other
- * way round.
+ * LlamaForCausalLM.from_pretrained(DIR) reads what hf_model_write wrote, and hf_model_read reads
+ * what save_pretrained wrote.
  */
 #ifndef LLMC_CHECKPOINT_HF_MODEL_H
 #define LLMC_CHECKPOINT_HF_MODEL_H
@@ -27,7 +27,7 @@ struct named_tensor {
     char name[96]; /* Hugging Face's */
     int shape[2];  /* matrices (out, in); vectors (length) with shape[1] = 1 */
     int dims;      /* 2 or 1 */
-    int shard;     /* the shard that has it, from 0 on */
+    int shard;     /* number of the shard that contains it, from 0 on */
     float *data;   /* shape[0] * shape[1] float32, row-major; the caller's memory */
 };
 
@@ -35,8 +35,8 @@ struct named_tensor {
  * unless it is tied. */
 size_t hf_model_tensor_count(const struct llama_config *config);
 
-/* Fills tensors[hf_model_tensor_count(config)] with names and shapes, data = NULL, shard = 0, in the
- * order
+/* Fills tensors[hf_model_tensor_count(config)] with names and shapes, data = NULL, shard = 0, in
+ * the order
  *     model.embed_tokens.weight                                      (V, C)
  *     model.layers.%d.input_layernorm.weight                         (C)
  *     model.layers.%d.self_attn.{q,k,v}_proj.weight                  (H*D, C), (K*D, C), (K*D, C)
@@ -50,34 +50,35 @@ void hf_model_tensors(const struct llama_config *config, struct named_tensor *te
 /* The number of elements of a tensor. */
 size_t hf_model_tensor_elements(const struct named_tensor *tensor);
 
-/* Cuts a model into shards of at most `bytes` of float32: sets tensors[i].shard. A shard has tensors
- * that follow each other in the list; a larger tensor is a shard of its own. The cut depends on
- * shapes and `bytes` alone. Returns the number of shards, which is 1 where all fit into one. */
+/* Cuts a model into shards of at most `bytes` of float32: sets tensors[i].shard. A shard has
+ * consecutive tensors of the list; a tensor larger than `bytes` is a shard of its own. The cut
+ * depends on shapes and `bytes` alone. Returns the number of shards, which is 1 if all fit into
+ * one. */
 int hf_model_cut(struct named_tensor *tensors, size_t count, double bytes);
 
-/* Bytes of the shards that a rank writes of a model so cut: shard s is written by rank s % ranks. */
+/* Bytes of the shards that a rank writes. Rank s % ranks writes shard s. */
 double hf_model_bytes_of_rank(const struct llama_config *config, double shard_bytes, int rank,
                               int ranks);
 
-/* The name of a shard's file: model.safetensors where there is one. */
+/* The name of a shard's file; it is model.safetensors if there is only one shard. */
 enum { HF_MODEL_NAME_BYTES = 64 };
 void hf_model_shard_name(int shard, int shards, char name[HF_MODEL_NAME_BYTES]);
 
 /* Writes a checkpoint. tensors: those of hf_model_tensors(config), any order, data filled in.
  * tokenizer_path: copied to DIR/tokenizer.model; NULL for none. Everything is written and synced
- * under DIR.partial and then renamed, so that DIR is at every moment the old checkpoint or the new
- * one, whole. Parents of DIR must exist. An older checkpoint at DIR is replaced; a directory that
- * holds anything else is not touched and is an error. One writer at a time per DIR.
+ * under DIR.partial and then renamed, so that DIR is always either the old checkpoint or the new
+ * one, and complete. Parents of DIR must exist. An older checkpoint at DIR is replaced; a directory
+ * that holds anything else is not touched and is an error. One writer at a time per DIR.
  * Returns 0, or -1 after reporting. */
 int hf_model_write(const char *directory, const struct llama_config *config,
                    const struct named_tensor *tensors, size_t count, const char *tokenizer_path);
 
 /* The same in parts, for writers that add their own files (async_writer.c). `begin` creates an
  * empty directory, and `partial` returns its name. `write_shard` writes the tensors of a shard into
- * it, whose data alone must be there, and `write_rest` the index of the shards, if there are
+ * it; only these tensors need data. `write_rest` writes the index of the shards, if there are
  * several, the tokenizer and config.json. `commit` syncs it and renames it to DIR. `abandon`
  * removes it. The writers' own files may be trainer.json, optimizer-NNNNN-of-NNNNN.safetensors and
- * files-NNNNN-of-NNNNN.json. Return 0, or -1 after reporting. */
+ * files-NNNNN-of-NNNNN.json. All return 0, or -1 after reporting. */
 int hf_model_begin(const char *directory);
 int hf_model_partial(const char *directory, char partial[FILE_PATH_BYTES]);
 int hf_model_write_shard(const char *directory, const struct named_tensor *tensors, size_t count,
@@ -95,9 +96,10 @@ int hf_model_remove(const char *directory);
 /* If true, a progress line on stdout shows how far the reading of a model of more than 1 GB is. */
 extern bool hf_model_shows_progress;
 
-/* Fills tensors[i].data, shaped as hf_model_tensors(config) says, unless it is NULL, from
- * DIR/model.safetensors or the files of DIR/model.safetensors.index.json (F32, BF16 or F16), with all threads. Reports a
- * missing tensor, one of another shape, and one that a model of this config does not have. config:
+/* Reads tensors, shaped as hf_model_tensors(config) says, into tensors[i].data; those whose data is
+ * NULL are left out. The source is DIR/model.safetensors or the files of
+ * DIR/model.safetensors.index.json (F32, BF16 or F16). Uses all threads. Reports a missing tensor,
+ * one of another shape, and one that a model of this config does not have. config: as from
  * config_read(DIR). Returns 0, or -1 after reporting; the data is then undefined. */
 int hf_model_read(const char *directory, const struct llama_config *config,
                   const struct named_tensor *tensors, size_t count);

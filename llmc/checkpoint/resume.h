@@ -1,26 +1,27 @@
-/* resume.h — a training run's state as files, and back: what a checkpoint holds beside the model.
+/* resume.h — writes and reads a training run's state: what a checkpoint holds besides the model.
  *
- *     trainer.json                          where the run stands, its options, the algorithms that
+ *     trainer.json                          how far the run is, its options, the algorithms that
  *                                           --tune chose (products), the version of the library
  *                                           that computes attention (0: none), and the size and
- *                                           checksum of every file, its own included
- *     optimizer-00001-of-00002.safetensors  of the workers that rank 0 of 2 hosts; of worker W:
+ *                                           checksum of every file, including itself
+ *     optimizer-00001-of-00002.safetensors  the workers that rank 0 of 2 hosts; for each worker W:
  *         worker.W.owned    I64 (runs, 2)   offset and length of the runs of the parameter vector
- *                                           (param_layout.h) that W has moments of
+ *                                           (param_layout.h) for which W has moments
  *         worker.W.m, .v    F32 (elements)  these moments, run after run
  *         worker.W.stale    I64 (runs, 2)   where W's replica differs from what the last broadcast
  *                                           sent, and from that rounded to --wire-dtype
  *         worker.W.replica  F32 (elements)  the replica's values there
- *         worker.W.ahead    F32 (elements)  what W's last broadcast sent in place of what it owns,
- *                                           in the order of m; absent where it sent what it owns
- *                                           (--lead)
- *         worker.W.network  U8  (bytes)     lossynet_state_save of W,
- *         network           U8  (bytes)     and of all workers together (in the first file)
+ *         worker.W.ahead    F32 (elements)  the values that W's last broadcast sent instead of the
+ *                                           values of its shards (--lead), in the order of m;
+ *                                           absent if it sent the values of its shards
+ *         worker.W.network  U8  (bytes)     lossynet_state_save of W
+ *         network           U8  (bytes)     lossynet_state_save of all workers together (only in
+ *                                           the first file)
  *
  * Data position, schedule and random numbers are functions of the step and of the options. So with
- * the same options a resumed run goes on bit for bit, also with the workers spread over other
- * processes. With other options it goes on as well as it can, and says what differs: moments are
- * distributed again by offset, and replicas start as the model.
+ * the same options a resumed run computes the same bits, even if the workers run in other processes
+ * than before. With other options it continues as well as possible, and reports what differs:
+ * moments are distributed again by offset, and replicas start as the model.
  *
  * This file has formats and rules only; async_writer.h says when a checkpoint is written.
  */
@@ -44,7 +45,7 @@
 extern "C" {
 #endif
 
-struct resume_point {  /* where a run stands */
+struct resume_point {  /* how far a run is */
     int step;          /* steps done */
     uint64_t sequence; /* the next sequence of the data */
     struct run_metrics record;
@@ -53,7 +54,8 @@ struct resume_point {  /* where a run stands */
 struct resume_worker { /* a local worker; the trainer owns the memory */
     int id;
     float *params, *m, *v;
-    const float *ahead; /* what it broadcasts of what it owns, as m; NULL: that itself */
+    const float
+        *ahead; /* values that it broadcasts instead of its shards', in m's order, or NULL */
 };
 
 /* The functions of lossynet.h that a checkpoint needs. llmc does not include that header here;
@@ -65,7 +67,7 @@ struct resume_comm {
                   size_t *count);
     bool (*next_fresh)(const struct lossynet_comm *comm, int worker, size_t *cursor, size_t *offset,
                        size_t *count);
-    /* Of replicas of bfloat16: to[j] becomes what a packet brings of values[j]. */
+    /* For replicas in bfloat16: sets to[j] to values[j] as a packet would deliver it. */
     void (*narrow)(const struct lossynet_comm *comm, uint16_t *to, const void *values,
                    size_t offset, size_t n);
     size_t (*state_bytes)(const struct lossynet_comm *comm, int worker);
@@ -75,7 +77,7 @@ struct resume_comm {
     int all_workers; /* value of the argument `worker` that means all of them */
 };
 
-/* Between memory of the workers and the host's; several threads may call these at once. */
+/* Copies between the workers' memory and the host's; several threads may call these at once. */
 struct resume_memory {
     bool on_device; /* a call costs more than its bytes, so few large calls are made */
     void (*upload)(void *to, const void *host, size_t bytes);
@@ -87,7 +89,7 @@ struct resume_memory {
 struct resume_run {
     struct run_info facts;
     bool whole_moments;           /* each worker has moments of the whole vector (rps, naive) */
-    bool own_replicas;            /* no replica equals the model anywhere (naive) */
+    bool own_replicas;            /* all elements of replicas may differ from the model (naive) */
     const bool *ahead;            /* the last broadcast sent the workers' `ahead` */
     struct resume_worker *worker; /* [local] */
     struct resume_comm comm;
@@ -107,26 +109,26 @@ int resume_choose(struct options *options);
 /* Whether a name is checkpoint-N, as a run names its checkpoints. */
 bool resume_is_checkpoint_name(const char *name);
 
-/* Reads DIR/trainer.json. 0, or -1 after reporting; the caller releases *saved. */
+/* Reads DIR/trainer.json. Returns 0, or -1 after reporting; the caller releases *saved. */
 int resume_open(const char *directory, json_t **saved, struct resume_point *at);
 
-/* Takes the choices of algorithms from trainer.json, if it was saved by the same backend: its
- * `details` are equal. Otherwise *out stays as it is. */
+/* Takes the choices of algorithms from trainer.json, if the same backend saved it (its `details`
+ * are equal). Otherwise *out does not change. */
 void resume_products(const json_t *saved, const char *details, struct product_choices *out);
 
-/* Which attention computed (struct attention_choice, `library`), if it was saved by the same
- * backend; else -1. */
+/* Returns which attention the saved run used (`library` of struct attention_choice), if the same
+ * backend saved it; otherwise -1. */
 int resume_attention(const json_t *saved, const char *details);
 
 /* Reads the rest of the workers' state from `directory`, after verifying this rank's share of
- * the checksums. Their params must already be the model. Tells on the terminal and in the log
- * (event "resume") what cannot be identical. Returns 0, or -1 after reporting. */
+ * the checksums. The workers' params must already be the model. Reports on the terminal and in the
+ * log (event "resume") what cannot be identical. Returns 0, or -1 after reporting. */
 int resume_load(const struct resume_run *run, const char *directory, const json_t *saved,
                 struct jsonl *log);
 
 /* ---- saving ---- */
 
-/* Copies this rank's share of the state. 0, or -1 after reporting. */
+/* Copies this rank's share of the state. Returns 0, or -1 after reporting. */
 int resume_snapshot(const struct resume_run *run, struct snapshot *out);
 
 /* The name of a rank's file. */
@@ -135,16 +137,16 @@ void resume_file_name(int rank, int ranks, char name[64]);
 /* trainer.json without its list of files. NULL: out of memory. */
 json_t *resume_describe(const struct resume_run *run, const struct resume_point *at);
 
-/* Adds a file of `directory` to a list of files: an empty object at first. Reads it for its checksum.
- * Returns 0, or -1 after reporting. */
+/* Adds a file of `directory` to a list of files, which starts as an empty JSON object. Reads the
+ * whole file to compute its checksum. Returns 0, or -1 after reporting. */
 int resume_list_file(json_t *list, const char *directory, const char *name);
 
-/* Each rank writes the list of its files beside them, as DIR/files-00001-of-00002.json. When all have, one
- * rank moves the lists of all into trainer.json. Return 0, or -1 after reporting. */
+/* Each rank writes the list of its files to DIR/files-00001-of-00002.json. When all ranks have, one
+ * rank moves all lists into trainer.json. Both return 0, or -1 after reporting. */
 int resume_write_list(const json_t *list, const char *directory, int rank, int ranks);
 int resume_collect_lists(json_t *trainer, const char *directory, int ranks);
 
-/* Writes DIR/trainer.json, with its own checksum. 0, or -1 after reporting. */
+/* Writes DIR/trainer.json, with its own checksum. Returns 0, or -1 after reporting. */
 int resume_write(json_t *trainer, const char *directory);
 
 /* Lists the complete checkpoints under `out` of at most `step` steps, oldest first. The caller

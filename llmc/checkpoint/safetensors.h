@@ -4,10 +4,10 @@
  *     header    JSON: {"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
  *     data      the tensors, little-endian, row-major; offsets count from here
  *
- * Format: https://huggingface.co/docs/safetensors. A file comes from anywhere, so that opening it
- * checks everything: the header's length against the file's, that offsets are in range and cover
- * the data without overlap or gap, and each tensor's bytes against its shape and dtype. What opens
- * without error can be read without further checks.
+ * Format: https://huggingface.co/docs/safetensors. Files may come from untrusted sources, so
+ * opening a file checks everything: the header's length against the file's, that offsets are in
+ * range and cover the data without overlap or gap, and each tensor's bytes against its shape and
+ * dtype. A file that opens without error can be read without further checks.
  */
 #ifndef LLMC_CHECKPOINT_SAFETENSORS_H
 #define LLMC_CHECKPOINT_SAFETENSORS_H
@@ -48,7 +48,7 @@ void safetensors_close(struct safetensors *file);
 size_t safetensors_count(const struct safetensors *file);
 const struct safetensors_view *safetensors_at(const struct safetensors *file, size_t i);
 
-/* The tensor of that name, or NULL (nothing is reported: absence may be fine). */
+/* The tensor of that name, or NULL, which is not reported, since absence may be fine. */
 const struct safetensors_view *safetensors_find(const struct safetensors *file, const char *name);
 
 /* Copies the tensor of that name to out, float32, row-major, with all threads of OpenMP. It must be
@@ -57,7 +57,7 @@ const struct safetensors_view *safetensors_find(const struct safetensors *file, 
 int safetensors_copy_float(const struct safetensors *file, const char *name, const int64_t *shape,
                            int dims, float *out);
 
-/* A tensor to write; everything stays the caller's. */
+/* A tensor to write; the caller owns all memory. */
 struct safetensors_tensor {
     const char *name; /* UTF-8, unique in the file */
     int dims;

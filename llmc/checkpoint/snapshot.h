@@ -1,6 +1,6 @@
-/* snapshot.h — tensors copied into one block of memory, to be written while training goes on.
+/* snapshot.h — copies tensors into one block of memory, which is written while training goes on.
  *
- * They are described twice, by the same code: first to measure, then to copy.
+ * The same code describes them twice: first to measure, then to copy.
  *
  *     snapshot_measure(&s);
  *     describe(&s);                    snapshot_add returns NULL: nothing to fill yet
@@ -48,7 +48,7 @@ int snapshot_allocate(struct snapshot *s); /* 0, or -1 after reporting */
 void *snapshot_add(struct snapshot *s, const char *dtype, size_t rows, size_t columns,
                    const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-/* Writes all of them as a safetensors file, synced. 0, or -1 after reporting. */
+/* Writes all tensors as a safetensors file, and syncs it. Returns 0, or -1 after reporting. */
 int snapshot_write(const struct snapshot *s, const char *path);
 
 void snapshot_release(struct snapshot *s);
