@@ -1,4 +1,4 @@
-/* due.h — what a run does after how many steps, by its options. */
+/* due.h — says what a run does after a step: evaluate, write a sample, save a checkpoint. */
 #ifndef LLMC_CLI_DUE_H
 #define LLMC_CLI_DUE_H
 
@@ -9,12 +9,13 @@ struct due {
     bool any; /* something that all ranks do together; the end of the run as well */
 };
 
-/* Every so many steps (0: never), and after the last. */
+/* True after every `every` steps (0: never), and after the last step. */
 static inline bool due_every(const struct options *o, int done, int every) {
     return done == o->steps || (every && done % every == 0);
 }
 
-/* After `done` steps. stop: the run ends here. behind: a checkpoint that was begun is not there. */
+/* What to do after `done` steps. stop: the run ends here. behind: a checkpoint is missing, because
+ * ranks changed while it was written. */
 static inline struct due due_after(const struct options *o, int done, bool stop, bool behind) {
     struct due due;
     due.evaluates = o->val && due_every(o, done, o->eval_every);

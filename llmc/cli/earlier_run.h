@@ -1,8 +1,8 @@
-/* earlier_run.h — keeps a new run from overwriting what an earlier one left.
+/* earlier_run.h — keeps a new run from overwriting the files of an earlier one.
  *
- * An earlier run is a log.jsonl that is not empty, or anything called checkpoint-N, in --out; and a
- * file that is not empty in the place of --log. An empty directory, and one with other files in it,
- * is no earlier run.
+ * Files of an earlier run are a log.jsonl that is not empty, or anything called checkpoint-N, in
+ * --out; and a file --log that is not empty. An empty directory, or one with other files in it,
+ * does not count as an earlier run.
  */
 #ifndef LLMC_EARLIER_RUN_H
 #define LLMC_EARLIER_RUN_H
@@ -13,9 +13,9 @@
 extern "C" {
 #endif
 
-/* Looks where the run would write, before anything is created there. Fine are a run that resumes
- * from a checkpoint in --out (or `auto`), and one with --overwrite. options: as parsed, --resume
- * auto not yet replaced. Returns 0, or the exit code after reporting in one line. */
+/* Checks the places where the run would write, before anything is created there. A run that resumes
+ * from a checkpoint in --out (or `auto`), or has --overwrite, passes. options: as parsed, with
+ * --resume auto not yet replaced. Returns 0, or the exit code after reporting in one line. */
 int earlier_run_check(const struct options *options);
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
-/* memory_check.h — whether a run fits the memory of its hosts, before it takes any.
+/* memory_check.h — checks whether a run fits the memory of its hosts, before it allocates any.
  *
- * The kernel kills a process that takes too much, without a word. So the ranks tell each other what
- * each will need (memory_plan.h), and the sum over the ranks that share a host or a control group
- * is compared with what that has available.
+ * The kernel kills a process that takes too much memory, without any message. So the ranks tell
+ * each other how much they will need (memory_plan.h). For each host and control group, the sum over
+ * its ranks is compared with the memory that is available there.
  */
 #ifndef LLMC_MEMORY_CHECK_H
 #define LLMC_MEMORY_CHECK_H
@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-struct memory_demand { /* of a rank; travels between ranks as it is */
+struct memory_demand { /* of a rank; ranks exchange its bytes */
     char host[64];
     double needed; /* bytes that it will take */
     int32_t limits;
@@ -25,24 +25,24 @@ struct memory_demand { /* of a rank; travels between ranks as it is */
 
 struct memory_check {
     char host[64];
-    char limit[104];          /* what has so little: "the host", a control group */
-    double needed, available; /* bytes; of all ranks that share it */
-    int ranks;                /* that share it */
+    char limit[104];          /* what has too little memory: "the host" or a control group */
+    double needed, available; /* bytes, for all ranks that share it */
+    int ranks;                /* number of ranks that share it */
     bool fits;
 };
 
-/* Finds the host or control group with the least room. */
+/* Finds the host or control group with the least memory to spare. */
 void memory_check_find(const struct memory_demand *all, int ranks, struct memory_check *out);
 
-/* The same, of all ranks. Collective; all ranks get the same. run: what this rank will need.
- * Returns 0, or -1 after reporting. */
+/* Exchanges the demands of all ranks, and does the same. Collective; all ranks get the same result.
+ * run: describes what this rank will need. Returns 0, or -1 after reporting. */
 int memory_check_measure(const struct options *options, const struct lossynet_world *world,
                          const struct llama_config *config, const struct memory_plan_settings *run,
                          struct memory_check *out);
 
-/* The same for a run that is about to begin. Where memory is lacking, rank 0 prints the plan
- * (unless --quiet) and reports in one line. Returns 0, or -1 where memory is lacking or after
- * reporting. */
+/* The same for a run that is about to begin. If memory is too small, rank 0 prints the plan (unless
+ * --quiet) and reports in one line, and all ranks return -1. Returns 0, or -1 also after reporting
+ * another error. */
 int memory_check(const struct options *options, const struct lossynet_world *world,
                  const struct llama_config *config, const struct memory_plan_settings *run);
 

@@ -1,4 +1,4 @@
-/* memory_plan.h — memory and traffic of a run, from arithmetic alone; nothing is allocated. */
+/* memory_plan.h — computes memory and traffic of a run by arithmetic alone; nothing is allocated. */
 #ifndef LLMC_CLI_MEMORY_PLAN_H
 #define LLMC_CLI_MEMORY_PLAN_H
 
@@ -15,10 +15,11 @@ extern "C" {
 struct memory_plan_settings {
     const char *model; /* name to print */
     int workers;       /* one per rank */
-    int group; /* workers that share a replica (--group); 0: 1. The last group may be shorter: */
-    /* Or these, one after another, of ranks with a worker each; NULL: group. */
+    int group; /* workers that share a replica (--group); 0: 1. The last group may be smaller */
+    /* Sizes of all groups, where each rank has one worker, and `group` does not count; NULL:
+     * none. */
     const int *group_sizes;
-    int members; /* of this rank's group; 0: as many */
+    int members; /* workers in this rank's group; 0: `group` */
     int batch, seq, micro_batches;
     bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */
     double network_bytes;           /* what the network layer needs, mainly receive buffers */
@@ -30,39 +31,40 @@ struct memory_plan_settings {
     bool device;                    /* on a GPU */
     enum dtype dtype;               /* of weights in use and of activations */
     bool fp8;                       /* --dtype fp8: a device rounds what layers multiply */
-    bool cudnn;                     /* --attention: cuDNN's may compute */
+    bool cudnn;                     /* --attention: cuDNN may compute attention */
     enum recompute recompute;       /* not auto */
     double stale;                   /* share of a replica that is stale */
     int local;                      /* workers that share the device or the rank; 0: 1 */
     int sets, threads;              /* CPU: sets of activations, and threads that compute; 0: 1 */
-    bool exact;                     /* every replica is the model, unless leads */
+    bool exact;                     /* every replica is the model, unless `leads` */
     bool gathers; /* the model is put together from its owners, to evaluate or to save */
-    bool saves;   /* checkpoints, from copies in memory */
-    int rank;     /* which shards of the model it copies, to save: hf_model.h */
+    bool saves;   /* it saves checkpoints, from copies in memory */
+    int rank;     /* decides which shards of the model it copies to save them (hf_model.h) */
     double shard_bytes;
-    bool carries;    /* --carry: lost gradients, which are saved too */
-    bool remembers;  /* keys and values of all layers, to generate text */
+    bool carries;    /* --carry: residuals, which are saved, too */
+    bool remembers;  /* it keeps keys and values of all layers, to generate text */
     bool evaluating; /* no gradients, no optimizer */
     bool staged;     /* several ranks: with a device, the network reads host memory */
-    bool changes;    /* ranks may die and join: what they hand over then (handover.h) */
-    bool leads;      /* owners keep what they broadcast ahead of the model (--lead) */
+    bool changes;    /* ranks may die and join, and then hand over state (handover.h) */
+    bool leads;      /* owners keep values ahead of the model, which they broadcast (--lead) */
     bool gpu_direct; /* network hardware reads gradients on the device */
 };
 
 struct memory_plan {
-    double parameters;                      /* P */
-    double parameter_bytes, gradient_bytes; /* 4P each, for each local replica and worker; of what a
-                                               host's ranks share, a rank's part */
-    double optimizer_bytes;                 /* 8P, or 8P/N when sharded, for each local worker */
-    double ahead_bytes;                     /* with leads: 4P/N, for each local worker */
-    double lost_bytes;                      /* with a device and --carry: lost gradients */
-    double weight_bytes;                    /* 2P in bf16: the weights that are computed with */
-    double working_bytes;                   /* working memory of operations and libraries */
-    double program_bytes;                   /* on a CPU: the process itself and its libraries */
+    double parameters; /* P */
+    /* 4P each, for each local replica and worker. If ranks of a host share memory, a rank's
+     * part. */
+    double parameter_bytes, gradient_bytes;
+    double optimizer_bytes; /* 8P, or 8P/N when sharded, for each local worker */
+    double ahead_bytes;     /* with leads: 4P/N, for each local worker */
+    double lost_bytes;      /* with a device and --carry: residuals */
+    double weight_bytes;    /* 2P in bf16: the weights in use */
+    double working_bytes;   /* working memory of operations and libraries */
+    double program_bytes;   /* on a CPU: the process itself and its libraries */
     double network_bytes;
     double fresh_bytes;  /* 4P if N > 1: the model, put together for evaluation and saving */
-    double copy_bytes;   /* the copy that a checkpoint is written from */
-    double change_bytes; /* what ranks hand over, while nothing is computed or saved */
+    double copy_bytes;   /* the copy from which a checkpoint is written */
+    double change_bytes; /* state that ranks hand over, while nothing is computed or saved */
     double activation_bytes;
     double total_bytes;
     double travel_bytes;   /* with a device and several ranks: pinned copies of vectors */
@@ -82,25 +84,28 @@ enum { MEMORY_PLAN_OPENED_BYTES = (64 << 20) + 600000000 };
 enum { MEMORY_PLAN_PROGRAM_BYTES = 10000000 };
 
 /* Settings of rank 0 of a run with these options, one worker per rank, in float32 on the CPU. The
- * network's fields (network_bytes, header_bytes) are 0. Without --train nothing is known of the run
- * yet: it is assumed to evaluate and to save. */
+ * network's fields (network_bytes, header_bytes) are 0. Without --train, the run is assumed to
+ * evaluate and to save. */
 struct memory_plan_settings memory_plan_of_options(const struct options *options, int workers,
                                                    int seq);
 
-/* Whether a device keeps float32 only of what its worker owns, and so many slots of its gradient
- * (worker.h; param_layout.h), 0: all of it. Of a run that is placed, on its device. */
+/* Whether a device keeps float32 only for the shards of its worker (worker.h); and how many slots
+ * of the gradient it keeps (param_layout.h), 0: the whole gradient. Call these after
+ * memory_plan_place, with the device and dtype set. */
 bool memory_plan_has_masters(const struct memory_plan_settings *s);
 int memory_plan_gradient_slots(const struct llama_config *config,
                                const struct memory_plan_settings *s);
-/* The same of the host's memory, where ranks with a device each share copies in a group (group.h). */
+/* The number of slots of a gradient in the host's memory, if ranks with a device each share copies
+ * in a group (group.h). */
 int memory_plan_group_slots(const struct llama_config *config,
                             const struct memory_plan_settings *s);
-/* Whether a device rounds gradients to bfloat16 as backward finishes them, so that the same is sent
- * wherever workers live; and, with masters, the network's copies of vectors are bfloat16. */
+/* Whether a device rounds gradients to bfloat16 when backward finishes them, so that the same
+ * values are sent wherever workers run; and whether, with masters, the network's copies of vectors
+ * are bfloat16. */
 bool memory_plan_rounds_gradients(const struct memory_plan_settings *s);
 bool memory_plan_has_half_copies(const struct memory_plan_settings *s);
 
-/* Makes it a rank of a run on `ranks` ranks, with its share of the workers. */
+/* Changes the settings to those of rank `rank` of `ranks`, with its share of the workers. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank);
 
 struct memory_plan memory_plan_of_run(const struct llama_config *config,
@@ -110,9 +115,9 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
 double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s);
 
-/* Sets s->recompute to the least recomputation whose total is at most `available` bytes, and
- * *total to that total. If none fits, it takes the most recomputation. If `available` is 0, it
- * is unknown, and there is no recomputation. Returns whether the run fits. */
+/* Sets s->recompute to the least recomputation with which the run needs at most `available` bytes,
+ * and *total to the bytes that it needs. If nothing fits, it sets the most recomputation. available
+ * 0: it is unknown, and there is no recomputation. Returns whether the run fits. */
 bool memory_plan_choose_recompute(const struct llama_config *config, struct memory_plan_settings *s,
                                   double available, double *total);
 
@@ -120,7 +125,7 @@ bool memory_plan_choose_recompute(const struct llama_config *config, struct memo
 void memory_plan_print_memory(const struct llama_config *config,
                               const struct memory_plan_settings *s);
 
-/* Prints the same, disk and traffic. */
+/* Prints the memory, the disk space and the traffic. */
 void memory_plan_print(const struct llama_config *config, const struct memory_plan_settings *s);
 
 /* Prints the expected drift, which the network layer computes. */

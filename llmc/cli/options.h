@@ -1,7 +1,7 @@
-/* options.h — the command line: one table of GNU long options, one struct of settings.
+/* options.h — parses the command line: a table of GNU long options, and a struct of settings.
  *
  * options.c holds the table; each line names an option, its range, its default and its help text.
- * A setting that is out of range or not understood is a usage error: one line, exit code 2.
+ * A setting that is out of range or cannot be parsed is a usage error: one line, exit code 2.
  */
 #ifndef LLMC_CLI_OPTIONS_H
 #define LLMC_CLI_OPTIONS_H
@@ -46,7 +46,7 @@ struct options {
     int device, dtype, recompute, threads; /* recompute: as in activations.h */
     bool tune;
     int attention;
-    double memory; /* bytes / 1e9; 0: what there is */
+    double memory; /* bytes / 1e9; 0: as much as is free */
     /* data */
     const char *train, *val, *tokenizer;
     int data_split;
@@ -70,10 +70,10 @@ struct options {
     /* network */
     int workers; /* 0: one per rank */
     const char *group;
-    int group_size; /* what `group` means here; set by validate.c */
-    /* Where `group` is host and hosts have different numbers of ranks: those, in order of ranks;
-     * NULL: group_size of each, and the last of those that are left. Kept as long as the
-     * process. */
+    int group_size; /* the number that `group` means here; set by validate.c */
+    /* Sizes of the groups in order of ranks, if `group` is host and hosts have different numbers of
+     * ranks. NULL: each group has group_size workers, and the last those that are left. Never
+     * freed. */
     const int *group_sizes;
     const char *link;
     int packet_bytes; /* 0: the link's default */
@@ -104,15 +104,16 @@ struct options {
     double temperature, top_p;
 };
 
-/* Fills `out` with defaults and what the command line says; strings point into argv.
- * 0 on success; 2 after reporting a usage error (the exit code for it). */
+/* Fills `out` with defaults and the settings of the command line; strings point into argv. Returns
+ * 0, or 2, the exit code, after reporting a usage error. */
 int options_parse(int argc, char **argv, struct options *out);
 
-/* Micro-batches of a step, of all workers together. Worker w of N takes number w, N + w, ... of them.
- * With --meet-keep global-batch they are as many as at the start, but at least one for each worker. */
+/* The number of micro-batches of a step, over all workers. Worker w of N takes numbers w, N + w,
+ * ... With --meet-keep global-batch the number stays as at the start, but is at least one per
+ * worker. */
 int64_t options_micro_batches(const struct options *o, int workers);
 
-enum { OPTIONS_MOST = 128 }; /* there are no more */
+enum { OPTIONS_MOST = 128 }; /* the table has no more options */
 json_t *
 options_json(const struct options *options); /* All options, for the log. NULL if out of memory. */
 

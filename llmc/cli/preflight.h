@@ -1,10 +1,10 @@
 /* preflight.h — --preflight: checks the nodes of a run in a minute, before the run takes days.
  *
- *     preflight.c           the mode: gathers results; prints a table by node, and a line per fault
- *     preflight_host.c      what a rank sees: program, data, memory, GPU, disk
- *     preflight_verdict.c   which node or path is bad
+ *     preflight.c           runs the mode: gathers results; prints a table by node, a line per fault
+ *     preflight_host.c      examines a rank's host: program, data, memory, GPU, disk
+ *     preflight_verdict.c   finds the node or path that is bad
  *
- * Every rank looks at its host. Then all ranks send test datagrams to all others, over the link
+ * Every rank examines its host. Then all ranks send test datagrams to all others, over the link
  * that training will use (lossynet/transport/probe.c). A measured fault counts only if a second
  * measurement confirms it.
  */
@@ -24,7 +24,7 @@ extern "C" {
 /* Runs the mode. Collective. Returns 0 if nothing was found, or -1 after printing the findings. */
 int preflight(const struct options *options, const struct lossynet_world *world);
 
-/* ---- what a rank sees (preflight_host.c) ---- */
+/* ---- a rank's host (preflight_host.c) ---- */
 
 struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte */
     char host[64];
@@ -38,10 +38,10 @@ struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte 
     double disk_free, disk_needed; /* in --out, for all ranks; needed 0: no --out */
     double lockable;               /* bytes of memory that may be pinned */
     double gflops;                 /* speed of a large matrix product */
-    double clock; /* seconds since 1970, read when all ranks are at the same place */
+    double clock; /* seconds since 1970, read by all ranks at about the same time */
 };
 
-/* What a rank needs, by arithmetic. */
+/* Memory and disk space that a rank needs, by arithmetic. */
 struct preflight_needs {
     double host, device, disk; /* bytes; host: without a device; disk: for all ranks */
     double beside_device;      /* bytes of host memory, with a device */
@@ -60,12 +60,12 @@ void preflight_look(const struct options *options, const struct lossynet_world *
                     struct preflight_rank *out);
 void preflight_release(void);
 
-/* ---- what is wrong (preflight_verdict.c) ---- */
+/* ---- faults (preflight_verdict.c) ---- */
 
 enum { PREFLIGHT_FINDINGS = 64 };
 
 struct preflight_findings {
-    int count; /* may be larger than the number that is kept */
+    int count; /* of all findings; may be larger than the list */
     struct preflight_finding {
         int kind, a, b; /* equal in two measurements if it is the same fault */
         char text[400]; /* "node X: ..." */
@@ -92,7 +92,7 @@ void preflight_traffic(const struct preflight_nodes *n, const struct lossynet_pa
 void preflight_verdict_network(const struct preflight_nodes *n, const struct lossynet_path *paths,
                                struct preflight_findings *out);
 
-/* Adds the faults that ranks reported. pinned: the link needs pinned memory. */
+/* Adds the faults that the ranks' reports show. pinned: the link needs pinned memory. */
 void preflight_verdict_hosts(const struct preflight_nodes *n, const struct preflight_rank *rank,
                              bool pinned, struct preflight_findings *out);
 

@@ -1,5 +1,5 @@
-/* validate.h — checks the command line as a whole: options that do not go together, or do not suit
- * the program, its model or the number of ranks.
+/* validate.h — checks the command line as a whole: finds options that contradict each other, or do
+ * not fit the program, its model or the number of ranks.
  */
 #ifndef LLMC_CLI_VALIDATE_H
 #define LLMC_CLI_VALIDATE_H
@@ -12,8 +12,8 @@ extern "C" {
 #endif
 
 /* Parses and checks the command line, and resolves `--resume auto`. Collective; all ranks get
- * the same result: 0, or the exit code after one line on one rank's stderr, which is 2, or 1 if
- * files are wrong. The line names a rank whose command line is wrong or differs from rank 0's,
+ * the same result: 0, or the exit code after one line on one rank's stderr. The exit code is 2, or
+ * 1 if files are wrong. The line names a rank whose command line is wrong or differs from rank 0's,
  * because that rank would leave the others waiting, or train something else. `revision` is the
  * program's, and must be the same on all ranks. */
 int validate_command_line(int argc, char **argv, const struct lossynet_world *world,
@@ -23,11 +23,11 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
  * reporting. */
 int validate_options(const struct options *options, int ranks);
 
-/* The options that must be the same on all processes of a run that meet by --meet, wherever and
- * whenever they start. The caller releases it. NULL: out of memory. */
+/* The options that must be the same in all processes that meet by --meet, as JSON. The caller
+ * releases it. NULL: out of memory. */
 json_t *validate_common_options(const struct options *options);
 
-/* Number of tokens of a sequence, for a model with a context of `positions`. */
+/* The number of tokens of a sequence, for a model with a context of `positions` tokens. */
 int validate_sequence_length(const struct options *options, int positions);
 
 #define TRAIN_LLAMA2_VERSION "0.1.0" /* MAJOR.MINOR.PATCH; dev/CHANGELOG.md says what changed */
