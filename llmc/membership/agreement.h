@@ -1,18 +1,19 @@
 /* agreement.h — one process's part in agreeing on views, through a store (store.h).
  *
- * It knows the time only as it is told and never sleeps, so that a simulation can run it
+ * Callers pass the time in, and no function sleeps, so that a simulation can run this code
  * (test/llmc/test_membership_histories.c). membership.c gives it a clock, a thread and a network.
  *
  *               agreement_step              agreement_leave
  *     OUTSIDE ───────────────────► INSIDE ───────────────────► LEAVING ──┐
  *        ▲     a view has it         ▲     trains in a view              │ agreement_step
  *        │                           └── a newer view has it ────────────┤
- *        └── a newer view is without it: comes again, as a new member ───┘
+ *        └── a newer view is without it: registers again, as a new member┘
  *
- * Why at most one view is alive, which means that all its members are inside it: a view is made
- * only by a member of the view before it which is leaving that one for good. So the view before is
- * dead from then on. The store lets one proposal of several win. `anew` is the exception: the
- * user's word that the members of the view before are dead. */
+ * A view is alive if all its members are inside it. At most one view is alive, for this reason: a
+ * view is made only by a member of the view before, and that member is leaving the view before for
+ * good. So the view before is dead from then on. If several members propose a view, the store
+ * accepts only one. `anew` is the exception: there the user asserts that the members of the view
+ * before are dead. */
 #ifndef LLMC_MEMBERSHIP_AGREEMENT_H
 #define LLMC_MEMBERSHIP_AGREEMENT_H
 
@@ -27,9 +28,9 @@ extern "C" {
 #endif
 
 enum {
-    AGREEMENT_LEASE = 5,         /* seconds without a word after which a registration lapses */
-    AGREEMENT_SETTLED = 30,      /* seconds in views after which a process may come back at once */
-    AGREEMENT_PAUSE_MOST = 30,   /* seconds before another registration */
+    AGREEMENT_LEASE = 5,         /* seconds after which a registration ends if it is not renewed */
+    AGREEMENT_SETTLED = 30,      /* seconds in views after which a process may return at once */
+    AGREEMENT_PAUSE_MOST = 30,   /* longest pause before another registration, in seconds */
     AGREEMENT_ANEW_PATIENCE = 10 /* seconds for which `anew` waits for first_ranks */
 };
 
@@ -39,9 +40,9 @@ struct agreement_settings {
     struct member self; /* address, host, pid; the uid comes from `draw` */
     int first_ranks;
     bool anew;
-    /* A new uid, other than all before, of this process and others. */
+    /* Draws a new uid, different from all that any process has had. */
     void (*draw)(void *context, char uid[24]);
-    /* reached[i]: whether member i listens at its address. */
+    /* Sets reached[i]: whether member i listens at its address. */
     void (*reach)(void *context, const struct member *m, int members, enum reached *reached);
     void *context;
 };
@@ -49,34 +50,35 @@ struct agreement_settings {
 enum agreement_state { AGREEMENT_OUTSIDE, AGREEMENT_INSIDE, AGREEMENT_LEAVING };
 
 enum agreement_result {
-    AGREEMENT_WAIT,     /* nothing yet: step again in a moment */
-    AGREEMENT_AWAY,     /* the same, since the store does not answer: store->why */
+    AGREEMENT_WAIT,     /* no result yet: call again in a moment */
+    AGREEMENT_AWAY,     /* the same, because the store does not answer: see store->why */
     AGREEMENT_VIEW,     /* inside a new view */
     AGREEMENT_COMPLETE, /* the run is complete */
-    AGREEMENT_FAILED    /* reported */
+    AGREEMENT_FAILED    /* an error, which was reported */
 };
 
-/* What it waits for outside, for messages. */
+/* What a process outside waits for; used in messages. */
 enum agreement_obstacle {
     AGREEMENT_NO_OBSTACLE,
-    AGREEMENT_FEW,     /* fewer than first_ranks have registered: `registered` */
-    AGREEMENT_TAKING,  /* a view is there: its rank 0 has to take this process in */
-    AGREEMENT_ORPHANED /* a view is there, and none of its members is registered */
+    AGREEMENT_FEW,     /* fewer than first_ranks processes have registered: `registered` */
+    AGREEMENT_TAKING,  /* a view exists: its rank 0 has to take this process in */
+    AGREEMENT_ORPHANED /* a view exists, but none of its members is registered */
 };
 
 struct agreement {
     struct agreement_settings set;
     enum agreement_state state;
     struct member self;
-    struct view view;            /* inside and leaving; as it was, outside */
-    bool *missing;               /* leaving */
-    double began;                /* leaving since */
-    bool asked;                  /* leaving, and not knowing who is missing: who has ended */
-    int64_t lease;               /* 0: not registered, as far as known */
-    double taken, pause, resume; /* when it was taken in; seconds; outside: not registered before */
-    double look, soonest;        /* when the store is asked next while inside; not before */
-    bool changed;                /* inside: as membership_has_changed */
-    int64_t found; /* epoch that was there when this process came, < 0: not known yet */
+    struct view view; /* inside and leaving: the present view; outside: the last one */
+    bool *missing;    /* leaving: the members that are missing */
+    double began;     /* leaving: since when */
+    bool asked;       /* leaving without knowing who is missing: hosts were asked */
+    int64_t lease;    /* 0: not registered, as far as this process knows */
+    double taken, pause,
+        resume;           /* time taken in; next pause, s; no registration before this time */
+    double look, soonest; /* inside: time to ask the store next; earliest such time */
+    bool changed;         /* inside: the result of membership_has_changed */
+    int64_t found; /* epoch of the view that this process found at first; < 0: not known yet */
     double found_at;
     enum agreement_obstacle obstacle;
     int registered;
@@ -85,42 +87,43 @@ struct agreement {
 };
 
 void agreement_init(struct agreement *a, const struct agreement_settings *set);
-void agreement_clear(struct agreement *a); /* leaves the store alone */
+void agreement_clear(struct agreement *a); /* does not change the store */
 
-/* Compares the version and the options with the run's, which are those of the process that came
- * first. AGREEMENT_VIEW: they are the same; AGREEMENT_AWAY, _COMPLETE, _FAILED. */
+/* Compares version and options with the run's, which the first process has set. Returns
+ * AGREEMENT_VIEW if they are the same; otherwise AGREEMENT_AWAY, _COMPLETE or _FAILED. */
 enum agreement_result agreement_compare(struct agreement *a, const char *version,
                                         const json_t *options);
 
-/* Writes nothing, and says in text what a process would find that came now. AGREEMENT_VIEW: it could
- * come; AGREEMENT_AWAY, _COMPLETE, _FAILED as above. */
+/* Writes nothing to the store, and describes in `text` what a process would find if it came now.
+ * Returns AGREEMENT_VIEW if it could take part; otherwise AGREEMENT_AWAY, _COMPLETE or _FAILED. */
 enum { AGREEMENT_TEXT = 200 };
 enum agreement_result agreement_inspect(const struct agreement *a, const char *version,
                                         const json_t *options, char text[AGREEMENT_TEXT]);
 
-/* Inside: leaves the view, for good, without missing[rank] (NULL: nobody is missing). Returns 0, or
- * -1 after reporting. */
+/* Call inside a view: leaves it for good. missing[rank]: members that the next view should leave
+ * out (NULL: none). Returns 0, or -1 after reporting. */
 int agreement_leave(struct agreement *a, double now, const bool *missing);
 
-/* Inside and leaving: sets ended[rank] of the view's members whose process has ended, as its host says;
- * never this one's. */
+/* Call inside or leaving: sets ended[rank] of the view's members whose host says that their process
+ * has ended; never this process's own. */
 void agreement_find_ended(const struct agreement *a, bool *ended);
 
-/* Outside and leaving: one attempt to come into a view, some requests to the store. */
+/* Call outside or leaving: tries once to get into a view, with some requests to the store. */
 enum agreement_result agreement_step(struct agreement *a, double now);
 
-/* In every state, about once a second: keeps the registration; inside, looks whether something
- * changed. */
+/* Call in every state, about once a second: renews the registration; inside, checks whether
+ * something has changed. */
 void agreement_watch(struct agreement *a, double now);
 
-/* Inside: lets the next agreement_watch look, since somebody may have registered; but not within the
- * first second of a view, so that those who come together are taken in together. */
+/* Call inside when a process may have registered: the next agreement_watch asks the store. It does
+ * not do so in the first second of a view, so that processes that come together are taken in
+ * together. */
 void agreement_hasten(struct agreement *a);
 
-/* Ends the view, whose members all stop, by an empty one: the run may begin again, with other
- * options. STORE_CHANGED: there is a newer view, which stays. */
+/* Ends the view, whose members all stop, by making an empty one. The run may begin again, with
+ * other options. Returns STORE_CHANGED if there is a newer view, which stays. */
 enum store_status agreement_dissolve(struct agreement *a);
-/* Says that the run is complete; removes the registration. */
+/* Marks the run as complete, and removes the registration. */
 enum store_status agreement_complete(struct agreement *a);
 enum store_status agreement_withdraw(struct agreement *a);
 

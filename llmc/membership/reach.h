@@ -1,4 +1,4 @@
-/* reach.h — whether members listen where they say. */
+/* reach.h — checks whether members listen at the addresses that they have registered. */
 #ifndef LLMC_MEMBERSHIP_REACH_H
 #define LLMC_MEMBERSHIP_REACH_H
 
@@ -10,12 +10,12 @@ extern "C" {
 
 enum reached {
     REACHED_NOT,     /* no answer, or an error */
-    REACHED_REFUSED, /* its host answers that nobody listens there: the process has ended */
+    REACHED_REFUSED, /* the host answers that nobody listens there: the process has ended */
     REACHED
 };
 
-/* reached[i]: whether a TCP connection to the address of member i came about within half a second.
- * Each is closed at once. */
+/* Sets reached[i]: whether a TCP connection to the address of member i was made within half a
+ * second. Connections are closed at once. */
 void reach_members(const struct member *m, int members, enum reached *reached);
 
 #ifdef __cplusplus

@@ -1,8 +1,9 @@
-/* store.h — what membership asks of a store: a snapshot of a run's keys, and one guarded write.
+/* store.h — the interface of a store of keys, as membership needs it: list a run's keys at one
+ * moment, and write on a condition.
  *
- * etcd.c has it for etcd, and test/llmc/membership_store.h in memory. A run's keys begin with
- * "RUN/". A store may be away for a while. A write that ended with STORE_AWAY may have been made,
- * may be made later, or never. */
+ * etcd.c implements it with etcd, and test/llmc/membership_store.h in memory. A run's keys begin
+ * with "RUN/". A store may not answer for a while. A write that returned STORE_AWAY may have been
+ * made already, may be made later, or never. */
 #ifndef LLMC_MEMBERSHIP_STORE_H
 #define LLMC_MEMBERSHIP_STORE_H
 
@@ -15,7 +16,7 @@ extern "C" {
 
 enum store_status {
     STORE_DONE,
-    STORE_CHANGED, /* commit: the guard has another revision. keep: the lease is gone */
+    STORE_CHANGED, /* commit: the guard has another revision. keep: the lease has ended */
     STORE_AWAY,    /* no answer, or an error; `why` says which */
 };
 
@@ -32,24 +33,25 @@ struct store_entries { /* in the order in which the keys were created */
 struct store_write {
     const char *key;
     const char *value; /* NULL: removes the key */
-    int64_t lease;     /* the key goes when the lease does; 0: it stays */
+    int64_t lease;     /* the key is removed when this lease ends; 0: it stays */
 };
 
 struct store {
-    /* All keys that begin with `prefix`, as they are at one moment. The caller clears *out, which
-     * is empty unless the store answered. */
+    /* Lists all keys that begin with `prefix`, as they are at one moment. The caller clears *out,
+     * which is empty unless the store answered. */
     enum store_status (*list)(struct store *s, const char *prefix, struct store_entries *out);
-    /* Makes all writes at once if the key `guard` has revision `modified` (0: is not there). */
+    /* Makes all writes at once if the key `guard` has revision `modified` (0: it does not
+     * exist). */
     enum store_status (*commit)(struct store *s, const char *guard, int64_t modified,
                                 const struct store_write *write, int writes);
-    /* A lease that ends `seconds` after it was granted or last kept. */
+    /* grant gives a lease that ends after `seconds`; keep starts this time again. */
     enum store_status (*grant)(struct store *s, int seconds, int64_t *lease);
     enum store_status (*keep)(struct store *s, int64_t lease);
     void (*close)(struct store *s);
-    char why[200]; /* the last STORE_AWAY */
+    char why[200]; /* the reason of the last STORE_AWAY */
 };
 
-enum { STORE_WRITES_MOST = 100 }; /* of a commit; etcd takes 128 */
+enum { STORE_WRITES_MOST = 100 }; /* most writes in a commit; etcd allows 128 */
 
 void store_entries_clear(struct store_entries *e);
 

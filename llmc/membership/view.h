@@ -1,7 +1,8 @@
-/* view.h — who takes part in a run, and what the next view is. Pure: no input, output or clock.
+/* view.h — a view (the processes that take part in a run), and how the next view is made of it.
+ * Functions here use no input, output or clock.
  *
  * A run is trained in one view at a time. The views of a run are numbered from 1, and each of them
- * is made of the one before: those who stay keep their order, who joins is appended. */
+ * is made of the one before: members that stay keep their order, and new members are appended. */
 #ifndef LLMC_MEMBERSHIP_VIEW_H
 #define LLMC_MEMBERSHIP_VIEW_H
 
@@ -13,12 +14,12 @@ extern "C" {
 #endif
 
 struct member {
-    char uid[24];     /* of a registration; a process that registers again takes another */
+    char uid[24];     /* of a registration; a process that registers again takes a new one */
     char address[72]; /* HOST:PORT, where the process listens (TCP) for a rendezvous */
     char host[64];    /* its name, for messages */
     int pid;
-    int64_t joined; /* epoch of the first view that has this member; 0: none has. A member with
-                     * joined == epoch is new in a view and has no state of the run */
+    int64_t joined; /* epoch of the first view that has this member; 0: none yet. A member with
+                     * joined == epoch is new in that view and has no state of the run */
 };
 
 struct view {
@@ -37,21 +38,22 @@ int view_rank_of(const struct view *v, const char *uid);
 int view_next(const struct view *present, const bool *missing, const struct member *joiner,
               int joiners, struct view *out);
 
-/* Seconds after which rank `self` proposes the view without missing[] (NULL: nobody): ranks that
- * are heard follow one another, so that one proposal is enough; who would leave out half of the
- * view or more waits longer, since the larger side should go on. Who does not know who is gone
- * (missing is not NULL, and all false) leaves it to those who do. */
+/* Seconds that rank `self` waits before it proposes the view without missing[] (NULL: nobody is
+ * missing). Each rank that is heard waits longer than the one before it, so that one proposal is
+ * enough. A rank that would leave out half of the view or more waits longer, since the larger side
+ * should go on. A rank that does not know who is gone (missing is not NULL, and all false) waits
+ * for those that know. */
 double view_patience(const struct view *v, const bool *missing);
 
 int view_copy(const struct view *from,
               struct view *to);  /* 0, or -1 after reporting; *to is empty */
 void view_clear(struct view *v); /* an empty one is fine */
 
-/* Text of a view and of a member as the store has them; the caller frees. NULL after reporting. */
+/* The text of a view and of a member in the store; the caller frees it. NULL after reporting. */
 char *view_to_json(const struct view *v);
 char *member_to_json(const struct member *m);
-/* The other way; what names nothing valid gives false, and reports nothing. self is -1. The uid of
- * a member is not part of its text. */
+/* Parse these texts. Return false, and report nothing, if the text is not valid. self is set to -1.
+ * The uid of a member is not part of its text. */
 bool view_from_json(const char *text, struct view *out);
 bool member_from_json(const char *text, const char *uid, struct member *out);
 
