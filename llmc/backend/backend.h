@@ -1,4 +1,4 @@
-/* backend.h — the operations a Llama needs, as one struct of functions.
+/* backend.h — the operations that a Llama needs, as one struct of functions.
  *
  * train_llama2.cu uses this interface alone. A backend carries the operations out:
  *
@@ -15,16 +15,16 @@
  *   All matrices are row-major and dense. Weights have Hugging Face's layout: (out, in).
  *   `tensor` is an array in the backend's working type (float32 or bfloat16); `float` arrays are
  *   float32 on every backend. Sums are accumulated in float32 or wider.
- *   `weight` is an array of parameters in use. Where `weight_bytes` is that of the working type,
- *   they were rounded by `convert` or `adamw`; where it is that of float32, they are the float32
- *   parameters themselves, and operations round those that they multiply as they read them.
+ *   `weight` is an array of parameters in use. If `weight_bytes` is the size of the working type,
+ *   `convert` or `adamw` has rounded them. If it is the size of float32, they are the float32
+ *   parameters themselves, and operations round those that they multiply when they read them.
  *   Gradients of weights are float32 and take `accumulate`: false overwrites, true adds
  *   (micro-batches, tied embeddings), so that no sum over tokens is ever rounded to the working
  *   type. Gradients of inputs overwrite unless said otherwise.
- *   Arrays lie in the backend's memory, except where "host" is said. If `on_device` is true, this
+ *   Arrays lie in the backend's memory, unless the comment says "host". If `on_device` is true, this
  *   is not host memory: only upload, download and the operations may access it. Operations run in
- *   the order of their calls, and may still run when a call returns. Those that return or write
- *   something for the host wait until it is there.
+ *   the order of their calls, and may still run when a call returns. Operations that return or write
+ *   something for the host wait until it is complete.
  *   Output never overlaps input unless said otherwise.
  *   Determinism: the same arguments give the same bits, whatever the number of threads.
  *   Thread safety: several OpenMP threads may call operations at once. On the CPU, an operation
@@ -48,7 +48,7 @@ extern "C" {
 typedef void tensor; /* array in the backend's working type, see above */
 typedef void weight; /* array of parameters in use, see above */
 
-/* The last two are of operands of products alone (--dtype fp8). */
+/* Only operands of matrix products have the last two types (--dtype fp8). */
 enum dtype { DTYPE_FLOAT32, DTYPE_BF16, DTYPE_E4M3, DTYPE_E5M2 };
 
 struct adamw_settings {
@@ -56,40 +56,40 @@ struct adamw_settings {
     float lead; /* in steps, of `ahead` */
 };
 
-/* What keep_lost makes of a lost gradient: see there. */
+/* How keep_lost turns a lost gradient into a residual; see there. */
 enum backend_lost { LOST_EXACT, LOST_ROUNDED, LOST_ADDED };
 
 enum { BACKEND_MARKS = 256 }; /* see d2h_mark */
 
-/* Which of a library's algorithms computes products of a shape. Algorithms differ in the order of
- * their sums, so a choice is the same on all ranks and after --resume, or bits differ. */
+/* The algorithm of a library that computes products of a shape. Algorithms add in different orders,
+ * so all ranks, also after --resume, must use the same choice to compute the same bits. */
 struct product_choice {
     int32_t M, N, K, transpose_a, transpose_b, in, out_type; /* of struct product (cuda/device.h) */
-    int32_t place; /* in the order of the library's own estimates; 0: what it takes for the best */
+    int32_t place; /* in the library's own ranking of algorithms; 0: the one that it ranks best */
 };
 
 enum {
     PRODUCT_PLACES = 16,
     PRODUCT_CHOICES = 32
-}; /* places to choose from; a model has 15 shapes */
+}; /* algorithms to choose from; most shapes (a model has 15) */
 
 struct product_choices {
-    int32_t times; /* products of a shape that is not in the list are timed, and put there */
+    int32_t times; /* products of a shape that is not in the list are timed and added to it */
     int32_t count;
     struct product_choice choice[PRODUCT_CHOICES];
 };
 
-/* Which attention computes: the backend's own, or a library's. Their bits differ, so a choice is
- * the same on all ranks and after --resume. */
+/* Which kernels compute attention: the backend's own, or a library's. Their bits differ, so all
+ * ranks, also after --resume, must use the same choice. */
 struct attention_choice {
     int32_t made;    /* the caller has chosen */
-    int32_t library; /* computes the shape below: its version, cuDNN's as 91900. 0: own for all */
+    int32_t library; /* version of the library for the shape below (cuDNN: 91900); 0: own kernels */
     int32_t B, T, H, K, D;
     int32_t trial;    /* the library may fail: then `failed` says why, and nothing was computed */
-    char failed[256]; /* "": it has not */
+    char failed[256]; /* "": it has not failed */
 };
 
-/* What another process needs to open a device's memory; it may be sent to it. */
+/* A handle with which another process can open a device's memory; it may be sent there. */
 struct backend_shared {
     unsigned char handle[128];
 };
@@ -97,20 +97,22 @@ struct backend_shared {
 struct backend {
     const char *name;     /* "cpu", "cuda" */
     const char *details;  /* one line for the log: instruction set or device, GEMM library */
-    const char *device;   /* the same for two ranks only if they share it; "" if not on_device */
+    const char *device;   /* equal for two ranks only if they share it; "" if not on_device */
     size_t element_bytes; /* of the working type */
     size_t weight_bytes;  /* of parameters in use: of the working type, or of float32 */
     bool on_device;       /* the host cannot access memory from `allocate` */
-    /* Which algorithms multiply; NULL where there is no choice. The caller may change it between
-     * operations. Shapes that are not there are computed by the library's first. */
+    /* The algorithms of matrix products; NULL if there is no choice. The caller may change it
+     * between operations. The library's first algorithm computes shapes that are not in the
+     * list. */
     struct product_choices *product_choices;
     struct attention_choice
-        *attention_choice; /* the same; the caller may change all but the shape */
-    /* Gets a library's attention ready for a shape, which becomes the choice's, with its working
-     * memory. Returns its version, or 0 with the reason in one line. _close gives all back. */
+        *attention_choice; /* the same for attention; the caller may change all but the shape */
+    /* Prepares a library's attention for a shape, with its working memory, and sets the shape of
+     * attention_choice. Returns the library's version, or 0 with the reason in one line.
+     * attention_close frees everything. */
     int (*attention_open)(int B, int T, int H, int K, int D, char *why, size_t why_size);
     void (*attention_close)(void);
-    double (*clock)(void); /* seconds, when the operations called so far are done; or NULL */
+    double (*clock)(void); /* waits for the operations called so far, returns seconds; or NULL */
 
     /* ---- memory ---- */
     void *(*allocate)(size_t bytes); /* aligned to 64 bytes, zeroed; NULL if out of memory */
@@ -120,33 +122,34 @@ struct backend {
     void (*upload)(void *to, const void *host, size_t bytes); /* on return, host may be reused */
     void (*download)(void *host, const void *from, size_t bytes);
     size_t (*memory_free)(void); /* bytes that can be allocated now; 0: unknown */
-    /* to (n) = from (n), as parameters in use: rounded to nearest, if they are smaller */
+    /* to (n) = from (n) as parameters in use: rounded to nearest if these have fewer bits */
     void (*convert)(weight *to, const float *from, size_t n);
 
     /* ---- copies while operations compute; NULL if not on_device ----
      * They copy between the device and pinned memory, which is host memory that the device can
      * access.
      *
-     * d2h_async copies `from`, as the operations called so far leave it, to `host`. Until
-     * d2h_wait has returned, or d2h_on_complete has called back, the caller must not change `from`,
-     * and `host` is not complete. d2h_on_complete calls call(context) on a thread of its own, as
-     * soon as everything that was copied so far is there, in the order of these calls; `call` must
-     * not use the backend. d2h_wait also waits for the operations called before a d2h_async of 0
-     * bytes. d2h_mark notes how far copies have been called; d2h_wait_mark waits for those before
-     * the last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1. With d2h_order_mark the host does
-     * not wait, but operations called later do, so that they may change what was copied.
+     * d2h_async copies `from` to `host`, after the operations called so far. Until d2h_wait has
+     * returned, or d2h_on_complete has called back, the caller must not change `from`, and `host`
+     * is not complete. d2h_on_complete calls call(context) on a separate thread as soon as all
+     * copies called so far are complete, in the order of these calls; `call` must not use the
+     * backend. d2h_wait waits for all copies. It also waits for the operations called before a
+     * d2h_async of 0 bytes. d2h_mark sets a mark after the copies called so far; d2h_wait_mark
+     * waits for the copies before the last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1.
+     * With d2h_order_mark the host does not wait for them, but operations called later do, so that
+     * these may change the memory that was copied.
      *
      * h2d_async copies `host` to `to` before any operation that is called later. The copy may
      * begin while earlier operations still run, so `to` must not be used by operations called
      * since the host last waited (d2h_wait, download, sum_of_squares). The caller must not change
      * `host` until it has waited for a later operation. h2d_convert_async copies n float32 in the
-     * same way, and rounds them as `convert` does. d2h_round_async copies n float32 as d2h_async, and
-     * rounds them to bfloat16 (uint16_t, the upper half of a float32), as `round` does in place: to
-     * nearest even. */
+     * same way, and rounds them as `convert` does. d2h_round_async copies n float32 like d2h_async,
+     * and rounds them to bfloat16 (uint16_t, the upper half of a float32), to nearest even. `round`
+     * rounds in place to the same values. */
     void *(*allocate_pinned)(size_t bytes); /* NULL if out of memory; not zeroed */
     void (*release_pinned)(void *memory);   /* NULL is fine */
-    /* Makes other memory of the host's, from the begin of a page on, pinned memory. False where the
-     * system refuses. unpin before the memory is given back. */
+    /* Pins existing host memory that begins at a page. Returns false if the system refuses. Call
+     * unpin before the memory is freed. */
     bool (*pin)(void *memory, size_t bytes);
     void (*unpin)(void *memory);
     void (*d2h_async)(void *host, const void *from, size_t bytes);
@@ -159,12 +162,12 @@ struct backend {
     void (*h2d_convert_async)(weight *to, const float *host, size_t n);
     void (*d2h_round_async)(uint16_t *host, const float *from, size_t n);
     void (*round)(float *x, size_t n);
-    /* A dma-buf file descriptor through which other devices access `memory`, at *offset. The
-     * caller closes it. -1: there is none. */
+    /* Returns a dma-buf file descriptor through which other devices access `memory`, at *offset.
+     * The caller closes it. -1: there is none. */
     int (*export_memory)(const void *memory, size_t bytes, size_t *offset);
-    /* Memory from `allocate` that operations of other processes on this host may read: share tells
-     * how to open it. open_shared returns an address for operations, NULL where this device cannot
-     * reach that one. close_shared before the process that shares it releases it. */
+    /* Lets operations of other processes on this host read memory from `allocate`: `share` gives
+     * the handle. open_shared returns an address for operations, or NULL if this device cannot
+     * reach the other. Call close_shared before the process that shares the memory releases it. */
     bool (*share)(const void *memory, struct backend_shared *out);
     const void *(*open_shared)(const struct backend_shared *shared);
     void (*close_shared)(const void *memory);
@@ -173,7 +176,7 @@ struct backend {
     /* out (N, C) = table (V, C)[tokens (N)] */
     void (*embedding_forward)(tensor *out, const int32_t *tokens, const weight *table, int N,
                               int C);
-    /* dtable (V, C) gets the rows of dout (N, C) added, in order of N */
+    /* adds the rows of dout (N, C) to rows tokens (N) of dtable (V, C), in order of N */
     void (*embedding_backward)(float *dtable, const int32_t *tokens, const tensor *dout, int N,
                                int C, int V, bool accumulate);
 
@@ -199,19 +202,19 @@ struct backend {
                                    int O, bool accumulate);
 
     /* ---- rotary embedding, Hugging Face's half-split layout, in place ----
-     * qkv (B*T, (H+2K)*D): per row H query heads, K key heads, K value heads (left alone).
-     * cosine, sine (T, D/2). Element i < D/2 pairs with i + D/2. `backward` turns the other way. */
+     * qkv (B*T, (H+2K)*D): per row H query heads, K key heads, K value heads (unchanged).
+     * cosine, sine (T, D/2). Element i < D/2 pairs with i + D/2. `backward` rotates back. */
     void (*rope)(tensor *qkv, const float *cosine, const float *sine, int B, int T, int H, int K,
                  int D, bool backward);
 
     /* ---- causal grouped-query attention, scale 1/sqrt(D) ----
-     * out (B*T, H*D); log_sum_exp (B, H, T) is kept for backward: the T x T matrix is not. */
+     * out (B*T, H*D); log_sum_exp (B, H, T) is kept for backward, but the T x T matrix is not. */
     void (*attention_forward)(tensor *out, float *log_sum_exp, const tensor *qkv, int B, int T,
                               int H, int K, int D);
     void (*attention_backward)(tensor *dqkv, const tensor *dout, const tensor *out,
                                const tensor *qkv, const float *log_sum_exp, int B, int T, int H,
                                int K, int D);
-    /* Rows first ... first+T-1 of one sequence, whose rows 0 ... first-1 earlier calls computed.
+    /* Computes rows first ... first+T-1 of one sequence; earlier calls computed the rows before.
      * qkv (first+T, (H+2K)D) has all rows, out (T, H*D) the new ones. This is for generation,
      * where T is mostly 1; nothing is kept for backward. NULL: generation computes all rows
      * every time. */
@@ -231,16 +234,16 @@ struct backend {
                        const int32_t *targets, int N, int C, int V, float scale, bool accumulate);
 
     /* ---- optimiser ---- */
-    /* AdamW (Loshchilov & Hutter 2019), n elements; step counts from 1. The gradient is used times
-     * gradient_scale (clipping). param gets master's new values as parameters in use; it may be
-     * master itself, on every backend: then there is no second copy to write. */
+    /* AdamW (Loshchilov & Hutter 2019), n elements; step counts from 1. The gradient is multiplied
+     * by gradient_scale (clipping). param gets master's new values as parameters in use; on every
+     * backend it may be master itself: then there is no second copy to write. */
     /* ahead (n, float32), unless NULL, gets master + lead * (master - master before). */
     void (*adamw)(weight *param, float *master, float *m, float *v, float *ahead,
                   const float *gradient, size_t n, const struct adamw_settings *settings, int step,
                   float learning_rate, float weight_decay, float gradient_scale);
     /* the sum of squares in double, in an order that depends on n alone */
     double (*sum_of_squares)(const float *x, size_t n);
-    /* out[i] (host) = the same of x[i] (n[i]), i < count: the host waits once for all */
+    /* out[i] (host) = sum_of_squares of x[i] (n[i]), i < count; the host waits only once */
     void (*sums_of_squares)(double *out, const float *const *x, const size_t *n, int count);
 
     /* ---- for lossynet; `weight`, `arrived`, `element` and the list of senders are the host's ----
@@ -249,38 +252,39 @@ struct backend {
      * out may be one of the senders. */
     void (*weighted_sum)(float *out, const float *const *sender, const float *weight, int N,
                          size_t n, size_t packet);
-    /* the same, out in pinned memory, senders there or on a device, also another one's (open_shared),
-     * beside the operations called so far, for which it does not wait, and out is there on return; NULL
-     * where not on_device */
+    /* The same with `out` in pinned memory, and senders in pinned memory or on a device, which may
+     * be another process's (open_shared). It does not wait for the operations called so far, and
+     * `out` is complete on return. NULL if not on_device */
     void (*weighted_sum_pinned)(float *out, const float *const *sender, const float *weight, int N,
                                 size_t n, size_t packet);
-    /* the same of senders in bfloat16, and to bfloat16 (rounded once) */
+    /* the same with senders in bfloat16; the second writes bfloat16, rounded once */
     void (*weighted_sum_pinned_bf16)(float *out, const uint16_t *const *sender, const float *weight,
                                      int N, size_t n, size_t packet);
     void (*rounded_sum_pinned_bf16)(uint16_t *out, const uint16_t *const *sender,
                                     const float *weight, int N, size_t n, size_t packet);
-    /* the same of float32 that is rounded to bfloat16 before it is added */
+    /* the same with senders in float32, which are rounded to bfloat16 before they are added */
     void (*rounded_sum_pinned)(uint16_t *out, const float *const *sender, const float *weight,
                                int N, size_t n, size_t packet);
-    /* to[j] = from[j] for j < n where arrived[j / packet] is not 0; the rest stays */
+    /* to[j] = from[j] for j < n if arrived[j / packet] is not 0; other elements do not change */
     void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet);
-    /* the same of from[j] rounded to bfloat16, to nearest even; to may be from */
+    /* the same with from[j] rounded to bfloat16, to nearest even; `to` may be `from` */
     void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet);
-    /* the same rounded in blocks of 32 from from[0] on, each with a scale, to integers of so many
-     * bits, 8 or 4; the bits of lossynet's elements.c. At random with the numbers of *key + j in the
-     * block that begins with element j, or to nearest where key is NULL. arrived NULL: everything
-     * did. packet: a multiple of 32. NULL where not on_device */
+    /* The same with from[j] rounded in blocks of 32, from from[0] on, each with a scale, to
+     * integers of `bits` bits, 8 or 4. Results have the same bits as lossynet's elements.c. The
+     * block that begins with element j is rounded at random with the numbers of *key + j, or to
+     * nearest if key is NULL. arrived NULL: all packets arrived. packet: a multiple of 32. NULL if
+     * not on_device */
     void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
                          size_t packet, int bits, const uint64_t *key);
-    /* Of gradients that were lost, the residual; the bits of lossynet's error_feedback.c. NULL
-     * where not on_device.
-     * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the vector
-     * may be in pinned memory
-     * keep_lost: residual[j] = 0 for j < n where arrived[j / packet] is not 0, and elsewhere
-     * vector[j], to bfloat16 with LOST_ROUNDED. With LOST_ADDED vector[j] is added to it there, and
-     * it stays where arrived[j / packet] is not 0 */
+    /* Error feedback: the residual of gradients that were lost, with the same bits as lossynet's
+     * error_feedback.c. NULL if not on_device.
+     * add_residual: vector[j] += share * residual[j], j < n, product and sum each rounded; the
+     * vector may be in pinned memory
+     * keep_lost, j < n: if arrived[j / packet] is 0, residual[j] = vector[j], rounded to bfloat16
+     * with LOST_ROUNDED; otherwise residual[j] = 0. With LOST_ADDED, vector[j] is added to
+     * residual[j] if arrived[j / packet] is 0; otherwise residual[j] does not change */
     void (*add_residual)(float *vector, const float *residual, float share, size_t n);
     void (*keep_lost)(float *residual, const float *vector, const uint8_t *arrived, size_t n,
                       size_t packet, enum backend_lost how);

@@ -1,5 +1,5 @@
-/* select.h — selects the backend of a run from --device and --dtype, and how much of the forward
- * pass is computed twice from --recompute and the free memory. */
+/* select.h — selects the backend of a run by --device and --dtype, and how much of the forward pass
+ * is computed twice, by --recompute and the free memory. */
 #ifndef LLMC_BACKEND_SELECT_H
 #define LLMC_BACKEND_SELECT_H
 
@@ -17,18 +17,19 @@ extern "C" {
 struct backend_choice {
     const struct backend *backend;
     enum recompute recompute; /* not auto */
-    bool faster_in_bf16;      /* several times, on this processor, and --dtype leaves it open */
+    bool
+        faster_in_bf16; /* bf16 would be several times faster on this CPU; --dtype did not decide */
 };
 
 /* `run` is the memory plan's input, as for --dry-run; its dtype, device and recompute are filled
  * in. Collective: the ranks tell each other what they found, before any of them takes memory for
- * the run. A rank takes the host's GPU number world->local_rank; ranks that share a GPU share what
- * is free on it. `explain`: with --device auto, prints one line on stdout that says why the run
+ * the run. A rank takes the host's GPU number world->local_rank; ranks that share a GPU share its
+ * free memory. `explain`: with --device auto, prints one line on stdout that says why the run
  * does not use a GPU, unless the program was built without CUDA; and one line if the CPU has no
- * instructions for bf16 and is to compute in it. Returns 0; or -1 on all ranks, after rank 0 has
- * reported that with --device cuda a rank finds no GPU, or too little memory on it, or that ranks
- * would compute on different devices or with different libraries, whose sums are rounded in another
- * order: replicas that should be equal would not be. (CPUs may differ.) */
+ * instructions for bf16 but has to compute in it. Returns 0; or -1 on all ranks after rank 0 has
+ * reported one of these errors. With --device cuda, a rank finds no GPU, or too little memory on
+ * it. Or ranks would compute on different devices or with different libraries: these round sums in
+ * another order, so that replicas that should be equal would differ. (CPUs may differ.) */
 int backend_select(const struct options *options, const struct llama_config *config,
                    struct memory_plan_settings *run, const struct lossynet_world *world,
                    bool explain, struct backend_choice *out);

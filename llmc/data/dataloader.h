@@ -1,4 +1,4 @@
-/* dataloader.h — training and validation sequences out of llm.c's token files.
+/* dataloader.h — reads training and validation sequences from llm.c's token files.
  *
  * A token file: 256 int32 of header, then the tokens as uint16, everything little-endian:
  *
@@ -6,20 +6,20 @@
  *     [1]     version 1
  *     [2]     number of tokens
  *     [3]     vocabulary size        \
- *     [4..5]  words of the text       | build/tokenize's; 0 in llm.c's own files: unknown
- *     [6..7]  bytes of the text      /  (words and bytes are uint64)
+ *     [4..5]  words of the text       | written by build/tokenize; 0 (unknown) in llm.c's own
+ *     [6..7]  bytes of the text      /  files (words and bytes are uint64)
  *
- * Words are what white space (of ASCII) separates. Files are mapped, never copied.
+ * Words are separated by ASCII white space. Files are mapped, never copied.
  *
  * Sampling keeps no state: sequence n of a run is a pure function of (files, T, seed, n), so that
- * any worker can fetch any sequence, and resuming needs no more than a count. An epoch visits every
+ * any worker can fetch any sequence, and resuming needs only a count. An epoch visits every
  * window once, in an order that is a keyed permutation of (seed, epoch); each epoch also shifts
  * where windows begin. Worker w of N takes n = step * N * B + w * B + b for its batch of B.
  *
  * With a contiguous split each worker has epochs of its own, over its 1/N of the windows in the
- * order of the files: data that is not identically distributed, as in federated learning. What is
- * usual is the shared order, which makes workers' data i.i.d. (for example PyTorch's
- * DistributedSampler); "contiguous" is what Hugging Face's Dataset.shard calls such parts.
+ * order of the files. Then the workers' data is not identically distributed, as in federated
+ * learning. The shared order is the usual one, and makes the workers' data i.i.d. (like PyTorch's
+ * DistributedSampler). Hugging Face's Dataset.shard also calls such parts "contiguous".
  */
 #ifndef LLMC_DATA_DATALOADER_H
 #define LLMC_DATA_DATALOADER_H
@@ -38,8 +38,8 @@ enum dataloader_use {
     DATALOADER_VALIDATE, /* dataloader_window: needs a file of at least 2 tokens */
 };
 
-/* Opens all files that match the glob(3) pattern, in sorted order, and checks them, every token id
- * included (all threads of OpenMP scan). T: tokens per sequence. *loader belongs to the caller,
+/* Opens all files that match the glob(3) pattern, in sorted order, and checks them, including every
+ * token id (with all threads of OpenMP). T: tokens per sequence. *loader belongs to the caller,
  * who closes it. Returns 0, or -1 after reporting; *loader is then NULL. */
 int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_t seed,
                     struct dataloader **loader);
@@ -83,14 +83,14 @@ void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *t
  * changes. Returns 0, or -1 after reporting that there are fewer windows than workers. */
 int dataloader_split(struct dataloader *loader, int workers);
 
-/* Micro-batch m of one of `workers`: tokens and targets (B, T). done: number of sequences that
- * all workers together took in earlier steps, which is all that resuming needs. After
+/* Micro-batch m of worker `worker`: tokens and targets (B, T). done: number of sequences that all
+ * workers together took in earlier steps; it is all that resuming needs. After
  * dataloader_split, `workers` must be the same as there. Cannot fail. Several threads may call
  * it at once. */
 void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int worker,
                       int workers, int B, int32_t *tokens, int32_t *targets);
 
-/* ---- validation: every token but a file's first is a target exactly once ----
+/* ---- validation: every token except a file's first is a target exactly once ----
  * Without a stride, windows lie side by side, each with T tokens and the T that follow them. */
 
 /* Lets a window of T tokens begin every `stride` tokens (1 ... T). Each window scores only the
@@ -113,12 +113,13 @@ int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *toke
 int dataloader_window_skip(const struct dataloader *loader, uint64_t i);
 
 struct dataloader_batch {
-    int windows, length; /* B rows of T tokens; ... */
-    int skip;            /* ... so many targets of each are not scored */
+    int windows, length; /* B rows of T tokens */
+    int skip;            /* number of first targets of each row that are not scored */
 };
 
-/* Windows *i, *i + every, ... below `end`, at most `most`, that have the same length and skip:
- * tokens and targets (B, T) without gaps. Moves *i to the window after them. *i < end. */
+/* Reads windows *i, *i + every, ... below `end`, at most `most`, as long as they have the same
+ * length and skip, into tokens and targets (B, T) without gaps. Moves *i to the window after them.
+ * Needs *i < end. */
 struct dataloader_batch dataloader_window_batch(const struct dataloader *loader, uint64_t *i,
                                                 uint64_t every, uint64_t end, int most,
                                                 int32_t *tokens, int32_t *targets);
@@ -127,7 +128,7 @@ struct dataloader_batch dataloader_window_batch(const struct dataloader *loader,
 
 enum {
     TOKENS_MAGIC = 20240520,
-    /* llm.c's files of uint32 tokens, which are refused with a message of their own. */
+    /* llm.c's files of uint32 tokens, which are refused with a special message. */
     TOKENS_MAGIC_LLAMA3 = 20240801,
     TOKENS_VERSION = 1,
     TOKENS_HEADER_INTS = 256,

@@ -34,7 +34,7 @@ int jsonl_open_of_run(const char *path, const char *out_directory, int rank, int
  * -1 if the line could not be written (for example on a full disk). The line is then missing as
  * a whole, which is reported once, and training goes on. */
 int jsonl_write(struct jsonl *log, json_t *event);
-/* The last step of an earlier part of the run that the log holds; and -1 if there is none. */
+/* The last step of an earlier part of the run that is in the log, or -1 if there is none. */
 int jsonl_last_step(const struct jsonl *log);
 void jsonl_close(struct jsonl *log);
 

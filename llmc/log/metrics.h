@@ -1,5 +1,5 @@
-/* metrics.h — the numbers of a step, an evaluation and a run: as JSON in the log, and as text on
- * the terminal. README.md of this folder explains every field. */
+/* metrics.h — writes the numbers of a step, an evaluation and a run: as JSON to the log, and as text
+ * to the terminal. README.md of this folder explains every field. */
 #ifndef LLMC_LOG_METRICS_H
 #define LLMC_LOG_METRICS_H
 
@@ -23,8 +23,8 @@ struct step_metrics {
     /* packets between workers, by phase (gradient, parameter) */
     double expected[2], arrived[2];
     double resent[2];                          /* in retransmission rounds */
-    double drift, drift_expected, drift_paper; /* NaN: has no meaning for this algorithm */
-    double lead, lag; /* of the broadcast; of the mean replica behind the model; in steps */
+    double drift, drift_expected, drift_paper; /* NaN: not defined for this algorithm */
+    double lead, lag; /* of the broadcast; of the mean replica behind the model; both in steps */
     double mean_age;
     int64_t max_age;
     double age_share[METRICS_AGES];   /* share of packets by age; the last: this age and older */
@@ -50,23 +50,22 @@ void metrics_add(struct run_metrics *run, const struct step_metrics *step);
 double metrics_word_perplexity(const struct eval_metrics *eval);
 
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
-/* After so many steps. lost[r * workers + s]: the share of packets from worker s to worker r that
- * did not arrive. */
+/* step: steps done. lost[r * workers + s]: the share of packets from worker s to worker r that did
+ * not arrive. */
 int metrics_log_links(struct jsonl *log, int step, const float *lost, int workers);
 
-/* The ranks have changed (--meet). left, joined: of people's interest, "host:pid, ..."; "":
- * none. */
+/* The ranks have changed (--meet). left, joined: "host:pid, ..." for people to read; "": none. */
 struct metrics_view {
     int64_t epoch; /* number of the view */
     int step, ranks, workers;
-    int64_t sequences; /* of a step */
+    int64_t sequences; /* in a step */
     const char *left, *joined;
     double adopted, mean_age, max_age; /* packets whose owner was gone; their ages, steps */
     double seconds;                    /* from the end of the view before */
 };
 int metrics_log_view(struct jsonl *log, const struct metrics_view *view);
 
-/* late[r]: so many steps went on without rank r. */
+/* late[r]: number of steps that went on without rank r. */
 int metrics_log_late(struct jsonl *log, int step, const uint64_t *late, int ranks);
 
 /* status: "complete", or the reason why not. eval: the last one, or NULL. checkpoint: "" if
@@ -84,9 +83,9 @@ int metrics_sample(struct progress *progress, struct jsonl *log, int step, const
 
 /* Prints a line of at most 79 columns. losses: include the shares of lost packets. */
 void metrics_show_step(struct progress *progress, const struct step_metrics *step, bool losses);
-/* An evaluation, to the terminal and to the log. */
+/* Writes an evaluation to the terminal and to the log. */
 int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval_metrics *eval);
-/* To stdout: loss, perplexity and number of tokens. */
+/* Prints loss, perplexity and number of tokens to stdout. */
 void metrics_print_eval(const struct eval_metrics *eval);
 
 #ifdef __cplusplus

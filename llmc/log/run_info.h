@@ -1,4 +1,4 @@
-/* run_info.h — the facts of a run that the log, the terminal and a checkpoint tell. */
+/* run_info.h — the facts of a run, for the log, the terminal and a checkpoint. */
 #ifndef LLMC_LOG_RUN_INFO_H
 #define LLMC_LOG_RUN_INFO_H
 
@@ -18,9 +18,9 @@ struct run_info {
     const struct options *options;
     const struct param_layout *layout;
     const char *revision, *backend, *link;
-    bool faster_in_bf16;             /* several times, and --dtype leaves it open */
-    const char *sends;               /* how vectors are sent, see bucket_pipeline.h */
-    bool peers;                      /* GPUs of a group read each other's gradients (group.h) */
+    bool faster_in_bf16; /* bf16 would be several times faster; --dtype did not decide */
+    const char *sends;   /* how vectors are sent, see bucket_pipeline.h */
+    bool peers;          /* GPUs of a group read each other's gradients (group.h) */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */
@@ -35,7 +35,7 @@ run_info_event(const struct run_info *run); /* The event for the log; NULL if ou
 void run_info_announce(
     const struct run_info *run); /* Prints to the terminal, on rank 0, unless --quiet is given. */
 
-/* Returns whether this rank shows how far things are in a line that is drawn anew. */
+/* Returns whether this rank shows progress in a line that is drawn again and again. */
 bool run_info_draws_progress(const struct options *o, int rank);
 
 #ifdef __cplusplus

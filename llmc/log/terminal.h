@@ -1,4 +1,4 @@
-/* terminal.h — whether the output of this process appears on a terminal. */
+/* terminal.h — finds out whether the output of this process appears on a terminal. */
 #ifndef LLMC_TERMINAL_H
 #define LLMC_TERMINAL_H
 

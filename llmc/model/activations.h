@@ -1,4 +1,4 @@
-/* activations.h — what one forward and backward pass needs beside parameters and gradients.
+/* activations.h — the memory of one forward and backward pass besides parameters and gradients.
  *
  * One block of memory, cut into arrays. Shapes are for B sequences of T tokens, N = B*T rows; see
  * backend.h for the letters.
@@ -25,7 +25,7 @@
 extern "C" {
 #endif
 
-/* Each computes again what the one before does, and more. */
+/* Each value includes the recomputation of the value before it. */
 enum recompute {
     RECOMPUTE_NONE,
     RECOMPUTE_NORMS,

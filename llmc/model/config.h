@@ -17,7 +17,7 @@ struct llama_config {
     int kv_heads;   /* K: key/value heads, H % K == 0 */
     int head_size;  /* D: even; H*D need not be C */
     int hidden;     /* F: of the feed-forward layer */
-    int vocabulary; /* V: 1 ... 65535; 0 in a preset: the data's */
+    int vocabulary; /* V: 1 ... 65535; 0 in a preset: taken from the data */
     int positions;  /* longest sequence */
     float norm_eps;
     float rope_theta;

@@ -1,5 +1,5 @@
 /* generate.h — generates text: draws one token after another, and shows text as soon as its
- * characters are complete. It does not know the trainer: the model is a function. */
+ * characters are complete. It does not depend on the trainer: the model is a function. */
 #ifndef LLMC_MODEL_GENERATE_H
 #define LLMC_MODEL_GENERATE_H
 
@@ -20,7 +20,7 @@ extern "C" {
 struct generate_model {
     int vocabulary;
     int positions;  /* length of its context, at least 1 */
-    bool remembers; /* it keeps what was fed; otherwise everything is fed again for every token */
+    bool remembers; /* it keeps earlier tokens; otherwise all are fed again for every new token */
     /* Feeds tokens (count) at positions first ... first+count-1, and writes the logits
      * (vocabulary) of the token that follows. The tokens at positions below `first` were fed
      * before. Returns 0, or -1 after reporting. */
@@ -33,20 +33,21 @@ struct generate_model {
 int generate_logits(const struct backend *be, float *logits, const tensor *x, const tensor *w,
                     int C, int V);
 
-/* A Llama of one sequence as such a model. */
+/* A Llama with one sequence, as such a model. */
 struct generate_llama {
     const struct backend *be;
     const struct param_layout *layout;
     const weight *weights;
     struct activations *activations; /* of one sequence, of `positions` tokens */
     int positions;
-    /* From activations->tokens (count), behind activations->past earlier ones, to activations->last_norm. */
+    /* Runs forward from activations->tokens (count), which follow activations->past earlier tokens,
+     * to activations->last_norm. */
     void (*forward)(const struct generate_llama *g, int count);
 };
-struct generate_model generate_model_of(struct generate_llama *g); /* which stays */
+struct generate_model generate_model_of(struct generate_llama *g); /* uses *g later */
 
 struct generate_settings {
-    const char *prompt; /* "" begins a new document */
+    const char *prompt; /* "": begins a new document */
     int tokens;         /* largest number of tokens; </s> ends the text earlier */
     double temperature, top_p;
     uint64_t seed; /* the same settings and seed give the same text */
@@ -62,7 +63,7 @@ int generate_text(const struct generate_model *model, const struct tokenizer *to
                   const struct generate_settings *settings, generate_show show, void *show_context);
 
 /* A generate_show that collects text in one line. Control characters become spaces. Text that
- * does not fit is left out, in whole characters. The caller starts with {0, ""}. */
+ * does not fit is cut between characters. The caller starts with {0, ""}. */
 struct generate_line {
     size_t used;
     char text[512];
@@ -80,7 +81,7 @@ int generate_open_tokenizer(const char *path, const char *beside, int vocabulary
 int generate_to_terminal(const struct generate_model *model, const struct tokenizer *tokenizer,
                          const struct options *options);
 
-/* --sample-every: a document's first 40 tokens, as a line. */
+/* --sample-every: writes the first 40 tokens of a new document into *line. */
 int generate_sample(const struct generate_model *model, const char *tokenizer,
                     const struct options *options, struct generate_line *line);
 

@@ -52,9 +52,10 @@ void param_layout_release(struct param_layout *layout);
 int param_layout_bucket_of_layer(const struct param_layout *layout, int layer);
 size_t param_layout_bucket_offset(const struct param_layout *layout, int bucket);
 
-/* Where gradients lie: all of them, in a vector like the parameters', or only those of the last
- * `slots` buckets, each in the slot bucket % slots of `slot` elements. A table that is tied to the
- * classifier has a place of its own behind them, since backward begins with it and ends with it. */
+/* The place of gradients. Either all gradients lie in a vector like the parameters', or there are
+ * only the gradients of `slots` buckets: bucket b is in slot b % slots, and a slot has `slot`
+ * elements. A table tied to the classifier has a place of its own after the slots, since backward
+ * begins and ends with it. */
 struct gradient_place {
     float *first;
     int slots; /* 0: all */
@@ -63,18 +64,19 @@ struct gradient_place {
 
 size_t param_layout_largest_bucket(const struct param_layout *layout); /* in elements */
 
-/* With so many slots, the elements of one, and of all. */
+/* The elements of one slot; and of all gradients if there are so many slots (0: a whole vector). */
 size_t param_layout_gradient_slot(const struct param_layout *layout);
 size_t param_layout_gradient_elements(const struct param_layout *layout, int slots);
 
-/* The place, as an element behind the first, of the gradient of element `offset` of the vector, and
- * where it is. */
+/* Where the gradient of element `offset` of the vector lies: as an index from place->first, and as
+ * an address. */
 size_t param_layout_gradient_at(const struct param_layout *layout,
                                 const struct gradient_place *place, size_t offset);
 float *param_layout_gradient(const struct param_layout *layout, const struct gradient_place *place,
                              size_t offset);
 
-/* Points hf_model_tensors(config) into a vector of `count` floats. */
+/* Fills `tensors` like hf_model_tensors(config), with data that points into a vector of `count`
+ * floats. */
 void param_layout_tensors(const struct param_layout *layout, float *vector,
                           struct named_tensor *tensors);
 
@@ -82,14 +84,15 @@ void param_layout_tensors(const struct param_layout *layout, float *vector,
 struct named_tensor *param_layout_tensor_list(const struct param_layout *layout, float *vector,
                                               size_t *count);
 
-/* The same where only a bucket has room, in `elements`: the data of all other tensors are NULL. */
+/* The same if only one bucket is in memory, in `elements`. The data of all other tensors is
+ * NULL. */
 struct named_tensor *param_layout_bucket_tensors(const struct param_layout *layout, int bucket,
                                                  float *elements, size_t *count);
 
 /* Sets initial parameters, which are a function of (seed, element) alone. They are normal with
  * standard deviation 0.02, or 0.02/sqrt(2L) for projections into the residual stream, as in
  * GPT-2 (Radford et al. 2019, 2.3), so that the stream's variance does not grow with depth.
- * Norms are 1. `vector` has room for a bucket's, or for LAYOUT_ALL. */
+ * Norms are 1. `vector` has room for the parameters of `bucket`, or for all with LAYOUT_ALL. */
 enum { LAYOUT_ALL = -1 };
 void param_layout_initialise(const struct param_layout *layout, uint64_t seed, int bucket,
                              float *vector);

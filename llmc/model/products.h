@@ -6,12 +6,12 @@
 
 enum { MODEL_PRODUCTS = 5 };
 
-struct model_product { /* (N, I) by weights (O, I); backward has two more of the same numbers */
+struct model_product { /* (N, I) by weights (O, I); backward has two more with the same N, I, O */
     const char *name;
     int N, I, O;
 };
 
-/* Of N tokens, the classifier's of logits_rows. */
+/* Lists the products for N tokens. The classifier's product has logits_rows tokens. */
 static inline void model_products(const struct llama_config *c, int N, int logits_rows,
                                   struct model_product out[MODEL_PRODUCTS]) {
     const int C = c->width, F = c->hidden, HD = c->heads * c->head_size;

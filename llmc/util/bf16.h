@@ -1,4 +1,4 @@
-/* bf16.h — bfloat16, the upper half of a float32. */
+/* bf16.h — converts to and from bfloat16, the upper half of a float32. */
 #ifndef LLMC_UTIL_BF16_H
 #define LLMC_UTIL_BF16_H
 
@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* To nearest even; NaN stays NaN. */
+/* Rounds to nearest even; NaN stays NaN. */
 static inline uint16_t to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);

@@ -1,4 +1,4 @@
-/* file.h — the few things llmc does with files, with errors reported (error.h).
+/* file.h — operations on files that report their errors (error.h).
  */
 #ifndef LLMC_UTIL_FILE_H
 #define LLMC_UTIL_FILE_H
@@ -34,7 +34,7 @@ void file_unmap(struct file_map *map); /* an empty map is fine; *map is empty af
 /* Creates or empties a file for writing. Returns the descriptor, or -1 after reporting. */
 int file_create(const char *path);
 
-/* Writes all bytes, or reports. path is for the report. */
+/* Writes all bytes. Returns 0, or -1 after reporting; path is for the report. */
 int file_write(int descriptor, const void *data, size_t bytes, const char *path);
 
 /* Syncs the data to disk and closes, also when syncing fails. */

@@ -1,5 +1,5 @@
-/* host_memory.h — what limits the memory that a process may take: the host, and the control groups
- * (versions 1 and 2) that the process belongs to; and which part of the host's memory it takes.
+/* host_memory.h — finds the limits of a process's memory, and chooses the NUMA node that it takes
+ * memory from. Limits are those of the host and of the process's control groups (versions 1 and 2).
  */
 #ifndef LLMC_HOST_MEMORY_H
 #define LLMC_HOST_MEMORY_H
@@ -13,23 +13,24 @@ extern "C" {
 
 enum { HOST_MEMORY_LIMITS = 4 };
 
-struct host_memory_limit { /* all processes that have a limit with the same id share it */
+struct host_memory_limit { /* processes that have a limit with the same id share it */
     uint64_t id;
-    double available; /* bytes that they could take now, swap space included */
+    double available; /* bytes that these processes could take now, including swap space */
     char name[104];   /* for messages: "the host", "control group /x (at most 8.0 GB)" */
 };
 
-/* The host's limit first, then the tightest of the control groups. root: "", or a directory that
- * has a proc and a sys of its own (tests). Returns how many there are; 0: nothing could be read. */
+/* Lists the host's limit first, then the tightest limits of control groups. root: "", or a
+ * directory that has its own proc and sys (tests). Returns the number of limits; 0: nothing could
+ * be read. */
 int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEMORY_LIMITS]);
 
-/* The NUMA node that a device of the PCI bus is attached to, -1 where it is unknown or there is one
- * node only. address: as the bus has it, "0000:17:00.0", in letters of either case. */
+/* The NUMA node to which a PCI device is attached; -1 if it is unknown or there is only one node.
+ * address: as on the bus, "0000:17:00.0", in lower or upper case. */
 int host_memory_node_of(const char *root, const char *address);
 
-/* What the calling thread writes first from now on is memory of this node, where that has room; -1:
- * of the node that the thread runs on, as at the start. Linux's set_mempolicy(2); false where it is
- * refused, as in some containers, and nothing has changed. */
+/* Sets the NUMA node of memory that the calling thread writes first from now on, if that node has
+ * room. -1: the node on which the thread runs, as at the start. Uses Linux's set_mempolicy(2).
+ * Returns false if the system refuses it, as in some containers; then nothing has changed. */
 bool host_memory_prefer(int node);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
-/* random.h — random numbers as a function of a key and a counter. There is no state: any thread
- * or rank can compute any part of a stream, and resuming needs only the position. */
+/* random.h — computes random numbers from a key and a counter. There is no state: any thread or
+ * rank can compute any part of a stream, and resuming needs only the position. */
 #ifndef LLMC_UTIL_RANDOM_H
 #define LLMC_UTIL_RANDOM_H
 

@@ -1,4 +1,4 @@
-/* threads.h — how many CPU threads a rank uses, and how they wait for each other. */
+/* threads.h — sets how many CPU threads a rank uses, and how they wait for each other. */
 #ifndef LLMC_UTIL_THREADS_H
 #define LLMC_UTIL_THREADS_H
 
