@@ -51,7 +51,7 @@ static struct shape shape_of(const struct llama_config *c, int B, int T) {
     return s;
 }
 
-/* On the host. */
+/* Results of attention, in host memory. */
 struct results {
     uint16_t *out, *dqkv;
     float *sums;
@@ -74,7 +74,7 @@ static bool same_bits(const struct results *a, const struct results *b, const st
            !memcmp(a->sums, b->sums, s->sums * sizeof *a->sums);
 }
 
-/* Which result is not the own kernels'; NULL: none. */
+/* The name of a result that differs too much from our own kernels' result; NULL: none does. */
 static const char *wrong_result(const struct results *own, const struct results *x,
                                 const struct shape *s) {
     const size_t N = (size_t)s->B * (size_t)s->T, D = (size_t)s->D;
@@ -98,7 +98,7 @@ static const char *wrong_result(const struct results *own, const struct results 
 
 enum { NOISE = 65521 }; /* a prime, so that rows do not repeat */
 
-struct trial { /* on the device */
+struct trial { /* tensors on the device */
     const struct backend *be;
     struct shape s;
     tensor *qkv, *dqkv, *dout, *out;
@@ -141,7 +141,7 @@ static void compute(const struct trial *t) {
                               s->D);
 }
 
-/* What is not written is zero. */
+/* Clears results first, so that elements that are not written are zero. */
 static void compute_results(const struct trial *t, struct results *out) {
     const size_t element = t->be->element_bytes;
     t->be->clear(t->out, t->s.out * element);
@@ -153,7 +153,7 @@ static void compute_results(const struct trial *t, struct results *out) {
     t->be->download(out->sums, t->sums, t->s.sums * sizeof *t->sums);
 }
 
-/* Seconds of forward and backward; results were computed before. */
+/* Seconds of forward and backward. Results were computed before, so nothing is prepared here. */
 static double compute_seconds(const struct trial *t) {
     enum { TIMES = 4 };
     const double begin = t->be->clock();
@@ -161,12 +161,12 @@ static double compute_seconds(const struct trial *t) {
     return (t->be->clock() - begin) / TIMES;
 }
 
-/* What a rank found; travels between ranks as it is. */
+/* The findings of a rank; ranks exchange its bytes. */
 struct found {
-    int32_t chosen;    /* before: the library's version, 0: own; -1: nothing */
-    int32_t resumed;   /* in the checkpoint, and not in an earlier view */
-    int32_t library;   /* what gives the own kernels' results here: its version; 0: none */
-    double seconds[2]; /* own, the library */
+    int32_t chosen;    /* earlier choice: the library's version; 0: own kernels; -1: none */
+    int32_t resumed;   /* that choice is from the checkpoint, not from an earlier view */
+    int32_t library;   /* version of the library that gives correct results here; 0: none */
+    double seconds[2]; /* own kernels, library */
     char host[64], why[256];
 };
 
@@ -223,14 +223,14 @@ static int find_chosen(const struct options *o, const struct backend *be, struct
     return 0;
 }
 
-/* The first that has chosen, or NULL. */
+/* The first rank that has an earlier choice, or NULL. */
 static const struct found *first_chosen(const struct found *all, int ranks) {
     for (int r = 0; r < ranks; r++)
         if (all[r].chosen >= 0) return &all[r];
     return NULL;
 }
 
-/* The first rank that cannot compute as rank 0 with this version, or -1. */
+/* The first rank that cannot compute with this version, or -1. */
 static int first_without(const struct found *all, int ranks, int version) {
     for (int r = 0; r < ranks; r++)
         if (all[r].library != version) return r;
@@ -249,8 +249,8 @@ static void say_why(const struct found *all, int r, int version, char *why, size
         snprintf(why, size, "rank %d on %s: %s", r, all[r].host, said);
 }
 
-/* The version to compute with, 0 for the own kernels, or -1 where the user or another rank insists
- * on what a rank cannot. The same on all ranks. */
+/* Returns the version of the library to compute with, 0 for our own kernels, or -1 if the user or
+ * an earlier view requires the library and a rank cannot use it. The same on all ranks. */
 static int decide(const struct options *o, const struct found *all, int ranks, char *why,
                   size_t size) {
     const struct found *before = first_chosen(all, ranks);

@@ -18,7 +18,7 @@ static bool register_gradient(const struct bucket_pipeline *s, const struct work
     return done;
 }
 
-/* The copy of a gradient, or its parts that are in memory. */
+/* Registers the copy of a gradient, or only its parts that are in memory. */
 static bool register_copy(const struct bucket_pipeline *s, const struct worker *w) {
     const size_t element = w->half ? sizeof(uint16_t) : sizeof(float);
     bool done = w->parts > 0 || lossynet_register(s->comm, w->comm_grads, s->layout->count);
@@ -64,7 +64,7 @@ static void gradient_sent(void *context) {
     n->next = (n->next + 1) % n->buckets;
 }
 
-/* Copies only what this rank's owners average, which is all that is read in host memory. */
+/* Copies only the shards that this rank's owners average: nothing else is read in host memory. */
 static void send_owned(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     s->be->d2h_async(w->comm_grads, w->grads, 0);
     for (int owner = 0; owner < s->local; owner++) {
@@ -78,7 +78,7 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
     const bool group_of_ranks =
-        s->local == 1 && w->shares_comm; /* then its sum gets the residual */
+        s->local == 1 && w->shares_comm; /* then the residual is added to the group's sum */
     if (w->residual && !group_of_ranks)
         s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
     if (s->rounds && !w->half) s->be->round(w->grads + offset, count);
@@ -89,7 +89,7 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     else if (s->staged && !w->shares)
         worker_send_gradient(w, s->be, s->layout, offset, count);
     if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
-    const int next = bucket + 1 - w->gradient.slots; /* it had the slot of the next bucket */
+    const int next = bucket + 1 - w->gradient.slots; /* its slot goes to bucket + 1 */
     if (w->gradient.slots && next >= 0) s->be->d2h_order_mark(next);
     if (!s->early || group_of_ranks) return;
     if (s->staged)
@@ -126,7 +126,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     return status;
 }
 
-/* Of workers with masters: what they own, which lies apart. */
+/* For workers with masters: moves their shards, which lie apart from the vectors. */
 static void move_owned(const struct bucket_pipeline *s, worker_owned_mover mover) {
     for (int w = 0; w < s->local; w++) {
         size_t state = 0, offset, count;

@@ -57,13 +57,14 @@ static struct worker *worker_of(const struct data_parallel *d, int id) {
     return &d->worker[id - d->world.rank * d->local];
 }
 
-/* lossynet_residuals, of a struct data_parallel on a device */
+/* The functions of struct lossynet_residuals for workers on a device; context: struct
+ * data_parallel */
 static void round_residual(void *context, int worker, size_t offset, size_t n, int bits,
                            const uint64_t *key) {
     const struct data_parallel *d = (const struct data_parallel *)context;
     const struct worker *w = worker_of(d, worker);
     float *vector = w->grads + offset, *residual = w->residual + offset;
-    if (d->rounds) d->be->round(vector, n); /* which its copy is */
+    if (d->rounds) d->be->round(vector, n); /* its copy is rounded, too */
     d->be->copy(residual, vector, n * sizeof *vector);
     d->be->round_blocks(vector, vector, NULL, n, 0, bits, key);
     d->be->add_residual(residual, vector, -1, n);
@@ -104,7 +105,7 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
                                                  load_residual};
     if (!training) s.error_feedback = false;
     d->keeps_lost = be->on_device && s.error_feedback;
-    if (d->keeps_lost) s.skip_late = false; /* a device gives back what was lost at once */
+    if (d->keeps_lost) s.skip_late = false; /* a device updates its residual at once */
     if (d->keeps_lost) s.residuals = &residuals;
     *staged = be->on_device && d->world.ranks > 1;
     s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
@@ -204,7 +205,7 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
         .local = d->local,
         .staged = staged,
         .overlap = overlaps,
-        .early = overlaps && (!d->group.host || !d->keeps_lost), /* it joins the whole sum */
+        .early = overlaps && (!d->group.host || !d->keeps_lost), /* needs the whole sum */
         .arriving = false,
         .gpu_direct = o->gpu_direct,
         .rounds = d->rounds,
@@ -234,7 +235,7 @@ int data_parallel_open(struct data_parallel *d, bool training) {
 
 void data_parallel_close(struct data_parallel *d) {
     if (d->model_is_borrowed) d->model = NULL;
-    lossynet_close(d->comm); /* before what it was given */
+    lossynet_close(d->comm); /* first, since it uses memory that is released below */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
     group_close(&d->group);
     if (d->be) d->memory->release(d->model);
@@ -257,8 +258,8 @@ void data_parallel_close(struct data_parallel *d) {
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
 
-/* Copies the tensors that are wanted, and there. Releases the list of those that are there, which may be
- * NULL: out of memory. */
+/* Copies the tensors that are wanted and present. Releases the list of those that are present. If
+ * it is NULL, memory was lacking. */
 static int copy_tensors(const struct backend *be, const struct named_tensor *wanted,
                         struct named_tensor *there, size_t count) {
     if (!there) return -1;
@@ -270,8 +271,8 @@ static int copy_tensors(const struct backend *be, const struct named_tensor *wan
     return 0;
 }
 
-/* The model bucket by bucket: to the tensors that are wanted, or without a list of these rounded to the
- * place of the replica, which the next step brings again. */
+/* Puts the model together bucket by bucket, and copies it to the wanted tensors. If `wanted` is
+ * NULL, rounds it into the replica, which the next step receives again. */
 static int gather_buckets(struct data_parallel *d, const struct named_tensor *wanted) {
     size_t offset = 0, count;
     for (int b = 0; b < d->layout->buckets; b++, offset += count) {
@@ -286,7 +287,8 @@ static int gather_buckets(struct data_parallel *d, const struct named_tensor *wa
         }
         d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
                                  d->model, count);
-        d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* so that it waits */
+        d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads,
+                         0); /* d2h_wait waits for it */
         d->be->d2h_wait();
     }
     d->pipeline.arriving = d->pipeline.arriving || !wanted;
@@ -375,7 +377,7 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
-/* Of all parameters or of a bucket; `first` has room for these. */
+/* Computes or reads initial values of a bucket or of all parameters; `first` has room for them. */
 static int initial_values(const struct data_parallel *d, int bucket, float *first) {
     if (!file_is_directory(d->options->model)) {
         param_layout_initialise(d->layout, (uint64_t)d->options->seed, bucket, first);
@@ -391,7 +393,8 @@ static int initial_values(const struct data_parallel *d, int bucket, float *firs
     return failed ? -1 : 0;
 }
 
-/* A bucket of a replica of bfloat16: what its group owns as it is, the rest as packets bring it. */
+/* Sets a bucket of a bfloat16 replica: shards that its group owns are rounded to bfloat16, and the
+ * others as packets would deliver them. */
 static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
                    const float *values, size_t begin) {
     const struct worker *w = &d->worker[0];
@@ -407,8 +410,8 @@ static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
     }
 }
 
-/* With masters: bucket by bucket these, and the copies that the network reads, of a group the first
- * member's. */
+/* With masters: initialises them bucket by bucket, and the copies that the network reads; in a
+ * group only the first member's copies. */
 static int initialise_masters(struct data_parallel *d) {
     const struct worker *w = &d->worker[0];
     const bool fills = !d->group.host || w->id == w->group;
@@ -440,8 +443,8 @@ int data_parallel_initialise(struct data_parallel *d) {
     return failed ? -1 : group_wait(&d->group);
 }
 
-/* Copies what this rank's partners own, where ranks share the copies that the network reads, between
- * these and the device. */
+/* Call it if ranks share the copies that the network reads: moves the shards of this rank's
+ * partners between these copies and the device. */
 static void move_partners(const struct data_parallel *d, worker_mover mover, float *comm_vector) {
     const struct worker *w = &d->worker[0];
     for (int b = 0; b < d->layout->buckets; b++) {
@@ -473,7 +476,7 @@ int data_parallel_start(struct data_parallel *d) {
     return 0;
 }
 
-/* As async_writer.h wants them. */
+/* The functions that async_writer.h needs. */
 static int model_of(void *data_parallel, const struct named_tensor *tensors, size_t count) {
     return data_parallel_copy_model((struct data_parallel *)data_parallel, tensors, count);
 }
@@ -488,7 +491,7 @@ static int gather_aside(void *data_parallel, const void *mine, void *all, size_t
     return lossynet_all_gather_aside(d->comm, mine, all, bytes) ? -1 : 0;
 }
 
-/* What a checkpoint holds of the workers and the comm. */
+/* Describes the parts of the workers and the comm that a checkpoint holds. */
 static int describe(const struct data_parallel *d, struct resume_run *out) {
     const struct resume_comm comm = {.comm = d->comm,
                                      .shard = lossynet_shard,
@@ -564,7 +567,7 @@ struct gradient_place data_parallel_gradient(const struct data_parallel *d, cons
 void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w, int set,
                                  int bucket) {
     if (!group_gradient_done(&d->group, w, set, bucket)) return;
-    /* The group's gradient is finished there, which all its members send. */
+    /* The group's gradient is finished in this bucket, and all its members send it. */
     const int members = d->group.host ? 1 : w->members;
     for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
     if (bucket > 0) group_add_bucket(&d->group, w, bucket - 1);
@@ -618,10 +621,10 @@ static int average(struct data_parallel *d, float *const *vectors, double start)
     return status ? -1 : 0;
 }
 
-/* Norm of the averaged gradient, of which each owner holds its part. */
+/* Computes the norm of the averaged gradient; each owner has its shards of it. */
 static int averaged_norm(struct data_parallel *d, double *norm) {
     const int buckets = d->layout->buckets;
-    size_t state = 0; /* of the one worker with masters */
+    size_t state = 0; /* of the worker with masters: it is the only one on its rank */
     for (int i = 0; i < d->local * buckets; i++) {
         const struct worker *w = &d->worker[i / buckets];
         size_t offset;
@@ -641,7 +644,8 @@ static int averaged_norm(struct data_parallel *d, double *norm) {
     return 0;
 }
 
-/* Averages, while the device still computes later buckets, those of which everything has come. */
+/* Averages the buckets of which all packets have arrived, while the device computes later
+ * buckets. */
 static void average_early(struct data_parallel *d) {
     int done = 0, buckets = d->layout->buckets;
     if (!d->pipeline.staged || !d->pipeline.overlap || d->group.host) return;
@@ -654,7 +658,7 @@ static void average_early(struct data_parallel *d) {
     }
 }
 
-/* A worker_mover: to the group's sum in the host's memory, as where all members have one rank. */
+/* A worker_mover: adds the residual to the group's sum in the host's memory. */
 static void add_lost(const struct worker *w, const struct backend *be, float *comm_vector,
                      size_t offset, size_t count) {
     be->add_residual(comm_vector + offset, w->residual + offset, w->carried, count);
@@ -665,10 +669,10 @@ int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
     average_early(d);
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     if (group_average(&d->group, &d->worker[0])) return -1;
-    /* What is lost of it is kept on the device (keep_residual). */
+    /* keep_residual will keep what is lost of the sum on the device, so it is copied there, too. */
     if (shares_copies(d) && d->keeps_lost) {
         move_partners(d, add_lost, d->grads[0]);
-        d->be->d2h_async(d->grads[0], d->worker[0].grads, 0); /* so that it waits */
+        d->be->d2h_async(d->grads[0], d->worker[0].grads, 0); /* d2h_wait waits for it */
         d->be->d2h_wait();
         move_partners(d, worker_receive, d->grads[0]);
     }
@@ -687,9 +691,9 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     d->sent_ahead = lead != 0;
     lossynet_note_part(d->comm, norm, lead);
     struct lossynet_part part;
-    for (int w = 0; w < d->local; w++) /* in a replay owners differ in it */
+    for (int w = 0; w < d->local; w++) /* in a replay, owners may have different leads */
         d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
-    /* Who is alone owns everything, so that nothing else changes the weights in use. */
+    /* A single worker owns all parameters, so only AdamW changes the weights in use. */
     if (d->workers == 1 || d->half) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
@@ -697,7 +701,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         const bool replayed = lossynet_replayed(d->comm, k->id, &part);
         if (!part.takes_part) continue;
         d->pipeline.current = step.weights != NULL;
-        /* A made-up run (scripts/late_ranks.py) does not say. */
+        /* A trace of an invented run (scripts/late_ranks.py) has no norm. */
         const bool knows = replayed && !isnan(part.norm);
         step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
         step.lead = knows ? part.lead : lead;
@@ -723,7 +727,7 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
         while (lossynet_next_fresh(d->comm, k->id, &cursor, &offset, &count))
             worker_update(k, d->be, d->layout, d->options, &step, offset, offset, count);
     }
-    pipeline_send(&d->pipeline, d->params, false); /* for drift and evaluation */
+    pipeline_send(&d->pipeline, d->params, false); /* drift and evaluation read them */
 }
 
 int data_parallel_broadcast(struct data_parallel *d, float *const *vectors) {
@@ -761,7 +765,7 @@ int data_parallel_finish_end(struct data_parallel *d, struct step_metrics *r) {
     d->unfinished = false;
     if (lossynet_report_end(d->comm, &counters, &drift)) return -1;
     comm_step_metrics(&counters, r);
-    /* The formulas hold for `lossy`, where a packet that arrives corrects a replica. */
+    /* The formulas hold only for `lossy`, where each packet that arrives replaces stale values. */
     const bool lossy = d->options->algorithm == ALGORITHM_LOSSY;
     r->drift = drift.pair;
     r->drift_expected = lossy ? drift.expected_pair : NAN;

@@ -16,7 +16,7 @@ static size_t shared_bytes(const struct group *g, size_t elements) {
     return elements * (g->half ? sizeof(uint16_t) : sizeof(float));
 }
 
-/* Bytes that a member gives: the first one the replica, and every one its gradient. */
+/* The bytes that a member gives: its gradient, and the first member also the replica. */
 static size_t vectors_of(const struct group *g, int place) {
     const size_t gradient =
         g->peers ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
@@ -29,7 +29,7 @@ static int no_pinned(const struct group *g, size_t bytes) {
                      g->size, (double)bytes / 1e9);
 }
 
-/* Makes all that the group shares pinned memory: a GPU copies from it, and adds it up. */
+/* Pins all memory that the group shares, since a GPU copies from it and adds it up. */
 static int pin(struct group *g) {
     for (int i = 0; i < g->size; i++) {
         const size_t bytes = vectors_of(g, i);
@@ -41,7 +41,7 @@ static int pin(struct group *g) {
 
 /* ---- slots: a member's sums ---- */
 
-/* Notes the pages of bytes from ... to - 1 of the sums, which lie behind those noted before. */
+/* Notes the pages of bytes from ... to - 1 of the sums. Calls go in ascending order of bytes. */
 static void note_part(struct group_slots *s, size_t from, size_t to) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t begin = from / page * page, end = (to + page - 1) / page * page;
@@ -54,7 +54,8 @@ static void note_part(struct group_slots *s, size_t from, size_t to) {
     s->part[s->parts++] = (struct worker_part){(float *)((char *)s->sum + begin), end - begin};
 }
 
-/* Addresses for a whole vector; pages, pinned ones, for what this member sends or averages. */
+/* Reserves addresses for a whole vector, and pins pages only for the parts that this member sends
+ * or averages. */
 static int open_sums(struct group *g, int place) {
     struct group_slots *s = &g->slots;
     const int buckets = g->layout->buckets;
@@ -95,7 +96,7 @@ static void close_peers(struct group *g, int place) {
     }
 }
 
-/* *all: whether it is true of all workers. Returns 0, or -1 after reporting. */
+/* Sets *all: whether `mine` is true for all workers. Returns 0, or -1 after reporting. */
 static int true_of_all(const struct group *g, bool mine, bool *all) {
     bool *told = (bool *)malloc((size_t)g->workers * sizeof *told);
     if (!told) return log_out_of_memory("the list of devices", 0);
@@ -106,8 +107,8 @@ static int true_of_all(const struct group *g, bool mine, bool *all) {
     return failed;
 }
 
-/* Opens `mine` of all members. *done: in all groups; else nobody has anything open. Returns 0, or -1 after
- * reporting. */
+/* Opens the memory `mine` of all members. *done: this worked in all groups; otherwise every rank
+ * has closed what it had opened. Returns 0, or -1 after reporting. */
 static int open_peers(struct group *g, int id, const float *mine, bool *done) {
     const int place = id - g->first;
     struct backend_shared told = {{0}};
@@ -126,9 +127,9 @@ static int open_peers(struct group *g, int id, const float *mine, bool *done) {
     return failed;
 }
 
-/* Whether members can read each other's memory: tries it with a little. */
+/* Finds out whether members can read each other's memory, with a small block. */
 static int try_peers(struct group *g, int id) {
-    enum { BYTES = 2 << 20 }; /* what CUDA shares a part of, it shares whole */
+    enum { BYTES = 2 << 20 }; /* CUDA shares whole blocks of this size, even for a part of one */
     bool closed;
     g->peer = (const float **)calloc((size_t)g->size, sizeof *g->peer);
     if (!g->peer) return log_out_of_memory("the list of a group's workers", 0);
@@ -136,7 +137,7 @@ static int try_peers(struct group *g, int id) {
     const int failed = open_peers(g, id, little, &g->peers);
     close_peers(g, id - g->first);
     if (failed || true_of_all(g, true, &closed)) return -1;
-    g->be->release(little); /* which nobody has open any more */
+    g->be->release(little); /* no rank has it open any more */
     return 0;
 }
 
@@ -189,7 +190,7 @@ void group_close(struct group *g) {
     memset(g, 0, sizeof *g);
 }
 
-/* Where the copy of a member's gradient is. */
+/* The place of the copy of a member's gradient. */
 static struct gradient_place copy_of(const struct group *g, int member) {
     const size_t before = member == 0 ? shared_bytes(g, g->layout->count) : 0;
     const struct gradient_place place = {
@@ -225,7 +226,7 @@ struct gradient_place group_gradient(const struct group *g, const struct worker 
 
 /* to = the sum of n elements of `count` vectors, in order. to may be one of them. */
 static void add(const struct group *g, float *to, const float *const *from, int count, size_t n) {
-    const bool pinned = g->host && g->staged; /* else they are where the backend computes */
+    const bool pinned = g->host && g->staged; /* else vectors are in the backend's memory */
     if (!n) return;
     if (g->half && g->peers)
         g->be->rounded_sum_pinned((uint16_t *)to, from, g->ones, count, n, n);
@@ -248,7 +249,7 @@ bool group_gradient_done(const struct group *g, const struct worker *w, int set,
     return w->id == w->group + w->members - 1;
 }
 
-/* Adds up what w sends or averages of a bucket. */
+/* Adds up the part of a bucket that w sends or averages. */
 static void add_bucket(const struct group *g, const struct worker *w, int bucket) {
     for (int owner = 0; owner < g->workers; owner++) {
         size_t offset, count;

@@ -13,7 +13,7 @@ static void *take_memory(size_t count, size_t bytes) {
     return memory;
 }
 
-/* ---- what a rank has -------------------------------------------------------------------- */
+/* ---- the state of a rank ---------------------------------------------------------------- */
 
 void handover_release(struct handover *h) {
     for (int o = 0; h->owner && o < h->workers; o++) {
@@ -28,8 +28,8 @@ void handover_release(struct handover *h) {
     memset(h, 0, sizeof *h);
 }
 
-/* Elements of a worker's packet k: which bucket's, and where. Packets come in order, so *bucket and
- * *before (packets of earlier buckets) start with zeros and go on. */
+/* Finds the elements of an owner's packet k: its bucket, offset and count. Calls go in order of
+ * packets: *bucket and *before (packets in earlier buckets) start at zero and keep their values. */
 static void packet_span(const struct handover *h, const struct handover_owner *owner, size_t k,
                         int *bucket, size_t *before, size_t *offset, size_t *count) {
     const size_t E = h->packet_elements;
@@ -43,7 +43,8 @@ static void packet_span(const struct handover *h, const struct handover_owner *o
     *count = rest < E ? rest : E;
 }
 
-/* Takes from local worker w's replica what is fresher there than in h->params so far. */
+/* Copies the packets of local worker w's replica that are fresher than those in h->params so
+ * far. */
 static int take_replica(const struct data_parallel *d, int w, uint32_t *age, struct handover *h) {
     const struct worker *k = &d->worker[w];
     float *replica = host_vector(d->be, k->params, d->layout->count, true);
@@ -114,26 +115,26 @@ int handover_take(const struct data_parallel *d, int64_t epoch, struct handover 
     return failed ? -1 : 0;
 }
 
-/* ---- what all ranks bring --------------------------------------------------------------- */
+/* ---- all ranks: who has which state ----------------------------------------------------- */
 
-struct claim { /* what a rank says of itself */
+struct claim { /* a rank's description of its state */
     int64_t epoch;
     int workers, first, local;
     struct handover_place place;
 };
 
 struct giving {               /* one call of handover_give */
-    const struct handover *h; /* this rank's; empty where it is not of the newest view */
+    const struct handover *h; /* this rank's state; empty if it is not from the newest view */
     struct data_parallel *d;
     struct claim *claim; /* [ranks] */
-    int *holder;    /* [workers of the ended view]: the rank that has what it owned; -1: none */
-    int workers;    /* of the ended view */
-    double *square; /* [spans]: mean of the second moment over survivors */
-    struct piece *piece; /* what this rank gives, in ascending order */
+    int *holder; /* [workers of the ended view]: the rank that has this owner's state; -1: none */
+    int workers; /* in the ended view */
+    double *square;      /* [spans]: mean of the second moment over survivors */
+    struct piece *piece; /* the pieces that this rank gives, in ascending order */
     size_t pieces, room;
 };
 
-/* An all-gather of one item per rank, where lossynet has items per worker. all: [ranks * bytes]. */
+/* An all-gather with one item per rank; lossynet's has one per worker. all: [ranks * bytes]. */
 static int gather_of_ranks(struct data_parallel *d, const void *mine, void *all, size_t bytes) {
     const size_t ranks = (size_t)d->world.ranks, local = (size_t)d->local;
     char *items = (char *)take_memory(local, bytes), *every = NULL;
@@ -150,7 +151,7 @@ static int gather_of_ranks(struct data_parallel *d, const void *mine, void *all,
     return failed ? -1 : 0;
 }
 
-/* Who was in the newest view, and where the run stands. */
+/* Gathers the claims: finds the ranks that were in the newest view, and how far the run is. */
 static int hear_claims(struct giving *g, const struct handover *h, struct handover_place *place,
                        struct handover_report *report) {
     static const struct handover nothing;
@@ -195,11 +196,11 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
     return 0;
 }
 
-/* ---- what this rank gives --------------------------------------------------------------- */
+/* ---- the pieces that this rank gives ---------------------------------------------------- */
 
 struct piece { /* of the parameter vector */
     size_t offset, count;
-    size_t state; /* where its moments start in h->m; WITHOUT: it has none */
+    size_t state; /* where its moments start in h->m; WITHOUT: it has no moments */
 };
 
 static const size_t WITHOUT = (size_t)-1;
@@ -237,8 +238,8 @@ static int add_own(struct giving *g) {
     return 0;
 }
 
-/* The rank whose copy is the freshest; of equals the first from a place that differs between
- * packets, so that ranks share the work. */
+/* The rank whose copy of packet p is the freshest. Among equal ages it is the first rank from p %
+ * ranks on, so that ranks share the work. */
 static int freshest(const struct giving *g, const uint8_t *ages, size_t packets, size_t p) {
     const size_t ranks = (size_t)g->d->world.ranks;
     size_t best = p % ranks;
@@ -249,7 +250,7 @@ static int freshest(const struct giving *g, const uint8_t *ages, size_t packets,
     return (int)best;
 }
 
-/* Of packets whose owner is gone, those of which this rank has the freshest copy. */
+/* Adds the packets whose owner is gone and of which this rank has the freshest copy. */
 static int add_orphans(struct giving *g, size_t packets, struct handover_report *report) {
     const struct handover *h = g->h;
     const size_t ranks = (size_t)g->d->world.ranks;
@@ -287,7 +288,7 @@ static int add_orphans(struct giving *g, size_t packets, struct handover_report 
     return failed;
 }
 
-/* The mean of the survivors' second moments in each tensor. */
+/* Computes the mean of the survivors' second moments in each tensor. */
 static int average_squares(struct giving *g) {
     const struct param_layout *l = g->d->layout;
     const size_t spans = (size_t)l->spans, ranks = (size_t)g->d->world.ranks;
@@ -316,7 +317,7 @@ static int average_squares(struct giving *g) {
         for (size_t i = 0; i < 2; i++) whole[i] += mine[2 * s + i];
     }
     for (size_t s = 0; s < spans && !failed; s++) {
-        const double *sum = mine[2 * s + 1] > 0 ? mine + 2 * s : whole; /* all of it was lost */
+        const double *sum = mine[2 * s + 1] > 0 ? mine + 2 * s : whole; /* whole: all was lost */
         g->square[s] = sum[1] > 0 ? sum[0] / sum[1] : 0;
     }
     free(mine);
@@ -331,24 +332,24 @@ static int by_offset(const void *a, const void *b) {
 
 /* ---- messages ---- */
 
-/* A message to a rank is a row of these, each followed by its values: parameters, and with moments
- * m and v. */
+/* A message to a rank is a sequence of segments. Each is followed by its values: parameters, and if
+ * `moments` is 1, m and v. */
 struct segment {
     uint64_t offset, count;
     uint64_t moments; /* 0 or 1 */
-    uint64_t worker;  /* its owner now, ... */
-    uint64_t state;   /* ... and where it starts among what that owns */
+    uint64_t worker;  /* its new owner */
+    uint64_t state;   /* where it starts among the elements of that owner */
 };
 
 static size_t segment_bytes(size_t count, bool moments) {
     return sizeof(struct segment) + count * (moments ? 3 : 1) * sizeof(float);
 }
 
-/* Writes (to NULL: only counts) what this rank gives of one shard. Returns the bytes. */
+/* Writes this rank's pieces of one shard to `to`; if it is NULL, only counts. Returns the bytes. */
 static size_t write_shard(const struct giving *g, int worker, size_t state, size_t offset,
                           size_t count, char *to) {
     size_t bytes = 0, low = 0, high = g->pieces;
-    while (low < high) { /* the first piece that ends behind the shard's start */
+    while (low < high) { /* finds the first piece that ends after the shard's start */
         const size_t middle = (low + high) / 2;
         if (g->piece[middle].offset + g->piece[middle].count > offset)
             high = middle;
@@ -377,7 +378,7 @@ static size_t write_shard(const struct giving *g, int worker, size_t state, size
     return bytes;
 }
 
-/* Writes (to NULL: only counts) the message to a rank. Returns its bytes. */
+/* Writes the message to a rank; if `to` is NULL, only counts. Returns its bytes. */
 static size_t write_message(const struct giving *g, int rank, char *to) {
     size_t bytes = 0;
     for (int w = rank * g->d->local; w < (rank + 1) * g->d->local; w++) {
@@ -392,13 +393,13 @@ static size_t write_message(const struct giving *g, int rank, char *to) {
     return bytes;
 }
 
-struct received {   /* what local workers own now */
+struct received {   /* the new state of local owners */
     float *params;  /* [P] */
     float **m, **v; /* [local], in the host's memory */
     size_t elements;
 };
 
-/* The second moments of a segment that came without moments. */
+/* Sets the second moments of a segment that came without moments. */
 static void fill_squares(const struct giving *g, const struct segment *s, float *v) {
     const struct param_layout *l = g->d->layout;
     int span = 0;
@@ -459,7 +460,7 @@ static int exchange_messages(struct giving *g, struct received *got) {
 
 /* ---- the whole -------------------------------------------------------------------------- */
 
-/* Sets the workers' vectors: what each owns, and then every replica as the model. */
+/* Sets the workers' vectors: first the shards of each worker, then every replica to the model. */
 static int set_workers(struct giving *g, const struct received *got) {
     struct data_parallel *d = g->d;
     const size_t P = d->layout->count;

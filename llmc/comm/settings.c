@@ -114,7 +114,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
         s.error_feedback = false;
     }
     if (o->algorithm == ALGORITHM_RPS)
-        s.estimator = LOSSYNET_MEAN; /* models are averaged over those that arrived */
+        s.estimator = LOSSYNET_MEAN; /* takes the mean of the models that arrived */
     return s;
 }
 

@@ -23,22 +23,23 @@
 #include "llmc/log/error.h"
 
 enum { HEAD_BYTES = 4096, TOKEN_BYTES = 16 };
-enum { TRIES = 200 }; /* of a waiting rank, before it sleeps */
+enum { TRIES = 200 }; /* a waiting rank looks so often before it sleeps */
 
-struct head { /* of each member's memory; the barrier is that of member 0 */
+struct head { /* begins each member's memory; the barrier uses the one of member 0 */
     unsigned char token[TOKEN_BYTES];
     uint32_t waiting, rounds;
 };
 
 struct place { /* where a member's memory is */
     int64_t pid;
-    int32_t file; /* its descriptor there; -1: the rank has none */
+    int32_t file; /* its descriptor in that process; -1: the rank has none */
     uint64_t bytes;
-    unsigned char token[TOKEN_BYTES]; /* a process of another host may have this pid */
+    unsigned char
+        token[TOKEN_BYTES]; /* random, since a process on another host may have this pid */
 };
 
 struct shared_memory {
-    int rank, first, size; /* this rank, the group's first */
+    int rank, first, size; /* this rank; the group's first rank and number of ranks */
     struct place *place;   /* [size] */
     struct head **head;    /* [size], mapped */
 };
@@ -50,7 +51,7 @@ static int report_no_memory(uint64_t bytes) {
                      (double)bytes / 1e9, strerror(errno));
 }
 
-/* This rank's own memory. Returns its descriptor, or -1 after reporting. */
+/* Creates this rank's own memory. Returns its descriptor, or -1 after reporting. */
 static int create(struct place *mine, size_t bytes) {
     mine->pid = getpid();
     mine->bytes = HEAD_BYTES + bytes;
@@ -64,11 +65,11 @@ static int create(struct place *mine, size_t bytes) {
     return mine->file = -1;
 }
 
-/* Maps what a member has given. Returns 0, or -1 after reporting. */
+/* Maps the memory that a member has given. Returns 0, or -1 after reporting. */
 static int map(struct shared_memory *m, int member) {
     const struct place *place = &m->place[member];
     char path[64];
-    if (place->file < 0) return -1; /* which it has reported */
+    if (place->file < 0) return -1; /* that rank has reported it */
     snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)place->pid, place->file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
     unsigned char token[TOKEN_BYTES];
@@ -110,7 +111,7 @@ int shared_memory_open(const struct lossynet_world *world, int first, int size, 
     failed = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
     memcpy(m->place, all + m->first, (size_t)size * sizeof *m->place);
     for (int r = 0; r < world->ranks && !failed; r++) failed = all[r].file < 0 ? -1 : 0;
-    int mine = failed; /* all learn whether all could map, before a descriptor is closed */
+    int mine = failed; /* all ranks learn whether all could map before any closes its descriptor */
     for (int i = 0; i < size && !mine; i++) mine = map(m, i);
     all[world->rank].file = mine ? -1 : 0;
     if (!failed) failed = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;

@@ -13,7 +13,7 @@
 
 /* ---- between ranks ---------------------------------------------------------------------- */
 
-/* All take the choices of the first rank that has any. */
+/* All ranks take the choices of the first rank that has any. */
 static int agree(struct product_choices *mine, const struct lossynet_world *world) {
     struct product_choices *all =
         (struct product_choices *)calloc((size_t)world->ranks, sizeof *all);
@@ -30,7 +30,7 @@ static int agree(struct product_choices *mine, const struct lossynet_world *worl
 
 enum { NOISE = 1 << 16 };
 
-/* Not zeros, with which a chip computes faster than with others. NULL: out of memory. */
+/* A tensor of noise: with zeros a chip would compute faster. NULL: out of memory. */
 static tensor *filled(const struct backend *be, const float *noise, size_t n) {
     char *x = (char *)be->allocate(n * be->element_bytes);
     for (size_t done = 0; x && done < n; done += NOISE)
@@ -38,7 +38,7 @@ static tensor *filled(const struct backend *be, const float *noise, size_t n) {
     return x;
 }
 
-/* The operations time what they have not met. */
+/* Calls each operation once: an operation times shapes that are not in the list of choices. */
 static int time_product(const struct backend *be, const float *noise,
                         const struct model_product *p) {
     const size_t N = (size_t)p->N, I = (size_t)p->I, O = (size_t)p->O;

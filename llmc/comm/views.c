@@ -12,9 +12,10 @@
 #include "llmc/log/error.h"
 #include "llmc/membership/membership.h"
 
-/* How long rank 0 waits for the others, who all know the view by then, and they for rank 0. */
+/* How long rank 0 waits for the other ranks, which all know the view by then; and how long they
+ * wait for rank 0. */
 static const double ROOT_SECONDS = 3, OTHERS_SECONDS = 5;
-/* As many views in a row may fail before anything was trained in them. */
+/* At most so many views in a row may fail before they train anything. */
 enum { FAILURES_MOST = 50 };
 
 struct views {
@@ -23,22 +24,22 @@ struct views {
     int listener; /* -1: none */
     int local;    /* workers on each rank */
     struct lossynet_world world;
-    lossynet_share share; /* the world's own, which `watched_share` calls */
+    lossynet_share share; /* the world's original function; `watched_share` calls it */
     void *share_context;
     bool share_failed;
-    int64_t epoch;         /* of the present view; 0: of none */
-    int64_t first;         /* of the first view that this process has entered; 0: of none */
-    bool failed;           /* the last view: a rank was not heard */
-    bool complete;         /* others have ended the run */
-    bool entered;          /* training has begun in it: what this rank has then is the run's */
+    int64_t epoch;         /* of the present view; 0: there is none */
+    int64_t first;         /* of the first view that this process has entered; 0: none */
+    bool failed;           /* the last view ended because a rank was not heard */
+    bool complete;         /* other ranks have ended the run */
+    bool entered;          /* training has begun in this view: this rank has the run's state */
     int failures;          /* views in a row that were not entered */
     struct handover state; /* of the last view that was entered */
     struct handover_report report;
     double since;                /* when the last view ended, s */
     bool *ends;                  /* [workers]: a rank wants the view to end after this step */
     bool *wants;                 /* [local]: this rank does */
-    bool *missing;               /* [ranks]: were not heard when it ended */
-    char left[512], joined[512]; /* ranks, for people */
+    bool *missing;               /* [ranks]: which ranks were not heard when the view ended */
+    char left[512], joined[512]; /* lists of ranks for people to read */
 };
 
 int views_check(const struct options *o, int ranks) {
@@ -74,7 +75,7 @@ int views_check(const struct options *o, int ranks) {
 
 /* ---- meeting ---------------------------------------------------------------------------- */
 
-/* A lossynet_share that remembers that another rank made it fail. */
+/* A lossynet_share that remembers whether it failed, which another rank has caused. */
 static lossynet_status watched_share(void *context, const struct lossynet_world *world, void *all,
                                      size_t bytes) {
     struct views *v = (struct views *)context;
@@ -94,7 +95,7 @@ static void close_world(struct views *v) {
     v->share = NULL;
 }
 
-/* Adds "host:pid" to a list for people. */
+/* Adds "host:pid" to a list for people to read. */
 static void name_member(char *list, size_t room, const struct member *m) {
     const size_t used = strlen(list);
     if (used + 1 < room)
@@ -105,7 +106,8 @@ static void find_ended(void *context, bool *ended) {
     membership_find_ended((const struct membership *)context, ended);
 }
 
-/* Meets the ranks of the membership's present view, or of a later one where some do not come. */
+/* Meets the ranks of the membership's present view, or of a later view if some ranks do not
+ * come. */
 static int meet(struct views *v) {
     for (;;) {
         const struct view *view = membership_view(v->membership);
@@ -145,7 +147,7 @@ static int meet(struct views *v) {
     return v->ends && v->missing ? 0 : log_out_of_memory("the list of ranks", (double)workers);
 }
 
-/* Who is in one of two views only: in `was` and not in `is`. */
+/* Lists the members of `was` that are not in `is`. */
 static void name_absent(char *list, size_t room, const struct view *was, const struct view *is) {
     list[0] = '\0';
     for (int r = 0; r < was->members; r++)
@@ -188,7 +190,7 @@ static int join(struct views *v, const char *revision) {
     return status ? 1 : 0;
 }
 
-/* Nobody in it was in a view before. */
+/* Whether no member of the view was in a view before. */
 static bool is_first(const struct view *v) {
     for (int r = 0; r < v->members; r++)
         if (v->member[r].joined < v->epoch) return false;
@@ -207,12 +209,12 @@ int views_open(const struct options *o, const char *revision, struct views **out
     if (!v->wants) return log_out_of_memory("the view", 0), 1;
     int status = join(v, revision);
     if (status) return status;
-    /* Nothing of this run can be there yet. */
+    /* This run cannot have written any files yet. */
     if (is_first(membership_view(v->membership))) {
         log_muted = membership_view(v->membership)->self > 0;
         status = earlier_run_check(o);
         log_muted = false;
-        if (status) return 2; /* in vain again, if it were started again */
+        if (status) return 2; /* another start would fail in the same way */
     }
     v->since = log_seconds();
     return meet(v) ? v->complete ? VIEWS_COMPLETE : 1 : 0;
@@ -272,7 +274,7 @@ void views_report(struct views *v, struct progress *progress, struct jsonl *log,
         if (last[s % HANDOVER_STEPS].tokens > 0 && last[s % HANDOVER_STEPS].step == s)
             metrics_log_step(log, &last[s % HANDOVER_STEPS]);
     v->entered = true;
-    handover_release(&v->state); /* what this rank has is in its comm now */
+    handover_release(&v->state); /* the state of this rank is in its comm now */
     if (!v->first) v->first = v->epoch;
     v->failures = 0;
     const struct handover_report *r = &v->report;

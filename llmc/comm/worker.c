@@ -9,7 +9,7 @@ static int take(float **vector, void *(*allocate)(size_t bytes), size_t count, c
     return *vector ? 0 : log_out_of_memory(what, (double)count * sizeof(float));
 }
 
-/* The copy of a vector that the network reads. */
+/* Allocates the copy of a vector that the network reads. */
 static int take_comm(float **copy, float *vector, const struct backend *be,
                      const struct worker_needs *needs, size_t count, const char *what) {
     *copy = vector;
@@ -17,7 +17,7 @@ static int take_comm(float **copy, float *vector, const struct backend *be,
     return needs->staged ? take(copy, be->allocate_pinned, count, what) : 0;
 }
 
-/* Of what the worker owns, float32 beside the moments. */
+/* Allocates float32 values and averages for the worker's shards. */
 static int take_masters(struct worker *w, const struct backend *be,
                         const struct worker_needs *needs) {
     const char *values = "what a worker owns of the parameters", *average = "an averaged gradient";
@@ -66,7 +66,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
 }
 
 void worker_release(struct worker *w, const struct backend *be) {
-    if (w->master) w->params = NULL; /* the host's */
+    if (w->master) w->params = NULL; /* it is comm_params, in the host's memory */
     if (!w->shares_comm && w->comm_params != w->params) be->release_pinned(w->comm_params);
     if (!w->shares_comm && w->comm_grads != w->grads) be->release_pinned(w->comm_grads);
     if (w->comm_ahead != w->ahead) be->release_pinned(w->comm_ahead);
