@@ -6,7 +6,7 @@
  *                                         '-----> FAILED --nobody is writing---- abandoned --> IDLE
  *
  * Only rank 0 is ever COMMITTING. The other ranks become idle when rank 0 has counted the save as
- * finished. All decisions follow from one gather of all ranks' notes, so all ranks decide alike.
+ * finished. All decisions follow from one gather of all ranks' notes, so all ranks decide the same.
  */
 #include "llmc/checkpoint/async_writer.h"
 
@@ -29,7 +29,7 @@ enum state { IDLE, READY, WRITING, WRITTEN, FAILED, COMMITTING };
 
 struct note { /* what a rank sends to the others */
     int32_t state, stop;
-    int32_t behind;    /* rank 0: at the start, async_writer_is_behind */
+    int32_t behind;    /* rank 0: result of async_writer_is_behind at the start */
     uint32_t finished; /* rank 0: number of saves that have ended, with or without success */
 };
 
@@ -42,10 +42,10 @@ struct async_writer {
     bool behind;
     char directory[FILE_PATH_BYTES];
     struct snapshot snapshot;
-    struct named_tensor *tensors; /* [tensor_count], of the whole model, in shards */
+    struct named_tensor *tensors; /* [tensor_count], the whole model, cut into shards */
     size_t tensor_count;
     int shards;
-    float *model; /* the copy of the tensors that this rank writes, to which theirs point */
+    float *model; /* copy of the tensors that this rank writes; their data points here */
     json_t *trainer;
     char **kept; /* rank 0: complete checkpoints of this run, oldest first */
     size_t kept_count;
@@ -70,8 +70,8 @@ static void set_state(struct async_writer *s, enum state state) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* The tokenizer to copy: the trainer's, or that of the model that the run started from, or, if
- * that was one of our checkpoints and is removed by now, that of the newest checkpoint. NULL if
+/* The tokenizer to copy: the trainer's, or the one of the model that the run started from. If that
+ * model was one of our checkpoints and has been removed, the one of the newest checkpoint. NULL if
  * there is none. */
 static const char *find_tokenizer(const struct async_writer *s, char path[FILE_PATH_BYTES]) {
     static const char name[] = "tokenizer.model";
@@ -88,7 +88,7 @@ static int write_state(struct async_writer *s, const char *partial, json_t *file
     return resume_list_file(files, partial, name);
 }
 
-/* The shards of the model that this rank writes. */
+/* Writes this rank's shards of the model. */
 static int write_shards(struct async_writer *s, const char *partial, json_t *files) {
     for (int i = s->run->facts.rank; i < s->shards; i += s->run->facts.ranks) {
         char name[HF_MODEL_NAME_BYTES];
@@ -101,7 +101,7 @@ static int write_shards(struct async_writer *s, const char *partial, json_t *fil
     return 0;
 }
 
-/* Rank 0: the model's other files. */
+/* Rank 0 writes the model's other files. */
 static int write_rest(struct async_writer *s, const char *partial, json_t *files) {
     static const char *const names[] = {"model.safetensors.index.json", "tokenizer.model",
                                         "config.json"};
@@ -139,8 +139,8 @@ static void remember(struct async_writer *s) {
     s->kept[s->kept_count++] = copy;
 }
 
-/* Removes a checkpoint. It is renamed first, since nobody must find half a checkpoint under the
- * name of a whole one. */
+/* Removes a checkpoint. It is renamed first, so that nobody finds an incomplete checkpoint under
+ * the name of a complete one. */
 static void retire(const char *directory) {
     char partial[FILE_PATH_BYTES];
     if (hf_model_partial(directory, partial)) return;
@@ -268,7 +268,7 @@ int async_writer_finish(struct async_writer *s) {
 
 /* ---- a save ----------------------------------------------------------------------------- */
 
-/* *go: whether there is room for a checkpoint of this step; if not, that was reported. */
+/* *go: whether a checkpoint of this step can be begun; if not, the reason was reported. */
 static int begin(struct async_writer *s, int step, bool *go) {
     const char *out = s->run->facts.options->out;
     if (async_writer_finish(s)) return -1;
@@ -291,12 +291,12 @@ static int begin(struct async_writer *s, int step, bool *go) {
     return 0;
 }
 
-/* Allocates the copy of what this rank writes of the model, once. */
+/* Allocates the copy of this rank's shards of the model. It is kept for later saves. */
 static int allocate_copy(struct async_writer *s) {
     const struct run_info *facts = &s->run->facts;
     size_t elements = 0;
     if (s->model || facts->rank >= s->shards) return 0;
-    for (int pass = 0; pass < 2; pass++) { /* measures, then points to it */
+    for (int pass = 0; pass < 2; pass++) { /* measures, then sets data pointers */
         elements = 0;
         for (size_t i = 0; i < s->tensor_count; i++) {
             struct named_tensor *t = &s->tensors[i];
@@ -312,7 +312,8 @@ static int allocate_copy(struct async_writer *s) {
     return 0;
 }
 
-/* Copies what this rank writes of the model while training goes on. All ranks take part. */
+/* Copies this rank's shards of the model, which are written while training goes on. All ranks call
+ * it together. */
 static int copy_model(struct async_writer *s, bool *failed) {
     *failed = allocate_copy(s) != 0;
     return s->settings.model(s->settings.model_context, s->tensors, s->tensor_count);
@@ -387,14 +388,14 @@ static void recall(struct async_writer *s, int step) {
     if (!found) s->kept_count = 0;
 }
 
-/* Rank 0: whether the last checkpoint that was due is not there. */
+/* Rank 0: whether the last checkpoint that was due is missing. */
 static bool lacks_due(const struct async_writer *s, int step) {
     const int every = s->run->facts.options->save_every;
     const char *last = s->kept_count ? strrchr(s->kept[s->kept_count - 1], '-') : NULL;
     return every && (last ? atoi(last + 1) : 0) < step / every * every;
 }
 
-/* Rank 0 tells the others what it has found. */
+/* Rank 0 tells the other ranks whether a checkpoint is missing. */
 static int agree_behind(struct async_writer *s, int step) {
     s->note.behind = s->run->facts.rank == 0 && lacks_due(s, step);
     if (exchange_notes(s)) return -1;
@@ -441,7 +442,7 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
 
 void async_writer_close(struct async_writer *s) {
     if (!s) return;
-    /* Ranks that go from one view to the next stop in that one. */
+    /* A rank that goes to the next view notes signals meanwhile, and stops there. */
     if (!s->run->facts.options->meet) stop_signal_note(false);
     join(s);
     if (s->run->facts.rank == 0 && s->note.state != IDLE) hf_model_abandon(s->directory);

@@ -1,4 +1,4 @@
-/* hf_model.c — a model as a Hugging Face directory, replaced as a whole or not at all. */
+/* hf_model.c — reads a Hugging Face directory, and writes one as a whole or not at all. */
 #include "llmc/checkpoint/hf_model.h"
 
 #include <dirent.h>
@@ -262,7 +262,7 @@ int hf_model_write_shard(const char *directory, const struct named_tensor *tenso
     return status;
 }
 
-/* As transformers writes it: which shard has which tensor. */
+/* Writes the index that says which shard contains which tensor, in the format of transformers. */
 static int write_index(const char *directory, const struct named_tensor *tensors, size_t count,
                        int shards) {
     char path[FILE_PATH_BYTES];
@@ -287,7 +287,7 @@ static int write_index(const char *directory, const struct named_tensor *tensors
     return status;
 }
 
-/* config.json comes last: without it nothing takes the directory for a model. */
+/* config.json comes last: without it no program accepts the directory as a model. */
 int hf_model_write_rest(const char *directory, const struct llama_config *config,
                         const struct named_tensor *tensors, size_t count, int shards,
                         const char *tokenizer_path) {

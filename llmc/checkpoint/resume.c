@@ -1,4 +1,4 @@
-/* resume.c — trainer.json: written, checked, found. See resume.h. */
+/* resume.c — writes, checks and finds trainer.json. See resume.h. */
 #include "llmc/checkpoint/resume.h"
 
 #include <dirent.h>
@@ -110,7 +110,7 @@ int resume_collect_lists(json_t *trainer, const char *directory, int ranks) {
     return 0;
 }
 
-/* Checksum of the object without its own checksum, in one fixed spelling. */
+/* Checksum of the object without its own checksum, in a fixed text form. */
 static int checksum_of(const json_t *trainer, char text[CHECKSUM_TEXT_BYTES]) {
     json_t *rest = json_copy((json_t *)trainer);
     json_object_del(rest, own_checksum);

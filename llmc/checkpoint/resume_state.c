@@ -1,5 +1,5 @@
-/* resume_state.c — a rank's share of a run's state, copied for a checkpoint and read from one. The
- * tensors are listed in resume.h. */
+/* resume_state.c — copies a rank's share of a run's state for a checkpoint, and reads it from one.
+ * The tensors are listed in resume.h. */
 #include "llmc/checkpoint/resume.h"
 
 #include <stdarg.h>
@@ -18,7 +18,8 @@ struct run { /* consecutive elements of the parameter vector; I64 (runs, 2) in t
 
 /* ---- runs ------------------------------------------------------------------------------- */
 
-/* The runs that a worker has moments of, in the order of its memory: list[buckets], or one run. */
+/* The runs for which a worker has moments, in the order of its memory: list[buckets], or one
+ * run. */
 static size_t owned_runs(const struct resume_run *r, int worker, struct run *list,
                          size_t *elements) {
     const struct param_layout *layout = r->facts.layout;
@@ -125,7 +126,7 @@ static int window_runs(const struct resume_run *r, float *vector, const char *ta
     return 0;
 }
 
-/* Copies n elements from `offset` of a replica that is no device's, or to it. */
+/* The next two functions copy n elements from `offset` of a replica in host memory, or to it. */
 static void read_replica(const struct resume_run *r, float *to, const float *params, size_t offset,
                          size_t n) {
     if (!r->replicas_are_half) return r->replicas.download(to, params + offset, n * sizeof *to);
@@ -176,7 +177,8 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
     if (table && values && r->replicas.on_device) {
         status = window_runs(r, w->params, (const char *)table, runs, (char *)values, false);
     } else if (table && values) {
-        for (size_t i = 0; i < runs; i++) { /* the list now says where each run's values go */
+        for (size_t i = 0; i < runs;
+             i++) { /* the list now says where each run's values are written */
             int64_t count = list[i].count;
             list[i].count = (int64_t)done;
             done += (size_t)count;
@@ -351,8 +353,8 @@ static int load_moments(const struct resume_run *r, const struct source *s, bool
                      s->directory, (long long)taken, elements, w->id);
 }
 
-/* What the last broadcast of the other workers sent, where it was ahead of the model: a replica
- * holds it except where it is stale. */
+/* Reads the values that the last broadcast of the other workers sent, if they were ahead of the
+ * model: a replica holds them, except where it is stale. */
 static int load_ahead(const struct resume_run *r, const struct source *s,
                       const struct resume_worker *w) {
     for (int from = 0; from < s->workers; from++) {
@@ -394,7 +396,7 @@ static int load_replica(const struct resume_run *r, const struct source *s,
     return 0;
 }
 
-/* *fits: whether the saved state belongs to a network like this run's. */
+/* Loads the network's state. *fits: whether it was saved by a network with the same shape. */
 static int load_network(const struct resume_run *r, const struct source *s, int worker,
                         bool *fits) {
     bool all = worker == r->comm.all_workers;
@@ -404,7 +406,7 @@ static int load_network(const struct resume_run *r, const struct source *s, int 
     return 0;
 }
 
-/* ---- what differs ----------------------------------------------------------------------- */
+/* ---- differences ------------------------------------------------------------------------ */
 
 static void differ(json_t *list, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -478,7 +480,7 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
 
 /* ---- loading ---------------------------------------------------------------------------- */
 
-/* Files are distributed over the ranks, so that each file is read once. */
+/* Verifies checksums. Files are distributed over the ranks, so that each file is read once. */
 static int verify(const struct resume_run *r, const char *directory, const json_t *saved) {
     const char *name;
     json_t *entry;

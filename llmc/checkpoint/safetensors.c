@@ -29,7 +29,7 @@ struct safetensors {
     struct safetensors_view **by_name;
 };
 
-/* ---- opening: nothing in the file is believed before it is checked ----------------------- */
+/* ---- opening: everything in the file is checked before it is used ------------------------ */
 
 static const struct {
     const char *name;
@@ -50,7 +50,7 @@ static size_t dtype_bytes(const char **name) {
     return 0;
 }
 
-/* Reads an array's element as a non-negative integer. Returns false if it is none. */
+/* Reads an array's element as a non-negative integer. Returns false if it is not one. */
 static bool element_at(const json_t *array, size_t i, uint64_t *value) {
     const json_t *element = json_array_get(array, i);
     if (!json_is_integer(element) || json_integer_value(element) < 0) return false;

@@ -47,7 +47,7 @@ static int compare_names(const void *a, const void *b) {
     return strcmp(((const struct shard *)a)->name, ((const struct shard *)b)->name);
 }
 
-/* Whether a name is that of a file in the same directory. An index is untrusted input. */
+/* Returns a name if it is a file in the same directory, since an index is untrusted input. */
 static const char *file_name(const json_t *value) {
     const char *name = json_string_value(value);
     return name && *name && *name != '.' && !strchr(name, '/') && strlen(name) < 256 ? name : NULL;

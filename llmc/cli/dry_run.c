@@ -11,7 +11,7 @@
 #include "llmc/model/config.h"
 #include "llmc/util/threads.h"
 
-/* Expected to be sent again, as a share of each phase, and the shares that stay lost. */
+/* Computes the expected retransmissions as a share of each phase, and the shares that stay lost. */
 static void expect_repair(const struct options *o, const struct lossynet_settings *network,
                           double resent[2], double left[2]) {
     const double rates[2] = {o->gradient_loss_rate, o->parameter_loss_rate};
@@ -34,7 +34,7 @@ static void print_drift(int workers, double p) {
                             lossynet_drift_paper(p, 1));
 }
 
-/* What the ranks that are here, with their shares of the workers, need of their hosts. */
+/* Prints the memory that the ranks of this run, with their workers, need on their hosts. */
 static int print_host(const struct options *o, const struct lossynet_world *world,
                       const struct llama_config *c, const struct lossynet_settings *network,
                       struct memory_plan_settings s) {

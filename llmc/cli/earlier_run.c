@@ -43,7 +43,7 @@ static bool find_run(const char *out, char name[NAME_MAX + 1]) {
     return *name;
 }
 
-/* Whether the run goes on with the one in --out. */
+/* Whether the run continues the run in --out. */
 static bool goes_on(const struct options *o) {
     if (!o->resume) return false;
     if (!strcmp(o->resume, "auto")) return true;

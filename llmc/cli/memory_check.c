@@ -13,7 +13,7 @@ static void describe(const struct options *o, const struct llama_config *config,
     const struct memory_plan plan = memory_plan_of_run(config, run);
     memset(out, 0, sizeof *out);
     if (gethostname(out->host, sizeof out->host - 1)) snprintf(out->host, sizeof out->host, "?");
-    /* The program itself is there already. */
+    /* The program itself is in memory already. */
     out->needed = run->device ? plan.host_bytes : plan.total_bytes - plan.program_bytes;
     out->limits = host_memory_limits("", out->limit);
     if (o->memory > 0 && out->limits) {
@@ -23,7 +23,7 @@ static void describe(const struct options *o, const struct llama_config *config,
     }
 }
 
-/* What the ranks that share a limit need together, and how many they are. */
+/* The bytes that all ranks that share a limit need together, and the number of these ranks. */
 static double sum_of_needs(const struct memory_demand *all, int ranks, uint64_t id, int *sharing) {
     double sum = 0;
     *sharing = 0;

@@ -25,7 +25,8 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
     s.wire_dtype = option_wire_dtype_names[o->wire_dtype];
     s.wire_bytes[0] = s.wire_bytes[1] = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
-    if (o->wire_dtype >= OPTION_WIRE_INT8) { /* blocks of 32 with a byte more (elements.c) */
+    if (o->wire_dtype >=
+        OPTION_WIRE_INT8) { /* blocks of 32, each with one more byte (elements.c) */
         s.wire_bytes[1] = 33 / 32.0;
         s.wire_bytes[0] = o->wire_dtype == OPTION_WIRE_INT4 ? 17 / 32.0 : 33 / 32.0;
         s.packet_bytes -= s.packet_bytes % 33;
@@ -56,7 +57,7 @@ static int size_of(const struct memory_plan_settings *s, int g, int first) {
     return size < left ? size : left;
 }
 
-/* How many groups there are. *shortest: the workers of the one that has fewest. */
+/* The number of groups. *shortest: the number of workers in the smallest group. */
 static int groups_of(const struct memory_plan_settings *s, int *shortest) {
     int groups = 0;
     *shortest = s->workers;
@@ -68,26 +69,26 @@ static int groups_of(const struct memory_plan_settings *s, int *shortest) {
     return groups;
 }
 
-/* Shards that the busiest worker sends or receives in a phase, at most. An owner sends its own to
- * each other group; in a shorter one a member is the partner of several owners of a group. */
+/* The largest number of shards that a worker sends or receives in a phase. An owner sends its shard
+ * to each other group. In a smaller group, a member is the partner of several owners of a group. */
 static int shards_of(const struct memory_plan_settings *s) {
     int shortest, groups = groups_of(s, &shortest);
     return (groups - 1) * ((group_of(s) + shortest - 1) / shortest);
 }
 
-/* Of this rank: all but the last one have as many workers. */
+/* The groups of this rank. All except the last one have the same number of workers. */
 static int local_groups(const struct memory_plan_settings *s) {
     return (s->local + group_of(s) - 1) / group_of(s);
 }
 
-/* Replicas that a rank has. Of one that is shared with other ranks its part. */
+/* The replicas of a rank. A replica that ranks share counts in equal parts. */
 static double replicas_of(const struct memory_plan_settings *s) {
     if (s->local > 1) return local_groups(s);
     return 1.0 / (s->members ? s->members : group_of(s));
 }
 
-/* As train_llama2.cu does: with at least as many local groups as threads, each thread computes
- * whole groups, with activations of its own. */
+/* Threads are used as in train_llama2.cu: with at least as many local groups as threads, each
+ * thread computes whole groups, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     s->local = s->workers / ranks;
     s->sets = local_groups(s) >= s->threads ? s->threads : 1;
@@ -97,19 +98,20 @@ void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
     for (int g = 0; first <= rank * s->local; g++) first += s->members = size_of(s, g, first);
 }
 
-/* A rank with one worker; where ranks change, they hand over float32 replicas. */
+/* Only ranks with one worker have masters. Not if ranks may change, since they hand over float32
+ * replicas. */
 bool memory_plan_has_masters(const struct memory_plan_settings *s) {
     return s->device && s->staged && s->dtype == DTYPE_BF16 && s->local <= 1 &&
            s->sharded_optimizer && !s->changes && !s->evaluating;
 }
 
-/* One bucket that is computed, one that is copied, and one that is added up. */
+/* Three slots: one bucket is computed, one is copied, and one is added up. */
 static int slots_of(const struct llama_config *config) {
     return config->layers + 2 <= BACKEND_MARKS ? 3 : 0;
 }
 
-/* A step with several micro-batches adds them up in the whole gradient, and what is lost of it is
- * looked for there. */
+/* A step with several micro-batches adds them up in the whole gradient. With --carry, the residual
+ * is taken from the whole gradient, too. */
 int memory_plan_gradient_slots(const struct llama_config *config,
                                const struct memory_plan_settings *s) {
     const bool whole = s->micro_batches > 1 || s->carries || s->gpu_direct;
@@ -123,7 +125,7 @@ int memory_plan_group_slots(const struct llama_config *config,
     return shares && copies && !s->gpu_direct ? slots_of(config) : 0;
 }
 
-/* In a group with --carry they stay float32 until what was lost before has joined their sum. */
+/* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
 bool memory_plan_rounds_gradients(const struct memory_plan_settings *s) {
     return s->device && s->dtype == DTYPE_BF16 && s->sharded_optimizer && s->workers > 1 &&
            s->wire_bytes[0] < 4 && !(s->carries && group_of(s) > 1);
@@ -133,14 +135,14 @@ bool memory_plan_has_half_copies(const struct memory_plan_settings *s) {
     return memory_plan_has_masters(s) && memory_plan_rounds_gradients(s) && !s->gpu_direct;
 }
 
-/* Elements of the largest bucket that is a layer's, and of the embedding's. */
+/* Elements of the largest bucket with a layer, and of the embedding's bucket. */
 static void bucket_elements(const struct llama_config *c, double *layer, double *table) {
     const double P = (double)config_parameters(c), C = c->width;
     *table = C * c->vocabulary;
     *layer = (P - C - (c->tied ? 1 : 2) * *table) / c->layers + C;
 }
 
-/* Elements of a gradient in slots, as param_layout_gradient_elements has them. */
+/* Elements of a gradient in slots, as in param_layout_gradient_elements. */
 static double gradient_elements(const struct llama_config *c, int slots) {
     double layer, table;
     bucket_elements(c, &layer, &table);
@@ -149,7 +151,8 @@ static double gradient_elements(const struct llama_config *c, int slots) {
 }
 
 /* Working memory of operations (backend_cuda.cu): the logits of a chunk, sums of the backward
- * passes of attention and norms; cuDNN's attention; and what opening the device takes. */
+ * passes of attention and norms, cuDNN's attention, and the memory that opening the device
+ * takes. */
 static double device_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
     const size_t element = s->dtype == DTYPE_BF16 ? 2 : 4;
     const double N = (double)s->batch * s->seq;
@@ -157,7 +160,7 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
         (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
         (double)backend_cuda_logits_row(c->vocabulary) * (double)element;
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
-    /* Rounded copies of what the largest product multiplies, MLP's first. */
+    /* Rounded copies of the operands of the largest product, which is the first of the MLP. */
     const double wide = 2.0 * c->hidden, fp8 = N * wide + fmax(N, wide) * c->width;
     const bool half = s->cudnn && !s->evaluating && s->dtype == DTYPE_BF16;
     const double cudnn =
@@ -184,7 +187,7 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
     return cpu_working_bytes(&w, sets, threads);
 }
 
-/* What is kept to write a checkpoint from while training goes on. */
+/* The copy from which a checkpoint is written while training goes on. */
 static double copy_bytes(const struct llama_config *c, const struct memory_plan_settings *s,
                          const struct memory_plan *e) {
     if (s->evaluating || !s->saves) return 0;
@@ -195,8 +198,9 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
            (s->carries ? e->parameter_bytes : 0) + e->ahead_bytes;
 }
 
-/* What a rank keeps of the view before and what it gets (handover.c): parameters and the moments that it
- * owns, twice; and the messages with what it owns, which it sends and receives. */
+/* The state that a rank keeps from the view before, and the state that it receives (handover.c):
+ * each has parameters, and moments of its shards. Also counts the messages with its shards, sent
+ * and received. */
 static double change_bytes(const struct memory_plan_settings *s, double P) {
     const double owned = P * (s->local ? s->local : 1) / s->workers;
     return s->changes && !s->evaluating ? 2 * (4 * P + 8 * owned) + 2 * 12 * owned : 0;
@@ -235,19 +239,19 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
     e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
     e.working_bytes = s->device ? device_bytes(config, s) : cpu_bytes(config, s);
-    /* For parameters that come in float32 (the model, to evaluate), and gradients that leave. */
+    /* Buffers to convert parameters received in float32 (the model, to evaluate), and gradients. */
     if (masters) e.working_bytes += (half_copies ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
     e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
-    /* On a device lost gradients are kept there, and not in lossynet's memory. */
+    /* On a device, the residual is kept there, and not in lossynet's memory. */
     e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;
-    /* And with half the bytes of an element it receives gradients in half of its memory. */
+    /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
     const double received = half_copies ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - e.lost_bytes - received, 0);
-    /* A CPU's pages are taken when they are first written, a device's memory at once. */
+    /* Pages of host memory count when they are first written, a device's memory at once. */
     const bool gathers = s->gathers && (!s->exact || s->leads);
     e.fresh_bytes = (s->device ? s->workers > 1 : gathers) ? 4 * P : 0;
-    if (masters) { /* one bucket after another */
+    if (masters) { /* the model is put together bucket by bucket */
         double layer, table;
         bucket_elements(config, &layer, &table);
         e.fresh_bytes = 4 * fmax(layer, table);
@@ -263,13 +267,13 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.change_bytes = change_bytes(s, P);
     e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.ahead_bytes +
                     e.weight_bytes + e.lost_bytes + e.program_bytes + fresh;
-    /* Ranks hand over while nothing is computed or saved. The network's memory and the copies lie where
-     * vectors are. */
+    /* Ranks hand over state while nothing is computed or saved, so only the larger of the two
+     * counts. The network's memory and the copies lie where vectors are. */
     const double computing = e.working_bytes + e.activation_bytes;
     e.total_bytes +=
         s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
     e.travel_bytes = 0;
-    /* A group that shares slots of gradients has besides them what a member sends (group.h). */
+    /* A group that shares slots of gradients also has the sums that a member sends (group.h). */
     const int slots = memory_plan_group_slots(config, s);
     const double gradient_copy =
         copied * (slots ? gradient_elements(config, slots) + P * replicas_of(s)
@@ -277,13 +281,14 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     if (s->device && s->staged)
         e.travel_bytes = copied * P * replicas_of(s) + (s->evaluating ? 0 : gradient_copy) +
                          e.ahead_bytes + (half_copies ? 8 * P / N : 0);
-    /* Pinned copies of what is sent, and the model while it is evaluated, saved or read. */
+    /* Pinned copies of the vectors that are sent; and the model while it is evaluated, saved or
+     * read. */
     if (s->device)
         e.host_bytes =
             e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes + e.travel_bytes;
-    /* GRADIENT: a worker sends the shards of the owners that it is a partner of (all others', where
-     * nobody shares a replica). PARAMETER: it sends its own shard to its partners. As many packets,
-     * of as many elements. */
+    /* GRADIENT: a worker sends the shards of the owners whose partner it is (without --group, of
+     * all others). PARAMETER: it sends its own shard to its partners. Both phases have the same
+     * number of packets and elements. */
     e.phase_packets = ceil(s->wire_bytes[1] * P * others / s->packet_bytes);
     for (int phase = 0; phase < 2; phase++) {
         e.phase_bytes[phase] = s->wire_bytes[phase] * P * others;
@@ -306,7 +311,7 @@ static void line(const char *what, double bytes, const char *note) {
     printf("  %-20s %10.3f GB%s%s\n", what, bytes / 1e9, *note ? "  " : "", note);
 }
 
-/* Prints the total with the other values of --recompute. */
+/* Prints the total memory with the other values of --recompute. */
 static void print_recompute(const struct llama_config *config,
                             const struct memory_plan_settings *s) {
     for (int r = RECOMPUTE_NONE; r < RECOMPUTE_AUTO; r++) {

@@ -320,7 +320,7 @@ static int set(struct options *out, const struct entry *e, const char *text, boo
                      range_text(e, expected, sizeof expected), text);
 }
 
-/* What won in scripts/sweeps/results.md, "The lead". */
+/* The settings that were best in scripts/sweeps/results.md, "The lead". */
 static void be_robust(struct options *out) {
     out->lead = "auto";
     out->lead_extra = 1;

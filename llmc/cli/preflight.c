@@ -15,8 +15,8 @@
 #include "llmc/util/threads.h"
 
 static const double ROUNDS_SECONDS =
-    24; /* of all rounds of a measurement, of which there may be two, */
-static const double ROUND_MOST = 0.5; /* and of one */
+    24; /* of all rounds of a measurement; there may be two measurements */
+static const double ROUND_MOST = 0.5; /* of one round */
 
 struct flight {
     const struct options *options;
@@ -84,7 +84,7 @@ static int leave_marker(struct flight *f) {
     return 0;
 }
 
-/* Collects what every rank sees of its host. */
+/* Examines each rank's host, and collects the results of all ranks. */
 static int look(struct flight *f) {
     struct preflight_rank mine;
     struct preflight_needs needs;
@@ -136,7 +136,8 @@ static void print_heading(const struct columns *c) {
     printf("\n");
 }
 
-/* Prints the worst of a node's ranks in each column. Loss is over all packets that arrived. */
+/* Prints the worst value of a node's ranks in each column. Loss is over all packets that
+ * arrived. */
 static void print_node(const struct flight *f, int node, const struct columns *c) {
     const struct preflight_rank *first = NULL;
     double needed = 0, in = INFINITY, out = INFINITY, gflops = INFINITY, gpu = INFINITY;

@@ -1,6 +1,6 @@
-/* preflight_host.c — what a rank sees of its host. See preflight.h.
+/* preflight_host.c — examines the host of a rank. See preflight.h.
  *
- * This takes little time. Data files and weights may have terabytes, so only samples are
+ * This should take little time. Data files and weights may have terabytes, so only samples are
  * compared.
  */
 #include "llmc/cli/preflight.h"
@@ -45,7 +45,7 @@ __attribute__((format(printf, 2, 3))) static void wrong(struct preflight_rank *o
     va_end(arguments);
 }
 
-/* ---- what the run needs ---- */
+/* ---- needs of the run ---- */
 
 int preflight_needs(const struct options *o, const struct lossynet_world *world,
                     struct preflight_needs *out) {
@@ -70,7 +70,8 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     s.device = true;
     if (o->dtype != OPTION_DTYPE_FLOAT32) s.dtype = DTYPE_BF16;
     out->half = s.dtype == DTYPE_BF16;
-    /* auto recomputes until the run fits, so take the most recomputation */
+    /* `auto` recomputes as much as is needed for the run to fit, so assume the most
+     * recomputation. */
     if (o->recompute == RECOMPUTE_AUTO) s.recompute = RECOMPUTE_BLOCK;
     const struct memory_plan gpu = memory_plan_of_run(&c, &s);
     out->device = gpu.total_bytes;
@@ -84,7 +85,7 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
 
 /* ---- memory ---- */
 
-/* What this rank's host and control groups have available. */
+/* The memory that is available in this rank's host and control groups. */
 static double host_memory_free(void) {
     struct host_memory_limit limit[HOST_MEMORY_LIMITS];
     const int count = host_memory_limits("", limit);

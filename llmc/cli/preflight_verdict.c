@@ -1,7 +1,8 @@
-/* preflight_verdict.c — decides which node is bad, from what all ranks measured. See preflight.h.
+/* preflight_verdict.c — decides which nodes are bad, from the measurements of all ranks. See
+ * preflight.h.
  *
- * A path has two ends, and a slow path does not show which end is slow. So a rank is rated by the
- * peer with which it did best: a rank that is slow with every peer is slow itself. Its rating is
+ * A path has two ends, and a slow path does not show which end is slow. So a rank is rated by its
+ * best peer: a rank that is slow with every peer is slow itself. Its rating is
  * compared with the median over all ranks. Paths within a node are not compared, because their
  * speed is the processor's, which other ranks use at the same time.
  */

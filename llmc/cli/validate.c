@@ -55,8 +55,8 @@ static int check_modes(const struct options *o, int ranks) {
     return 0;
 }
 
-/* The tokenizer is copied with the first checkpoint, when it would be too late to find that it
- * is missing. */
+/* The tokenizer is copied with the first checkpoint. Then it would be too late to find that it is
+ * missing. */
 static int check_tokenizer(const struct options *o) {
     struct file_map map;
     if (!o->tokenizer || o->dry_run) return 0;
@@ -89,9 +89,9 @@ int validate_options(const struct options *o, int ranks) {
     return check_model(o, &c) ? 2 : 0;
 }
 
-/* ---- what ranks agree on ---------------------------------------------------------------- */
+/* ---- agreement between ranks ------------------------------------------------------------ */
 
-struct started { /* what a rank was started with */
+struct started { /* how a rank was started */
     int32_t status, local_ranks;
     char revision[60];
     char option[OPTIONS_MOST]
@@ -162,7 +162,7 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     if (end == o->group || *end || size < 1 || size > 65534)
         return log_error("--group: expected a number of workers from 1 on, or host%s, got '%s'",
                          o->dry_run ? ", which --dry-run does not know" : "", o->group);
-    o->group_size = o->generate ? 1 : (int)size; /* text is made up by one worker */
+    o->group_size = o->generate ? 1 : (int)size; /* one worker generates text */
     if (!o->dry_run && size > 1 && size <= workers && world->ranks > 1 && local > 1 && local % size)
         return log_error("--group %ld: expected one worker in each process, or whole groups, got "
                          "%d workers in each",
@@ -174,21 +174,21 @@ static int read_line(int argc, char **argv, const struct lossynet_world *world, 
     const int ranks = world->ranks;
     int status = options_parse(argc, argv, o);
     if (!status && !o->help && !o->version && validate_group(o, world)) status = 2;
-    /* With --meet it depends on whether the run has begun elsewhere (views.c). */
+    /* With --meet, views.c checks for an earlier run, since the run may have begun elsewhere. */
     if (!status && !o->help && !o->version && !o->meet) status = earlier_run_check(o);
     if (!status && !o->help && !o->version) status = resume_choose(o);
     if (!status && !o->help && !o->version) status = validate_options(o, ranks);
     return status;
 }
 
-/* The groups of --group host, now that every rank has told how many share its host. Returns 0, 2
- * after reporting, or -1 on memory errors. */
+/* Forms the groups of --group host, from the number of ranks on each host, which all ranks have
+ * exchanged. Returns 0, 2 after reporting, or -1 on memory errors. */
 static int group_by_host(const struct lossynet_world *world, const struct started *all,
                          struct options *o) {
-    static int *sizes; /* kept as long as the process, as what options point to */
+    static int *sizes; /* never freed, since options point to it */
     const int local = o->workers ? o->workers / world->ranks : 1;
     int groups = 0, largest = 0;
-    bool equal = true; /* but for the last */
+    bool equal = true; /* all sizes except the last */
     sizes = (int *)calloc((size_t)world->ranks, sizeof *sizes);
     if (!sizes) return log_out_of_memory("the list of hosts", 0);
     for (int first = 0; first < world->ranks; first += sizes[groups++]) {

@@ -21,13 +21,13 @@ static void member_key(const struct agreement *a, const char *uid, char key[KEY_
 
 struct room {
     bool complete;
-    char *options;    /* NULL: nobody has said any */
-    char *left;       /* " UID " of each whom a view left out without removing its registration, or
-                       * NULL */
+    char *options;    /* NULL: no process has written them yet */
+    char *left;       /* " UID " of each member that a view left out without removing its
+                       * registration, or NULL */
     struct view view; /* epoch 0: there is none */
-    int64_t modified; /* of the view's key; 0: there is none */
+    int64_t modified; /* revision of the view's key; 0: there is none */
     struct member *registered;
-    int members; /* registered, in the order in which they came */
+    int members; /* number of registered members, which are in the order of registration */
 };
 
 static void room_clear(struct room *room) {
@@ -61,7 +61,7 @@ static enum agreement_result take_entry(const struct agreement *a, const struct 
     return AGREEMENT_WAIT;
 }
 
-/* AGREEMENT_WAIT: the caller clears *room. Otherwise it is empty. */
+/* Reads the run's keys. On AGREEMENT_WAIT the caller clears *room; otherwise it is empty. */
 static enum agreement_result look(const struct agreement *a, struct room *room) {
     struct store_entries entries;
     char prefix[KEY_BYTES];
@@ -107,8 +107,8 @@ void agreement_clear(struct agreement *a) {
     a->missing = NULL;
 }
 
-/* Registers under a new lease, if the view is still the one of the room. So who was left out in the
- * meantime does not come back under the uid that was left out. */
+/* Registers under a new lease, if the view is still the one of the room. So a process that was left
+ * out meanwhile does not register again under the uid that was left out. */
 static void enroll(struct agreement *a, const struct room *room) {
     char view[KEY_BYTES], key[KEY_BYTES];
     int64_t lease;
@@ -135,7 +135,7 @@ enum store_status agreement_complete(struct agreement *a) {
     key_of(a, "complete", key);
     const struct store_write write = {key, "true", 0};
     const enum store_status status = a->set.store->commit(a->set.store, key, 0, &write, 1);
-    return status == STORE_CHANGED ? STORE_DONE : status; /* another member has said so */
+    return status == STORE_CHANGED ? STORE_DONE : status; /* another member has marked it */
 }
 
 /* ---- the options ---- */
@@ -147,7 +147,7 @@ static void short_text(const json_t *value, char text[100]) {
     free(all);
 }
 
-/* The first key of `one` whose value in `other` is another, NULL: none. */
+/* The first key of `one` whose value in `other` is different; NULL: none. */
 static const char *difference(const json_t *one, const json_t *other) {
     const char *key;
     json_t *value;
@@ -192,7 +192,7 @@ enum agreement_result agreement_compare(struct agreement *a, const char *version
                                         const json_t *options) {
     struct room room;
     enum agreement_result result = look(a, &room);
-    if (result == AGREEMENT_WAIT && !room.complete && !room.options) { /* the first to come */
+    if (result == AGREEMENT_WAIT && !room.complete && !room.options) { /* the first process */
         char key[KEY_BYTES];
         key_of(a, "options", key);
         json_t *all = json_object();
@@ -246,8 +246,8 @@ enum agreement_result agreement_inspect(const struct agreement *a, const char *v
 
 /* ---- proposals ---- */
 
-/* Whether registration i is of a process that is not behind its address any more, or has registered
- * again: another one has that address, this process's or a later one. */
+/* Whether registration i is out of date, because another registration has the same address: this
+ * process's or a later one. Then its process has ended, or has registered again. */
 static bool superseded(const struct agreement *a, const struct room *room, int i) {
     const struct member *m = &room->registered[i];
     if (!strcmp(m->uid, a->self.uid)) return false;
@@ -257,8 +257,9 @@ static bool superseded(const struct agreement *a, const struct room *room, int i
     return false;
 }
 
-/* Who is registered, is not in the room's view, was not left out, and can be reached; the caller
- * frees. NULL: out of memory, reported. This process itself is reached. */
+/* Lists the members that are registered, are not in the room's view, were not left out, and can be
+ * reached; this process counts as reached. The caller frees the list. NULL after reporting that
+ * memory is lacking. */
 static struct member *waiting(const struct agreement *a, const struct room *room, int *count) {
     const size_t most = (size_t)room->members + 1;
     struct member *list = (struct member *)calloc(most, sizeof *list);
@@ -299,10 +300,10 @@ static enum agreement_result take(struct agreement *a, const struct view *next, 
     return AGREEMENT_VIEW;
 }
 
-/* Writes the view after the room's and removes the registrations of those whom it leaves out, so
- * that nobody takes them in again under the same uid; also of who is not registered in the room:
- * it may register again until this is written. For more than a write has room for, it writes who
- * they are. */
+/* Writes the view after the room's, and removes the registrations of the members that it leaves
+ * out, so that no later view takes them in under the same uid. It does so even for members that are
+ * not registered in the room, since they may register again before this is written. If there are
+ * too many for one write, it writes their uids to the key "left". */
 static enum store_status commit_view(const struct agreement *a, const struct room *room,
                                      const struct view *next, const char *text,
                                      bool without_options) {
@@ -330,7 +331,7 @@ static enum store_status commit_view(const struct agreement *a, const struct roo
         write[writes] = (struct store_write){key[writes], NULL, 0};
         writes++;
     }
-    for (int i = 0; i < room->members; i++) /* of views before; later their leases end */
+    for (int i = 0; i < room->members; i++) /* by earlier views, and still registered */
         if (was_left_out(room, room->registered[i].uid))
             end += sprintf(end, " %s ", room->registered[i].uid);
     if (end > left || room->left) {
@@ -378,7 +379,7 @@ enum store_status agreement_dissolve(struct agreement *a) {
 void agreement_find_ended(const struct agreement *a, bool *ended) {
     const size_t members = (size_t)a->view.members;
     enum reached *reached = (enum reached *)calloc(members, sizeof *reached);
-    if (!reached) return; /* then nobody is found; the caller waits for longer */
+    if (!reached) return; /* then no member is found, and the caller waits longer */
     a->set.reach(a->set.context, a->view.member, a->view.members, reached);
     for (int r = 0; r < a->view.members; r++)
         if (reached[r] == REACHED_REFUSED && r != a->view.self) ended[r] = true;
@@ -391,8 +392,8 @@ static bool knows_who(const struct agreement *a) {
     return !a->missing;
 }
 
-/* Proposes the view after the room's: without missing[], with who waits, if those are at least
- * `least`. */
+/* Proposes the view after the room's, without missing[] and with the processes that wait, if there
+ * are at least `least` of these. */
 static enum agreement_result propose(struct agreement *a, const struct room *room,
                                      const bool *missing, int least, double now) {
     int joiners;
@@ -427,9 +428,9 @@ int agreement_leave(struct agreement *a, double now, const bool *missing) {
     return 0;
 }
 
-/* The view is without this process, which comes again as a new one. Who is left out soon after it
- * came waits before it does: a link that loses everything one way must not change views all the
- * time. */
+/* A newer view is without this process, which will register again as a new member. If it was left
+ * out soon after it came, it pauses first: otherwise a link that loses all packets in one direction
+ * would change views again and again. */
 static void left_out(struct agreement *a, double now) {
     const bool soon = now - a->taken < AGREEMENT_SETTLED;
     a->pause = !soon ? 0 : a->pause < 1 ? 1 : 2 * a->pause;
@@ -457,7 +458,7 @@ static enum agreement_result step_leaving(struct agreement *a, const struct room
     if (!a->asked && !knows_who(a)) agreement_find_ended(a, a->missing);
     a->asked = true;
     if (now < a->began + view_patience(&a->view, a->missing)) return AGREEMENT_WAIT;
-    /* Where several die at once, a rank may have noticed one of them only. */
+    /* If several ranks die at once, this rank may have noticed only one of them. */
     if (a->missing) agreement_find_ended(a, a->missing);
     return propose(a, room, a->missing, 0, now);
 }
@@ -472,9 +473,9 @@ static enum agreement_result see_obstacle(struct agreement *a, const struct room
     return view_copy(&room->view, &a->obstacle_view) ? AGREEMENT_FAILED : AGREEMENT_WAIT;
 }
 
-/* The user's word, `anew`, is about the view that was there when this process came: its
- * registrations have lapsed, or do soon. It is not about a later view, nor about members that are
- * still registered then. */
+/* With `anew` the user asserts that the members of the view that this process found are dead: their
+ * registrations have ended, or end soon. This does not hold for a later view, or for members that
+ * stay registered for longer. */
 static bool may_take_over(const struct agreement *a, const struct room *room) {
     return a->set.anew && room->view.epoch == a->found &&
            a->orphaned < a->found_at + 2 * AGREEMENT_LEASE;
@@ -490,8 +491,8 @@ static enum agreement_result step_outside(struct agreement *a, const struct room
         enroll(a, room);
         return AGREEMENT_WAIT;
     }
-    if (!room->view.members) { /* none yet, or dissolved */
-        /* Who came first proposes the first view. */
+    if (!room->view.members) { /* no view yet, or it was dissolved */
+        /* The process that registered first proposes the first view. */
         const bool first = !strcmp(room->registered[0].uid, a->self.uid);
         const enum agreement_result seen = see_obstacle(a, room, AGREEMENT_FEW);
         if (seen == AGREEMENT_FAILED || !first || room->members < a->set.first_ranks) return seen;
@@ -533,7 +534,8 @@ enum agreement_result agreement_step(struct agreement *a, double now) {
 
 /* ---- watching ---- */
 
-/* Somebody waits whom rank 0, the first to propose, can reach; or there is a newer view. */
+/* Whether there is a newer view; or, on rank 0, which proposes first, whether a process waits that
+ * it can reach. */
 static bool has_changed(const struct agreement *a, const struct room *room) {
     if (room->view.epoch > a->view.epoch) return true;
     if (a->view.self != 0) return false;

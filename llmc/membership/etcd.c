@@ -1,5 +1,5 @@
-/* etcd.c — see etcd.h. https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway: requests and answers
- * are JSON, keys and values base64, 64-bit numbers strings. */
+/* etcd.c — see etcd.h. Requests and answers are JSON, keys and values are base64, and 64-bit numbers
+ * are strings: https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway. */
 #include "llmc/membership/etcd.h"
 
 #include <stdlib.h>
@@ -96,7 +96,8 @@ static json_t *encoded(const char *text) {
     return json;
 }
 
-/* Ended by a zero byte; the caller frees. NULL: not base64. */
+/* The decoded text ends with a zero byte; the caller frees it. NULL: not base64, or out of
+ * memory. */
 static char *decoded(const char *text) {
     const size_t length = text ? strlen(text) : 0;
     char *out = (char *)malloc(length / 4 * 3 + 4), *next = out;
@@ -154,7 +155,7 @@ static enum store_status transfer(struct etcd *e, const char *path, const char *
     return STORE_DONE;
 }
 
-/* Sends `request`, which it releases. *answer is the caller's to release if the store answered. */
+/* Sends `request`, and releases it. The caller releases *answer if the store answered. */
 static enum store_status ask(struct etcd *e, const char *path, json_t *request, json_t **answer) {
     char *body = json_dumps(request, JSON_COMPACT);
     json_decref(request);
@@ -176,7 +177,7 @@ static enum store_status ask(struct etcd *e, const char *path, json_t *request, 
     return away(e, text);
 }
 
-/* 64-bit numbers come as strings, and not at all where they are 0. */
+/* 64-bit numbers are strings, and are absent if they are 0. */
 static int64_t number(const json_t *object, const char *key) {
     const char *text = json_string_value(json_object_get(object, key));
     return text ? strtoll(text, NULL, 10) : 0;
@@ -213,7 +214,7 @@ static enum store_status take_entries(struct etcd *e, const json_t *list,
 static json_t *request_of(const char *prefix) {
     char end[300];
     json_t *request = json_object();
-    /* The first key behind them. */
+    /* `end` is the first key after them. */
     snprintf(end, sizeof end, "%s", prefix);
     end[strlen(end) - 1]++;
     json_object_set_new(request, "key", encoded(prefix));
@@ -296,7 +297,7 @@ static void begin_curl(void) {
     curl_global_init(CURL_GLOBAL_DEFAULT);
 }
 
-/* What all connections have in common. Returns 0, or -1 after reporting. */
+/* Creates a connection with the settings that all have. Returns 0, or -1 after reporting. */
 static int new_connection(CURL **curl, struct curl_slist **headers) {
     pthread_once(&curl_once, begin_curl);
     *curl = curl_easy_init();
@@ -335,9 +336,10 @@ const char *etcd_local_address(const struct store *store) {
     return ((const struct etcd *)store)->local;
 }
 
-/* ---- a connection over which etcd says what is written ----
+/* ---- the watch: etcd reports writes over a connection ----
  *
- * An answer that does not end. What it says is not read: that it says something is enough. */
+ * The answer to this request never ends. Its content is ignored: any bytes mean that a key may have
+ * been written. */
 
 struct etcd_watch {
     CURLM *multi;
@@ -378,7 +380,7 @@ static void prepare_watch(struct etcd_watch *w) {
     curl_easy_setopt(w->curl, CURLOPT_WRITEDATA, w);
     curl_easy_setopt(w->curl, CURLOPT_FAILONERROR, 1L);
     curl_easy_setopt(w->curl, CURLOPT_CONNECTTIMEOUT_MS, (long)TIME_LIMIT);
-    /* A store that is gone without a word is noticed, and connected to again. */
+    /* So the loss of a store that never closed the connection is noticed, and we connect again. */
     curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPALIVE, 1L);
     curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPIDLE, 5L);
     curl_easy_setopt(w->curl, CURLOPT_TCP_KEEPINTVL, 5L);

@@ -24,14 +24,14 @@ struct membership {
     char *name; /* the URL, for messages */
     int first_ranks;
     struct store *store;
-    pthread_mutex_t lock; /* over the agreement and its store */
+    pthread_mutex_t lock; /* guards the agreement and its store */
     struct agreement agreement;
     atomic_bool changed;
-    /* The thread that watches, and what wakes it. */
+    /* The thread that calls agreement_watch; the connection that wakes it. */
     pthread_t thread;
     bool watched;
     struct etcd_watch *registrations;
-    /* What was said to the user. */
+    /* Messages that the user has seen already. */
     bool said_away;
     enum agreement_obstacle said;
 };
@@ -100,7 +100,8 @@ static void reach(void *context, const struct member *m, int members, enum reach
 
 /* ---- the thread ---- */
 
-/* Rank 0, which takes in who waits, hears of registrations at once. */
+/* Renews the registration and watches the store. Rank 0, which takes waiting processes in, learns
+ * of registrations at once. */
 static void *watch(void *user) {
     struct membership *m = (struct membership *)user;
     enum etcd_watch_result heard = ETCD_WATCH_TIME;
@@ -124,7 +125,7 @@ static void say_away(struct membership *m, const char *what) {
     m->said_away = true;
 }
 
-/* Says once what it waits for, where that takes more than a moment. */
+/* Prints once what this process waits for. */
 static void say_obstacle(struct membership *m) {
     const struct agreement *a = &m->agreement;
     const struct view *v = &a->obstacle_view;
@@ -144,11 +145,11 @@ static void say_obstacle(struct membership *m) {
                   (long long)v->epoch, m->url.run, v->members, v->member[0].host, v->member[0].pid);
 }
 
-/* Steps until there is a view. Returns as membership_next_view. */
+/* Calls agreement_step until there is a view. Returns as membership_next_view does. */
 static int wait_for_view(struct membership *m, const char *meanwhile) {
     static const double GRACE = 2, AT_ONCE = 1, SOON = 10, STOPS = 10; /* seconds */
     const double began = log_seconds();
-    double asked = -1; /* when it was seen that this rank is asked to stop */
+    double asked = -1; /* when this rank noticed a signal that asks it to stop; -1: not yet */
     m->said_away = false;
     m->said = AGREEMENT_NO_OBSTACLE;
     for (;;) {
@@ -163,7 +164,7 @@ static int wait_for_view(struct membership *m, const char *meanwhile) {
         if (result == AGREEMENT_VIEW) return 0;
         if (result == AGREEMENT_COMPLETE) return 1;
         if (result == AGREEMENT_FAILED) return -1;
-        /* With a view it saves and stops together with the others. */
+        /* If a view comes soon, this rank saves and stops together with the others. */
         if (stop_signal_seen() && asked < 0) asked = now;
         if (asked >= 0 && now - asked > STOPS)
             return log_error("was asked to stop while it waited for a view");
@@ -217,7 +218,8 @@ static void prepare_agreement(struct membership *m, const struct membership_sett
     agreement_init(&m->agreement, &set);
 }
 
-/* Compares the options, and begins to register. Returns 0, 1: complete, or -1 after reporting. */
+/* Compares the options, and starts the thread. Returns 0; 1 if the run is complete; or -1 after
+ * reporting. */
 static int begin(struct membership *m, const struct membership_settings *s) {
     prepare_agreement(m, s);
     const enum agreement_result same = agreement_compare(&m->agreement, s->version, s->options);
@@ -233,7 +235,7 @@ static int begin(struct membership *m, const struct membership_settings *s) {
     return 0;
 }
 
-/* *out: to be closed in any case where it is not NULL. */
+/* The caller closes *out, also after a failure, if it is not NULL. */
 static int open_store(const struct membership_settings *settings, struct membership **out) {
     struct membership *m = *out = (struct membership *)calloc(1, sizeof *m);
     if (!m) return log_out_of_memory("the membership", (double)sizeof *m);
@@ -279,7 +281,7 @@ int membership_open(const struct membership_settings *settings, struct membershi
     return status;
 }
 
-/* Tells the store something last, which it may need some attempts to hear. */
+/* Writes a last message to the store, in up to three attempts. */
 static enum store_status tell(struct membership *m, enum store_status (*say)(struct agreement *a)) {
     enum store_status status = STORE_AWAY;
     pthread_mutex_lock(&m->lock);

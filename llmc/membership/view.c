@@ -102,7 +102,7 @@ char *view_to_json(const struct view *v) {
     return text_of(json);
 }
 
-/* Copies a string that is there, is not empty, and fits. */
+/* Copies a string. Returns false if it is NULL, empty or too long. */
 static bool take_text(const char *from, char *to, size_t bytes) {
     if (!from || !*from || strlen(from) >= bytes) return false;
     memcpy(to, from, strlen(from) + 1);
