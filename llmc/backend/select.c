@@ -27,15 +27,15 @@ static int choose_cpu(const struct options *o, struct memory_plan_settings *run,
     return 0;
 }
 
-/* What a rank found; travels between ranks as it is. */
+/* The findings of a rank; ranks exchange its bytes. */
 struct found {
-    int32_t on_device, failed; /* failed: --device cuda, and no device that does */
+    int32_t on_device, failed; /* failed: --device cuda, but no device that can be used */
     char host[64], device[64], details[512];
-    char why[400]; /* no GPU */
+    char why[400]; /* why no GPU is used */
 };
 
-/* Whether the run fits into what is free on a GPU that `sharing` ranks use, with the least
- * recomputation that makes it fit. */
+/* Whether the run fits into the free memory of a GPU that `sharing` ranks use. Sets the least
+ * recomputation with which it fits. */
 static bool fits(const struct options *o, const struct llama_config *c,
                  struct memory_plan_settings *run, const struct backend *be, int sharing, char *why,
                  size_t size) {
@@ -68,7 +68,7 @@ static int count_sharing(const struct found *all, const struct lossynet_world *w
     return sharing;
 }
 
-/* Opens the rank's device, and sees what it has for the run when all ranks have opened theirs. */
+/* Opens the rank's device, and checks its free memory when all ranks have opened theirs. */
 static int find_device(const struct options *o, const struct llama_config *c,
                        struct memory_plan_settings *run, const struct lossynet_world *world,
                        struct found *all, struct backend_choice *out) {
@@ -113,7 +113,7 @@ static int refuse_other(const struct found *all, int r) {
         *cpu->why ? ": " : "", cpu->why);
 }
 
-/* 0 where all ranks compute on CPUs, or all on devices of one kind. */
+/* Returns 0 if all ranks compute on CPUs, or all on devices of the same kind. */
 static int compare(const struct found *all, const struct lossynet_world *world) {
     for (int r = 0; r < world->ranks; r++)
         if (all[r].failed) return world->rank ? -1 : refuse_failed(all, world->ranks, r);

@@ -1,4 +1,4 @@
-/* dataloader.c — sequences out of mapped token files, in an order that needs no memory. */
+/* dataloader.c — reads sequences from mapped token files, in an order that is not stored. */
 #include "llmc/data/dataloader.h"
 
 #include <glob.h>
@@ -17,7 +17,7 @@ struct token_file {
     const uint16_t *tokens;
     uint64_t count;
     int vocabulary;         /* from the header; 0 if the header has none */
-    int largest;            /* token id */
+    int largest;            /* largest token id */
     uint64_t words;         /* of the text; 0: unknown */
     uint64_t train_before;  /* number of training windows in earlier files */
     uint64_t window_before; /* number of validation windows in earlier files */
@@ -25,7 +25,7 @@ struct token_file {
 
 struct dataloader {
     int T;
-    int stride; /* of validation, 0: windows side by side */
+    int stride; /* of validation windows; 0: they lie side by side */
     uint64_t seed;
     size_t count;
     struct token_file *files;
@@ -240,9 +240,9 @@ uint64_t dataloader_tokens(const struct dataloader *loader) {
     return loader->tokens;
 }
 
-/* ---- training: a permutation computed, not stored ---------------------------------------- */
+/* ---- training: the permutation is computed, not stored ----------------------------------- */
 
-/* A bijection on 64 bits that mixes all of them. */
+/* A bijection of 64-bit numbers that mixes all bits. */
 static uint64_t mix(uint64_t x) {
     return random_mix(x + 0x9e3779b97f4a7c15u);
 }
@@ -294,7 +294,7 @@ uint64_t dataloader_epoch(const struct dataloader *loader) {
     return loader->train_windows;
 }
 
-/* Sequence n of part `share` of `shares`. */
+/* Copies sequence n of part `share` of `shares`. */
 static void sequence_of(const struct dataloader *loader, int share, int shares, uint64_t n,
                         int32_t *tokens, int32_t *targets) {
     uint64_t T = (uint64_t)loader->T, W = loader->train_windows;
@@ -336,7 +336,7 @@ void dataloader_batch(const struct dataloader *loader, uint64_t done, int m, int
                     targets);
 }
 
-/* ---- validation: everything once, in order ----------------------------------------------- */
+/* ---- validation: all windows once, in order ---------------------------------------------- */
 
 /* Number of windows of a file. The last window is the first one that reaches the end of the
  * file. A window of a single token, which only a stride of T can give, has nothing to score and

@@ -26,16 +26,16 @@ struct tokenizer {
 
 struct tokenizer_stream {
     const tokenizer *owner = nullptr;
-    bool started = false; // some text has come out
-    ids_t silent;         // the tokens before that: spaces at the start that the decoder drops
-    std::string bytes;    // of byte tokens, not yet a whole character
+    bool started = false; // some text was returned
+    ids_t silent;         // tokens before the first text: spaces that the decoder drops
+    std::string bytes;    // from byte tokens, not yet a complete character
     std::string out;
 };
 
 namespace {
 
 const char space_symbol[] = "\xE2\x96\x81"; // U+2581, which stands for a space in pieces
-const char replacement[] = "\xEF\xBF\xBD";  // U+FFFD, for bytes that are no UTF-8
+const char replacement[] = "\xEF\xBF\xBD";  // U+FFFD, for bytes that are not UTF-8
 
 template <typename Function> int guarded(const char *what, Function function) {
     try {
@@ -63,8 +63,9 @@ ids_t encode_continued(const tokenizer &t, const std::string_view &text) {
     return ids;
 }
 
-// No piece may hold a newline beside something else, and cutting must change nothing in texts with
-// what normalisation likes to touch: several spaces and newlines, spaces beside newlines.
+// Checks two conditions. No piece contains a newline together with other characters. And cutting does
+// not change ids of texts that normalisation may change: several spaces or newlines, spaces next to
+// newlines.
 bool find_cuts_at_newlines(const tokenizer &t) {
     for (int id = 0; id < t.processor.GetPieceSize(); id++) {
         const std::string &piece = t.processor.IdToPiece(id);
@@ -124,7 +125,7 @@ size_t character_bytes(unsigned char first) {
     return 1;
 }
 
-// Whether the bytes are one character of UTF-8: whole, shortest form, no surrogate.
+// Whether the bytes are one complete UTF-8 character, in the shortest form, and no surrogate.
 bool is_character(const std::string &bytes) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     unsigned char first = static_cast<unsigned char>(bytes[0]);
@@ -139,7 +140,7 @@ bool is_character(const std::string &bytes) {
     return code >= least[size] && code < 0x110000 && (code < 0xD800 || code > 0xDFFF);
 }
 
-// Moves whole characters from bytes to out; with `all`, also bytes that stay incomplete.
+// Moves complete characters from bytes to out; with `all`, also bytes that are not complete.
 void move_characters(tokenizer_stream &s, bool all) {
     while (!s.bytes.empty()) {
         size_t size = character_bytes(static_cast<unsigned char>(s.bytes[0]));
@@ -154,7 +155,7 @@ void move_characters(tokenizer_stream &s, bool all) {
     }
 }
 
-// The text of a token that is no byte and not at the start.
+// The text of a token that is not a byte token and not at the start.
 std::string token_text(const tokenizer &t, int32_t id) {
     if (t.processor.IsControl(id)) return "";
     if (t.processor.IsUnknown(id)) return decode(t, {id});
@@ -174,7 +175,7 @@ void add_token(tokenizer_stream &s, int32_t id) {
     move_characters(s, true);
     if (s.started || !s.out.empty()) {
         s.out += token_text(t, id);
-    } else { // the library knows which spaces at a start to drop
+    } else { // the library decides which spaces at the start to drop
         s.silent.push_back(id);
         s.out = decode(t, s.silent);
     }

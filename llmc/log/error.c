@@ -1,4 +1,4 @@
-/* error.c — one line on stderr per error. */
+/* error.c — writes one line to stderr per error. */
 #include "llmc/log/error.h"
 
 #include <errno.h>

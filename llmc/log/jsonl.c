@@ -36,8 +36,8 @@ struct jsonl {
     char path[]; /* for messages */
 };
 
-/* Whether a line of an earlier part of the run is still valid when `step` steps are done. *last:
- * becomes the step that it is about. */
+/* Whether a line of an earlier part of the run is still valid when `step` steps are done. Sets
+ * *last to the step of the line. */
 static bool holds(const char *line, size_t bytes, int step, int *last) {
     json_t *event = json_loadb(line, bytes, 0, NULL);
     const char *kind = json_string_value(json_object_get(event, "event"));

@@ -10,7 +10,7 @@ static double loss_rate(const struct step_metrics *r, int phase) {
     return r->expected[phase] > 0 ? 1 - r->arrived[phase] / r->expected[phase] : 0;
 }
 
-/* Retransmitted packets, as a share of those that were sent once. */
+/* Retransmitted packets, as a share of all packets of a step, counted once each. */
 static double extra_traffic(const struct step_metrics *r) {
     double once = r->expected[0] + r->expected[1];
     return once > 0 ? (r->resent[0] + r->resent[1]) / once : 0;
@@ -133,7 +133,8 @@ void metrics_show_step(struct progress *progress, const struct step_metrics *r, 
     progress_step(progress, r->step + 1, line);
 }
 
-/* Prints a perplexity, which has hundreds of digits if the run diverged. */
+/* Prints a perplexity with an exponent if it is large, since it has hundreds of digits if the run
+ * diverged. */
 static const char *perplexity_text(char text[32], double loss) {
     snprintf(text, 32, exp(loss) < 1e9 ? "%.3f" : "%.3e", exp(loss));
     return text;

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Returns 0 if there is none, or if it cannot be found. */
+/* Returns the process's parent; 0 if there is none, or if it cannot be found. */
 static int parent_of(int process) {
     char path[64], text[512] = "";
     int parent = 0;

@@ -23,7 +23,7 @@ static size_t activations_place(struct activations *a, const struct llama_config
         used = (used + (bytes) + 63) & ~(size_t)63;                                                \
     } while (0)
     for (int l = 0; l < c->layers; l++) {
-        /* Without a backward pass all layers share the first one's arrays. */
+        /* Without a backward pass all layers share the arrays of the first one. */
         if (base && l > 0) a->layer[l] = a->layer[0];
         if (!training && l > 0) continue;
         PLACE(a->layer[l].residual, tensor, N * C * element);
@@ -102,7 +102,7 @@ bool activations_remember(const struct activations *a, const struct llama_config
     return be->attention_continue && (c->layers == 1 || a->layer[0].qkv != a->layer[1].qkv);
 }
 
-/* Rotary angles, computed by the host. */
+/* The host computes the rotary angles. */
 static int place_angles(struct activations *a, const struct llama_config *c,
                         const struct backend *be) {
     const size_t D2 = (size_t)c->head_size / 2, count = (size_t)a->T * D2;

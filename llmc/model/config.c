@@ -106,7 +106,7 @@ size_t config_parameters(const struct llama_config *c) {
 /* ---- reading ---------------------------------------------------------------------------- */
 
 /* The file that is read. After the first error, which is reported, `failed` is true and the
- * readers of single fields do nothing. So callers need not check each of them. */
+ * functions that read fields do nothing. So callers need not check each field. */
 struct reader {
     const char *path;
     const json_t *object;

@@ -28,7 +28,7 @@ int generate_logits(const struct backend *be, float *logits, const tensor *x, co
     return 0;
 }
 
-/* Feeds tokens behind the `first` that the model's layers hold. */
+/* Feeds tokens that follow the `first` tokens that the model's layers hold. */
 static int feed_llama(void *context, const int32_t *tokens, int first, int count, float *logits) {
     const struct generate_llama *g = (const struct generate_llama *)context;
     const struct llama_config *c = &g->layout->config;

@@ -73,7 +73,7 @@ size_t param_layout_largest_bucket(const struct param_layout *layout) {
     return largest(layout, layout->buckets);
 }
 
-/* Of the buckets that share slots. */
+/* The size of the largest bucket that has a slot. */
 size_t param_layout_gradient_slot(const struct param_layout *layout) {
     return largest(layout, layout->buckets - (layout->config.tied ? 1 : 0));
 }

@@ -1,4 +1,4 @@
-/* file.c — mapping, writing, copying and syncing files, with errors reported. */
+/* file.c — maps, writes, copies and syncs files, and reports errors. */
 #include "llmc/util/file.h"
 
 #include <errno.h>

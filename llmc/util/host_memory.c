@@ -14,9 +14,9 @@
 #include <unistd.h>
 
 enum { PATH_BYTES = 1024 };
-static const double NO_LIMIT = 1e18; /* version 1 says so with a number near 2^63 */
+static const double NO_LIMIT = 1e18; /* version 1 writes a number near 2^63 if there is no limit */
 
-/* Where a version of control groups says what. */
+/* The names of the files and fields of a version of control groups. */
 struct version {
     const char *mount, *limit, *usage, *inactive, *active, *slab;
 };
@@ -58,7 +58,7 @@ static uint64_t hash(uint64_t seed, const void *bytes, size_t count) {
     return seed;
 }
 
-/* The same for all containers of a host, another for every host. */
+/* A number that is the same in all containers of a host, and different on each host. */
 static uint64_t host_id(const char *root) {
     char path[PATH_BYTES], text[64] = "";
     snprintf(path, sizeof path, "%.512s/proc/sys/kernel/random/boot_id", root);
@@ -68,7 +68,7 @@ static uint64_t host_id(const char *root) {
     return hash(14695981039346656037u, text, strlen(text));
 }
 
-/* Swap space that a group may use; free: that of the host. */
+/* Swap space that a group may use; free: the free swap space of the host. */
 static double group_swap(const char *directory, double limit, double free) {
     const double most = number_in(directory, "memory.swap.max", ""); /* "max": no number */
     const double used = number_in(directory, "memory.swap.current", "");
@@ -98,7 +98,8 @@ static bool read_group(const struct version *v, const char *directory, const cha
     return true;
 }
 
-/* The process's group in the hierarchy that a version keeps of memory, "/..."; false: none. */
+/* Finds the process's memory control group in the hierarchy of a version, "/...". Returns false if
+ * there is none. */
 static bool find_group(const char *root, bool version_1, char group[PATH_BYTES]) {
     char path[PATH_BYTES], line[PATH_BYTES], controllers[256];
     bool found = false;
@@ -117,13 +118,13 @@ static bool find_group(const char *root, bool version_1, char group[PATH_BYTES])
     return found;
 }
 
-/* Keeps the tightest. */
+/* Adds a limit; if the list is full, keeps the tightest ones. */
 static void keep(struct host_memory_limit *limit, int *count, const struct host_memory_limit *new) {
     int place = *count;
     if (*count < HOST_MEMORY_LIMITS) {
         ++*count;
     } else {
-        place = 1; /* the widest group's, the host's own stays */
+        place = 1; /* the largest limit of a group; the host's limit, at 0, stays */
         for (int i = 2; i < HOST_MEMORY_LIMITS; i++)
             if (limit[i].available > limit[place].available) place = i;
         if (new->available >= limit[place].available) return;
@@ -131,8 +132,8 @@ static void keep(struct host_memory_limit *limit, int *count, const struct host_
     limit[place] = *new;
 }
 
-/* A group's limit holds for the groups below it too. In a container the path may lead nowhere, and
- * the mount is the container's group. */
+/* Reads the limits of the process's group and of all groups above it, which hold for it, too. In a
+ * container the path may not exist; there the mount itself is the container's group. */
 static void read_groups(const char *root, const struct version *v, double swap,
                         struct host_memory_limit *limit, int *count) {
     char group[PATH_BYTES], directory[2 * PATH_BYTES];

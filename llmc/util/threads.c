@@ -7,10 +7,11 @@
 
 void threads_wait_briefly(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    setenv("GOMP_SPINCOUNT", "1000", 1); /* microseconds: enough for a barrier that opens soon */
+    setenv("GOMP_SPINCOUNT", "1000",
+           1); /* spins, some microseconds: enough if a barrier opens soon */
     execv("/proc/self/exe", argv);
-    /* Without /proc the program cannot start over. It is then slower on shared cores, and
-     * correct. */
+    /* Without /proc the program cannot start again. Then it is slower on shared cores, but its
+     * results are correct. */
 }
 
 void threads_choose(int wanted, int local_ranks) {

@@ -1,11 +1,11 @@
 /* attention.h — causal grouped-query attention on the CPU. Included by backend_cpu.c only.
  *
- * As in FlashAttention (Dao et al. 2022, 2023) the T x T matrix never exists: a task is one
- * sequence and one key/value head; it takes QUERY_ROWS queries at a time against all keys up to
- * the causal limit. Backward computes the probabilities again from log_sum_exp. What a task reads
- * is first copied out of the wide qkv rows; queries are scaled by 1/sqrt(D) on the way, so that
- * the products are logits and dS^T q is dk. The query heads of a group follow each other in one
- * task: dk and dv are sums in a fixed order. */
+ * As in FlashAttention (Dao et al. 2022, 2023) the T x T matrix never exists. A task is one
+ * sequence and one key/value head. It multiplies QUERY_ROWS queries at a time with all keys up to
+ * the causal limit. Backward computes the probabilities again from log_sum_exp. A task first copies
+ * its rows out of the wide qkv rows, and scales queries by 1/sqrt(D). So the products are logits,
+ * and dS^T q is dk. One task computes the query heads of a group one after another, so that dk and
+ * dv are sums in a fixed order. */
 #ifndef LLMC_BACKEND_CPU_ATTENTION_H
 #define LLMC_BACKEND_CPU_ATTENTION_H
 
@@ -23,7 +23,7 @@ static void attention_copy(float *to, int ld_to, const float *from, size_t ld_fr
     }
 }
 
-/* One sequence, one key/value head; arguments point at this sequence's first row. */
+/* Computes one sequence and one key/value head; arguments point to this sequence's first row. */
 static void attention_forward_task(float *out, float *log_sum_exp, const float *qkv, int T, int H,
                                    int K, int D, int kv) {
     size_t width = (size_t)(H + 2 * K) * D, out_width = (size_t)H * D;
@@ -64,7 +64,8 @@ static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv
     }
 }
 
-/* One query against the keys 0 ... position, read where they lie. p (position + 1) is scratch. */
+/* Computes one query with the keys 0 ... position, which are read in place. p (position + 1) is
+ * scratch. */
 static void attention_one_row(float *restrict out, const float *query, const float *keys,
                               const float *values, size_t width, int position, int D, float *p) {
     float scale = 1.0f / sqrtf((float)D), max;
@@ -113,7 +114,7 @@ static void attention_backward_task(float *dqkv, const float *dout, const float 
     float *p = o + block, *dp = p + (size_t)QUERY_ROWS * ld_keys;
     attention_copy(k, ld, qkv + (size_t)(H + kv) * D, width, T, D, 1);
     attention_copy(v, ld, qkv + (size_t)(H + K + kv) * D, width, T, D, 1);
-    float beta = 0; /* the last block sees all keys: it goes first and overwrites dk and dv */
+    float beta = 0; /* the last block has all keys: it comes first and overwrites dk and dv */
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         for (int first = (T - 1) / QUERY_ROWS * QUERY_ROWS; first >= 0; first -= QUERY_ROWS) {
             int rows = min_int(QUERY_ROWS, T - first), keys = first + rows;

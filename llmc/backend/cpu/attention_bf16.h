@@ -1,10 +1,11 @@
 /* attention_bf16.h — causal grouped-query attention on the CPU in bfloat16. Included by
  * backend_cpu.c only.
  *
- * Cut as in attention.h: a task is one sequence and one key/value head; it takes QUERY_ROWS
- * queries at a time against all keys up to the causal limit. Keys and values are packed once for a
- * task. Logits, probabilities and their gradients are float32 until a product takes them. The scale
- * 1/sqrt(D) goes to the logits and to the sums dq and dk, so that nothing is rounded for it. */
+ * The work is divided as in attention.h: a task is one sequence and one key/value head, and
+ * multiplies QUERY_ROWS queries at a time with all keys up to the causal limit. A task packs keys
+ * and values once. Logits, probabilities and their gradients are float32 until a product reads
+ * them. The scale 1/sqrt(D) is applied to the logits and to the sums dq and dk, so that it causes
+ * no rounding to bfloat16. */
 #ifndef LLMC_BACKEND_CPU_ATTENTION_BF16_H
 #define LLMC_BACKEND_CPU_ATTENTION_BF16_H
 
@@ -17,12 +18,12 @@ static void narrow_rows(element *to, size_t ld_to, const float *from, size_t ld,
     for (int i = 0; i < rows; i++) narrow_row(to + i * ld_to, from + i * ld, D, scale);
 }
 
-/* Rows of logits and their gradients go through these loops in full vectors: what lies between
- * `visible` and the next multiple of 16 is there, but means nothing. */
+/* These loops process rows of logits and their gradients in full vectors. Elements between
+ * `visible` and the next multiple of 16 exist, but have no meaning. */
 enum { SOFTMAX_LANES = 16 };
 
-/* x (keys), products of a query with keys, become exp(scale x - max); those from `visible` on are
- * masked and become 0. Returns the sum; *maximum gets max. */
+/* Replaces x (keys), the products of a query with keys, by exp(scale x - max). Elements from
+ * `visible` on are masked and become 0. Returns the sum; *maximum gets max. */
 static float softmax_row(float *x, int visible, int keys, float scale, float *maximum) {
     float lane[SOFTMAX_LANES], sum[SOFTMAX_LANES] = {0}, max = x[0], total = 0;
     const int end = ceil_div(visible, SOFTMAX_LANES) * SOFTMAX_LANES;
@@ -45,8 +46,9 @@ static float softmax_row(float *x, int visible, int keys, float scale, float *ma
     return total;
 }
 
-/* p: products of a query with keys, become probabilities; dp: their gradients, become those of the
- * logits: p = exp(scale p - log_sum_exp), dlogit = p (dp - delta), delta = out . dout */
+/* Replaces p, the products of a query with keys, by probabilities; and dp, the gradients of
+ * probabilities, by those of the logits: p = exp(scale p - log_sum_exp), dlogit = p (dp - delta),
+ * delta = out . dout */
 static void softmax_row_backward(float *p, float *dp, int visible, int keys, float scale,
                                  float log_sum_exp, float delta) {
     const int end = ceil_div(visible, SOFTMAX_LANES) * SOFTMAX_LANES;
@@ -95,7 +97,7 @@ static size_t attention_forward_place(struct attention_forward_memory *m, const 
     return c.used;
 }
 
-/* One sequence, one key/value head; arguments point at this sequence's first row. */
+/* Computes one sequence and one key/value head; arguments point to this sequence's first row. */
 static void attention_forward_task(element *out, float *log_sum_exp, const element *qkv,
                                    const struct attention *a, int kv) {
     const int T = a->T, H = a->H, D = a->D, group = H / a->K;
@@ -139,8 +141,8 @@ static void attention_forward(tensor *out, float *log_sum_exp, const tensor *qkv
     }
 }
 
-/* One query against the keys 0 ... position, read where they lie. p (position + 1) and sum (D) are
- * scratch. */
+/* Computes one query with the keys 0 ... position, which are read in place. p (position + 1) and
+ * sum (D) are scratch. */
 static void attention_one_row(element *out, const element *query, const element *keys,
                               const element *values, size_t width, int position, int D, float *p,
                               float *sum) {
@@ -179,7 +181,7 @@ static void attention_continue(tensor *out, const tensor *qkv, int first, int T,
 
 struct attention_backward_memory {
     struct packed k, v, keys; /* k and v for the logits and dp, k once more for dq */
-    struct packed q, dout;    /* the block's, for the logits and dp */
+    struct packed q, dout;    /* of the block, for the logits and dp */
     struct packed queries, douts, p, dp, dlogits; /* for dk, dv, dq */
     float *logits, *dlogit, *dk, *dv, *dq;
 };
@@ -205,7 +207,8 @@ static size_t attention_backward_place(struct attention_backward_memory *m,
     return c.used;
 }
 
-/* Rows first ... first + rows - 1 of head h: their share of dk and dv, and dq. */
+/* Computes dq of rows first ... first + rows - 1 of head h, and their contributions to dk and
+ * dv. */
 static void attention_backward_block(element *dqkv, const element *dout, const element *out,
                                      const element *qkv, const float *log_sum_exp,
                                      const struct attention *a,
@@ -257,7 +260,7 @@ static void attention_backward_task(element *dqkv, const element *dout, const el
     pack(m.v, RIGHT, v, T, D);
     k.columns = true;
     pack(m.keys, RIGHT, k, D, T);
-    bool add = false; /* the last block sees all keys: it goes first and overwrites dk and dv */
+    bool add = false; /* the last block has all keys: it comes first and overwrites dk and dv */
     for (int h = kv * group; h < (kv + 1) * group; h++) {
         for (int first = (T - 1) / QUERY_ROWS * QUERY_ROWS; first >= 0; first -= QUERY_ROWS) {
             attention_backward_block(dqkv, dout, out, qkv, log_sum_exp + (size_t)h * T + first, a,

@@ -5,12 +5,12 @@
  * or matmul_bf16.h; the rest are plain loops, which the compiler vectorises, shared among
  * OpenMP's threads. Attention and the classifier have a header for each working type.
  *
- * In bfloat16 activations and their gradients are stored in two bytes and every operation
+ * In bfloat16, activations and their gradients are stored in two bytes and every operation
  * calculates in float32. There is no second copy of the weights: products round the float32
- * parameters to bfloat16 when they bring them into the order that the instructions want.
+ * parameters to bfloat16 when they pack them into the order that the instructions read.
  *
- * Every sum has an order that follows from the shape alone: rows are shared among threads only
- * where each makes its own output, and sums over rows are made in blocks of a fixed size first.
+ * Every sum has an order that follows from the shape alone: threads share rows only if each row has
+ * its own output, and sums over rows are first made in blocks of a fixed size.
  */
 #include "llmc/backend/backend.h"
 #include "llmc/backend/cpu/element.h"
@@ -35,8 +35,8 @@
 
 /* ---- memory ------------------------------------------------------------------------------- */
 
-/* calloc leaves large blocks to the kernel, which zeroes pages when they are first touched: by
- * the thread that uses them, on its NUMA node. The address calloc gave stands right before ours. */
+/* calloc gets large blocks from the kernel, which zeroes pages when they are first touched: by the
+ * thread that uses them, on its NUMA node. The address from calloc is stored right before ours. */
 static void *cpu_allocate(size_t bytes) {
     const size_t huge = (size_t)2 << 20;
     size_t alignment = bytes >= 2 * huge ? huge : 64;
@@ -91,7 +91,7 @@ static void embedding_forward(tensor *out, const int32_t *tokens, const weight *
     }
 }
 
-/* A token may occur many times: threads share columns, each goes through all rows in order. */
+/* A token may occur many times, so threads share columns, and each reads all rows in order. */
 static void embedding_backward(float *dtable, const int32_t *tokens, const tensor *dout_, int N,
                                int C, int V, bool accumulate) {
     enum { COLUMNS = 64 };
@@ -111,7 +111,7 @@ static void embedding_backward(float *dtable, const int32_t *tokens, const tenso
 
 /* ---- RMSNorm ------------------------------------------------------------------------------ */
 
-/* Long rows in pieces, so that the sums' rounding does not grow. */
+/* Adds long rows in pieces, so that the rounding error of the sum does not grow. */
 static float row_squares(const element *x, int C) {
     enum { PIECE = sizeof(element) == sizeof(float) ? 4096 : 1024 };
     float sum = 0;
@@ -210,7 +210,7 @@ static void rope(tensor *qkv, const float *cosine, const float *sine, int B, int
         const float *c = cosine + (size_t)(n % T) * half, *s = sine + (size_t)(n % T) * half;
         for (int h = 0; h < H + K; h++) {
             element *low = (element *)qkv + ((size_t)n * (H + 2 * K) + h) * D, *high = low + half;
-#pragma omp simd simdlen(8) /* halves of 24 and 32 leave no rest */
+#pragma omp simd simdlen(8) /* no remainder for halves of 24 and 32 */
             for (int i = 0; i < half; i++) {
                 float a = widen(low[i]), b = widen(high[i]), turn = sign * s[i];
                 low[i] = narrow(a * c[i] - b * turn);
@@ -273,7 +273,7 @@ static void adamw_block(float *param, float *master, float *m, float *v, float *
     if (param != master) memcpy(param, master, n * sizeof(float));
 }
 
-/* As PyTorch does it: p -= lr wd p, then p -= lr m^ / (sqrt(v^) + eps) with the moments' bias
+/* Same formula as PyTorch: p -= lr wd p, then p -= lr m^ / (sqrt(v^) + eps) with the moments' bias
  * corrections m^ = m / (1 - beta1^step), v^ = v / (1 - beta2^step). */
 static void adamw(weight *param, float *master, float *m, float *v, float *ahead,
                   const float *gradient, size_t n, const struct adamw_settings *settings, int step,
@@ -314,7 +314,8 @@ static void sums_of_squares(double *out, const float *const *x, const size_t *n,
 
 /* ---- masked average ----------------------------------------------------------------------- */
 
-/* The sum is made apart and stored last, since out may be one of the senders. */
+/* The sum is computed in other memory and stored at the end, since out may be one of the
+ * senders. */
 static void weighted_sum_block(float *out, const float *const *sender, const float *weight, int N,
                                size_t first, size_t n) {
     enum { BLOCK = 1024 };

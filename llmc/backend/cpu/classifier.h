@@ -1,16 +1,17 @@
 /* classifier.h — logits, softmax, cross-entropy and their gradients on the CPU. Included by
  * backend_cpu.c only.
  *
- * Seen rightly this is attention: tokens are queries, the V rows of w are keys and values at once.
- * So the logits of a tile (CLASSIFIER_TILE words, CLASSIFIER_ROWS tokens) are turned into
- * e = exp(logit - offset) while they are in the cache, and e times w is at once added to dx;
- * offset, a running maximum per token, and the sum of e come along (online softmax, Milakov &
- * Gimelshein 2018). Only dw has to wait for the sums: dw = e^T (x * scale exp(offset - max) / sum),
- * where the factor goes to the small x and e stays as it is. e is kept transposed, a row per word,
- * so that dw's product reads it along its rows.
+ * The computation is like attention: tokens are queries, and the V rows of w are both keys and
+ * values. The logits of a tile (CLASSIFIER_TILE words, CLASSIFIER_ROWS tokens) become e = exp(logit
+ * - offset) while they are in the cache, and e times w is added to dx at once. The offset, a
+ * running maximum per token, and the sum of e are updated in the same pass (online softmax, Milakov
+ * & Gimelshein 2018). Only dw has to wait for the sums: dw = e^T (x * scale exp(offset - max) /
+ * sum). The factor is applied to the small x, and e does not change. e is stored transposed, a row
+ * per word, so that the product for dw reads it along its rows.
  *
- * The vocabulary is cut in segments, each with offset, sum and dx of its own, to occupy all
- * threads; segments are put together in order. Tokens come in chunks, which bounds the memory. */
+ * The vocabulary is cut into segments, so that all threads have work. Each segment has its own
+ * offset, sum and dx; segments are combined in order. Tokens are processed in chunks, which bounds
+ * the memory. */
 #ifndef LLMC_BACKEND_CPU_CLASSIFIER_H
 #define LLMC_BACKEND_CPU_CLASSIFIER_H
 
@@ -28,16 +29,16 @@ struct classifier {
     int n, ld;             /* tokens; row length of e */
     const float *x;        /* (n, C) */
     const int32_t *target; /* (n) */
-    float *e;              /* (V, ld); without backward not there */
+    float *e;              /* (V, ld); only with backward */
     float *offset;         /* (tiles, n): e = exp(logit - offset) */
-    float *segment_offset; /* (segments, n): what sum and dx refer to */
+    float *segment_offset; /* (segments, n): the offset that sum and dx refer to */
     float *sum;            /* (segments, n) */
     float *dx;             /* (segments, n, C): e w */
     float *target_logit;   /* (n) */
     float *max, *factor;   /* (n): scale * softmax = factor exp(logit - max) */
 };
 
-/* One segment of the vocabulary for tokens first .. first + n - 1 of the chunk. */
+/* Computes one segment of the vocabulary for tokens first .. first + n - 1 of the chunk. */
 static void classifier_forward_task(const struct classifier *c, int segment, int first, int n) {
     int C = c->C, ld = c->ld;
     size_t tile_floats = c->backward ? 0 : (size_t)CLASSIFIER_TILE * ld;
@@ -76,7 +77,7 @@ static void classifier_forward_task(const struct classifier *c, int segment, int
     }
 }
 
-/* Puts the segments of one token together: its loss, its dx. */
+/* Combines the segments of one token into its loss and its dx. */
 static void classifier_combine(const struct classifier *c, int j, float scale, float *loss,
                                float *dx) {
     double total;
@@ -97,7 +98,7 @@ static void classifier_combine(const struct classifier *c, int j, float scale, f
     }
 }
 
-/* dw of one tile. */
+/* Computes dw of one tile. */
 static void classifier_weight_task(const struct classifier *c, int tile, float scale, float beta,
                                    float *dw) {
     int C = c->C, word = tile * CLASSIFIER_TILE, words = min_int(CLASSIFIER_TILE, c->V - word);

@@ -2,11 +2,11 @@
  * Included by backend_cpu.c only.
  *
  * The algorithm is that of classifier.h: tiles of logits become e = exp(logit - offset) while they
- * are in the cache, e times w is at once added to dx, and dw = e^T (x scale exp(offset - max) /
+ * are in the cache, e times w is added to dx at once, and dw = e^T (x scale exp(offset - max) /
  * sum) waits for the sums. Logits and sums are float32. e is rounded to bfloat16 when a product
- * takes it, and kept so for dw. A task takes a segment of the vocabulary and rounds and packs each
- * of its tiles of w once for all tokens of the chunk, in the two orders that the logits and dx
- * read. */
+ * reads it, and is kept rounded for dw. A task computes a segment of the vocabulary. It rounds and
+ * packs each of its tiles of w once for all tokens of the chunk, in two orders: one for the logits,
+ * one for dx. */
 #ifndef LLMC_BACKEND_CPU_CLASSIFIER_BF16_H
 #define LLMC_BACKEND_CPU_CLASSIFIER_BF16_H
 
@@ -18,7 +18,7 @@
 struct classifier {
     int C, V;
     int tile, tiles, segments, tiles_per_segment;
-    int parts; /* of a segment's work, for that many threads; changes no bit */
+    int parts; /* a segment's work is cut for so many threads; results do not depend on it */
     bool backward;
     const float *w;
     /* of the chunk */
@@ -28,7 +28,7 @@ struct classifier {
     struct packed tokens;  /* x (n, C) */
     struct packed e;       /* (V, n) */
     float *offset;         /* (tiles, n): e = exp(logit - offset) */
-    float *segment_offset; /* (segments, n): what sum and dx refer to */
+    float *segment_offset; /* (segments, n): the offset that sum and dx refer to */
     float *sum;            /* (segments, n) */
     float *dx;             /* (segments, n, C): e w */
     float *target_logit;   /* (n) */
@@ -55,8 +55,8 @@ static size_t classifier_task_place(struct classifier_memory *m, const struct cl
     return from.used;
 }
 
-/* A tile of words for tokens first .. first + n - 1 of the chunk; `starts`: it is its segment's
- * first. */
+/* Computes a tile of words for tokens first .. first + n - 1 of the chunk. `starts`: it is the
+ * first tile of its segment. */
 static void classifier_forward_block(const struct classifier *c, const struct classifier_memory *m,
                                      int segment, int tile, bool starts, int first, int n) {
     const int C = c->C, ld = CLASSIFIER_ROWS, word = tile * c->tile;
@@ -83,7 +83,7 @@ static void classifier_forward_block(const struct classifier *c, const struct cl
             m->by_token, m->columns);
 }
 
-/* One segment of the vocabulary for a part of the chunk's tokens. */
+/* Computes one segment of the vocabulary for a part of the chunk's tokens. */
 static void classifier_forward_task(const struct classifier *c, int segment, int part) {
     const int first_tile = segment * c->tiles_per_segment;
     const int last_tile = min_int(first_tile + c->tiles_per_segment, c->tiles);
@@ -104,7 +104,7 @@ static void classifier_forward_task(const struct classifier *c, int segment, int
     }
 }
 
-/* Puts the segments of one token together: its loss, its dx. */
+/* Combines the segments of one token into its loss and its dx. */
 static void classifier_combine(const struct classifier *c, int j, float scale, float *loss,
                                element *dx) {
     double total;
@@ -115,7 +115,7 @@ static void classifier_combine(const struct classifier *c, int j, float scale, f
     *loss = (float)(max - c->target_logit[j] + log(total));
     if (!c->backward) return;
     const float *target = c->w + (size_t)c->target[j] * c->C;
-    float *sum = c->dx + (size_t)j * c->C; /* the first segment's */
+    float *sum = c->dx + (size_t)j * c->C; /* dx of the first segment */
     float factor = c->factor[j] * expf(c->segment_offset[j] - max);
 #pragma omp simd
     for (int i = 0; i < c->C; i++) sum[i] = factor * sum[i] - scale * widen(narrow(target[i]));
@@ -130,7 +130,7 @@ static void classifier_combine(const struct classifier *c, int j, float scale, f
     for (int i = 0; i < c->C; i++) dx[i] = narrow(sum[i]);
 }
 
-/* x (n, C) times factor exp(offset - max), packed; `scaled` is scratch. */
+/* Packs x (n, C) times factor exp(offset - max); `scaled` is scratch. */
 static void classifier_pack_scaled(const struct classifier *c, const float *offset, float *scaled,
                                    struct packed to) {
     for (int j = 0; j < c->n; j++) {
@@ -143,7 +143,7 @@ static void classifier_pack_scaled(const struct classifier *c, const float *offs
     pack(to, RIGHT, (struct source){scaled, (size_t)c->C, true, true}, c->C, c->n);
 }
 
-/* dw of a part of a segment's tiles. Offsets seldom change from tile to tile. */
+/* Computes dw of a part of a segment's tiles. Offsets seldom change from tile to tile. */
 static void classifier_weight_task(const struct classifier *c, int segment, int part, float scale,
                                    bool accumulate, float *dw) {
     const int C = c->C, some = ceil_div(c->tiles_per_segment, c->parts);

@@ -1,5 +1,5 @@
-/* element.h — the working type of the CPU backend: what tensors consist of, and its way to
- * float32 and back. Included by backend_cpu.c only, which is compiled once for each. */
+/* element.h — the working type of the CPU backend (the type of tensor elements), and its conversion
+ * to float32 and back. Included by backend_cpu.c only, which is compiled once for each type. */
 #ifndef LLMC_BACKEND_CPU_ELEMENT_H
 #define LLMC_BACKEND_CPU_ELEMENT_H
 

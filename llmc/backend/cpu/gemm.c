@@ -22,7 +22,8 @@ static void openblas_start(void) {
 #endif
 
 #ifdef GEMM_PLAIN
-/* One row of C, in the order of k. B (N, K) is read along its columns: slow, and seldom. */
+/* Computes one row of C, in the order of k. B (N, K) is read along its columns, which is slow, but
+ * rare. */
 static void gemm_row(bool transpose_b, int N, int K, const float *a, size_t step_a, const float *B,
                      int ldb, float beta, float *c) {
     for (int j = 0; j < N; j++) c[j] = beta == 0 ? 0 : beta * c[j];
@@ -84,17 +85,18 @@ static void copy_rows(float *to, int ld_to, const float *from, int ld_from, int 
 enum {
     TILE_COLUMNS = 1152,
     TILE_ROWS_LEAST = 72,
-    TILE_WORK = 16000000, /* multiplications: a third of a millisecond */
+    TILE_WORK = 16000000, /* multiplications in a tile: a third of a millisecond */
 };
 
-/* A multiple of four tiles, so that a few threads finish together. */
+/* Chooses a multiple of four tiles, so that a few threads finish at the same time. */
 static void choose_tiles(int M, int N, int K, int *tile_m, int *tile_n) {
     *tile_n = round_up(ceil_div(N, ceil_div(N, TILE_COLUMNS)), 48);
     int rows = clamp(TILE_WORK / ((long)*tile_n * K), TILE_ROWS_LEAST, GEMM_ROWS_MOST);
     *tile_m = round_up(ceil_div(M, round_up(ceil_div(M, rows), 4)), 8);
 }
 
-/* One tile with A (K, M) read along columns with a slow row length: copied in pieces. */
+/* Computes one tile if A (K, M) is read along columns with a slow row length: copies A in
+ * pieces. */
 static void gemm_copying_a(bool transpose_b, int M, int N, int K, const float *A, int lda,
                            const float *B, int ldb, float beta, float *C, int ldc) {
     int ld = gemm_leading_dimension(M);
@@ -113,7 +115,7 @@ void gemm_parallel(bool transpose_a, bool transpose_b, int M, int N, int K, cons
     choose_tiles(M, N, K, &tile_m, &tile_n);
     int tiles_m = ceil_div(M, tile_m), tiles_n = ceil_div(N, tile_n);
 
-    /* B read along columns with a slow row length: copied whole, it serves all tiles. */
+    /* If B is read along columns with a slow row length, it is copied once for all tiles. */
     if (!transpose_b && gemm_is_slow(ldb)) {
         int ld = gemm_leading_dimension(N), rows = 64;
         float *copy = (float *)cpu_scratch(SCRATCH_GEMM, (size_t)K * ld * sizeof(float));

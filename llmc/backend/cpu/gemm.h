@@ -1,9 +1,10 @@
-/* gemm.h — matrix products for the CPU backend: the seam to the BLAS library.
+/* gemm.h — matrix products for the CPU backend, by a BLAS library.
  *
- * oneDNN's sgemm on x86-64 (GEMM_ONEDNN), OpenBLAS elsewhere; with GEMM_PLAIN loops, for machines
- * that have neither. The library always runs on one thread; gemm_parallel cuts the output in tiles
- * and hands each to one thread. The tiles follow from the shape alone and the sum over K is never
- * split between threads, so that the bits of the result do not depend on the number of threads.
+ * The library is oneDNN (its sgemm) on x86-64 (GEMM_ONEDNN), and OpenBLAS elsewhere. With
+ * GEMM_PLAIN there are plain loops, for machines that have neither. The library always runs on one
+ * thread; gemm_parallel cuts the output into tiles and gives each to one thread. The tiles follow
+ * from the shape alone, and the sum over K is never split between threads, so that the bits of the
+ * result do not depend on the number of threads.
  *
  * Thread-safe. Nothing fails; sizes are positive. Matrices are row-major:
  *   C (M, N) = beta C + op(A) op(B), op(A) (M, K), op(B) (K, N)
@@ -26,22 +27,23 @@
 #define GEMM_NAME "OpenBLAS GEMM"
 #endif
 
-/* On the calling thread. */
+/* Computes on the calling thread. */
 void gemm(bool transpose_a, bool transpose_b, int M, int N, int K, const float *A, int lda,
           const float *B, int ldb, float beta, float *C, int ldc);
 
-/* On all threads; inside a parallel region on the calling thread. Same bits either way. */
+/* Computes on all threads, or inside a parallel region on the calling thread, with the same
+ * bits. */
 void gemm_parallel(bool transpose_a, bool transpose_b, int M, int N, int K, const float *A, int lda,
                    const float *B, int ldb, float beta, float *C, int ldc);
 
-/* The row length to give a scratch matrix of `columns` columns: rows whose distance is a multiple
- * of 512 bytes fall into the same few cache sets, and the library then runs at two thirds. */
+/* The row length for a scratch matrix of `columns` columns. If rows lie a multiple of 512 bytes
+ * apart, they use the same few cache sets, and the library runs at two thirds of its speed. */
 static inline int gemm_leading_dimension(int columns) {
     int padded = (columns + 15) / 16 * 16;
     return padded % 128 == 0 ? padded + 16 : padded;
 }
 
-/* Such matrices are copied to a better one before they are read along their columns. */
+/* Matrices with such rows are copied to a better row length before they are read along columns. */
 static inline bool gemm_is_slow(int leading_dimension) {
     return leading_dimension % 128 == 0;
 }

@@ -1,4 +1,4 @@
-/* matmul.h — matrix products of the CPU backend in float32: the BLAS library's (gemm.h).
+/* matmul.h — matrix products of the CPU backend in float32, by the BLAS library (gemm.h).
  * Included by backend_cpu.c only. */
 #ifndef LLMC_BACKEND_CPU_MATMUL_H
 #define LLMC_BACKEND_CPU_MATMUL_H

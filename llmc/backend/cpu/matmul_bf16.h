@@ -1,8 +1,8 @@
 /* matmul_bf16.h — matrix products of the CPU backend in bfloat16 (packed.h). Included by
  * backend_cpu.c only.
  *
- * B is packed whole, by all threads; then each takes tiles of rows of A, packs and multiplies them.
- * Tiles follow from the shape alone. */
+ * All threads together pack the whole of B. Then each thread takes tiles of rows of A, packs them
+ * and multiplies them. Tiles follow from the shape alone. */
 #ifndef LLMC_BACKEND_CPU_MATMUL_BF16_H
 #define LLMC_BACKEND_CPU_MATMUL_BF16_H
 
@@ -14,10 +14,10 @@
 
 enum {
     MATMUL_ROWS_MOST = 128,
-    MATMUL_DEPTH = 2048, /* of K at once, where C is float32: A's tile and B stay in the L2 cache */
+    MATMUL_DEPTH = 2048, /* of K at once, if C is float32: A's tile and B stay in the L2 cache */
 };
 
-/* From `outer` row `row` and column `column` on. */
+/* The part of s that begins at `outer` row `row` and column `column`. */
 static struct source source_part(struct source s, int row, int column) {
     const size_t bytes = s.floats ? sizeof(float) : sizeof(element);
     const size_t at = s.columns ? column * s.ld + row : row * s.ld + column;
@@ -25,7 +25,7 @@ static struct source source_part(struct source s, int row, int column) {
     return s;
 }
 
-/* Rows of a tile: some 16 tiles in all. */
+/* The rows of a tile, so that there are about 16 tiles. */
 static int matmul_rows(int M) {
     int rows = ceil_div(ceil_div(M, 16), PACK_ROWS) * PACK_ROWS;
     return min_int(rows, MATMUL_ROWS_MOST);

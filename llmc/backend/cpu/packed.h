@@ -3,17 +3,18 @@
  *
  *     C (M, N) = A (M, K) B (N, K)^T
  *
- * Both operands are first brought into the order that the instructions read ("packed"); who uses an
- * operand several times packs it once. Three implementations have the functions below, and the
- * compiler's instruction set chooses:
+ * Both operands are first copied into the order that the instructions read ("packed"). A caller
+ * that uses an operand several times packs it once. Three implementations have the functions below;
+ * the instruction set of the compilation decides which one is used:
  *
  *     AMX           packed_tiles.h   tiles of 16 rows of 64 bytes
  *     AVX512_BF16   packed_tiles.h   the same order, two products and two sums per lane
  *     neither       packed_wide.h    operands widened to float32, for the BLAS library
  *
- * An operand has `outer` rows (M or N) and `depth` columns (K). Weights and intermediate sums come
- * as float32 and are rounded to bfloat16 on the way. One packed operand can be read in part: from a
- * row that is a multiple of PACK_ROWS, and over its first columns or from a multiple of PACK_DEPTH.
+ * An operand has `outer` rows (M or N) and `depth` columns (K). Weights and intermediate sums are
+ * float32, and are rounded to bfloat16 when they are packed. A part of a packed operand can be
+ * read: from a row that is a multiple of PACK_ROWS on, and its first columns or those from a
+ * multiple of PACK_DEPTH on.
  * Each sum over K has an order that follows from K alone. Nothing fails; sizes are positive.
  */
 #ifndef LLMC_BACKEND_CPU_PACKED_H
@@ -27,8 +28,8 @@
 
 enum { PACK_ROWS = 32, PACK_DEPTH = 32 };
 
-/* Where an operand comes from. columns: it is stored (depth, outer), else (outer, depth); `ld`:
- * elements from one stored row to the next. */
+/* The matrix from which an operand is packed. columns: it is stored (depth, outer), else (outer,
+ * depth). ld: elements from one stored row to the next. */
 struct source {
     const void *data;
     size_t ld;
@@ -40,9 +41,9 @@ struct packed {
     size_t stride; /* bytes from a block of rows to the next */
 };
 
-enum side { LEFT, RIGHT }; /* as which operand: A or B */
+enum side { LEFT, RIGHT }; /* operand A or B */
 
-/* Of one or the other: float32 (`add`: added to what is there), or bfloat16. */
+/* The result C, in float32 (with `add`, the product is added to it) or in bfloat16. */
 struct target {
     float *floats;
     element *elements;
@@ -58,7 +59,7 @@ struct target {
 
 /* size_t packed_bytes(int outer, int depth): memory for an operand, a multiple of 64.
  * struct packed packed_at(void *memory, int depth): an operand there, aligned to 64, to be filled.
- * struct packed packed_part(struct packed p, int row, int column): from there on.
+ * struct packed packed_part(struct packed p, int row, int column): the part that begins there.
  * void pack(struct packed to, enum side side, struct source from, int outer, int depth)
  * void product(struct target c, int M, int N, int K, struct packed a, struct packed b): on the
  *     calling thread

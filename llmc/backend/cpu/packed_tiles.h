@@ -5,9 +5,10 @@
  *     right    16 pairs of columns, each of 16 rows: (row 0, column 0), (row 0, column 1), (row 1,
  *              column 0), ...
  *
- * which is what TDPBF16PS takes from its operands, and VDPBF16PS too: it broadcasts a pair of A and
- * meets 16 of B (Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2). One is
- * the other with rows and columns of 32-bit pairs exchanged. What lies outside of the operand is 0.
+ * TDPBF16PS reads its operands in this order. So does VDPBF16PS: it broadcasts a pair of A and
+ * multiplies it with 16 pairs of B (Intel 64 and IA-32 Architectures Software Developer's Manual,
+ * volume 2). A right tile is a left tile with rows and columns of 32-bit pairs exchanged. Elements
+ * outside of the operand are 0.
  */
 #ifndef LLMC_BACKEND_CPU_PACKED_TILES_H
 #define LLMC_BACKEND_CPU_PACKED_TILES_H
@@ -48,7 +49,7 @@ static inline __m512i round_pairs(__m512 low, __m512 high) {
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-/* The first n of 32 columns of a row. */
+/* Loads the first n of 32 columns of a row. */
 static inline __m512i load_row(const char *row, bool floats, int n) {
     const __mmask16 low = first_lanes(n), high = first_lanes(n - 16);
     if (floats)
@@ -56,7 +57,7 @@ static inline __m512i load_row(const char *row, bool floats, int n) {
     return _mm512_maskz_loadu_epi16((__mmask32)low | (__mmask32)high << 16, row);
 }
 
-/* The first n of 16 elements of two stored rows, in turns. */
+/* Loads the first n of 16 elements of two stored rows, interleaved. */
 static inline __m512i load_pairs(const char *row, const char *next, bool floats, int n) {
     const __m512i turns =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -109,7 +110,7 @@ static inline void transpose_pairs(__m512i r[16]) {
     }
 }
 
-/* One tile, whose first element is at `from`, from the first `rows` by `columns` there are. */
+/* Packs one tile, whose first element is at `from`; only `rows` by `columns` elements exist. */
 static inline __attribute__((always_inline)) void pack_tile(char *to, bool right, const char *from,
                                                             size_t stride, bool floats,
                                                             bool stored_columns, int rows,
@@ -190,13 +191,13 @@ static inline __m512 exp_lanes(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-/* Which of 32 columns the i-th of the 16 pairs is that unpacking takes from the lower halves of its
- * lanes; those from the upper halves are 4 columns on. */
+/* The number (of 32 columns) of the i-th of the 16 pairs that unpacking takes from the lower halves
+ * of its lanes. Pairs from the upper halves are 4 columns further. */
 static inline int unpacked_column(int i) {
     return i / 4 * 8 + i % 4;
 }
 
-/* A block of 32 by 32 of pack_exponentials. The sums of the columns are added to sum[2]. */
+/* Computes a block of 32 by 32 of pack_exponentials. Adds the sums of the columns to sum[2]. */
 static inline void exponential_block(char *rows_to, size_t rows_stride, char *columns_to,
                                      size_t columns_stride, const float *x, size_t ld,
                                      const __m512 offset[2], __m512 sum[2], int rows, __mmask16 low,
@@ -264,7 +265,7 @@ static void pack_exponentials(struct packed rows_to, struct packed columns_to, f
 
 #ifdef __AMX_BF16__
 
-/* All eight tile registers: 16 rows of 64 bytes. */
+/* Configures all eight tile registers with 16 rows of 64 bytes. */
 static void product_begin(void) {
     struct {
         uint8_t palette, start_row, reserved[14];
@@ -282,7 +283,7 @@ static void product_end(void) {
     _tile_release();
 }
 
-/* C, up to two tiles by two, from `steps` tiles of depth. */
+/* Computes up to two by two tiles of C from `steps` tiles of depth. */
 static inline __attribute__((always_inline)) void block_as(float *c, size_t ld, bool add, int down,
                                                            int across, struct packed a,
                                                            struct packed b, int steps) {
@@ -335,7 +336,7 @@ static inline void block(float *c, size_t ld, bool add, int down, int across, st
 static void product_begin(void) {}
 static void product_end(void) {}
 
-/* Eight rows of a tile of A against one or two tiles of B. */
+/* Multiplies eight rows of a tile of A with one or two tiles of B. */
 static inline __attribute__((always_inline)) void
 rows_as(float *c, size_t ld, bool add, int across, const char *a, struct packed b, int steps) {
     enum { ROWS = 8 };
@@ -376,7 +377,7 @@ static inline void block(float *c, size_t ld, bool add, int down, int across, st
 
 #endif
 
-/* A block that was computed apart, to where it belongs. */
+/* Copies or adds a block that was computed apart to its place in C. */
 static inline void block_floats(float *c, size_t ld, bool add, const float *from, int rows,
                                 int columns) {
     for (int i = 0; i < rows; i++)

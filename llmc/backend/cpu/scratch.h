@@ -1,8 +1,9 @@
-/* scratch.h — working memory of the CPU operations: one block per thread and use, which only
- * grows, so that nothing is allocated once training is under way. Freed when its thread ends.
+/* scratch.h — working memory of the CPU operations. There is one block per thread and slot. Blocks
+ * only grow, so that after the first steps nothing is allocated. They are freed when the thread
+ * ends.
  *
- * A slot belongs to one nesting level; an operation that runs on the calling thread's team keeps
- * what the team shares in its own slot, apart from what each member takes. */
+ * A slot belongs to one nesting level. An operation that runs on a team of threads keeps the team's
+ * shared memory in one slot of its caller, and the memory of each thread in another slot. */
 #ifndef LLMC_BACKEND_CPU_SCRATCH_H
 #define LLMC_BACKEND_CPU_SCRATCH_H
 
@@ -16,8 +17,8 @@ enum cpu_scratch_slot {
     SCRATCH_SLOTS,
 };
 
-/* Returns at least `bytes`, aligned to 64, with undefined contents, valid until this thread asks
- * for the same slot again. Never returns NULL: the program ends if there is no memory (see
+/* Returns at least `bytes` bytes, aligned to 64, with undefined contents, valid until this thread
+ * asks for the same slot again. Never returns NULL: if there is no memory, the program ends (see
  * backend.h: only `allocate` reports that). */
 void *cpu_scratch(enum cpu_scratch_slot slot, size_t bytes);
 

@@ -1,8 +1,9 @@
-/* select.c — picks the instance of the CPU backend that suits this machine.
+/* select.c — chooses the best instance of the CPU backend that this machine can run.
  *
- * backend_cpu.c is compiled once per working type and instruction set (see Makefile); this file,
- * compiled for the least of them, asks the processor. TRAIN_LLAMA2_ISA=x86_64_v2 (or another name
- * below) takes a lesser one, for tests; the GEMM library chooses its own kernels. */
+ * backend_cpu.c is compiled once per working type and instruction set (see Makefile). This file is
+ * compiled for the lowest instruction set, and asks the processor for its features. For tests,
+ * TRAIN_LLAMA2_ISA=x86_64_v2 (or another name below) selects a lower one; the GEMM library chooses
+ * its own kernels. */
 #include "llmc/backend/cpu/backend_cpu.h"
 
 #include <stdio.h>
@@ -17,7 +18,7 @@
 
 struct instance {
     const char *isa;
-    const struct backend *float32, *bf16; /* NULL: not built, the next is as good */
+    const struct backend *float32, *bf16; /* NULL: not built, since the next is as good */
     bool (*supported)(void);
     bool multiplies_bf16;
 };
@@ -28,7 +29,7 @@ extern const struct backend backend_cpu_float32_x86_64_v2, backend_cpu_float32_x
 extern const struct backend backend_cpu_bf16_x86_64_v2, backend_cpu_bf16_x86_64_v3,
     backend_cpu_bf16_x86_64_v4, backend_cpu_bf16_x86_64_avx512bf16, backend_cpu_bf16_x86_64_amx;
 
-/* The levels of the x86-64 psABI, as far as compilers can ask for their parts. */
+/* The levels of the x86-64 psABI, as far as compilers can test for their features. */
 static bool supported_v2(void) {
     return __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("ssse3") &&
            __builtin_cpu_supports("popcnt");
@@ -51,9 +52,8 @@ static bool supported_avx512bf16(void) {
     return supported_v4() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1);
 }
 
-/* AMX_TILE and AMX_BF16: CPUID leaf 7, EDX bits 24 and 22. Linux gives a process the tiles'
- * registers when it asks for them (Documentation/arch/x86/xstate.rst); where it does not, the next
- * instance is taken. */
+/* AMX_TILE and AMX_BF16: CPUID leaf 7, EDX bits 24 and 22. A process must ask Linux for the tile
+ * registers (Documentation/arch/x86/xstate.rst). If Linux refuses, the next instance is taken. */
 static bool supported_amx(void) {
     enum { ASK_FOR_STATE = 0x1023 /* ARCH_REQ_XCOMP_PERM */, TILE_DATA = 18 };
     unsigned a, b, c, d;

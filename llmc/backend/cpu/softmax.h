@@ -1,5 +1,5 @@
-/* softmax.h — the loops of softmax and its gradient in attention and the classifier, whatever the
- * working type: logits and probabilities of a tile are float32. Included by backend_cpu.c only. */
+/* softmax.h — the loops of softmax and its gradient in attention and the classifier, for all working
+ * types: logits and probabilities of a tile are float32. Included by backend_cpu.c only. */
 #ifndef LLMC_BACKEND_CPU_SOFTMAX_H
 #define LLMC_BACKEND_CPU_SOFTMAX_H
 
@@ -7,8 +7,8 @@
 
 #include "llmc/backend/cpu/working.h"
 
-/* logits (`keys` long, the first `visible` of them meant) become exp(logit - max), the rest 0.
- * Returns the sum; *maximum gets the max. */
+/* Replaces the first `visible` of `keys` logits by exp(logit - max), and the others by 0. Returns
+ * the sum; *maximum gets the max. */
 static inline float attention_softmax(float *logits, int visible, int keys, float *maximum) {
     float max = vector_max(logits, visible), sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -21,8 +21,8 @@ static inline float attention_softmax(float *logits, int visible, int keys, floa
     return sum;
 }
 
-/* p: logits, becomes probabilities; dp: their gradients, becomes the logits' gradients:
- * p = exp(logit - log_sum_exp), dlogit = p (dp - delta), delta = out . dout */
+/* Replaces logits p by probabilities, and dp, the gradients of probabilities, by the gradients of
+ * logits: p = exp(logit - log_sum_exp), dlogit = p (dp - delta), delta = out . dout */
 static inline void attention_softmax_backward(float *p, float *dp, int visible, int keys,
                                               float log_sum_exp, float delta) {
 #pragma omp simd
@@ -33,9 +33,9 @@ static inline void attention_softmax_backward(float *p, float *dp, int visible, 
     for (int j = visible; j < keys; j++) p[j] = dp[j] = 0;
 }
 
-/* Raises the offsets of n tokens to the maxima of the tile e (words, ld). Exponents up to 16 do no
- * harm, so after a segment's first tile this is rare; then what was summed so far is scaled down:
- * sum (n) and, where it is not NULL, dx (n, C). */
+/* Raises the offsets of n tokens to the maxima of the tile e (words, ld). Exponents up to 16 are
+ * allowed, so after a segment's first tile this is rare. The sums so far are then scaled down: sum
+ * (n) and, if it is not NULL, dx (n, C). */
 static inline void classifier_raise_offset(const float *e, int words, int ld, int n, bool first,
                                            float *offset, float *sum, float *dx, int C) {
     float max[CLASSIFIER_ROWS_MOST];
@@ -55,8 +55,8 @@ static inline void classifier_raise_offset(const float *e, int words, int ld, in
     }
 }
 
-/* Of one token, whose segments' offsets and sums lie n floats apart: returns the largest offset;
- * *total: the sum of exp(logit - that) over the vocabulary. */
+/* For one token, whose segments' offsets and sums lie n floats apart: returns the largest offset,
+ * and sets *total to the sum of exp(logit - largest offset) over the vocabulary. */
 static inline float classifier_total(const float *offset, const float *sum, int segments, int n,
                                      double *total) {
     float max = offset[0];

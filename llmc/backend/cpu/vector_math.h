@@ -1,5 +1,6 @@
-/* vector_math.h — what the loops of the CPU backend share. Included by backend_cpu.c only, once per
- * instruction set. Everything is plain C that gcc and clang turn into vector instructions. */
+/* vector_math.h — functions that the loops of the CPU backend share. Included by backend_cpu.c only,
+ * once per instruction set. All of it is plain C that gcc and clang turn into vector
+ * instructions. */
 #ifndef LLMC_BACKEND_CPU_VECTOR_MATH_H
 #define LLMC_BACKEND_CPU_VECTOR_MATH_H
 
@@ -13,8 +14,8 @@
 #define PARALLEL_FOR PRAGMA(omp parallel for schedule(static) if (!omp_in_parallel()))
 #define PARALLEL_FOR_DYNAMIC PRAGMA(omp parallel for schedule(dynamic) if (!omp_in_parallel()))
 
-/* e^x to 1e-7 relative, for x < 88.3; below -87.3 the value there, 1e-38. NaN stays NaN.
- * x = n ln 2 + r, |r| <= ln 2 / 2; the polynomial is Cephes' expf (Moshier 1992). */
+/* e^x with a relative error of 1e-7, for x < 88.3; below -87.3, the value at -87.3, 1e-38. NaN
+ * stays NaN. x = n ln 2 + r, |r| <= ln 2 / 2; the polynomial is Cephes' expf (Moshier 1992). */
 static inline float fast_exp(float x) {
     x = x < -87.3f ? -87.3f : x;
     const float round = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer, kept in the
@@ -43,8 +44,8 @@ static inline float sigmoid(float x) {
     return x < 0 ? e * s : s;
 }
 
-/* The largest of n >= 1. In lanes by hand: clang 14 does not vectorise a maximum that has to mind
- * NaN. */
+/* The largest of n >= 1 numbers. The loop is cut into lanes by hand, because clang 14 does not
+ * vectorise a maximum that handles NaN. */
 static inline float vector_max(const float *x, int n) {
     enum { LANES = 32 };
     float lane[LANES], max = x[0];

@@ -1,6 +1,6 @@
 /* working.c — see working.h. The formulas follow the calls of cpu_scratch in classifier.h,
  * attention.h, gemm.c and, for bf16, in classifier_bf16.h, attention_bf16.h and matmul_bf16.h;
- * test/system/test_memory.py compares them with what a run takes. */
+ * test/system/test_memory.py compares them with the memory that a run takes. */
 #include "llmc/backend/cpu/working.h"
 
 #include "llmc/backend/cpu/gemm.h"
@@ -70,7 +70,8 @@ void cpu_working_attention(struct cpu_working *w, int T, int D, bool backward) {
 }
 
 /* In float32, forward reads the weight (O, I) by rows; backward reads it, and the input (N, I), by
- * columns. In bf16 the right operand of a product is packed whole, the left by tiles. */
+ * columns. In bf16 the right operand of a product is packed as a whole, and the left one by
+ * tiles. */
 void cpu_working_matmul(struct cpu_working *w, int N, int I, int O, bool backward) {
     const size_t longest = (size_t)(O > N ? O : N),
                  depth = longest < PACKED_DEPTH_MOST ? longest : PACKED_DEPTH_MOST;
