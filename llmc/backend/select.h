@@ -17,8 +17,7 @@ extern "C" {
 struct backend_choice {
     const struct backend *backend;
     enum recompute recompute; /* not auto */
-    bool
-        faster_in_bf16; /* bf16 would be several times faster on this CPU; --dtype did not decide */
+    bool faster_in_bf16;      /* bf16 would be much faster on this CPU; --dtype did not decide */
 };
 
 /* `run` is the memory plan's input, as for --dry-run; its dtype, device and recompute are filled

@@ -54,8 +54,7 @@ struct resume_point {  /* how far a run is */
 struct resume_worker { /* a local worker; the trainer owns the memory */
     int id;
     float *params, *m, *v;
-    const float
-        *ahead; /* values that it broadcasts instead of its shards', in m's order, or NULL */
+    const float *ahead; /* values that it broadcasts instead of its own, in m's order, or NULL */
 };
 
 /* The functions of lossynet.h that a checkpoint needs. llmc does not include that header here;

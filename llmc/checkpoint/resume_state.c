@@ -177,8 +177,7 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
     if (table && values && r->replicas.on_device) {
         status = window_runs(r, w->params, (const char *)table, runs, (char *)values, false);
     } else if (table && values) {
-        for (size_t i = 0; i < runs;
-             i++) { /* the list now says where each run's values are written */
+        for (size_t i = 0; i < runs; i++) { /* count becomes the place of values */
             int64_t count = list[i].count;
             list[i].count = (int64_t)done;
             done += (size_t)count;

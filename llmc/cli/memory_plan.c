@@ -25,8 +25,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
     s.wire_dtype = option_wire_dtype_names[o->wire_dtype];
     s.wire_bytes[0] = s.wire_bytes[1] = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
-    if (o->wire_dtype >=
-        OPTION_WIRE_INT8) { /* blocks of 32, each with one more byte (elements.c) */
+    if (o->wire_dtype >= OPTION_WIRE_INT8) { /* 32 elements have one scale, a byte */
         s.wire_bytes[1] = 33 / 32.0;
         s.wire_bytes[0] = o->wire_dtype == OPTION_WIRE_INT4 ? 17 / 32.0 : 33 / 32.0;
         s.packet_bytes -= s.packet_bytes % 33;

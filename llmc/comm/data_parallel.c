@@ -287,8 +287,7 @@ static int gather_buckets(struct data_parallel *d, const struct named_tensor *wa
         }
         d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
                                  d->model, count);
-        d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads,
-                         0); /* d2h_wait waits for it */
+        d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* see d2h_wait */
         d->be->d2h_wait();
     }
     d->pipeline.arriving = d->pipeline.arriving || !wanted;
@@ -672,7 +671,7 @@ int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
     /* keep_residual will keep what is lost of the sum on the device, so it is copied there, too. */
     if (shares_copies(d) && d->keeps_lost) {
         move_partners(d, add_lost, d->grads[0]);
-        d->be->d2h_async(d->grads[0], d->worker[0].grads, 0); /* d2h_wait waits for it */
+        d->be->d2h_async(d->grads[0], d->worker[0].grads, 0); /* see d2h_wait */
         d->be->d2h_wait();
         move_partners(d, worker_receive, d->grads[0]);
     }

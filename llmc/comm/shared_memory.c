@@ -34,8 +34,7 @@ struct place { /* where a member's memory is */
     int64_t pid;
     int32_t file; /* its descriptor in that process; -1: the rank has none */
     uint64_t bytes;
-    unsigned char
-        token[TOKEN_BYTES]; /* random, since a process on another host may have this pid */
+    unsigned char token[TOKEN_BYTES]; /* random: other hosts may have the same pid */
 };
 
 struct shared_memory {

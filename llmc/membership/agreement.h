@@ -69,15 +69,14 @@ struct agreement {
     struct agreement_settings set;
     enum agreement_state state;
     struct member self;
-    struct view view; /* inside and leaving: the present view; outside: the last one */
-    bool *missing;    /* leaving: the members that are missing */
-    double began;     /* leaving: since when */
-    bool asked;       /* leaving without knowing who is missing: hosts were asked */
-    int64_t lease;    /* 0: not registered, as far as this process knows */
-    double taken, pause,
-        resume;           /* time taken in; next pause, s; no registration before this time */
-    double look, soonest; /* inside: time to ask the store next; earliest such time */
-    bool changed;         /* inside: the result of membership_has_changed */
+    struct view view;            /* inside and leaving: the present view; outside: the last one */
+    bool *missing;               /* leaving: the members that are missing */
+    double began;                /* leaving: since when */
+    bool asked;                  /* leaving without knowing who is missing: hosts were asked */
+    int64_t lease;               /* 0: not registered, as far as this process knows */
+    double taken, pause, resume; /* taken in at; next pause, s; not registered before */
+    double look, soonest;        /* inside: time to ask the store next; earliest such time */
+    bool changed;                /* inside: the result of membership_has_changed */
     int64_t found; /* epoch of the view that this process found at first; < 0: not known yet */
     double found_at;
     enum agreement_obstacle obstacle;
@@ -123,7 +122,7 @@ void agreement_hasten(struct agreement *a);
 /* Ends the view, whose members all stop, by making an empty one. The run may begin again, with
  * other options. Returns STORE_CHANGED if there is a newer view, which stays. */
 enum store_status agreement_dissolve(struct agreement *a);
-/* Marks the run as complete, and removes the registration. */
+/* The first marks the run as complete, and the second removes this process's registration. */
 enum store_status agreement_complete(struct agreement *a);
 enum store_status agreement_withdraw(struct agreement *a);
 

@@ -7,8 +7,7 @@
 
 void threads_wait_briefly(char **argv) {
     if (getenv("GOMP_SPINCOUNT") || getenv("OMP_WAIT_POLICY")) return;
-    setenv("GOMP_SPINCOUNT", "1000",
-           1); /* spins, some microseconds: enough if a barrier opens soon */
+    setenv("GOMP_SPINCOUNT", "1000", 1); /* spins: enough if a barrier opens soon */
     execv("/proc/self/exe", argv);
     /* Without /proc the program cannot start again. Then it is slower on shared cores, but its
      * results are correct. */
