@@ -21,10 +21,10 @@
  *   Gradients of weights are float32 and take `accumulate`: false overwrites, true adds
  *   (micro-batches, tied embeddings), so that no sum over tokens is ever rounded to the working
  *   type. Gradients of inputs overwrite unless said otherwise.
- *   Arrays lie in the backend's memory, unless the comment says "host". If `on_device` is true, this
- *   is not host memory: only upload, download and the operations may access it. Operations run in
- *   the order of their calls, and may still run when a call returns. Operations that return or write
- *   something for the host wait until it is complete.
+ *   Arrays lie in the backend's memory, unless the comment says "host". If `on_device` is true,
+ *   this is not host memory: only upload, download and the operations may access it. Operations run
+ *   in the order of their calls, and may still run when a call returns. Operations that return or
+ *   write something for the host wait until it is complete.
  *   Output never overlaps input unless said otherwise.
  *   Determinism: the same arguments give the same bits, whatever the number of threads.
  *   Thread safety: several OpenMP threads may call operations at once. On the CPU, an operation

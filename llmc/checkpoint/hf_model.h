@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-/* One parameter of the model. The caller decides where its floats live. */
+/* One parameter of the model. The caller decides where its data lies. */
 struct named_tensor {
     char name[96]; /* Hugging Face's */
     int shape[2];  /* matrices (out, in); vectors (length) with shape[1] = 1 */

@@ -1,4 +1,4 @@
-/* memory_plan.h — computes memory and traffic of a run by arithmetic alone; nothing is allocated. */
+/* memory_plan.h — computes memory and traffic of a run by arithmetic, and allocates nothing. */
 #ifndef LLMC_CLI_MEMORY_PLAN_H
 #define LLMC_CLI_MEMORY_PLAN_H
 

@@ -1,6 +1,6 @@
 /* preflight.h — --preflight: checks the nodes of a run in a minute, before the run takes days.
  *
- *     preflight.c           runs the mode: gathers results; prints a table by node, a line per fault
+ *     preflight.c           the mode: gathers results; prints a table by node, a line per fault
  *     preflight_host.c      examines a rank's host: program, data, memory, GPU, disk
  *     preflight_verdict.c   finds the node or path that is bad
  *

@@ -10,11 +10,12 @@
  *
  * The trainer computes gradients and calls, in each step:
  *
- *     data_parallel_begin              before forward; with overlap gradients may leave from now on
+ *     data_parallel_begin              before forward; with overlap gradients are sent from now on
  *     data_parallel_average_gradients  or _average_models: owners average what arrives
  *     data_parallel_update_shards      or _update_received: AdamW
- *     data_parallel_broadcast          owners send; with overlap parameters come during forward
- *     data_parallel_finish             closes the broadcast and measures the step
+ *     data_parallel_broadcast          owners send; with overlap parameters arrive during forward
+ *     data_parallel_finish_begin       closes the broadcast and measures the step
+ *     data_parallel_finish_end         records what ranks have measured
  */
 #ifndef LLMC_COMM_DATA_PARALLEL_H
 #define LLMC_COMM_DATA_PARALLEL_H
@@ -36,7 +37,7 @@ extern "C" {
 #endif
 
 struct data_parallel {
-    /* set by the caller, who owns them */
+    /* set by the caller, which owns them */
     const struct options *options;
     const struct param_layout *layout;
     struct lossynet_world world;
@@ -139,7 +140,7 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
  * that went on without it, as rank 0 saw it. Returns 0, or -1 after reporting. */
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step);
 
-/* ---- a step; all of these are collective and return 0, or -1 after reporting ---- */
+/* ---- a step: functions that can fail are collective, and return 0, or -1 after reporting ---- */
 
 /* Begins step *step. With --deadline it may begin a later one, which most ranks are at, and sets
  * *step to it. */

@@ -6,7 +6,7 @@
  * mean. If G does not divide N, the last group has fewer members, and its G is their number.
  *
  *     a rank has whole groups     the first member computes into the group's vector, the others
- *                                 into separate ones; a bucket is added when a member has finished it
+ *                                 into separate ones; a finished bucket is added to the group's
  *     a rank has one member       the members' vectors, and one replica, lie in memory that the
  *                                 group's ranks share (on GPUs: the copies that the network reads).
  *                                 After backward each member adds up the shards of its partners

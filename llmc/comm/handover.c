@@ -458,7 +458,7 @@ static int exchange_messages(struct giving *g, struct received *got) {
     return failed ? -1 : 0;
 }
 
-/* ---- the whole -------------------------------------------------------------------------- */
+/* ---- the whole handover ----------------------------------------------------------------- */
 
 /* Sets the workers' vectors: first the shards of each worker, then every replica to the model. */
 static int set_workers(struct giving *g, const struct received *got) {

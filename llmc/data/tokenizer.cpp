@@ -63,9 +63,9 @@ ids_t encode_continued(const tokenizer &t, const std::string_view &text) {
     return ids;
 }
 
-// Checks two conditions. No piece contains a newline together with other characters. And cutting does
-// not change ids of texts that normalisation may change: several spaces or newlines, spaces next to
-// newlines.
+// Checks two conditions. No piece contains a newline together with other characters. And cutting
+// does not change ids of texts that normalisation may change: several spaces or newlines, spaces
+// next to newlines.
 bool find_cuts_at_newlines(const tokenizer &t) {
     for (int id = 0; id < t.processor.GetPieceSize(); id++) {
         const std::string &piece = t.processor.IdToPiece(id);

@@ -1,5 +1,5 @@
-/* metrics.h — writes the numbers of a step, an evaluation and a run: as JSON to the log, and as text
- * to the terminal. README.md of this folder explains every field. */
+/* metrics.h — writes the numbers of a step, an evaluation and a run: as JSON to the log, as text to
+ * the terminal. README.md of this folder explains every field. */
 #ifndef LLMC_LOG_METRICS_H
 #define LLMC_LOG_METRICS_H
 

@@ -1,5 +1,5 @@
-/* etcd.c — see etcd.h. Requests and answers are JSON, keys and values are base64, and 64-bit numbers
- * are strings: https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway. */
+/* etcd.c — see etcd.h. Requests and answers are JSON, keys and values are base64, and 64-bit
+ * numbers are strings: https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway. */
 #include "llmc/membership/etcd.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* softmax.h — the loops of softmax and its gradient in attention and the classifier, for all working
- * types: logits and probabilities of a tile are float32. Included by backend_cpu.c only. */
+/* softmax.h — the loops of softmax and its gradient in attention and the classifier, for all
+ * working types: logits and probabilities of a tile are float32. Included by backend_cpu.c only. */
 #ifndef LLMC_BACKEND_CPU_SOFTMAX_H
 #define LLMC_BACKEND_CPU_SOFTMAX_H
 

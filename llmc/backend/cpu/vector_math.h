@@ -1,5 +1,5 @@
-/* vector_math.h — functions that the loops of the CPU backend share. Included by backend_cpu.c only,
- * once per instruction set. All of it is plain C that gcc and clang turn into vector
+/* vector_math.h — functions that the loops of the CPU backend share. Included by backend_cpu.c
+ * only, once per instruction set. All of it is plain C that gcc and clang turn into vector
  * instructions. */
 #ifndef LLMC_BACKEND_CPU_VECTOR_MATH_H
 #define LLMC_BACKEND_CPU_VECTOR_MATH_H
