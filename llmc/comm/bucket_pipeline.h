@@ -69,7 +69,8 @@ int pipeline_open(struct bucket_pipeline *s);
 void pipeline_close(struct bucket_pipeline *s);
 
 /* Call when this bucket of a worker's gradient is final. Copies it to the host, if staged, and
- * sends it, if `early`. If ranks share a replica (group.h), group_add_bucket sends it instead. */
+ * sends it, if `early`. If ranks share a replica (group.h), group_add_bucket or
+ * group_average sends it instead. */
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
 /* Waits until this bucket of all local workers' gradients is where the network reads it. Only if
  * staged, and only for the first BACKEND_MARKS buckets. */

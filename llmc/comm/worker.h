@@ -9,6 +9,7 @@
  *
  * Otherwise the copies are the vectors themselves, and these functions do nothing.
  * bucket_pipeline.h says what is sent and received when.
+ *
  * A GPU that computes in bfloat16 then needs float32 only for the shards of its worker
  * (memory_plan.h says when; ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned
  * as in stage 2):
