@@ -47,7 +47,7 @@ struct group {
     int first, size, workers;
     const struct backend *be;
     const struct param_layout *layout;
-    struct lossynet_comm *comm; /* knows the owners; set by the caller before group_average */
+    struct lossynet_comm *comm; /* knows the owners; set by the caller before group_open */
     bool shares;                /* --group; true also if the last group has only one worker */
     bool training;
     int pinned; /* number of members whose memory is pinned */
