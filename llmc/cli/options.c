@@ -52,210 +52,218 @@ struct entry {
 static const struct entry table[] = {
     TITLE("Model"),
     STRING("model", model, "15M", "PRESET|DIR",
-           "preset (260K 1M 15M 42M 110M 1.1B 7B 13B 70B) or a Hugging Face Llama directory"),
+           "a preset (260K 1M 15M 42M 110M 1.1B 7B 13B 70B) or a Hugging Face Llama directory"),
     INTEGER("vocab-size", vocabulary, "0", 0, 65535,
-            "vocabulary of a preset; 0: what the data says"),
+            "size of a preset's vocabulary; 0: that of the data"),
     ONE_OF("device", device, "auto", device_names, "auto|cpu|cuda", "where to compute"),
-    ONE_OF(
-        "dtype", dtype, "auto", dtype_names, "auto|float32|bf16|fp8",
-        "of activations and weights in use; auto: bf16 on cuda, float32 on the CPU. Master "
-        "weights, gradients and sums are float32. fp8: bf16, and layers multiply numbers of 8 bits "
-        "(GPUs from sm_89 on)"),
+    ONE_OF("dtype", dtype, "auto", dtype_names, "auto|float32|bf16|fp8",
+           "type of activations and of the weights in use. auto: bf16 on cuda, float32 on the CPU. "
+           "Master weights, gradients and sums are float32. fp8: as bf16, but layers multiply "
+           "8-bit numbers (GPUs from sm_89 on)"),
     ONE_OF("recompute", recompute, "auto", recompute_names, "none|norms|attention|block|auto",
-           "what backward computes again, to save memory; auto: the least that fits the device"),
+           "which activations the backward pass computes again instead of keeping them, to save "
+           "memory. auto: the fewest with which the run fits the device"),
     SWITCH(
         "tune", tune,
-        "cuda: time the algorithms for matrix products at the start, and take the fastest. Another "
-        "run may choose others, with other bits; a checkpoint keeps the choice"),
-    ONE_OF(
-        "attention", attention, "own", attention_names, "own|cudnn|auto",
-        "cuda in bf16: whose kernels compute attention, with other bits. cuDNN's need 2 bytes for "
-        "each logit of a layer. auto: cuDNN's where it is installed, gives the results of the "
-        "own, the same bits twice, and is faster; a checkpoint keeps the choice"),
+        "cuda: time the algorithms for matrix products at the start, and use the fastest. Results "
+        "may then differ in the last bits from run to run. A checkpoint keeps the choice"),
+    ONE_OF("attention", attention, "own", attention_names, "own|cudnn|auto",
+           "cuda in bf16: compute attention with this program's kernels or with cuDNN's, which "
+           "differ in the last bits. cuDNN's need 2 bytes for each logit of a layer. auto: cuDNN's "
+           "if it is installed, agrees with our kernels, repeats its own bits, and is faster. A "
+           "checkpoint keeps the choice"),
     INTEGER("threads", threads, "0", 0, 4096,
-            "CPU threads of this rank; 0: this rank's share of the cores"),
+            "CPU threads of this rank; 0: its share of the host's cores"),
     NUMBER("memory", memory, "0", 0, 1e9, "GB",
-           "that all ranks of a host may take of its memory; a run that needs more is refused. 0: "
+           "memory that all ranks of a host may use together. A run that needs more is refused. 0: "
            "what the host and its control groups have available"),
 
     TITLE("Data"),
     STRING("train", train, NULL, "GLOB", "token files to train on (llm.c format)"),
     STRING("val", val, NULL, "GLOB", "token files to evaluate on"),
     ONE_OF("data-split", data_split, "shared", split_names, "shared|contiguous",
-           "shared: workers deal out one shuffled order of all data; contiguous: each has its 1/N "
-           "of the files, one after the other, and shuffles that (data that is not i.i.d.)"),
+           "shared: all workers draw from one shuffled order of all data. contiguous: each worker "
+           "reads and shuffles its own 1/N of the files, so that workers see unlike data (not "
+           "i.i.d.)"),
     STRING("tokenizer", tokenizer, NULL, "FILE",
-           "tokenizer.model; default: beside the data or the model"),
+           "tokenizer.model; default: the one beside the data or the model"),
 
     TITLE("Optimisation"),
-    INTEGER("batch", batch, "8", 1, 1 << 20, "sequences per worker and micro-batch"),
+    INTEGER("batch", batch, "8", 1, 1 << 20, "sequences per worker in a micro-batch"),
     INTEGER("seq", seq, "0", 0, 1 << 24,
             "tokens per sequence; 0: the model's length, at most 1024"),
     INTEGER("micro-batches", micro_batches, "1", 1, 1 << 20,
-            "batches whose gradients a worker accumulates per step"),
+            "micro-batches whose gradients a worker adds up in a step"),
     INTEGER("steps", steps, "1000", 1, INT_MAX, "training steps"),
     NUMBER("lr", lr, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
-    NUMBER("lr-final", lr_final, "0.1", 0, 1, "FRACTION", "of the peak, where the cosine ends"),
+    NUMBER("lr-final", lr_final, "0.1", 0, 1, "FRACTION",
+           "final learning rate of the cosine, as a fraction of the peak"),
     INTEGER("warmup", warmup, "0", 0, INT_MAX, "steps of linear warm-up"),
-    NUMBER("beta1", beta1, "0.9", 0, 0.999999, "B", "AdamW: decay of the mean"),
-    NUMBER("beta2", beta2, "0.95", 0, 0.999999, "B", "AdamW: decay of the mean square"),
-    NUMBER("adam-eps", adam_eps, "1e-8", 1e-30, 1, "E", "AdamW: added to the root"),
-    NUMBER("weight-decay", weight_decay, "0.1", 0, 1e3, "W", "AdamW: of matrices, not of norms"),
-    NUMBER("clip", clip, "1", 0, 1e30, "NORM", "global gradient norm; 0: no clipping"),
-    SEED("seed", seed, "1", "of the initial weights and the order of the data"),
+    NUMBER("beta1", beta1, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
+    NUMBER("beta2", beta2, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
+    NUMBER("adam-eps", adam_eps, "1e-8", 1e-30, 1, "E",
+           "AdamW: epsilon, added to the root of the second moment"),
+    NUMBER("weight-decay", weight_decay, "0.1", 0, 1e3, "W",
+           "AdamW: weight decay of matrices (norms have none)"),
+    NUMBER("clip", clip, "1", 0, 1e30, "NORM",
+           "clip the gradient to this global norm; 0: no clipping"),
+    SEED("seed", seed, "1", "seed of the initial weights and of the order of the data"),
 
     TITLE("Loss"),
     ONE_OF("algorithm", algorithm, "lossy", algorithm_names, "NAME",
-           "lossy: owners average gradients that arrive and broadcast parameters; "
-           "reliable: the same, nothing lost; rps: average models; naive: broadcast gradients"),
+           "lossy: owners average the gradients that arrive and broadcast parameters. reliable: "
+           "the same, but nothing is lost. rps: average models. naive: broadcast gradients"),
     NUMBER("loss-rate", loss_rate, "0", 0, 1, "P",
-           "share of packets lost, injected, in both phases"),
+           "share of the packets that is dropped on purpose in both phases"),
     NUMBER("gradient-loss-rate", gradient_loss_rate, "-1", 0, 1, "P",
-           "workers to owner; default --loss-rate"),
+           "the same for gradients, from workers to owners; default: --loss-rate"),
     NUMBER("parameter-loss-rate", parameter_loss_rate, "-1", 0, 1, "P",
-           "owner to workers; default --loss-rate"),
-    STRING("loss-model", loss_model, "bernoulli", "NAME",
-           "bernoulli, burst:MEAN_LENGTH (Gilbert-Elliott, packets), outage:MEAN_STEPS (a link is "
-           "down for whole steps) or trace:FILE (0 and 1; with any --loss-rate but 0)"),
-    STRING("loss-at", loss_at, "none", "LIST",
-           "links that lose another share, in both phases: 3=0.5 those from and to worker 3, 2-5=1 "
-           "the one from 2 to 5, several with commas; the last that names a link counts"),
-    SEED("loss-seed", loss_seed, "-1", "of the lost packets; default --seed"),
-    STRING("estimator", estimator, "mean", "NAME",
-           "mean (the paper's), balanced (unbiased for unlike data), ht, zero"),
+           "the same for parameters, from owners to workers; default: --loss-rate"),
     STRING(
-        "lead", lead, "auto", "auto|off|STEPS",
-        "owners broadcast values so many steps ahead of the model, along its last change, so that "
-        "replicas which miss some do not lag behind it; auto: as many as losses make replicas and "
-        "carried gradients late. Algorithms lossy and reliable"),
+        "loss-model", loss_model, "bernoulli", "NAME",
+        "bernoulli; burst:MEAN_LENGTH, runs of lost packets (Gilbert-Elliott); outage:MEAN_STEPS, "
+        "a link fails for whole steps; trace:FILE, a file of 0 and 1 (with any --loss-rate but 0)"),
+    STRING("loss-at", loss_at, "none", "LIST",
+           "links with another loss rate, in both phases, separated by commas. 3=0.5: the links "
+           "from and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything. The last "
+           "entry that names a link counts"),
+    SEED("loss-seed", loss_seed, "-1",
+         "seed that decides which packets are dropped; default: --seed"),
+    STRING(
+        "estimator", estimator, "mean", "NAME",
+        "how owners average the gradients that arrive: mean (the paper's), balanced (unbiased when "
+        "workers have unlike data), ht (Horvitz-Thompson) or zero (lost gradients count as 0)"),
+    STRING("lead", lead, "auto", "auto|off|STEPS",
+           "owners broadcast values this many steps ahead of the model, along its last change. "
+           "Replicas that miss some broadcasts then do not lag behind it. auto: the number follows "
+           "from the measured loss. Algorithms lossy and reliable"),
     NUMBER("lead-extra", lead_extra, "0", 0, 100, "STEPS",
-           "more than --lead auto: a look-ahead by choice, as in Nesterov's method"),
+           "steps to look ahead in addition to --lead auto, as Nesterov's momentum does"),
     NUMBER("carry", carry, "0", 0, 1, "SHARE",
-           "of a lost gradient, added to its sender's next one. Without a lead it is for long and "
-           "gentle training only. Algorithm lossy, estimator mean or zero"),
+           "error feedback: a sender adds this share of a lost gradient to its next one. Without a "
+           "lead it suits only long training at a low learning rate. Algorithm lossy, estimator "
+           "mean or zero"),
     INTEGER("repair", repair, "0", 0, 16,
-            "rounds in which packets that were lost are sent again, in both phases; not with "
-            "--multicast"),
-    INTEGER("gradient-repair", gradient_repair, "-1", 0, 16, "workers to owner; default --repair"),
+            "rounds per phase in which lost packets are sent again; not with --multicast"),
+    INTEGER("gradient-repair", gradient_repair, "-1", 0, 16,
+            "the same for gradients; default: --repair"),
     INTEGER("parameter-repair", parameter_repair, "-1", 0, 16,
-            "owner to workers; default --repair"),
+            "the same for parameters; default: --repair"),
     NUMBER("repair-budget", repair_budget, "0", 0, 1e3, "SHARE",
-           "of a phase's packets, that are sent again at most, what has been missing longest "
-           "first; 0: "
-           "no limit"),
+           "send at most this share of a phase's packets again, those that have been missing "
+           "longest first; 0: no limit"),
     SWITCH("robust", robust,
-           "what loses least in our trials, for at most 10% more traffic: short for --lead auto "
-           "--lead-extra 1 --carry 1 --gradient-repair 1 --parameter-repair 0 --repair-budget 0.2; "
-           "what comes after it overrules it"),
+           "the settings that lost least in our trials, for at most 10% more traffic: --lead auto "
+           "--lead-extra 1 --carry 1 --gradient-repair 1 --parameter-repair 0 --repair-budget 0.2. "
+           "Options after it override it"),
 
     TITLE("Network"),
     INTEGER("workers", workers, "0", 0, 65534,
-            "data-parallel replicas, a multiple of the ranks; 0: one per rank"),
-    STRING(
-        "group", group, "1", "G|host",
-        "so many workers share a replica: they average inside the group without loss, each sends "
-        "1/G of the group's gradient, and others see one worker. The last group has those that are "
-        "left. host: all ranks of a host"),
+            "number of data-parallel replicas, a multiple of the ranks; 0: one per rank"),
+    STRING("group", group, "1", "G|host",
+           "this many workers share one replica. They average without loss inside the group, and "
+           "each sends 1/G of the group's gradient. Other groups see one worker. The last group "
+           "may be smaller. host: all ranks of a host"),
     STRING("link", link, "auto", "NAME",
-           "how ranks exchange packets: mpi, udp, verbs (RDMA), or auto: verbs where every rank "
-           "has an "
+           "how ranks exchange packets: mpi, udp or verbs (RDMA). auto: verbs if every rank has an "
            "active RDMA port, else udp"),
     INTEGER("packet-bytes", packet_bytes, "0", 0, 65532,
-            "payload of a packet, a multiple of 4; 0: what a datagram carries, at most 4096"),
+            "payload of a packet in bytes, a multiple of 4; 0: as much as a datagram carries, at "
+            "most 4096"),
     ONE_OF("wire-dtype", wire_dtype, "float32", option_wire_dtype_names, "float32|bf16|int8|int4",
-           "of gradients and parameters on their way, while owners keep float32. bf16: half the "
-           "bytes, rounded to nearest. int8: a quarter, in blocks of 32 with a scale. int4: "
-           "gradients an eighth, parameters as int8. Algorithms lossy and reliable"),
+           "type in which gradients and parameters travel; owners keep float32. bf16: half the "
+           "bytes. int8: a quarter, in blocks of 32 with a scale. int4: an eighth for gradients, "
+           "and int8 for parameters. Algorithms lossy and reliable"),
     STRING("interface", interface, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
-           "turn; "
-           "default: the first active port"),
+           "turn; default: the first active port"),
     NUMBER("pace-gbps", pace_gbps, "0", 0, 1e6, "GBIT",
-           "udp, verbs: a rank sends no faster; 0: no limit"),
+           "udp, verbs: the highest rate at which a rank sends; 0: no limit"),
     NUMBER("loss-budget", loss_budget, "0", 0, 0.9, "P",
-           "udp, verbs: send slower, of --pace-gbps, where the network loses more than this share; "
-           "0: however much is lost"),
-    STRING(
-        "traffic-class", traffic_class, "default", "NAME",
-        "udp, verbs: of bulk packets: le (lower effort, RFC 8622), cs0 ... cs7, af11 ... af43, va, "
-        "ef, a DSCP from 0 to 63, or default"),
-    NUMBER(
-        "peer-timeout", peer_timeout, "-1", 0.1, 1e6, "SECONDS",
-        "udp, verbs: a rank that is silent for so long is dead; default 10, with --meet 1. A phase "
-        "goes on without it after a fifth of it, 2 s at least"),
+           "udp, verbs: a rank sends more slowly than --pace-gbps while the network loses more "
+           "than this share; 0: never"),
+    STRING("traffic-class", traffic_class, "default", "NAME",
+           "udp, verbs: traffic class (DSCP) of gradients and parameters: le (lower effort, RFC "
+           "8622), cs0 ... cs7, af11 ... af43, va, ef, a number from 0 to 63, or default"),
+    NUMBER("peer-timeout", peer_timeout, "-1", 0.1, 1e6, "SECONDS",
+           "udp, verbs: a rank that is silent for this long is dead; default: 10, with --meet 1. A "
+           "phase goes on without it after a fifth of this time, but not before 2 s"),
     STRING("meet", meet, NULL, "URL",
-           "etcd://HOST:PORT/RUN: ranks find each other in etcd, under the name RUN, instead of by "
-           "mpirun. Then ranks may die and join while the others train on (scripts/elastic.sh)"),
+           "etcd://HOST:PORT/RUN: ranks find each other in etcd under the name RUN, instead of by "
+           "mpirun. Ranks may then die and join while the others train on (scripts/elastic.sh)"),
     INTEGER("meet-ranks", meet_ranks, "1", 1, 65534,
-            "with --meet: training begins when so many ranks have come"),
+            "with --meet: training begins when this many ranks have come"),
     ONE_OF(
         "meet-keep", meet_keep, "worker-batch", keep_names, "worker-batch|global-batch",
-        "with --meet: what stays when ranks die or join: the sequences of a worker in a step, or "
-        "those of all workers together, as --meet-ranks ranks have them, which then take more or "
-        "fewer micro-batches"),
+        "with --meet: what stays the same when ranks die or join: the batch of each worker, or the "
+        "global batch of --meet-ranks ranks, for which workers take more or fewer micro-batches"),
     SWITCH("meet-anew", meet_anew,
-           "with --meet: go on although ranks of an earlier start, of which none is there any "
-           "more, have not ended the run"),
+           "with --meet: begin although an earlier start of this run has not ended it. No rank of "
+           "that start may still be running"),
     STRING("deadline", deadline, "off", "auto|off|SECONDS",
-           "udp, verbs: a step waits for late ranks no longer than so many seconds after half of "
-           "the ranks; what is not there then is lost (better with --carry 1: then it comes in the "
-           "next step), and who is late leaves steps out. auto: as long as pays by how the ranks "
-           "did before; off: all wait. Algorithm lossy"),
-    SWITCH("no-overlap", no_overlap,
-           "udp, verbs: compute and exchange packets in turn, not at the same time"),
+           "udp, verbs: how long a step waits for late ranks after half of the ranks are done. The "
+           "packets of a late rank are lost, or come in the next step with --carry 1, which is "
+           "better; then it leaves out steps to catch up. auto: learnt from how late ranks are. "
+           "off: wait for all. Algorithm lossy"),
+    SWITCH("no-overlap", no_overlap, "udp, verbs: do not exchange packets while computing"),
     SWITCH("multicast", multicast,
-           "udp, verbs: send parameters once for all ranks, where the network carries it"),
+           "udp, verbs: send parameters once for all ranks, if the network carries multicast"),
     SWITCH("encrypt", encrypt, "udp, verbs: encrypt and authenticate every datagram"),
     STRING("key-file", key_file, NULL, "FILE",
-           "with --encrypt: a secret of all ranks, 16 to 4,096 bytes, without which none can join"),
+           "with --encrypt: a secret file of 16 to 4,096 bytes. Only ranks that have it can join"),
     SWITCH("gpu-direct", gpu_direct,
-           "verbs: the adapter reads gradients from the GPU's memory, where it can (dma-buf, "
-           "nvidia-peermem); their checksum is the adapter's"),
+           "verbs: the adapter reads gradients from the GPU's memory, if it can (dma-buf, "
+           "nvidia-peermem). Only the adapter's own checksum protects them then"),
     NUMBER("link-gbps", link_gbps, "100", 1e-6, 1e6, "GBIT",
            "link speed of a worker, for --dry-run"),
 
     TITLE("Output"),
     STRING("record-loss", record_loss, NULL, "FILE",
-           "what arrived and what did not, as 0 and 1 for --loss-model trace; of rank R: FILE.R"),
-    STRING("out", out, NULL, "DIR", "checkpoints and log.jsonl go here"),
-    STRING("log", log, NULL, "FILE", "JSON lines; default OUT/log.jsonl"),
+           "write which packets arrived, as 0 and 1 for --loss-model trace; rank R of several "
+           "writes FILE.R"),
+    STRING("out", out, NULL, "DIR", "directory for checkpoints and log.jsonl"),
+    STRING("log", log, NULL, "FILE", "log in JSON lines; default: OUT/log.jsonl"),
     INTEGER("save-every", save_every, "0", 0, INT_MAX,
-            "steps between checkpoints; 0: only the last"),
-    INTEGER("keep", keep, "3", 0, INT_MAX, "checkpoints kept of a run, the newest; 0: all"),
-    NUMBER(
-        "shard-size", shard_size, "1", 1e-6, 1e6, "GB",
-        "the model of a checkpoint is written in files of at most this size, each by another rank; "
-        "a model that is smaller is one file"),
+            "steps between checkpoints; 0: only one, at the end"),
+    INTEGER("keep", keep, "3", 0, INT_MAX, "how many of the newest checkpoints to keep; 0: all"),
+    NUMBER("shard-size", shard_size, "1", 1e-6, 1e6, "GB",
+           "largest file of a checkpoint's model. Each file is written by another rank; a smaller "
+           "model is one file"),
     STRING("resume", resume, NULL, "DIR|auto",
-           "go on from a checkpoint; auto: the newest whole one in OUT, or from the start"),
-    SWITCH("overwrite", overwrite, "replace an earlier run: remove its log and its checkpoints"),
+           "continue from a checkpoint. auto: from the newest undamaged one in OUT, or from the "
+           "start if there is none"),
+    SWITCH("overwrite", overwrite,
+           "replace an earlier run in OUT: remove its log and its checkpoints"),
     INTEGER("eval-every", eval_every, "0", 0, INT_MAX,
-            "steps between evaluations; 0: only the last"),
-    INTEGER("eval-sequences", eval_sequences, "0", 0, INT_MAX, "validation sequences used; 0: all"),
+            "steps between evaluations; 0: only one, at the end"),
+    INTEGER("eval-sequences", eval_sequences, "0", 0, INT_MAX,
+            "number of validation sequences to use; 0: all"),
     INTEGER("stride", stride, "0", 0, 1 << 24,
-            "evaluate in windows of --seq tokens that begin every N, each scoring what those "
-            "before it did not (Hugging Face's way); 0: side by side"),
+            "evaluate in windows of --seq tokens that begin every N tokens. Each window scores the "
+            "tokens that earlier ones did not (as Hugging Face does). 0: windows do not overlap"),
     INTEGER("sample-every", sample_every, "0", 0, INT_MAX,
-            "steps between lines of text that the model writes; 0: none"),
+            "steps between samples of text from the model; 0: none"),
     INTEGER("drift-samples", drift_samples, "1024", 0, 1 << 24,
-            "parameters watched for drift; 0: none"),
+            "number of parameters whose drift is measured; 0: none"),
     ONE_OF("progress", progress, "auto", progress_names, "auto|on|off",
-           "the bar below the lines; auto: on a terminal, under mpirun on that of mpirun"),
-    SWITCH("quiet", quiet, "nothing on the terminal but errors and warnings"),
+           "show a bar below the lines. auto: on a terminal, also under mpirun"),
+    SWITCH("quiet", quiet, "print only errors and warnings"),
 
     TITLE("Modes (training, when none is given)"),
-    SWITCH("eval", eval, "perplexity of --model DIR on --val, nothing else"),
-    STRING("generate", generate, NULL, "PROMPT", "continue PROMPT with --model DIR"),
-    INTEGER("tokens", tokens, "200", 1, 1 << 20, "tokens to generate"),
-    NUMBER("temperature", temperature, "0.8", 0, 100, "T", "of sampling; 0: always the likeliest"),
-    NUMBER("top-p", top_p, "0.95", 0, 1, "P", "sample from the likeliest tokens that make up P"),
+    SWITCH("eval", eval, "only compute the perplexity of --model DIR on --val"),
+    STRING("generate", generate, NULL, "PROMPT", "continue the text PROMPT with --model DIR"),
+    INTEGER("tokens", tokens, "200", 1, 1 << 20, "number of tokens to generate"),
+    NUMBER("temperature", temperature, "0.8", 0, 100, "T",
+           "temperature of sampling; 0: always the likeliest token"),
+    NUMBER("top-p", top_p, "0.95", 0, 1, "P",
+           "sample from the likeliest tokens whose probabilities add up to P"),
     SWITCH("dry-run", dry_run,
-           "memory, traffic, time on the link and expected drift; allocates nothing"),
+           "print memory, traffic, time on the link and expected drift, and allocate nothing"),
     SWITCH("preflight", preflight,
-           "a minute's check of the nodes that a run would use, over its link: names what is bad"),
-    SWITCH("help", help, "this text"),
-    SWITCH("version", version, "version and what this binary was built with"),
+           "check the nodes of a run over its link for a minute, and name bad ones"),
+    SWITCH("help", help, "print this text"),
+    SWITCH("version", version, "print the version, and what this program was built with"),
 };
 enum { ENTRIES = sizeof table / sizeof table[0] };
 
