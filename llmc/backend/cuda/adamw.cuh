@@ -21,8 +21,8 @@ struct adamw_constants {
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* W elements. Multiplications and additions are named one by one where a compiler could fuse them
- * in one instance of the kernel and not in another: the same element has the same bits in both. */
+/* Updates W elements. fmaf() is written out where a compiler could fuse a product and a sum in one
+ * instance of the kernel and not in another, so that an element has the same bits in both. */
 template <int W>
 __device__ __forceinline__ void adamw_update(float (&p)[W], float (&m)[W], float (&v)[W],
                                              const float (&gradient)[W],
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(256)
 
 /* ---- launchers ----------------------------------------------------------------------------- */
 
-/* The gradient is float32 or T. Arrays may begin anywhere; 16-byte accesses need them all
- * aligned. */
+/* The gradient is float32 or T. Arrays may begin anywhere; accesses have 16 bytes only if all
+ * arrays are aligned. */
 template <typename T, typename G>
 void cuda_adamw(T *param, float *master, float *m, float *v, float *ahead, const G *gradient,
                 size_t n, const struct adamw_settings *settings, int step, float learning_rate,

@@ -1,18 +1,18 @@
 /* backend_cuda.cu — the operations of backend.h on an NVIDIA GPU, in bfloat16 and in float32.
  *
  * Compiled once per working type, with -DBACKEND_DTYPE=bf16 or float32 (by nvcc, or by g++ against
- * the emulation: dev/emulation). Here operations meet kernels; what is where:
+ * the emulation: dev/emulation). This file calls the kernels for each operation. What is where:
  *
  *     cuda/<family>.cuh   kernels, with launchers cuda_<operation>(); attention has a folder
- *     cuda/device.h       memory, streams (who waits for whom is drawn there), matrix products
+ *     cuda/device.h       memory, streams (with a drawing of their waits), matrix products
  *     backend_cuda.h      how a program finds a device and gets this backend
  *
  * Every operation takes its turn (device_scope) and queues its work on the compute stream.
  *
  * Where numbers are rounded, in bfloat16 mode: every tensor an operation writes is rounded once,
  * from a float32 sum. Gradients of weights are float32 from the start and micro-batches add up in
- * float32; master weights and both moments are float32. With fp8, copies of what layers' products
- * multiply are rounded once more (fp8.cuh).
+ * float32; master weights and both moments are float32. With fp8, the operands of layers' products
+ * are copied and rounded once more (fp8.cuh).
  */
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/backend/cuda/device.h"
@@ -146,7 +146,7 @@ static void h2d_async(void *to, const void *host, size_t bytes) {
     device_h2d_async(to, host, bytes);
 }
 
-/* Working memory of a stream that waits for no other, and for which no other waits. */
+/* Working memory that only one stream uses. */
 struct stream_memory {
     char *memory;
     size_t size;
@@ -156,7 +156,7 @@ static char *stream_memory_of(struct stream_memory *m, size_t bytes, const char 
     if (bytes > m->size) {
         device_release(m->memory);
         m->memory = (char *)device_allocate(bytes);
-        device_synchronize(); /* it is cleared */
+        device_synchronize(); /* until it is cleared */
         m->size = m->memory ? bytes : 0;
     }
     if (!m->memory) {
@@ -166,7 +166,7 @@ static char *stream_memory_of(struct stream_memory *m, size_t bytes, const char 
     return m->memory;
 }
 
-/* Copy-in takes one part after another, so that little memory lies between copy and rounding. */
+/* Copies and rounds one part after another, so that little memory is needed between the two. */
 static void h2d_convert_async(weight *to, const float *host, size_t n) {
     static struct stream_memory memory;
     device_scope scope;
@@ -201,7 +201,7 @@ static int export_memory(const void *memory, size_t bytes, size_t *offset) {
     return device_export(memory, bytes, offset);
 }
 
-/* Copy-out does the same the other way round. */
+/* The same on the way out: rounds and copies one part after another. */
 static void d2h_round_async(uint16_t *host, const float *from, size_t n) {
     static struct stream_memory memory;
     device_scope scope;
@@ -221,7 +221,7 @@ static void round_to_bf16(float *x, size_t n) {
     cuda_round(x, n, device_stream());
 }
 
-/* Arguments of an operation that the host holds, one after another in device memory. */
+/* Copies arguments of an operation from the host to device memory, one after another. */
 struct arguments {
     char *at;
     explicit arguments(size_t bytes)
@@ -316,7 +316,7 @@ static bool fits_fp8(int N, int I, int O, const void *one, const void *other) {
            are_aligned(one, other);
 }
 
-/* One of the two arrays that a product multiplies; `rows` by `columns` once it is transposed. */
+/* An operand of a product. `transposed`: the array is the transpose of what is multiplied. */
 struct operand {
     const void *values;
     bool transposed;
@@ -433,8 +433,8 @@ static void swiglu_backward(tensor *dgate_up, const tensor *dout, const tensor *
 
 /* ---- classifier --------------------------------------------------------------------------- */
 
-/* Logits of backend_cuda_logits_rows() tokens exist at once, and are turned into their own gradient
- * in place. Their rows are padded to 16 bytes, so that products stay on their fast path for any
+/* Logits of backend_cuda_logits_rows() tokens exist at once, and their gradient replaces them. Rows
+ * are padded to a multiple of 8 elements, so that products stay on their fast path for any
  * vocabulary. */
 static void classifier(float *losses, tensor *dx_, float *dw, const tensor *x_, const tensor *w_,
                        const int32_t *targets, int N, int C, int V, float scale, bool accumulate) {
@@ -505,13 +505,13 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                       device_stream());
 }
 
-/* The kernel reads each element once, where the network has put it. PCIe is full long before these
- * blocks are all that the device has room for, so that backward goes on beside them. */
+/* The kernel reads each element once, from where the network wrote it. BLOCKS blocks are enough to
+ * fill PCIe and far fewer than fit on the device, so that backward goes on beside them. */
 template <typename To, typename T>
 static void average_pinned(To *out, const T *const *sender, const float *weight, int N, size_t n,
                            size_t packet) {
     enum { BLOCKS = 32 };
-    static struct stream_memory memory; /* what is read beside pinned memory */
+    static struct stream_memory memory; /* addresses of senders, and weights */
     if (n == 0) return;
     device_scope scope;
     const size_t weights = (n + packet - 1) / packet * (size_t)N * sizeof *weight;
@@ -545,7 +545,7 @@ static void rounded_sum_pinned(uint16_t *out, const float *const *sender, const 
     average_pinned((bfloat16 *)out, (const float_to_round *const *)sender, weight, N, n, packet);
 }
 
-/* What arrived, by cuda_masked_copy or cuda_masked_round. */
+/* Copies packets that arrived, by cuda_masked_copy or cuda_masked_round. */
 static void copy_arrived(decltype(cuda_masked_copy) *how, float *to, const float *from,
                          const uint8_t *arrived, size_t n, size_t packet) {
     if (n == 0) return;
@@ -617,7 +617,7 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
     b.on_device = true;
     b.product_choices = device_product_choices();
     b.clock = seconds;
-    if (working_type == DTYPE_BF16) { /* cuDNN's has no float32 */
+    if (working_type == DTYPE_BF16) { /* cuDNN's is not for float32 */
         b.attention_choice = &by_cudnn.choice;
         b.attention_open = attention_open;
         b.attention_close = attention_close;

@@ -1,7 +1,7 @@
 /* backend_cuda.h — how a program finds an NVIDIA GPU and gets the backend for it.
  *
- * Built without CUDA (backend_none.c) there never is a device. In test programs the emulated
- * device of dev/emulation stands behind the same functions.
+ * A program built without CUDA (backend_none.c) never finds a device. In test programs the
+ * emulated device of dev/emulation implements the same functions.
  */
 #ifndef LLMC_BACKEND_CUDA_BACKEND_CUDA_H
 #define LLMC_BACKEND_CUDA_BACKEND_CUDA_H
@@ -16,16 +16,16 @@ extern "C" {
 
 extern const bool backend_cuda_built; /* false: this program never finds a device */
 
-/* dtype: of weights in use and activations; DTYPE_E4M3: bfloat16, and products in 8 bits (fp8.cuh),
- * except the classifier's.
+/* dtype is the type of weights in use and activations. DTYPE_E4M3 means bfloat16, with products in
+ * 8 bits (fp8.cuh), except the classifier's.
  * Returns the backend on the host's GPU number `local_rank`, modulo the number of GPUs. The
  * first call opens it. Returns NULL if there is no usable device. `why` then says what is
  * missing, in one line without a newline: driver, device, an architecture of sm_80 or newer, or
  * memory. */
 const struct backend *backend_cuda(enum dtype dtype, int local_rank, char *why, size_t why_size);
 
-/* Memory between a copy and the rounding before or after it (h2d_convert_async, d2h_round_async). The
- * emulated device has so little that small models need several parts. */
+/* The bytes between a copy and the rounding before or after it (h2d_convert_async,
+ * d2h_round_async). On the emulated device they are so few that small models need several parts. */
 #ifdef CUDA_EMULATION
 enum { BACKEND_CUDA_PART_BYTES = 1 << 16 };
 #else
@@ -37,7 +37,7 @@ static inline size_t backend_cuda_logits_row(int V) {
     return ((size_t)V + 7) / 8 * 8;
 }
 
-/* Number of tokens, of N, whose logits exist at the same time: as many as fit into 256 MiB. */
+/* How many of N tokens have their logits in memory at once: as many as fit into 256 MiB. */
 static inline int backend_cuda_logits_rows(int N, int V, size_t element_bytes) {
     size_t rows = ((size_t)256 << 20) / (backend_cuda_logits_row(V) * element_bytes);
     if (rows >= 128) rows = rows / 128 * 128;

@@ -1,10 +1,10 @@
 /* classifier.cuh — softmax, cross-entropy and their gradient on a chunk of logits, in place.
  *
- * The matrix products around it are the caller's: it makes the logits of a chunk of tokens, calls
- * this, and multiplies what comes out, so that the logits of all tokens never exist at once. One
- * block reads a row of V logits once: maximum and sum of exponentials are made in one pass (Milakov
- * & Gimelshein 2018, "Online normalizer calculation for softmax"), which leaves the row in shared
- * memory for the gradient. What a row has more than CLASSIFIER_KEPT bytes is read again, from L2.
+ * The caller computes the matrix products around it: it makes the logits of a chunk of tokens,
+ * calls this, and multiplies the result, so that the logits of all tokens never exist at once. One
+ * block reads a row of V logits once. It computes maximum and sum of exponentials in one pass
+ * (Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"), and keeps the row in
+ * shared memory for the gradient. What is beyond CLASSIFIER_KEPT bytes is read again, from L2.
  */
 #ifndef LLMC_BACKEND_CUDA_CLASSIFIER_H
 #define LLMC_BACKEND_CUDA_CLASSIFIER_H
@@ -13,12 +13,12 @@
 #include "llmc/backend/cuda/ptx.cuh"
 
 enum { CLASSIFIER_THREADS = 512, CLASSIFIER_KEPT = 96 << 10 }; /* sm_86 and sm_89 have 99 KiB */
-enum { CLASSIFIER_AHEAD = 2 };                                 /* reads of a thread under way */
+enum { CLASSIFIER_AHEAD = 2 };                                 /* loads of a thread under way */
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* W logits from v on; those past V are -infinity, which no maximum and no sum of exponentials
- * notices. */
+/* Loads W logits from v on. Those past V become -infinity, which changes neither a maximum nor a
+ * sum of exponentials. */
 template <int W, typename T>
 __device__ __forceinline__ void load_logits(float (&x)[W], const T *row, int v, int V) {
     if (v + W <= V) {
@@ -29,14 +29,14 @@ __device__ __forceinline__ void load_logits(float (&x)[W], const T *row, int v, 
     }
 }
 
-/* e^x. Two instructions in place of expf's eight, of which a row of logits takes two for each
- * element:
- * with those they and not memory were the limit. Off by 2^-22 of the result, and by |x| 2^-24. */
+/* e^x in two instructions, where expf takes eight. A row of logits needs two exponentials for each
+ * element; with expf they, and not memory, are the limit. The relative error is 2^-22, and |x|
+ * 2^-24 in addition. */
 __device__ __forceinline__ float exp_of(float x) {
     return exp2_approx(x * LOG2_E);
 }
 
-/* Adds W logits to a sum of exponentials that is relative to the highest so far. */
+/* Adds W logits to *total, the sum of exp(logit - *high), where *high is the highest so far. */
 template <int W>
 __device__ __forceinline__ void add_exponentials(float *high, float *total, const float (&x)[W]) {
     float before = *high;
@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(CLASSIFIER_THREADS)
 /* ---- launchers ----------------------------------------------------------------------------- */
 
 /* losses (rows) = -log softmax(logits)[target]. logits (rows, V), rows `stride` elements apart, are
- * replaced by the gradient of scale * sum(losses) where `gradient` is true; elements V.. of a row
- * are neither read nor written. targets (rows) in [0, V). Vectors want `stride` to be a multiple of
- * 8. */
+ * replaced by the gradient of scale * sum(losses) if `gradient` is true; elements from V on are
+ * neither read nor written. targets (rows) in [0, V). Accesses of 16 bytes need a `stride` that is
+ * a multiple of wide<T>. */
 template <typename T>
 void cuda_classifier_chunk(float *losses, T *logits, const int32_t *targets, int rows, int V,
                            int stride, float scale, bool gradient, cudaStream_t stream) {

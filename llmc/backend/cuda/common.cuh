@@ -4,8 +4,8 @@
  * The same sources are compiled by nvcc for a GPU and, with -DCUDA_EMULATION, by g++ for tests (see
  * dev/emulation/cuda_emu.h). A family's header has its kernels first, then its launchers. A
  * launcher is named cuda_<operation> after the member of `struct backend` (llmc/backend/backend.h)
- * that it implements, takes its arguments in that order, pointers into device memory, and a stream;
- * it only enqueues. T is float or bfloat16.
+ * that it implements. It takes the arguments of that member in the same order, and a stream.
+ * Pointers are into device memory. It only queues work. T is float or bfloat16.
  */
 #ifndef LLMC_BACKEND_CUDA_COMMON_H
 #define LLMC_BACKEND_CUDA_COMMON_H
@@ -30,7 +30,7 @@ typedef __nv_bfloat16 bfloat16;
 
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-/* An error here is a fault of the program or of the device: there is nothing to go on with. */
+/* An error here is a fault of the program or of the device, so the program ends. */
 static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
     if (error == cudaSuccess) return;
     fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(error));
@@ -44,10 +44,10 @@ static inline void cuda_check_workspace(size_t got, size_t needed) {
 }
 
 #ifndef CUDA_EMULATION
-/* kernel<<<grid, block, shared_bytes, stream>>>(arguments...); more than 48 KiB of shared memory is
- * asked for as it must be, and an SM gives such kernels as much of its cache as it can, so that
- * several blocks find room. What a kernel has of static memory counts there too (test_nvcc.py holds
- * it below 16 KiB). */
+/* Launches kernel<<<grid, block, shared_bytes, stream>>>(arguments...). A kernel must ask for more
+ * than 48 KiB of shared memory through an attribute. It then also asks the SM for as much of its
+ * cache as possible, so that several blocks fit. The 48 KiB include a kernel's static shared
+ * memory, which test_nvcc.py holds below 16 KiB. */
 template <typename... P, typename... A>
 static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, A... arguments) {
@@ -109,14 +109,14 @@ template <> struct word<4> { typedef uint32_t type; };
 template <> struct word<8> { typedef uint2 type; };
 template <> struct word<16> { typedef uint4 type; };
 
-/* How many T the widest access moves: 16 bytes. */
+/* How many T the widest access, 16 bytes, moves. */
 template <typename T> constexpr int wide = 16 / sizeof(T);
 
 template <typename... P> static inline bool are_aligned(const P *...p) { /* to 16 bytes */
     return (((uintptr_t)p | ...) & 15) == 0;
 }
 
-/* Threads of a block that works on one row of so many items: whole warps, at most `most`. */
+/* Threads of a block that works on one row of `items` items: whole warps, at most `most`. */
 static inline unsigned row_threads(size_t items, unsigned most) {
     size_t threads = ceil_div(items, 32) * 32;
     return threads < most ? (unsigned)threads : most;
@@ -145,8 +145,8 @@ __device__ __forceinline__ void pack(struct packed<T, N> *to, const float (&x)[N
     memcpy(to->raw, value, sizeof value);
 }
 
-/* One access of N * sizeof(T) bytes (several of 16, if that is more), to which p must be
- * aligned. */
+/* Loads N * sizeof(T) bytes in one access, or in several of 16 bytes if that is more. p must be
+ * aligned to the size of an access. */
 template <int N, typename T>
 __device__ __forceinline__ void load_packed(struct packed<T, N> *to, const T *p) {
     typedef typename word<packed<T, N>::bytes>::type access;
@@ -186,7 +186,7 @@ struct maximum {
     }
 };
 
-/* Over the warp; every lane gets the result. */
+/* Reduces over the warp; every lane gets the result. */
 template <typename Operation, typename T> __device__ __forceinline__ T warp_reduce(T x) {
 #pragma unroll
     for (int lanes = 16; lanes > 0; lanes /= 2)
@@ -194,7 +194,7 @@ template <typename Operation, typename T> __device__ __forceinline__ T warp_redu
     return x;
 }
 
-/* Over the block, of whole warps; every thread gets the result. All threads must call it. */
+/* Reduces over the block, which has whole warps. All threads must call it; all get the result. */
 template <typename Operation, typename T> __device__ __forceinline__ T block_reduce(T x) {
     __shared__ T part[32];
     int warps = blockDim.x / 32;

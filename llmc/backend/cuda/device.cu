@@ -1,6 +1,7 @@
-/* device.cu — device.h on an NVIDIA GPU: CUDA's runtime for memory; streams are in streams.cu,
- * products in product.cu. The runtime is linked statically and finds the driver by itself when it
- * is first called, so the program starts on machines that have neither. */
+/* device.cu — device.h on an NVIDIA GPU: opens the device and manages memory, with CUDA's runtime.
+ * Streams are in streams.cu, products in product.cu. The runtime is linked statically and looks for
+ * the driver when it is first called, so the program starts on machines that have neither driver
+ * nor toolkit. */
 #include "llmc/backend/cuda/device.h"
 #include "llmc/backend/cuda/product.h"
 #include "llmc/backend/cuda/streams.h"
@@ -154,7 +155,7 @@ void device_close_shared(const void *memory) {
 }
 
 /* Exports whole pages. It is no error if the driver, the chip or the memory does not support
- * this. The runtime has no call for it, so it takes the driver that the runtime has loaded. */
+ * this. The runtime has no function for it, so this calls the driver that the runtime loaded. */
 int device_export(const void *memory, size_t bytes, size_t *offset) {
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
     void *call = driver ? dlsym(driver, "cuMemGetHandleForAddressRange") : NULL;

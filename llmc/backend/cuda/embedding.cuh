@@ -1,9 +1,9 @@
-/* embedding.cuh — rows of a table by token, and their gradients.
+/* embedding.cuh — looks up rows of a table by token, and computes the table's gradient.
  *
  * Backward sorts the tokens first, so that each row of the table is summed by one block, in order
- * of n and in float32: no atomics, the same bits every time. Where a token stands among all N is
- * found by counting the smaller ones. That is quadratic, and still a few microseconds at N = 8192:
- * N^2 comparisons of a list that fits in L1.
+ * of n and in float32: no atomics, the same bits every time. The place of a token in the sorted
+ * list is the number of tokens that come before it. To count them takes N^2 comparisons, which is
+ * still only a few microseconds at N = 8192, since the list fits in L1.
  */
 #ifndef LLMC_BACKEND_CUDA_EMBEDDING_H
 #define LLMC_BACKEND_CUDA_EMBEDDING_H
@@ -26,8 +26,8 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* sorted (N): the tokens, ascending; row (N): the n each came from, ascending among equals. One
- * warp per n. */
+/* sorted (N) = the tokens, ascending. row (N) = the n that each came from, ascending among equal
+ * tokens. One warp per n. */
 static __global__ void __launch_bounds__(256)
     embedding_sort_kernel(int32_t *__restrict__ sorted, int32_t *__restrict__ row,
                           const int32_t *__restrict__ tokens, int N) {
@@ -44,7 +44,7 @@ static __global__ void __launch_bounds__(256)
     }
 }
 
-/* first (V + 1): where each token's run in `sorted` begins. */
+/* first (V + 1) = where the run of each token in `sorted` begins. */
 static __global__ void __launch_bounds__(256)
     embedding_runs_kernel(int32_t *__restrict__ first, const int32_t *__restrict__ sorted, int N,
                           int V) {
@@ -101,7 +101,7 @@ static inline size_t cuda_embedding_backward_workspace(int N, int V) {
     return (2 * (size_t)N + V + 1) * sizeof(int32_t);
 }
 
-/* The gradient's type G may differ from T. The workspace is aligned to 4. */
+/* The gradient's type G may differ from T. The workspace is aligned to 4 bytes. */
 template <typename T, typename G>
 void cuda_embedding_backward(G *dtable, const int32_t *tokens, const T *dout, int N, int C, int V,
                              bool accumulate, void *workspace, size_t workspace_bytes,

@@ -1,6 +1,6 @@
-/* exchange.cuh — copies of packets between workers that share a device, as they are or rounded as on
- * a wire, to bfloat16 or in blocks, what was lost of gradients, and single elements for the host.
- * (The average of packets is in weighted_sum.cuh.) */
+/* exchange.cuh — the exchange between workers that share a device. Kernels copy packets, unchanged
+ * or rounded as on the network (to bfloat16 or in blocks), keep gradients that were lost, and
+ * gather single elements for the host. (The average of packets is in weighted_sum.cuh.) */
 #ifndef LLMC_BACKEND_CUDA_EXCHANGE_H
 #define LLMC_BACKEND_CUDA_EXCHANGE_H
 
@@ -9,16 +9,16 @@
 
 enum { EXCHANGE_THREADS = 256 };
 
-/* Blocks of a launch, at most. Under emulation so few that small vectors need more than one
- * round. */
+/* The most CUDA blocks of a launch. Under emulation they are so few that small vectors need more
+ * than one round. */
 #ifdef CUDA_EMULATION
 static const size_t EXCHANGE_BLOCKS = 16;
 #else
 static const size_t EXCHANGE_BLOCKS = 1 << 16;
 #endif
 
-/* To bfloat16, to nearest even; NaN stays NaN. The bits of lossynet's CPU code (elements.c), for
- * NaN too, of which the hardware's conversion has only one. */
+/* Rounds to bfloat16, to nearest even; NaN stays NaN. The bits are those of lossynet's CPU code
+ * (elements.c), also for NaN. (The hardware's conversion makes all NaN the same.) */
 static __device__ inline float rounded(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -28,7 +28,7 @@ static __device__ inline float rounded(float x) {
     return x;
 }
 
-/* A block for each packet, as far as the grid goes; W elements in one access. */
+/* A CUDA block copies packets k, k + gridDim.x, ...; an access moves W elements. */
 template <int W, bool rounds>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
     masked_copy_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
@@ -44,11 +44,12 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
                 for (int j = 0; j < W; j++) x[j] = rounded(x[j]);
             store(to + i, x);
         }
-        for (; i < end; i++) to[i] = rounds ? rounded(from[i]) : from[i]; /* the last few: one's */
+        /* One thread copies the last few. */
+        for (; i < end; i++) to[i] = rounds ? rounded(from[i]) : from[i];
     }
 }
 
-/* ---- blocks of 32 with a scale: the bits of lossynet's CPU code (elements.c) ---- */
+/* ---- rounding in blocks of 32 with a scale: the bits of lossynet's elements.c ---- */
 
 enum { WARP_BLOCK = 32, BLOCK_LEAST = 7, BLOCK_NOT_FINITE = 255 };
 
@@ -70,7 +71,7 @@ struct largest {
     }
 };
 
-/* lossynet_mix (base.h), and lowbias32 (Wellons 2018) */
+/* mix64 is lossynet_mix (base.h), mix32 is lowbias32 (Wellons 2018). */
 static __device__ inline uint64_t mix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -84,7 +85,7 @@ static __device__ inline uint32_t mix32(uint32_t x) {
     return x ^ (x >> 16);
 }
 
-/* A lane has one element of its warp's block, 0 past the end. */
+/* A warp rounds one block: each lane passes its element x, or 0 past the end. */
 static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits, bool random,
                                                 uint64_t key) {
     const uint32_t most = warp_reduce<largest>(bits_of(x) & 0x7fffffff);
@@ -99,7 +100,7 @@ static __device__ inline float rounded_in_block(float x, uint32_t lane, int bits
     return floorf(scaled + ((float)number + 0.5f) * 0x1p-16f) * unit;
 }
 
-/* The same grid; a warp for each block. arrived NULL: everything did. */
+/* The same grid, with one warp per block of 32. arrived NULL: all packets arrived. */
 static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     round_blocks_kernel(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet, size_t packets, int bits, bool random, uint64_t key) {
@@ -117,10 +118,10 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
     }
 }
 
-/* ---- what was lost of gradients ---- */
+/* ---- gradients that were lost ---- */
 
-/* The same grid as of copies: 0 where a packet arrived, and what was sent elsewhere; LOST_ADDED: added
- * there to what the residual is. */
+/* The same grid as in copies. The residual becomes 0 where a packet arrived, and the vector
+ * elsewhere. LOST_ADDED: the vector is added to the residual where a packet was lost. */
 template <int W, enum backend_lost how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
     keep_lost_kernel(float *residual, const float *vector, const uint8_t *arrived, size_t n,
@@ -140,14 +141,14 @@ __global__ void __launch_bounds__(EXCHANGE_THREADS)
             }
             store(residual + i, x);
         }
-        for (; i < end; i++) { /* the last few: one's */
+        for (; i < end; i++) { /* one thread does the last few */
             const float x = !lost ? 0 : how == LOST_ROUNDED ? rounded(vector[i]) : vector[i];
             residual[i] = how == LOST_ADDED ? residual[i] + x : x;
         }
     }
 }
 
-/* The intrinsics keep the compiler from contracting product and sum. */
+/* The intrinsics keep the compiler from fusing product and sum, which would round only once. */
 static __device__ inline float plus_share(float x, float share, float residual) {
 #ifdef CUDA_EMULATION
     const volatile float product = share * residual;
@@ -194,7 +195,7 @@ static __global__ void gather_kernel(float *out, const float *vector, const size
 typedef void (*packet_kernel)(float *to, const float *from, const uint8_t *arrived, size_t n,
                               size_t packet, size_t packets);
 
-/* A kernel that moves some packets of `from` to `to`: `by_vector` where alignment lets it. */
+/* Launches a kernel on the packets of `from` and `to`: by_vector if alignment permits it. */
 static inline void launch_by_packet(packet_kernel by_vector, packet_kernel by_element, float *to,
                                     const float *from, const uint8_t *arrived, size_t n,
                                     size_t packet, cudaStream_t stream) {
@@ -218,13 +219,13 @@ static inline void cuda_masked_copy(float *to, const float *from, const uint8_t 
     launch_masked_copy<false>(to, from, arrived, n, packet, stream);
 }
 
-/* The same of from[j] rounded to bfloat16; to may be from. */
+/* The same with from[j] rounded to bfloat16; to may be from. */
 static inline void cuda_masked_round(float *to, const float *from, const uint8_t *arrived, size_t n,
                                      size_t packet, cudaStream_t stream) {
     launch_masked_copy<true>(to, from, arrived, n, packet, stream);
 }
 
-/* The same of from[j] rounded in blocks; see backend.h. */
+/* The same with from[j] rounded in blocks; see backend.h. */
 static inline void cuda_round_blocks(float *to, const float *from, const uint8_t *arrived, size_t n,
                                      size_t packet, int bits, const uint64_t *key,
                                      cudaStream_t stream) {
@@ -236,7 +237,7 @@ static inline void cuda_round_blocks(float *to, const float *from, const uint8_t
            key != NULL, key ? *key : 0);
 }
 
-/* residual[j], j < n, as backend.h has it */
+/* Computes residual[j], j < n; see keep_lost in backend.h. */
 template <enum backend_lost how>
 static inline void launch_keep_lost(float *residual, const float *vector, const uint8_t *arrived,
                                     size_t n, size_t packet, cudaStream_t stream) {

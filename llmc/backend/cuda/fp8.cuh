@@ -1,10 +1,10 @@
-/* fp8.cuh — arrays rounded to 8 bits, as operands of products (--dtype fp8).
+/* fp8.cuh — rounds arrays to 8 bits, for use as operands of products (--dtype fp8).
  *
  * Micikevicius et al. 2022, "FP8 Formats for Deep Learning": E4M3 for weights and activations, up to
- * 448; E5M2 for gradients, up to 57344. Each array has one scale, from its own largest magnitude
- * ("current scaling"): no history that a checkpoint would have to keep. The scale is a power of
- * two, so that scaling rounds nothing; what is too small becomes zero. NaN stays NaN, and an
- * infinity becomes NaN, so that a run that diverges is noticed.
+ * 448; E5M2 for gradients, up to 57344. Each array has one scale, which follows from its own
+ * largest magnitude ("current scaling"), so a checkpoint need not keep a history. The scale is a
+ * power of two, so that scaling rounds nothing; numbers that are too small become zero. NaN stays
+ * NaN, and an infinity becomes NaN, so that a run that diverges is noticed.
  *
  * Products read both operands along their rows (cuBLASLt's only layout for 8 bits on sm_89 and
  * sm_90), so arrays are transposed on the way where that is needed. Rows and columns are multiples
@@ -19,11 +19,12 @@ enum { FP8_THREADS = 256, FP8_PARTS = FP8_THREADS, FP8_RUN = 8, FP8_TILE = 64 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* x to nearest, ties to even, at most the largest number. */
+/* Rounds x to nearest, ties to even. Numbers beyond the largest become the largest. */
 template <int MANTISSA> __device__ __forceinline__ uint32_t to_fp8(float x) {
     constexpr int BIAS = MANTISSA == 3 ? 7 : 15, CUT = 23 - MANTISSA;
     constexpr float MOST = MANTISSA == 3 ? 448.0f : 57344.0f;
-    /* Added to a subnormal number, leaves it in steps of the least one in the last bits. */
+    /* Added to a subnormal number, it makes the last bits of the sum count that number in units of
+     * the least one. */
     constexpr uint32_t MAGIC = (uint32_t)(127 + 23 + 1 - BIAS - MANTISSA) << 23;
     uint32_t bits, magnitude;
     memcpy(&bits, &x, 4);
@@ -44,7 +45,7 @@ template <int MANTISSA> __device__ __forceinline__ uint32_t to_fp8(float x) {
     return sign | ((magnitude >> CUT) - ((uint32_t)(127 - BIAS) << MANTISSA));
 }
 
-/* part[block]: the largest magnitude of what the block reads. n is a multiple of FP8_RUN. */
+/* part[block] = the largest magnitude that the block reads. n is a multiple of FP8_RUN. */
 static __global__ void __launch_bounds__(FP8_THREADS)
     fp8_largest_kernel(float *__restrict__ part, const bfloat16 *__restrict__ x, size_t n) {
     const size_t step = (size_t)gridDim.x * blockDim.x * FP8_RUN;
@@ -59,7 +60,7 @@ static __global__ void __launch_bounds__(FP8_THREADS)
     if (threadIdx.x == 0) part[blockIdx.x] = largest;
 }
 
-/* The power of two that numbers are multiplied by: the largest that keeps them within range. */
+/* The scale of an array: the largest power of two that keeps all its numbers within range. */
 template <int MANTISSA> __device__ __forceinline__ float fp8_scale(const float *part, int parts) {
     constexpr int EXPONENT = MANTISSA == 3 ? 8 : 15; /* of the largest number, 1.75 * 2^EXPONENT */
     const float largest =
@@ -71,7 +72,7 @@ template <int MANTISSA> __device__ __forceinline__ float fp8_scale(const float *
     return ldexpf(1, up < 120 ? up : 120);
 }
 
-/* to (rows, columns) = x (rows, columns) times a scale, whose inverse goes to *inverse. */
+/* to (n) = x (n) times the scale, rounded; *inverse = 1 / scale. */
 template <int MANTISSA>
 __global__ void __launch_bounds__(FP8_THREADS)
     fp8_round_kernel(uint8_t *__restrict__ to, float *__restrict__ inverse,
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(FP8_THREADS)
     }
 }
 
-/* to (columns, rows) = the transpose of x (rows, columns). A block turns a tile of 64 by 64. */
+/* The same with `to` (columns, rows) the transpose of x (rows, columns), by tiles of 64 by 64. */
 template <int MANTISSA>
 __global__ void __launch_bounds__(FP8_THREADS)
     fp8_transpose_kernel(uint8_t *__restrict__ to, float *__restrict__ inverse,
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(FP8_THREADS)
 
 /* ---- launchers ----------------------------------------------------------------------------- */
 
-/* Bytes: the inverse scale, and what it is computed from. */
+/* Bytes for the inverse scale and the parts that it is computed from. */
 static inline size_t cuda_fp8_workspace(void) {
     return (1 + FP8_PARTS) * sizeof(float) + 12;
 }
@@ -145,8 +146,9 @@ void cuda_round_fp8_to(uint8_t *to, float *scale, const bfloat16 *x, int M, int 
                stream, to, scale, (const float *)part, parts, x, n);
 }
 
-/* to (M, K), and the factor that gives x back in *scale. x (M, K), or (K, M) where it is
- * transposed. M and K are multiples of 16; to and x are aligned to 16 bytes. */
+/* to (M, K) = x, rounded; *scale = the factor that gives x back. x is (M, K), or (K, M) if
+ * `transposed`. scale points to cuda_fp8_workspace() bytes. M and K are multiples of 16; to and x
+ * are aligned to 16 bytes. */
 static inline void cuda_round_fp8(uint8_t *to, float *scale, const bfloat16 *x, int M, int K,
                                   bool transposed, enum dtype type, cudaStream_t stream) {
     if (type == DTYPE_E4M3)

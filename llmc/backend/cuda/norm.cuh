@@ -1,5 +1,5 @@
-/* norm.cuh — sum of squares, for the global norm of the gradient: in double, in an order that
- * depends on the number of elements alone. */
+/* norm.cuh — sum of squares, for the global norm of the gradient. It adds in double, in an order
+ * that depends only on the number of elements. */
 #ifndef LLMC_BACKEND_CUDA_NORM_H
 #define LLMC_BACKEND_CUDA_NORM_H
 
@@ -9,8 +9,8 @@ enum { NORM_THREADS = 256, NORM_RUN = 4, NORM_PARTS = 1024 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* part (gridDim.x). Thread t of all sums runs t, t + threads, ... of NORM_RUN neighbours, whether
- * it reads a run in one access or not. */
+/* part (gridDim.x) = the sums of the blocks. A run is NORM_RUN neighbouring elements. Thread t of
+ * all threads sums the runs t, t + threads, ..., whether it reads a run in one access or not. */
 template <typename T, bool vectors>
 __global__ void __launch_bounds__(NORM_THREADS)
     sum_of_squares_kernel(double *__restrict__ part, const T *__restrict__ x, size_t n) {
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(NORM_THREADS)
     if (threadIdx.x == 0) part[blockIdx.x] = total;
 }
 
-/* One block. */
+/* Runs in one block. */
 static __global__ void __launch_bounds__(NORM_THREADS)
     sum_of_parts_kernel(double *__restrict__ result, const double *__restrict__ part, int parts) {
     double total = 0;
@@ -52,7 +52,7 @@ static inline size_t cuda_sum_of_squares_workspace(size_t n) {
     return norm_parts(n) * sizeof(double);
 }
 
-/* *result, in device memory. The workspace is aligned to 8. */
+/* *result = the sum, in device memory. The workspace is aligned to 8 bytes. */
 template <typename T>
 void cuda_sum_of_squares(double *result, const T *x, size_t n, void *workspace,
                          size_t workspace_bytes, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-/* open.cu — backend_cuda.h: one device, and the backend of either working type on it. */
+/* open.cu — backend_cuda.h: opens one device, and returns the backend for a working type on it. */
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/backend/cuda/device.h"
 

@@ -1,29 +1,31 @@
 /* product.cu — matrix products on an NVIDIA GPU, by cuBLASLt.
  *
- * cuBLASLt thinks in columns. A row-major (R, S) array read by columns is (S, R), so that the
- * row-major out = op(a) op(b) is, by columns, out^T = op(b)^T op(a)^T: b becomes the first factor,
- * a the second, M and N change places, and the transposes stay as they are. The calls of the
- * backend:
+ * cuBLASLt expects column-major arrays, and a row-major (R, S) array is a column-major (S, R) one.
+ * So the row-major out = op(a) op(b) is, by columns, out^T = op(b)^T op(a)^T: b becomes the first
+ * factor, a the second, M and N change places, and the transposes stay as they are. The calls of
+ * the backend:
  *
  *     out (N, O) = x (N, I) w^T          first w, transposed;  second x;                k = I
  *     dx  (N, I) = dout (N, O) w (O, I)  first w;              second dout;             k = O
  *     dw  (O, I) = dout^T x (N, I)       first x;              second dout, transposed; k = N
  *
- * Of what cuBLASLt fuses with a product, adding to what is there (beta) is used: micro-batches, and
- * the classifier's chunks. Its epilogues are bias, ReLU, GELU, their gradients, and auxiliary
- * outputs of these; a Llama has no bias, and SwiGLU, RMSNorm and rotary embedding are not among
- * them. A product could read the residual stream as its C and write the sum elsewhere, and so save
- * one of the five passes over (N, C) that product and residual_rmsnorm make together; then the sum
- * would be rounded once where every backend rounds the projection first. It is not done.
+ * cuBLASLt can fuse other work with a product. Only one kind is used, adding to what is there
+ * (beta), for micro-batches and the classifier's chunks. Its epilogues are bias, ReLU, GELU, their
+ * gradients, and auxiliary outputs of these; a Llama has no bias, and SwiGLU, RMSNorm and rotary
+ * embedding are not among them. A product could read the residual stream as its C and write the sum
+ * elsewhere. This would save one of the five passes over (N, C) that product and residual_rmsnorm
+ * make together. But the sum would then be rounded once, where every backend rounds the projection
+ * first, so it is not done.
  *
- * Asking which algorithm suits a shape costs 10 to 100 us, so answers are kept. Of these only
- * algorithms that sum in float32 in a fixed order are taken: no partial sums rounded to the
- * output's type or added in the order of arrival. The heuristic's first is taken, unless there is a
- * choice for the product's shape (product_choice.h; --tune times the first 16). For all other shapes
- * TRAIN_LLAMA2_PRODUCT=K takes the one K places after the first, where there are so many
- * (gpu_bench.c times them); the same on all ranks, which details in backend.h sees to.
+ * It takes 10 to 100 us to ask cuBLASLt's heuristic which algorithm suits a shape, so answers are
+ * kept. Only algorithms that sum in float32 in a fixed order are taken: none that rounds partial
+ * sums to the output's type, or adds them in the order of arrival. The heuristic's first is taken,
+ * unless there is a choice for the product's shape (product_choice.h; --tune times the first 16).
+ * For all other shapes TRAIN_LLAMA2_PRODUCT=K takes the one K places after the first, if there are
+ * so many (gpu_bench.c times them). K must be the same on all ranks; they compare it in `details`
+ * (backend.h).
  *
- * The library is 500 MB and takes 0.1 s to load: it is opened when a device is, not at start. */
+ * The library has 500 MB and takes 0.1 s to load, so it is opened with a device, not at start. */
 #include "llmc/backend/cuda/product.h"
 #include "llmc/backend/cuda/product_choice.h"
 #include "llmc/log/error.h"
@@ -42,7 +44,7 @@ struct key { /* compared as bytes: no padding */
     int64_t row_a, row_b, row_out;
     int32_t M, N, K;
     uint8_t transpose_a, transpose_b, in, out_type;
-    uint16_t aligned_a, aligned_b, aligned_out; /* largest power of two, up to 256, in bytes */
+    uint16_t aligned_a, aligned_b, aligned_out; /* largest power of two in it, up to 256 bytes */
     uint8_t accumulate, place;
 };
 static_assert(sizeof(struct key) == 48, "struct key has padding");
@@ -74,8 +76,8 @@ static struct {
     void *workspace;
     struct answer answer[ANSWERS];
     struct product_choices choices;
-    int place; /* of the heuristic's candidates, the one to take where there is no choice */
-    int next;  /* of ANSWERS to forget when all are used */
+    int place; /* of the heuristic's candidates, the one to take if there is no choice */
+    int next;  /* which of 8 answers to forget when all 8 are used, modulo 8 */
 } lt;
 
 #define CHECK(call) check(call, #call, __LINE__)
@@ -177,13 +179,13 @@ static void forget(struct answer *x) {
     x->used = false;
 }
 
-/* Where the scales are; before the heuristic is asked any place does. */
+/* Says where the scales are. Before the heuristic is asked, any address will do. */
 static void set_scales(const struct answer *x, const float *a, const float *b) {
     CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b, sizeof b));
     CHECK(lt.desc_set(x->operation, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a, sizeof a));
 }
 
-/* False: the heuristic has fewer candidates, and the last of them is taken. */
+/* Fills *x. False: the heuristic has no candidate in the key's place; an earlier one is taken. */
 static bool ask(struct answer *x, const struct key *key) {
     const cudaDataType in = type_of((enum dtype)key->in), out = type_of((enum dtype)key->out_type);
     const cudaDataType in_b = is_fp8(key) ? CUDA_R_8F_E4M3 : in;
@@ -296,7 +298,7 @@ struct arrays {
     const struct product *product;
 };
 
-/* Of one that does not count, and then of several one behind the other. */
+/* Times several products in a row, after one that does not count. INFINITY: no such algorithm. */
 static double seconds_of(void *context, int place) {
     enum { TIMES = 8 };
     const struct arrays *x = (const struct arrays *)context;

@@ -1,5 +1,6 @@
-/* product_choice.h — which algorithm computes a product: the place to take, and the timing of
- * places, the same for cuBLASLt (product.cu) and for the emulated device. Internal. */
+/* product_choice.h — chooses the algorithm of a product: the place in the library's list that was
+ * chosen for its shape, or the place that timing finds to be fastest. cuBLASLt (product.cu) and the
+ * emulated device share this code. Internal. */
 #ifndef LLMC_BACKEND_CUDA_PRODUCT_CHOICE_H
 #define LLMC_BACKEND_CUDA_PRODUCT_CHOICE_H
 
@@ -7,7 +8,7 @@
 
 #include <string.h>
 
-/* Seconds of a product by the algorithm in a place; infinite where there is none. */
+/* Seconds of a product by the algorithm in a place; INFINITY if there is none. */
 typedef double (*product_seconds)(void *context, int place);
 
 static inline bool product_choice_is_of(const struct product_choice *c, const struct product *p) {
@@ -15,7 +16,7 @@ static inline bool product_choice_is_of(const struct product_choice *c, const st
            c->transpose_b == p->transpose_b && c->in == p->in && c->out_type == p->out_type;
 }
 
-/* A later place has to be faster by 2%, which is more than times of the same algorithm differ. */
+/* A later place must be 2% faster. Times of one algorithm differ by less than that. */
 static inline int product_fastest(product_seconds seconds, void *context) {
     int best = 0;
     double least = seconds(context, 0);
@@ -26,7 +27,8 @@ static inline int product_fastest(product_seconds seconds, void *context) {
     return best;
 }
 
-/* The place of the product's shape, or `otherwise`. Times it first where it is to be timed. */
+/* Returns the place that was chosen for the product's shape. If there is none, it times the shape
+ * if `choices` says so and has room, and otherwise returns `otherwise`. */
 static inline int product_place(struct product_choices *choices, const struct product *p,
                                 int otherwise, product_seconds seconds, void *context) {
     for (int i = 0; i < choices->count; i++)

@@ -1,9 +1,9 @@
-/* ptx.cuh — the few PTX instructions that CUDA C++ has no name for. The only asm of the project.
- * Under emulation dev/emulation/ptx_emu.h takes its place.
+/* ptx.cuh — the few PTX instructions that CUDA C++ has no function for. No other kernel source
+ * contains asm. Under emulation dev/emulation/ptx_emu.h takes its place.
  *
  * Source: PTX ISA, "Matrix multiply-accumulate operation using mma instruction", "ldmatrix",
- * "cp.async". sm_80 and later. All of a warp's lanes must execute ldmatrix and mma together. None
- * of them orders memory between threads: that takes __syncthreads or __syncwarp.
+ * "cp.async". sm_80 and later. All lanes of a warp must execute ldmatrix and mma together. None of
+ * these instructions orders memory between threads: that takes __syncthreads or __syncwarp.
  */
 #ifndef LLMC_BACKEND_CUDA_PTX_H
 #define LLMC_BACKEND_CUDA_PTX_H
@@ -14,9 +14,9 @@
 #include "dev/emulation/ptx_emu.h"
 #else
 
-/* Four 8x8 matrices of 16-bit elements from shared memory. Lane l gives the address of row l % 8 of
- * matrix l / 8 (16 bytes, aligned to 16). r[m]: elements 2 (l % 4) and the next of row l / 4 of
- * matrix m. */
+/* Loads four 8x8 matrices of 16-bit elements from shared memory. Lane l passes the address of row l
+ * % 8 of matrix l / 8 (16 bytes, aligned to 16). It gets in r[m] elements 2 (l % 4) and 2 (l % 4) +
+ * 1 of row l / 4 of matrix m. */
 __device__ __forceinline__ void ldmatrix_x4(uint32_t r[4], const void *row) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -25,7 +25,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t r[4], const void *row) {
                  : "memory");
 }
 
-/* The same, each matrix transposed: r[m] has rows 2 (l % 4) and the next of column l / 4. */
+/* The same with transposed matrices: r[m] has rows 2 (l % 4) and 2 (l % 4) + 1 of column l / 4. */
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t r[4], const void *row) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -49,8 +49,8 @@ __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a[4], co
                    "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-/* Starts a copy of 16 bytes from global to shared memory, past L1; both aligned to 16. valid false:
- * writes zeros and reads nothing. */
+/* Starts a copy of 16 bytes from global to shared memory, which bypasses L1. Both addresses are
+ * aligned to 16 bytes. If `valid` is false, it writes zeros and reads nothing. */
 __device__ __forceinline__ void cp_async16(void *destination, const void *source, bool valid) {
     uint32_t address = (uint32_t)__cvta_generic_to_shared(destination);
     int bytes = valid ? 16 : 0;
@@ -64,14 +64,14 @@ __device__ __forceinline__ void cp_async_commit(void) {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `pending` of this thread's groups are under way. Other threads' copies, and
- * this thread's for others, still need a barrier. */
+/* Waits until at most `pending` of this thread's groups are under way. A thread that reads what
+ * another thread copied also needs a barrier. */
 template <int pending> __device__ __forceinline__ void cp_async_wait(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-/* 2^x, off by at most 2^-22 of the result; below 2^-126 it is 0. One instruction, where exp2f takes
- * three more for those. */
+/* 2^x, with a relative error of at most 2^-22; results below 2^-126 are 0. It is one instruction;
+ * exp2f takes three more to get those small results right. */
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

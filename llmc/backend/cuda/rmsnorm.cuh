@@ -14,8 +14,8 @@ enum { RMSNORM_PARTS = 384, RMSNORM_SUMMANDS = 8 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* One block per row. residual: the row is x + y, rounded to T, and is also written to `sums`, which
- * may be x. Shared memory: a row of T. */
+/* One block per row. With `residual` the row is x + y, rounded to T, and is also written to `sums`,
+ * which may be x. Shared memory: a row of T. */
 template <typename T, int W, bool residual>
 __global__ void __launch_bounds__(256)
     rmsnorm_forward_kernel(T *sums, T *__restrict__ out, float *__restrict__ rstd, const T *x,
@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* dx += r dout w - r^3/C (dout w . x) x, and this block's rows' part (C) of
- * dw = sum over rows of dout x r. Row n is block n % gridDim.x's. Shared memory: C floats, the
- * part; number k of vector i is at k * vectors + i, so that a warp's accesses meet all banks. */
+/* dx += r dout w - r^3/C (dout w . x) x. Block n % gridDim.x computes row n, and sums its part (C)
+ * of dw = sum over rows of dout x r. Shared memory: the part, C floats. Element k of vector i is at
+ * k * vectors + i, so that a warp's accesses meet all banks. */
 template <typename T, int W>
 __global__ void __launch_bounds__(512)
     rmsnorm_backward_kernel(T *__restrict__ dx, float *__restrict__ parts,
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(512)
     }
 }
 
-/* dw (C) = the sum of parts (count, C). A block has 32 columns and RMSNORM_SUMMANDS rows of
- * threads, each of which sums every RMSNORM_SUMMANDS-th part. */
+/* dw (C) = the sum of parts (count, C). A block has RMSNORM_SUMMANDS rows of 32 threads. A thread
+ * sums every RMSNORM_SUMMANDS-th part of one column. */
 template <typename G>
 __global__ void __launch_bounds__(32 * RMSNORM_SUMMANDS)
     rmsnorm_backward_weight_kernel(G *__restrict__ dw, const float *__restrict__ parts, int count,
@@ -144,7 +144,7 @@ static inline size_t cuda_rmsnorm_backward_workspace(int N, int C) {
     return (size_t)rmsnorm_parts(N) * C * sizeof(float);
 }
 
-/* The type G of dw may differ from T. The workspace is aligned to 16. */
+/* The type G of dw may differ from T. The workspace is aligned to 16 bytes. */
 template <typename T, typename G>
 void cuda_rmsnorm_backward(T *dx, G *dw, const T *dout, const T *x, const T *w, const float *rstd,
                            int N, int C, bool accumulate, void *workspace, size_t workspace_bytes,

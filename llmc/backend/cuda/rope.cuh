@@ -6,9 +6,9 @@
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* qkv (rows, H+2K heads, D); the first `turned` = H+K heads of each row are turned. A thread has W
- * pairs: W elements of a head's lower half and their partners. `items` = rows * turned * D/2 /
- * W. */
+/* qkv (rows, H+2K heads, D); the first `turned` = H+K heads of each row are rotated. A thread
+ * rotates W pairs: W elements of a head's lower half and their partners in the upper half. `items`
+ * = rows * turned * D/2 / W. */
 template <typename T, int W>
 __global__ void __launch_bounds__(256)
     rope_kernel(T *qkv, const float *__restrict__ cosine, const float *__restrict__ sine,

@@ -1,6 +1,6 @@
-/* streams.cu — the compute stream and the copies beside it: who waits for whom is drawn in
- * device.h. Compiled by nvcc, and for the emulated device, where each stream runs as late or as
- * early as it may (dev/emulation/streams_emu.h): a wait that is missing here gives wrong numbers
+/* streams.cu — the compute stream and the streams that copy beside it; device.h draws what waits
+ * for what. Compiled by nvcc, and also for the emulated device, where each stream runs as late or
+ * as early as it may (dev/emulation/streams_emu.h): a wait that is missing here gives wrong numbers
  * there. */
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/backend/cuda/device.h"
@@ -57,8 +57,8 @@ void device_clear(void *memory, size_t bytes) {
     CHECK(cudaMemsetAsync(memory, 0, bytes, device.compute));
 }
 
-/* From pageable memory the runtime copies to a buffer of its own before it returns; pinned memory
- * is read later. */
+/* The runtime copies pageable memory to a buffer of its own before it returns. It reads pinned
+ * memory later, so this waits. */
 void device_upload(void *to, const void *host, size_t bytes) {
     CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.compute));
     struct cudaPointerAttributes attributes;
@@ -75,8 +75,8 @@ void device_download(void *host, const void *from, size_t bytes) {
 
 /* ---- copies beside the computing ---- */
 
-/* Of the NUMA node that the device is attached to, since the thread may run on another, whose
- * memory is a slower link away. */
+/* Takes memory of the NUMA node that the device is attached to: the thread may run on another node,
+ * from whose memory the device reads over a slower link. */
 void *device_allocate_pinned(size_t bytes) {
     void *memory = NULL;
     const int node = device_memory_node();
@@ -106,7 +106,7 @@ void device_unpin(void *memory) {
     CHECK(cudaHostUnregister(memory));
 }
 
-/* A stream that waits for an event waits for its last recording at the time of the call. */
+/* A stream that waits for an event waits for what was last recorded in it before that call. */
 cudaStream_t device_out_begin(void) {
     CHECK(cudaEventRecord(device.done, device.compute));
     CHECK(cudaStreamWaitEvent(device.out, device.done, 0));
@@ -154,7 +154,7 @@ void device_average_wait(void) {
     CHECK(cudaStreamSynchronize(device.average));
 }
 
-/* copy-in waits for no stream, see device.h */
+/* Copy-in waits for no other stream, see device.h. */
 cudaStream_t device_in_stream(void) {
     return device.in;
 }

@@ -7,8 +7,9 @@
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* Of a bfloat16 the two approximations, each off by at most 2 units in the last place of a float,
- * are rounded away; they take 5 instructions where expf and a division take some 25. */
+/* For bfloat16 it uses two approximations, each off by at most 2 units in the last place of a
+ * float; rounding to bfloat16 hides that. They take 5 instructions, where expf and a division take
+ * some 25. */
 template <typename T> __device__ __forceinline__ float sigmoid(float x) {
     if constexpr (sizeof(T) == 2)
         return __fdividef(1.0f, 1.0f + exp2_approx(x * -LOG2_E));
@@ -16,7 +17,7 @@ template <typename T> __device__ __forceinline__ float sigmoid(float x) {
         return 1.0f / (1.0f + expf(-x));
 }
 
-/* A thread has W neighbours of a row; items = N * F / W. */
+/* A thread computes W neighbouring elements of a row; items = N * F / W. */
 template <typename T, int W>
 __global__ void __launch_bounds__(256)
     swiglu_forward_kernel(T *__restrict__ out, const T *__restrict__ gate_up, int F,

@@ -1,4 +1,4 @@
-/* util.cuh — numbers from one type to another. */
+/* util.cuh — converts arrays from one type of number to another. */
 #ifndef LLMC_BACKEND_CUDA_UTIL_H
 #define LLMC_BACKEND_CUDA_UTIL_H
 

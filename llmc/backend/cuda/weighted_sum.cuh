@@ -6,7 +6,7 @@
 
 enum { SENDERS_AHEAD = 4 };
 
-/* A float32 that counts as the bfloat16 that it rounds to. */
+/* A float32 that is rounded to bfloat16 when it is read. */
 struct float_to_round {
     float value;
 };
@@ -17,8 +17,9 @@ __device__ __forceinline__ float to_float(struct float_to_round x) {
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* W elements of each sender, added up in order of the senders; SENDERS_AHEAD of them are under way
- * at a time. A weight of 0, the same for the whole block, reads nothing. */
+/* Adds W elements of each sender, times its weight, in order of the senders. SENDERS_AHEAD loads
+ * are under way at a time. A sender of weight 0 is not read; all threads of a block have the same
+ * weights. */
 template <int W, typename T>
 __device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *__restrict__ sender,
                                             const float *__restrict__ weight, int N, size_t j) {
@@ -43,7 +44,7 @@ __device__ __forceinline__ void sum_senders(float (&total)[W], const T *const *_
     }
 }
 
-/* Part `part` of packet p: a vector of W elements for each thread of the block. */
+/* Part `part` of packet p: each thread of the block sums W elements. */
 template <typename To, typename T, int W>
 __device__ __forceinline__ void sum_part(To *out, const T *const *__restrict__ sender,
                                          const float *__restrict__ weight, int N, size_t n,
@@ -54,7 +55,7 @@ __device__ __forceinline__ void sum_part(To *out, const T *const *__restrict__ s
     if (j + W <= end) {
         float total[W] = {};
         sum_senders(total, sender, weight, N, j);
-        if constexpr (W * sizeof(To) == 16) { /* a plain store the compiler makes four of */
+        if constexpr (W * sizeof(To) == 16) { /* the compiler splits a plain store into four */
             struct packed<To, W> whole;
             pack(&whole, total);
             __stcs((uint4 *)(out + j), whole.raw[0]);
@@ -70,8 +71,8 @@ __device__ __forceinline__ void sum_part(To *out, const T *const *__restrict__ s
     }
 }
 
-/* `parts` parts of each packet, `all` in all, a block for each as far as the grid goes. out may be
- * one of the senders. */
+/* A packet has `parts` parts, all packets together have `all`. A block sums parts i, i + gridDim.x,
+ * .... out may be one of the senders. */
 template <typename To, typename T, int W>
 __global__ void __launch_bounds__(256)
     weighted_sum_kernel(To *out, const T *const *__restrict__ sender,
@@ -83,8 +84,9 @@ __global__ void __launch_bounds__(256)
 
 /* ---- launchers ----------------------------------------------------------------------------- */
 
-/* `sender` (N) and `weight` (ceil(n / packet), N) are in device memory; `on_host` is what `sender`
- * holds, addresses of device memory. blocks: at most so many; 0: as many as there is work for. */
+/* `sender` (N) and `weight` (ceil(n / packet), N) are in device memory; `on_host` is a copy of
+ * `sender` on the host. Its addresses are those of memory that the device can access. blocks:
+ * launches at most so many; 0: one for each part. */
 template <typename To, typename T>
 void cuda_weighted_sum(To *out, const T *const *on_host, const T *const *sender,
                        const float *weight, int N, size_t n, size_t packet, cudaStream_t stream,

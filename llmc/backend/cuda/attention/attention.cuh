@@ -3,27 +3,27 @@
  *
  *   bfloat16, D a multiple of 8 up to 128   tensor cores: forward.cuh, backward.cuh,
  *                                           with D rounded up to 16, 32, 48, 64, 96 or 128
- *   bfloat16 else, float32                  plain.cuh, D up to 256
- *   behind tokens of earlier calls          the same: a token at a time, bound by reading the keys
+ *   other bfloat16, and float32             plain.cuh, D up to 256
+ *   tokens behind those of earlier calls    plain.cuh: one at a time, bound by reading the keys
  *   D above 256                             refused, see cuda_attention_takes
  *
  * Any T; H a multiple of K; B*H*T (T rounded up to 128) below 2^31. All pointers aligned to 16
- * bytes. The same arguments give the same bits: every sum has one owner and one order, there are no
- * atomic operations.
+ * bytes. The same arguments give the same bits: every sum has one owner and one order, and there
+ * are no atomic operations.
  *
- * Rounding in bfloat16: logits, softmax and sums are float32; P and dS are rounded to bfloat16 as
- * operands of the second product, results when they are stored.
+ * Rounding in bfloat16: logits, softmax and sums are float32. P and dS are rounded to bfloat16 as
+ * operands of the second product, and results when they are stored.
  *
- * What sm_90's own instructions would change (they are not used yet): wgmma reads its right
- * operand, and its left if need be, from shared memory by itself, so ldmatrix, its registers and
- * the bound of 32 rows to a warp go; 64 rows and up to 256 columns are one instruction that runs on
- * while the warps go on, so the softmax of one tile hides behind the products of the next. It wants
- * tiles with a 128-byte swizzle instead of longer rows (tile_layout), filled by bulk tensor copies
- * that one warp issues and an mbarrier counts, with most registers handed to the warps that
- * multiply (setmaxnreg). There dK and dV of 64 keys fit one warp group, and dQ can go through
- * shared memory to a sum in global memory that blocks add to by turns: 5 products, and still one
- * order. The split into tile, forward and backward stays; so does this path, for sm_80 to sm_89 and
- * for the emulation.
+ * What sm_90's own instructions would change (they are not used yet): wgmma itself reads its right
+ * operand from shared memory, and its left one if wanted. ldmatrix, its registers and the limit of
+ * 32 rows per warp are then not needed. One instruction computes 64 rows and up to 256 columns, and
+ * warps go on meanwhile, so the softmax of one tile overlaps with the products of the next. wgmma
+ * needs tiles with a 128-byte swizzle instead of longer rows (tile_layout). One warp would issue
+ * bulk tensor copies that fill them, an mbarrier would count these, and most registers would go to
+ * the warps that multiply (setmaxnreg). dK and dV of 64 keys would fit one warp group, and dQ could
+ * go through shared memory to a sum in global memory to which blocks add in turn: 5 products, and
+ * still one order. The split into tile, forward and backward would stay. So would this path, for
+ * sm_80 to sm_89 and for the emulation.
  */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_ATTENTION_H
 #define LLMC_BACKEND_CUDA_ATTENTION_ATTENTION_H
@@ -42,7 +42,7 @@ static inline void cuda_attention_check(int D) {
     exit(1);
 }
 
-/* Calls FUNCTION<HD>(arguments), HD the least instance that holds D. */
+/* Calls FUNCTION<HD>(arguments) with the smallest HD that holds D. */
 #define ATTENTION_INSTANCE(D, FUNCTION, ...)                                                       \
     ((D) <= 16   ? FUNCTION<16>(__VA_ARGS__)                                                       \
      : (D) <= 32 ? FUNCTION<32>(__VA_ARGS__)                                                       \
@@ -72,7 +72,7 @@ void cuda_attention_continue(T *out, const T *qkv, int first, int rows, int H, i
     if (rows > 0) plain_continue_launch(out, qkv, first, rows, H, K, D, stream);
 }
 
-/* Bytes of device memory that backward works in, aligned to 16. */
+/* Bytes of device memory that backward works in; the workspace is aligned to 16 bytes. */
 static inline size_t cuda_attention_backward_workspace(int B, int T_, int H, int K, int D) {
     (void)K, (void)D;
     return attention_backward_bytes(B, T_, H);

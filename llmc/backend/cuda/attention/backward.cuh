@@ -7,18 +7,18 @@
  *                                                                dK = dS^T Q / sqrt(D)
  *
  * Each result has one owner, which sums in a fixed order: a block owns 128 rows of the result and
- * walks over what they meet, 32 rows at a time, keeping P and dS in registers. Three kernels:
+ * walks over the rows that they meet, 32 at a time. P and dS stay in registers. Three kernels:
  *
  *   prepare     log_sum_exp in base 2 and delta, padded to whole tiles (a padded query's P is 0)
  *   <QUERIES>   rows are queries: walks over the keys up to the causal limit; dQ
  *   <KEYS>      rows are keys: walks over the queries from the causal limit on, for each query
  *               head of the group in turn; everything is the transpose of <QUERIES>; dK, dV or both
  *
- * dK and dV of 32 rows are 128 registers for D = 64, 256 for D = 128. Above 64 they take a launch
- * each: with the one for dQ that is 8 products where the minimum is 5 (7 up to 64). With 16 rows to
- * a warp it would be 7, each at twice the reads from shared memory (see tile.cuh). To
- * come to 5, blocks would sum dQ together: with atomics, whose order changes from run to run, or by
- * turns.
+ * dK and dV of 32 rows take 128 registers for D = 64, and 256 for D = 128. Above 64 each has its
+ * own launch. With the launch for dQ that is 8 products, where the minimum is 5 (up to D = 64 it is
+ * 7). With 16 rows per warp it would be 7, but each would read twice as much from shared memory
+ * (see tile.cuh). To reach 5, blocks would have to sum dQ together: with atomics, whose order
+ * changes from run to run, or in turn.
  *
  * In both kernels "own" are the block's rows and "met" the ones it walks over:
  *
@@ -27,12 +27,12 @@
  *   <KEYS>      K      V      Q      dO
  *
  *   met_x   |0     |1        |2        two stages: needed for S first and for dx last
- *   met_y      |0        |1            one stage: comes while S is computed, is done before S again
+ *   met_y      |0        |1            one stage: copied during S, used up before the next S
  *
- * A block with dx needs 2 x 128 + 3 x 32 rows of shared memory (dV alone 128 less) and, with 128
- * threads, up to 255 registers, which is two blocks (8 warps) per SM. D = 128: 94 KiB, so two on
- * sm_90 (227 KiB), one on sm_80 (163 KiB), sm_86 and sm_89 (99 KiB); D = 64: 50 KiB, two on sm_80
- * and sm_90.
+ * A block with dx needs 2 x 128 + 3 x 32 rows of shared memory (dV alone 128 less). Each of its 128
+ * threads may have up to 255 registers, which permits two blocks (8 warps) per SM. D = 128: 94 KiB,
+ * so two blocks on sm_90 (227 KiB), one on sm_80 (163 KiB), sm_86 and sm_89 (99 KiB). D = 64: 50
+ * KiB, two on sm_80 and sm_90.
  */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_BACKWARD_H
 #define LLMC_BACKEND_CUDA_ATTENTION_BACKWARD_H
@@ -43,7 +43,7 @@ enum { MET_ROWS = 32 };
 
 /* ---- prepare ------------------------------------------------------------------------------- */
 
-/* base2 and delta (B*H, padded). Eight lanes to a query, four queries to a warp. */
+/* Computes base2 and delta (B*H, padded). Eight lanes work on a query, so a warp has four. */
 static __global__ void __launch_bounds__(ATTENTION_THREADS)
     attention_prepare_kernel(float *base2, float *delta, const bfloat16 *dout, const bfloat16 *out,
                              const float *log_sum_exp, const struct attention_call call, int rows) {
@@ -83,9 +83,9 @@ template <int HD, bool DX> struct backward_layout {
     };
 };
 
-/* Steps of own_x and own_y, of 16 columns each, that a warp keeps in registers over the whole walk,
- * in place of loading them again for each S and dP: as many as there is room for beside the sums. A
- * step is 8 registers. */
+/* How many steps of own_x and own_y, of 16 columns each, a warp keeps in registers over the whole
+ * walk, so that it does not load them again for each S and dP. It keeps as many as fit beside the
+ * sums. A step takes 8 registers. */
 template <int HD, bool DX, bool DY> struct backward_kept {
     enum {
         STEPS = HD / 16,
@@ -98,8 +98,8 @@ template <int HD, bool DX, bool DY> struct backward_kept {
     };
 };
 
-/* A number for each query, where element i of fragments m and n finds its own: `own` of the block's
- * rows, if they are queries, else `met`, of the columns. */
+/* Every query has one number. Returns that of the query of element i of fragments m and n: from
+ * `own`, by row, if the block's rows are queries, else from `met`, by column. */
 template <enum attention_rows ROWS>
 __device__ __forceinline__ float per_query(const float own[2][2], const float *met, int m, int n,
                                            int i) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void backward_weights(float s[2][MET_ROWS / 8][4], co
                     exp2_approx(fmaf(s[m][n][i], factor, -per_query<ROWS>(own, met, m, n, i)));
 }
 
-/* dS = P * (dO V^T - delta), y own and met as in the table above. */
+/* dS = P * (dO V^T - delta), with own_y and met_y as in the table above. */
 template <int HD, enum attention_rows ROWS, int KEPT>
 __device__ __forceinline__ void
 backward_logits(struct tile_weights<MET_ROWS> *ds, const float p[2][MET_ROWS / 8][4],
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     float *met_delta = (float *)(own_x + layout::TILES), *met_base2 = met_delta + MET_ROWS;
     constexpr bool Q = ROWS == QUERIES;
 
-    /* Which rows; which query head (the group's first) and key head; where each of them is */
+    /* The block's rows; its query head (for KEYS the group's first) and key head; where they lie */
     int rank, head;
     attention_place(call.order, &rank, &head);
     const int b = head / (Q ? call.H : call.K), T = call.T, D = call.D;
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
                                     : qkv + at_v + first * call.row + begin_qkv,
                                   Q ? call.out_row : call.row, T - first, D);
 
-    /* The next to be met, moved on by each load */
+    /* The next rows to be met; each load moves these pointers on. */
     const bfloat16 *next_x = qkv + sequence + (Q ? k : h) * D + begin * call.row + begin_qkv;
     const bfloat16 *next_y =
         (Q ? qkv + at_v + begin_qkv : dout + at_out + begin_out) + begin * y_row;

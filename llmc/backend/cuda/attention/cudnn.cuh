@@ -1,5 +1,6 @@
-/* cudnn.cuh — cuDNN's attention among the operations (backend.h, struct attention_choice): the
- * plans of one shape and their working memory. Within a scope of the device. */
+/* cudnn.cuh — runs cuDNN's attention as an operation of the backend (backend.h, struct
+ * attention_choice). It keeps the plans of one shape and their working memory. Callers hold a
+ * device_scope. */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
 #define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_H
 
@@ -45,7 +46,7 @@ static bool attention_cudnn_takes(int B, int T, int H, int K, int D) {
     return c->library && c->B == B && c->T == T && c->H == H && c->K == K && c->D == D;
 }
 
-/* The emulation's streams are not CUDA's: there the call itself is work in the stream. */
+/* The emulation's streams are not CUDA's, so there the whole call runs as work in the stream. */
 template <typename call> static bool attention_cudnn_run(const call &run) {
 #ifdef CUDA_EMULATION
     bool done = false;

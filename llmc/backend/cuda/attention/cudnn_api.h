@@ -117,8 +117,8 @@ enum {
 typedef void *cudnn_handle;     /* cudnnHandle_t */
 typedef void *cudnn_descriptor; /* cudnnBackendDescriptor_t */
 
-/* The library's functions, CUDNN_FUNCTIONS(F) with F(name, result, parameters). Enumerations travel
- * as int; a stream is a pointer. */
+/* The library's functions, CUDNN_FUNCTIONS(F) with F(name, result, parameters). Enumerations are
+ * passed as int, and a stream as a pointer. */
 #define CUDNN_FUNCTIONS(F)                                                                         \
     F(GetVersion, size_t, (void))                                                                  \
     F(GetErrorString, const char *, (int status))                                                  \

@@ -16,7 +16,7 @@ CUDNN_FUNCTIONS(TYPE)
 #define MEMBER(name, result, parameters) cudnn_##name *(name);
 static struct {
     CUDNN_FUNCTIONS(MEMBER)
-    cudnn_handle handle; /* of the first device; opened with the first plan for it */
+    cudnn_handle handle; /* created with the first plan that can run, for its device */
 } cudnn;
 
 #define FIND(name, result, parameters)                                                             \
@@ -49,10 +49,10 @@ int cudnn_attention_open(char *why, size_t why_size) {
 
 enum { DESCRIPTORS = 128, OPERATIONS = 32, CONFIGURATIONS = 8 };
 
-/* A graph in the making. After the first failure all calls do nothing. */
+/* A graph that is being built. After the first failure, all calls do nothing. */
 struct builder {
     int B, T, H, K, D;
-    cudnn_descriptor made[DESCRIPTORS]; /* all, to be destroyed */
+    cudnn_descriptor made[DESCRIPTORS]; /* all of them, to destroy */
     int count;
     cudnn_descriptor operation[OPERATIONS];
     int operations;
@@ -61,7 +61,7 @@ struct builder {
     bool failed;
 };
 
-/* False, with cuDNN's own words, where status is an error. */
+/* Returns false, with cuDNN's message in `why`, if status is an error. */
 static bool succeeded(int status, const char *what, char *why, size_t why_size) {
     char said[256] = "";
     if (status == CUDNN_STATUS_SUCCESS) return true;
@@ -116,8 +116,8 @@ static bool finalize(struct builder *b, cudnn_descriptor d, const char *what) {
 
 /* ---- tensors of four dimensions ---------------------------------------------------------- */
 
-/* Those that the caller has, by number; others are in no memory (virtual). From SCALE on they are
- * given by value. */
+/* Numbers of the tensors that the caller has. All others are virtual, that is, in no memory.
+ * Tensors from SCALE on are passed by value. */
 enum {
     VIRTUAL,
     Q,
@@ -150,7 +150,7 @@ static cudnn_descriptor tensor_of(struct builder *b, int name, int type, const i
     return d;
 }
 
-/* (B, H, T, T), dense; transposed: with the columns first in memory */
+/* (B, H, T, T), dense; transposed: stored column by column */
 static cudnn_descriptor square(struct builder *b, int type, bool transposed) {
     const int64_t T = b->T, dims[] = {b->B, b->H, T, T};
     const int64_t strides[] = {b->H * T * T, T * T, transposed ? 1 : T, transposed ? T : 1};
@@ -177,7 +177,7 @@ static cudnn_descriptor heads(struct builder *b, int name, int heads, int64_t ro
     return tensor_of(b, name, CUDNN_DATA_BFLOAT16, dims, strides);
 }
 
-/* of all query heads, dense, in no memory of the caller's */
+/* (B, H, T, D) of all query heads, dense, virtual */
 static cudnn_descriptor every_head(struct builder *b, int type) {
     const int64_t T = b->T, D = b->D, dims[] = {b->B, b->H, T, D};
     const int64_t strides[] = {b->H * T * D, T * D, D, 1};
@@ -191,7 +191,7 @@ static cudnn_descriptor operation(struct builder *b, cudnn_descriptor d, cudnn_d
     return result;
 }
 
-/* y = mode(x, other), or with `where`: where ? x : other. axis: of GEN_INDEX, else -1 */
+/* y = mode(x, other), or with `where`: where ? x : other. axis: for GEN_INDEX, else -1 */
 static cudnn_descriptor pointwise(struct builder *b, int mode, int axis, cudnn_descriptor x,
                                   cudnn_descriptor other, cudnn_descriptor where,
                                   cudnn_descriptor y) {
@@ -210,13 +210,13 @@ static cudnn_descriptor pointwise(struct builder *b, int mode, int axis, cudnn_d
     return operation(b, d, y);
 }
 
-/* A square of mode(x, other), which is float32. */
+/* A virtual float32 square = mode(x, other). */
 static cudnn_descriptor each(struct builder *b, int mode, cudnn_descriptor x,
                              cudnn_descriptor other) {
     return pointwise(b, mode, -1, x, other, NULL, square(b, CUDNN_DATA_FLOAT, false));
 }
 
-/* y gets x reduced along the dimensions in which it has fewer. */
+/* y = x, reduced along the dimensions in which y is smaller. */
 static cudnn_descriptor reduce(struct builder *b, int mode, cudnn_descriptor x,
                                cudnn_descriptor y) {
     const int precision = CUDNN_DATA_FLOAT;
@@ -255,7 +255,7 @@ static cudnn_descriptor reshape(struct builder *b, cudnn_descriptor x, cudnn_des
 
 /* ---- the two graphs ----------------------------------------------------------------------- */
 
-/* Logits of keys behind the query become -infinity. */
+/* Logits of keys that come after the query become -infinity. */
 static cudnn_descriptor causal(struct builder *b, cudnn_descriptor logits) {
     cudnn_descriptor query = pointwise(b, CUDNN_POINTWISE_GEN_INDEX, 2, logits, NULL, NULL,
                                        square(b, CUDNN_DATA_INT32, false));
@@ -283,7 +283,7 @@ static void describe_forward(struct builder *b) {
     multiply(b, p, heads(b, V, b->K, in, false), heads(b, OUT, b->H, of_out, false));
 }
 
-/* Sums of a group's query heads, where keys and values have fewer. */
+/* result = x y, summed over each group's query heads if there are fewer key heads. */
 static void multiply_for_group(struct builder *b, cudnn_descriptor x, cudnn_descriptor y,
                                cudnn_descriptor result) {
     if (b->H == b->K) {
@@ -336,7 +336,7 @@ struct cudnn_attention {
     float scale, masked, one; /* by value */
 };
 
-/* Of the device: its properties in JSON, or those of cuDNN's handle. */
+/* A device's properties: those in JSON, or, if `device` is NULL, those of cuDNN's handle. */
 static cudnn_descriptor properties(struct builder *b, const char *device) {
     cudnn_descriptor d = create(b, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
     if (device)
@@ -348,7 +348,8 @@ static cudnn_descriptor properties(struct builder *b, const char *device) {
     return d;
 }
 
-/* The first of cuDNN's configurations that has a plan; the order is its estimate of their speed. */
+/* Takes the first of cuDNN's configurations that has a plan. cuDNN puts the one that it estimates
+ * to be fastest first. */
 static void choose(struct plan *p, cudnn_descriptor graph, cudnn_descriptor device) {
     struct builder *b = &p->graph;
     const int mode = CUDNN_HEUR_MODE_A;
@@ -376,7 +377,7 @@ static void choose(struct plan *p, cudnn_descriptor graph, cudnn_descriptor devi
         set_descriptor(b, plan, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, configuration[i]);
         set_descriptor(b, plan, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, device);
         if (finalize(b, plan, "a plan for attention")) p->plan = plan;
-        if (i < count - 1) b->failed = false; /* the next may do */
+        if (i < count - 1) b->failed = false; /* the next may work */
     }
     if (!p->plan || b->failed) return;
     check(b,
@@ -432,7 +433,7 @@ void cudnn_attention_release(struct cudnn_attention *a) {
     free(a);
 }
 
-/* The plan's own begins behind delta, at a multiple of 256 bytes. */
+/* The plan's own workspace begins after these bytes, which are a multiple of 256. */
 static size_t delta_bytes(const struct cudnn_attention *a) {
     const struct builder *b = &a->backward.graph;
     return ((size_t)b->B * (size_t)b->H * (size_t)b->T * sizeof(float) + 255) / 256 * 256;
@@ -444,10 +445,10 @@ size_t cudnn_attention_workspace(const struct cudnn_attention *a) {
     return forward > backward ? forward : backward;
 }
 
-/* at[name]: a tensor's address, NULL where the graph has none of that name */
+/* at[name]: a tensor's address, NULL if the graph has no such tensor */
 static bool execute(struct plan *p, const void *const *at, const void *workspace, void *stream,
                     char *why, size_t why_size) {
-    struct builder b = p->graph; /* its descriptors stay the plan's */
+    struct builder b = p->graph; /* a copy, which does not own the plan's descriptors */
     const int before = b.count;
     int64_t ids[NAMES];
     const void *pointers[NAMES];
@@ -466,7 +467,7 @@ static bool execute(struct plan *p, const void *const *at, const void *workspace
     return !b.failed;
 }
 
-/* Where the parts of a row of queries, keys and values begin. */
+/* Where the part of a row of qkv begins that comes after `heads_before` heads. */
 static const void *part(const struct cudnn_attention *a, const void *qkv, int heads_before) {
     return (const char *)qkv + (size_t)heads_before * (size_t)a->forward.graph.D * 2;
 }

@@ -3,8 +3,8 @@
  * is copied.
  *
  * Forward and backward are described as graphs of operations, for which cuDNN finds a fused kernel.
- * Backward is the one of its kernels that gives the same bits every time: it keeps all of dS in its
- * workspace, 2 B H T T bytes, and sums dQ from there, where the other adds with atomics. The
+ * Backward is the cuDNN kernel that gives the same bits every time. It keeps all of dS in its
+ * workspace, 2 B H T T bytes, and sums dQ from there; cuDNN's other kernel adds with atomics. The
  * log-sum-exp is what our kernels keep: the natural logarithm of the sum of exp(scaled logits). */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_CUDNN_PLAN_H
 #define LLMC_BACKEND_CUDA_ATTENTION_CUDNN_PLAN_H
@@ -16,38 +16,39 @@
 extern "C" {
 #endif
 
-/* 9.16.0: older ones need device properties in another way, or compute backward wrongly unless 128
- * divides T. */
+/* 9.16.0. Older versions need device properties in another form, or compute backward wrongly unless
+ * T is a multiple of 128. */
 enum { CUDNN_ATTENTION_OLDEST = 91600 };
 
-/* D a multiple of 8 up to 128. */
+/* True if D is a multiple of 8 up to 128. */
 static inline bool cudnn_attention_takes(int D) {
     return D % 8 == 0 && D >= 8 && D <= 128;
 }
 
-/* What backward works in, but for cuDNN's alignment: dS, with T rounded up to whole tiles, its row
- * sums, and with fewer heads of keys dK and dV of all heads. */
+/* The bytes that backward works in, without cuDNN's alignment: dS, with T rounded up to whole
+ * tiles; delta; and, if there are fewer key heads than query heads, dK and dV of all query
+ * heads. */
 static inline double cudnn_attention_bytes(int B, int T, int H, int K, int D) {
     const double heads = (double)B * H, queries = (T + 63) / 64 * 64, keys = (T + 127) / 128 * 128;
     return heads * (2 * queries * keys + 4.0 * T + (H == K ? 0 : 4.0 * T * D));
 }
 
-/* cuDNN's version, 91900 for 9.19.0. 0: there is none that is new enough, `why` says so in one
- * line. The first call opens the library. */
+/* Returns cuDNN's version, 91900 for 9.19.0; or 0 if there is none that is new enough, which `why`
+ * then says in one line. The first call opens the library. */
 int cudnn_attention_open(char *why, size_t why_size);
 
 struct cudnn_attention;
 
-/* Plans for a shape. device: NULL for the calling thread's device; else a device's properties as
- * cuDNN writes them in JSON, and the plans cannot run. NULL, with the reason, where cuDNN has
- * none. */
+/* Makes the plans for a shape. device is NULL for the calling thread's device. Otherwise it holds a
+ * device's properties as cuDNN writes them in JSON, and the plans cannot run. Returns NULL, with
+ * the reason, if cuDNN has no plan. */
 struct cudnn_attention *cudnn_attention_plan(int B, int T, int H, int K, int D, const char *device,
                                              char *why, size_t why_size);
 void cudnn_attention_release(struct cudnn_attention *a); /* NULL is fine */
 size_t cudnn_attention_workspace(const struct cudnn_attention *a);
 
-/* On a stream (cudaStream_t), with a workspace aligned to 256 bytes; shapes as in backend.h. False,
- * with the reason, where cuDNN refuses. */
+/* These run on a stream (cudaStream_t), with a workspace aligned to 256 bytes. Shapes are as in
+ * backend.h. They return false, with the reason, if cuDNN refuses. */
 bool cudnn_attention_forward(struct cudnn_attention *a, void *out, float *log_sum_exp,
                              const void *qkv, void *workspace, void *stream, char *why,
                              size_t why_size);

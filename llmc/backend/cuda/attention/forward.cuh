@@ -5,17 +5,18 @@
  * sum of exponentials, and the unnormalised output; when the largest grows, the others shrink by
  * 2^(old - new). Logits are in base 2: log2(e) / sqrt(D) is one factor inside the exponent.
  *
- *   keys     |K0    |K1    |K2 ..    copies run behind the products: V(i) while S = Q K(i)^T and
- *   values       |V0    |V1    |V2   softmax, K(i+1) while O += P V(i)
+ *   keys     |K0    |K1    |K2 ..    copies overlap with products: V(i) with S = Q K(i)^T and
+ *   values       |V0    |V1    |V2   softmax, K(i+1) with O += P V(i)
  *
  * The softmax stands before the barrier that ends the first product, so that the compiler does not
- * mix it with the second, for which there are not enough registers with D = 128. The other block on
- * the SM fills the gaps.
+ * interleave it with the second: with D = 128 there are not enough registers for that. The other
+ * block on the SM fills the gaps.
  *
- * A block needs 128 + 64 + 64 rows of shared memory and, with 128 threads, up to 255 registers,
- * which is two blocks (8 warps) per SM. D = 128: 68 KiB, so two on sm_80 (163 KiB) and sm_90 (227
- * KiB), one on sm_86 and sm_89 (99 KiB); D = 64: 36 KiB, two everywhere. For D <= 64 the queries
- * stay in registers; above there is no room for them beside the output (128) and the logits (64).
+ * A block needs 128 + 64 + 64 rows of shared memory. Each of its 128 threads may have up to 255
+ * registers, which permits two blocks (8 warps) per SM. D = 128: 68 KiB, so two blocks on sm_80
+ * (163 KiB) and sm_90 (227 KiB), one on sm_86 and sm_89 (99 KiB). D = 64: 36 KiB, two everywhere.
+ * For D <= 64 the queries stay in registers. For larger D there is no room for them beside the
+ * output (128 registers) and the logits (64).
  */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_FORWARD_H
 #define LLMC_BACKEND_CUDA_ATTENTION_FORWARD_H
@@ -24,13 +25,13 @@
 
 enum { FORWARD_KEYS = 64 };
 
-struct online_softmax { /* per fragment and half: this thread's rows */
+struct online_softmax { /* of this thread's rows, by fragment and half */
     float largest[2][2];
     float sum[2][2]; /* over this thread's columns */
 };
 
-/* Logits S become weights P = 2^(factor (S - largest)); out, the sum of what came before, is
- * rescaled. */
+/* Turns logits S into weights P = 2^(factor (S - largest)), and rescales `out`, the sum over the
+ * earlier keys. */
 template <int HD>
 __device__ __forceinline__ void
 online_softmax_step(struct online_softmax *state, struct tile_weights<FORWARD_KEYS> *weights,
@@ -64,8 +65,8 @@ online_softmax_step(struct online_softmax *state, struct tile_weights<FORWARD_KE
         }
 }
 
-/* Ends a row's sum: normaliser gets 1 / sum; log_sum_exp (T) the natural logarithm of the sum of
- * exp(logit), in float32. */
+/* Completes the sums of rows: normaliser = 1 / sum, log_sum_exp (T) = the natural logarithm of the
+ * sum of exp(logit), in float32. */
 __device__ __forceinline__ void online_softmax_end(struct online_softmax *state,
                                                    float normaliser[2][2], float *log_sum_exp,
                                                    int first, int T, float scale) {
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(ATTENTION_THREADS, 2)
     attention_place(call.order, &rank, &head);
     const int b = head / call.H, h = head % call.H, T = call.T;
     const int first = (call.order.tiles - 1 - rank) * BLOCK_ROWS;
-    const int last = min(T, first + BLOCK_ROWS); /* keys from here on are of no use to the block */
+    const int last = min(T, first + BLOCK_ROWS); /* no row of the block sees keys from here on */
     const int warp_first = first + tile_warp_row();
     const bfloat16 *own = qkv + b * T * call.row + tile_begin<HD>(call.row);
     const bfloat16 *k = own + (call.H + h / call.group) * call.D; /* the next keys */

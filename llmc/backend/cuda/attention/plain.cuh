@@ -1,11 +1,11 @@
-/* plain.cuh — causal attention without tensor cores: float32, and bfloat16 with head sizes
- * that the tensor cores' path does not take, for tests and small models; and of few queries behind
- * many keys, for generation. Simple, not fast.
+/* plain.cuh — causal attention without tensor cores. It computes float32, bfloat16 with head sizes
+ * that the tensor cores' path does not take (tests and small models), and few queries behind many
+ * keys (generation). It is simple, not fast.
  *
- * A warp owns one row of the result and walks over what it meets, 32 rows at a time: each lane
- * computes one logit from its own row, then the lanes share the columns of the weighted sum, every
- * lane up to MOST / 32 of them. Where there are few rows the warps of a block share what one row
- * meets, and add up their parts. Sums are in a fixed order.
+ * A warp owns one row of the result and walks over the rows that it meets, 32 at a time. Each lane
+ * computes one logit from its own row. Then the lanes share the columns of the weighted sum; a lane
+ * has up to PLAIN_MOST / 32 of them. In generation, where rows are few, the warps of a block share
+ * the keys that one row meets, and add up their parts. Sums have a fixed order.
  */
 #ifndef LLMC_BACKEND_CUDA_ATTENTION_PLAIN_H
 #define LLMC_BACKEND_CUDA_ATTENTION_PLAIN_H
@@ -14,7 +14,7 @@
 
 enum { PLAIN_THREADS = 128, PLAIN_WARPS = PLAIN_THREADS / 32, PLAIN_MOST = 256 /* head size */ };
 
-/* row (D) to this warp's part of shared memory */
+/* Copies row (D) to this warp's part of shared memory. */
 template <typename T> __device__ __forceinline__ void plain_keep(float *kept, const T *row, int D) {
     for (int d = threadIdx.x % 32; d < D; d += 32) kept[d] = to_float(row[d]);
     __syncwarp();
@@ -27,7 +27,7 @@ __device__ __forceinline__ float plain_dot(const float *kept, const T *row, int 
     return sum;
 }
 
-/* sum += over j < count: the weight of lane j times row j of `rows` */
+/* sum += the weight of lane j times row j of `rows`, for all j < count */
 template <typename T>
 __device__ __forceinline__ void plain_add(float sum[PLAIN_MOST / 32], float weight, const T *rows,
                                           size_t stride, int count, int D) {
@@ -51,11 +51,11 @@ __device__ __forceinline__ void plain_write(T *to, const float sum[PLAIN_MOST / 
     }
 }
 
-struct plain_part { /* of one query's result: of some of the keys, not yet divided by `sum` */
+struct plain_part { /* one query's result over some of the keys, not yet divided by `sum` */
     float largest, sum, out[PLAIN_MOST / 32];
 };
 
-/* Keys and values begin, ..., up to `last`, 32 in every `step` of them. */
+/* Attends to keys and values `begin` ... `last`: the first 32 of every `step` of them. */
 template <typename T>
 __device__ __forceinline__ struct plain_part plain_attend(const float *query, const T *k,
                                                           const T *v, size_t stride, int begin,
@@ -94,8 +94,8 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     if (lane == 0) log_sum_exp[row] = all.largest + logf(all.sum);
 }
 
-/* One block per row of out (rows, H, D), row 0 of which is token `first` of qkv. Shared memory:
- * the query, and the warps' parts. */
+/* One block per token and head of out (rows, H, D), whose row 0 is token `first` of qkv. Shared
+ * memory: the query, and the warps' parts. */
 template <typename T>
 __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     plain_continue_kernel(T *out, const T *qkv, int first, int H, int K, int D, float scale) {
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     }
 }
 
-/* dq, and delta = rowsum(dO * O) for the next kernel */
+/* Computes dq, and delta = rowsum(dO * O) for the next kernel. */
 template <typename T>
 __global__ void __launch_bounds__(PLAIN_THREADS, 4)
     plain_backward_queries_kernel(T *dqkv, float *delta, const T *dout, const T *out, const T *qkv,

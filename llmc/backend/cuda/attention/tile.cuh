@@ -1,23 +1,24 @@
-/* tile.cuh — what the attention kernels on tensor cores are made of: tiles in shared
- * memory, their products in registers, and the order in which blocks take work.
+/* tile.cuh — the parts that attention kernels on tensor cores share: tiles in shared memory, their
+ * products in registers, and the order in which blocks take work.
  *
- * A block is 4 warps; a warp owns 32 rows (two m16 fragments) of the result, whole rows, so that a
- * row's softmax never leaves the warp. Both kinds of products run on mma.sync m16n8k16, bfloat16
+ * A block is 4 warps. A warp owns 32 whole rows (two m16 fragments) of the result, so that the
+ * softmax of a row stays within the warp. Both kinds of products run on mma.sync m16n8k16, bfloat16
  * in, float32 out (PTX ISA, "Matrix fragments for mma.m16n8k16"):
  *
  *   tile_multiply_rows      acc (32, N)  += X (32, HD) Y^T,  X and Y (N, HD) in shared memory
  *   tile_multiply_weights   acc (32, HD) += P (32, N) Y,     P in registers, Y (N, HD) in shared
  *
- * 32 rows to a warp, since each fragment of Y read from shared memory then feeds two products. A
- * fragment is 512 bytes, 4 clocks of an SM's shared memory; an m16n8k16 is 2048 multiplications, of
- * which an SM does 1024 (A100) or 2048 (H100) per clock. Four warps with 16 rows each would read
- * for 16 clocks to multiply for 16 or 8; with 32 rows it is 16 to 32 or 16. The accumulator of the
- * first product is laid out as the left operand of the second, so P goes from one to the other in
- * registers.
+ * A warp has 32 rows, so that each fragment of Y that it reads from shared memory feeds two
+ * products. A fragment is 512 bytes, which take 4 clocks of an SM's shared memory. An m16n8k16 is
+ * 2048 multiplications, of which an SM does 1024 (A100) or 2048 (H100) per clock. Four warps with
+ * 16 rows each would read for 16 clocks and multiply for 16 (A100) or 8 (H100). With 32 rows they
+ * read for 16 and multiply for 32 or 16. The accumulator of the first product has the layout of the
+ * left operand of the second, so P stays in registers between them.
  *
- * Tiles are row-major, each row 16 bytes longer than its HD elements. An odd number of 16-byte
- * chunks per row puts the eight rows of an 8x8 matrix in eight different groups of banks (no
- * conflicts in ldmatrix), and unlike a swizzle leaves every address a constant away from one base.
+ * Tiles are row-major, and each row is 16 bytes longer than its HD elements. An odd number of
+ * 16-byte chunks per row puts the eight rows of an 8x8 matrix in eight different groups of banks
+ * (no conflicts in ldmatrix). Unlike a swizzle, it leaves every address at a constant distance from
+ * one base.
  *
  * HD is the head size D rounded up to a size with an instance; columns D to HD are zero in shared
  * memory and are not stored. Rows past the sequence's end are zero too.
@@ -30,8 +31,8 @@
 
 enum { ATTENTION_THREADS = 128, WARP_ROWS = 32, BLOCK_ROWS = ATTENTION_THREADS / 32 * WARP_ROWS };
 
-/* What may be in use at once, see attention_order: A100 has 2 x 20 MB of L2 cache, H100 50 MB.
- * Under emulation so little that small shapes have several sections. */
+/* The bytes of L2 cache that a section of heads may use, see attention_order. A100 has 2 x 20 MB,
+ * H100 50 MB. Under emulation they are so few that small shapes have several sections. */
 #ifdef CUDA_EMULATION
 enum { L2_BYTES = 64 << 10 };
 #else
@@ -44,21 +45,22 @@ template <int HD> struct tile_layout {
 
 /* ---- shared memory ------------------------------------------------------------------------- */
 
-/* How a block's threads share the copy of a tile: so many side by side in a row, the largest power
- * of two that divides its 16-byte chunks. */
+/* How the threads of a block share the copy of a tile: LANES threads copy a row side by side, and
+ * STEP rows at a time. LANES is the largest power of two that divides the 16-byte chunks of a
+ * row. */
 template <int HD> struct tile_copy {
     enum { CHUNKS = HD / 8, LANES = CHUNKS & -CHUNKS, STEP = ATTENTION_THREADS / LANES };
 };
 
-/* Where this thread begins to copy, in elements from the tile's first. */
+/* Where this thread begins to copy, in elements from the first of the tile in its matrix. */
 template <int HD> __device__ __forceinline__ ptrdiff_t tile_begin(ptrdiff_t stride) {
     return (ptrdiff_t)(threadIdx.x / tile_copy<HD>::LANES) * stride +
            threadIdx.x % tile_copy<HD>::LANES * 8;
 }
 
-/* Starts to copy ROWS rows of D elements from a matrix; `rows` of them exist. `from` is the first
- * row's address plus tile_begin. D % 8 == 0; `from` and `stride` (in elements) in multiples of
- * 16 bytes. The caller commits and waits. */
+/* Starts to copy ROWS rows of D elements from a matrix; `rows` of them exist, the others become
+ * zero. `from` is the first row's address plus tile_begin. D % 8 == 0; `from` and `stride` (in
+ * elements) are multiples of 16 bytes. The caller commits and waits. */
 template <int HD, int ROWS>
 __device__ __forceinline__ void tile_load(bfloat16 *tile, const bfloat16 *from, ptrdiff_t stride,
                                           int rows, int D) {
@@ -76,13 +78,13 @@ __device__ __forceinline__ void tile_load(bfloat16 *tile, const bfloat16 *from, 
     }
 }
 
-/* Starts to copy N floats, N % 4 == 0, both addresses in multiples of 16 bytes. */
+/* Starts to copy N floats; N % 4 == 0, and both addresses are multiples of 16 bytes. */
 template <int N> __device__ __forceinline__ void vector_load(float *to, const float *from) {
     if (threadIdx.x < N / 4) cp_async16(to + threadIdx.x * 4, from + threadIdx.x * 4, true);
 }
 
 /* Writes acc (32, HD), each row times its factor, as rows `first` and on of a matrix of T rows.
- * `rows` is shared memory for 32 rows that this warp alone uses: it makes the stores 16 bytes. */
+ * `rows` is shared memory for 32 rows that only this warp uses; it permits stores of 16 bytes. */
 template <int HD>
 __device__ __forceinline__ void tile_store(bfloat16 *to, ptrdiff_t stride, int first, int T, int D,
                                            const float acc[2][HD / 8][4],
@@ -112,14 +114,14 @@ __device__ __forceinline__ void tile_store(bfloat16 *to, ptrdiff_t stride, int f
 
 /* ---- products ------------------------------------------------------------------------------ */
 
-/* The left operand of 16 rows and 16 columns. */
+/* Loads a left operand of 16 rows and 16 columns. */
 template <int HD>
 __device__ __forceinline__ void fragment_load(uint32_t a[4], const bfloat16 *tile) {
     const int lane = threadIdx.x % 32;
     ldmatrix_x4(a, tile + lane % 16 * tile_layout<HD>::LD + lane / 16 * 8);
 }
 
-/* acc += X Y^T for one step of 16 along HD; y is Y's column of that step. */
+/* acc += X Y^T for one step of 16 along HD; y points to Y's first column of that step. */
 template <int HD, int N>
 __device__ __forceinline__ void tile_multiply_step(float acc[2][N / 8][4], const uint32_t a[2][4],
                                                    const bfloat16 *y) {
@@ -137,7 +139,7 @@ __device__ __forceinline__ void tile_multiply_step(float acc[2][N / 8][4], const
     }
 }
 
-/* A warp's rows of a left operand that many products need: their first STEPS steps, in registers. */
+/* The first STEPS steps of a warp's rows of a left operand, kept in registers for many products. */
 template <int STEPS> struct tile_kept { uint32_t step[STEPS ? STEPS : 1][2][4]; };
 
 template <int HD, int STEPS>
@@ -156,7 +158,7 @@ __device__ __forceinline__ void tile_multiply_rows(float acc[2][N / 8][4],
                                                    const bfloat16 *x, const bfloat16 *y) {
 #pragma unroll
     for (int i = 0; i < STEPS; i++) tile_multiply_step<HD, N>(acc, kept.step[i], y + i * 16);
-#pragma unroll 4 /* with more loads in sight the compiler runs out of registers */
+#pragma unroll 4 /* with more loads at once the compiler runs out of registers */
     for (int k = STEPS * 16; k < HD; k += 16) {
         uint32_t a[2][4];
 #pragma unroll
@@ -170,7 +172,7 @@ template <int N> struct tile_weights {
     uint32_t word[N / 16][2][4]; /* per step of 16 columns and m16 fragment, as mma takes them */
 };
 
-/* Puts in the pair of columns 2t, 2t+1 of fragment n, rows `half`. */
+/* Puts in the pair of columns 2t, 2t+1 (t = lane % 4) of fragment n, in its rows of `half`. */
 template <int N>
 __device__ __forceinline__ void tile_weights_put(struct tile_weights<N> *weights, int m, int n,
                                                  int half, float even, float odd) {
@@ -219,9 +221,9 @@ template <int N> __device__ __forceinline__ void tile_fill(float acc[2][N / 8][4
             for (int i = 0; i < 4; i++) acc[m][n][i] = value;
 }
 
-/* The warp's first row in the block. For branches, taken from lane 0, so that the compiler knows it
- * to be the same for all lanes and keeps them together; for addresses, from threadIdx, which takes
- * no register between uses. */
+/* The warp's first row in the block. tile_warp_row is for branches: it is taken from lane 0, so
+ * that the compiler knows that all lanes have the same value and keeps them together. tile_warp is
+ * for addresses: it is taken from threadIdx, which needs no register between uses. */
 __device__ __forceinline__ int tile_warp_row(void) {
     return __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0) * WARP_ROWS;
 }
@@ -230,7 +232,7 @@ template <int HD> __device__ __forceinline__ bfloat16 *tile_warp(bfloat16 *tile)
     return tile + threadIdx.x / 32 * WARP_ROWS * tile_layout<HD>::LD;
 }
 
-/* Where element i of fragment m (rows) and n (columns) of an accumulator stands in its tile. */
+/* Row and column in its tile of element i of an accumulator's fragment m (rows), n (columns). */
 __device__ __forceinline__ int tile_row(int m, int i) {
     return m * 16 + i / 2 * 8 + threadIdx.x % 32 / 4;
 }
@@ -239,9 +241,9 @@ __device__ __forceinline__ int tile_column(int n, int i) {
     return n * 8 + threadIdx.x % 4 * 2 + i % 2;
 }
 
-/* `value` where a query does not see a key: rows are queries and columns keys (ROWS_ARE_QUERIES),
- * or the other way round. `ahead`: by how much the first row is further on in the sequence than the
- * first column. */
+/* Writes `value` where a query does not see a key. Rows are queries and columns are keys
+ * (ROWS_ARE_QUERIES), or the other way round. `ahead` is the place of the first row in the sequence
+ * minus that of the first column. */
 template <int N, bool ROWS_ARE_QUERIES>
 __device__ __forceinline__ void tile_mask(float acc[2][N / 8][4], int ahead, float value) {
     ahead += tile_row(0, 0) - tile_column(0, 0);
@@ -258,25 +260,26 @@ __device__ __forceinline__ void tile_mask(float acc[2][N / 8][4], int ahead, flo
 
 /* ---- calls and the order of work ----------------------------------------------------------- */
 
-/* Blocks start in the order of their index. Heads are taken in sections whose keys and values fit
- * the L2 cache together; within a section the tiles of most work come first, for all its heads, so
- * that no long block starts when the others are done. Heads of one group are neighbours. */
+/* Blocks start in the order of their index. Heads are taken in sections, whose keys and values fit
+ * the L2 cache together. In a section the tiles with the most work come first, for all its heads,
+ * so that no long block starts when the others are done. Heads of one group are neighbours. */
 struct attention_order {
     int tiles, heads, section; /* tiles per head; heads (B times H or K); heads per section */
 };
 
-/* What a kernel is to do: computed once, read from constant memory, so it needs no registers. */
+/* The arguments of a kernel. The host computes them once. They take no registers, since kernels
+ * read them from constant memory. */
 struct attention_call {
     int T, H, K, D, group;  /* group = H / K */
     int padded;             /* T rounded up to whole tiles */
-    ptrdiff_t row, out_row; /* elements from one token to the next: of qkv, of out */
+    ptrdiff_t row, out_row; /* elements from one token to the next in qkv, in out */
     ptrdiff_t values;       /* elements from a key to its value */
     float scale, factor;    /* of logits: 1 / sqrt(D), and the same in base 2 */
     struct attention_order order;
 };
 
-/* What is read over and over in a section: the keys and values of whole groups (`per_query_head`),
- * or the queries and output gradients of whole groups. */
+/* The size of a section follows from what its blocks read repeatedly: the keys and values of whole
+ * groups (`per_query_head`), or the queries and output gradients of whole groups. */
 static inline struct attention_call attention_call_make(int B, int T, int H, int K, int D,
                                                         bool per_query_head) {
     struct attention_call call = {};
@@ -294,7 +297,7 @@ static inline struct attention_call attention_call_make(int B, int T, int H, int
     return call;
 }
 
-/* *rank counts tiles from the one with most work. */
+/* Finds this block's tile and head. *rank counts tiles from the one with the most work. */
 __device__ __forceinline__ void attention_place(const struct attention_order &order, int *rank,
                                                 int *head) {
     int section = blockIdx.x / (order.section * order.tiles), first = section * order.section;
