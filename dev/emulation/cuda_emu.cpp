@@ -1,15 +1,16 @@
-/* cuda_emu.cpp — the scheduler of the emulation: every thread of a block a fiber, see cuda_emu.h.
+/* cuda_emu.cpp — the scheduler of the emulation, which runs every thread of a block as a fiber. See
+ * cuda_emu.h.
  *
- * A fiber leaves only in a barrier, in a warp collective, or at its end. Who is next is decided in
- * next(): the runnable warp with the highest priority, so that one warp gets as far ahead of the
+ * A fiber leaves only in a barrier, in a warp collective, or at its end. next() chooses the next
+ * fiber from the runnable warp with the highest priority, so that one warp gets as far ahead of the
  * others as the barriers let it. Forward, reverse and random orders differ in the priorities of
  * warps, and in the order of blocks and of a warp's lanes.
  *
  * Sanitizers. A fiber switch is announced to the address and the thread sanitizer. This file must
  * not be compiled with -fsanitize=thread, which would count functions entered on one stack and left
- * on another; -DCUDA_EMU_TSAN says that the rest of the program is. Switching makes no order
- * between fibers as the thread sanitizer sees it: __syncthreads and __syncwarp do, and the end of a
- * launch. Shuffles, ldmatrix and mma order no memory, as the PTX ISA has it.
+ * on another; -DCUDA_EMU_TSAN says that the rest of the program is. For the thread sanitizer a
+ * switch makes no order between fibers; __syncthreads, __syncwarp and the end of a launch do.
+ * Shuffles, ldmatrix and mma order no memory, as the PTX ISA says.
  */
 #include "dev/emulation/cuda_emu.h"
 #include "dev/emulation/ptx_emu.h"
@@ -78,7 +79,7 @@ static uint64_t random_state = 1;
 static pthread_mutex_t one_launch = PTHREAD_MUTEX_INITIALIZER;
 #ifdef CUDA_EMU_TSAN
 enum { STACKS = 2 * MOST_THREADS };
-/* Two of each barrier: who is at the next one may arrive there before others have left this one. */
+/* Two of each: a thread may arrive at the next barrier before others have left this one. */
 static char tsan_barrier[2], tsan_warp[MOST_WARPS][2], tsan_start, tsan_end, tsan_fence;
 static void *tsan_fibers[STACKS];
 #else
@@ -108,15 +109,15 @@ static uint32_t random_below(uint32_t n) { /* xorshift64* */
 
 static void fiber(void);
 
-/* Where a thread's stack begins, downward. Not at the same place of every stack: then all would
- * share a few lines of the processor's caches. */
+/* Where a thread's stack begins, which grows downward. The offset differs between stacks, since all
+ * would otherwise share a few lines of the processor's caches. */
 static char *stack_top(const struct thread *t) {
     const size_t number = (size_t)((char *)t->stack - stacks) / STACK;
     return (char *)t->stack + STACK - number % 32 * 704;
 }
 
 #if defined(__x86_64__) && !defined(CUDA_EMU_UCONTEXT)
-/* Saves what the System V ABI says a function must keep, and the stack pointer. */
+/* Swaps the stack pointer, and the registers that a function must keep by the System V ABI. */
 extern "C" void cuda_emu_swap(void **save, void *load);
 __asm__(".text\n.globl cuda_emu_swap\n.type cuda_emu_swap,@function\ncuda_emu_swap:\n"
         "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
@@ -170,14 +171,14 @@ static void go(struct thread *to) {
     ASAN(__sanitizer_finish_switch_fiber(me->asan_stack, NULL, NULL));
 }
 
-/* ---- who is next ----------------------------------------------------------------------------- */
+/* ---- the next thread ------------------------------------------------------------------------- */
 
 static void make_ready(int warp, uint32_t lanes) {
     ready_lanes[warp] |= lanes;
     ready_places |= 1u << place_of[warp];
 }
 
-static struct thread *next(void) { /* NULL: nobody can run */
+static struct thread *next(void) { /* NULL: no thread can run */
     if (!ready_places) return NULL;
     const int warp = warp_at[__builtin_ctz(ready_places)];
     uint32_t lanes = ready_lanes[warp];
@@ -240,8 +241,8 @@ void fence(void) {
     TSAN(__tsan_acquire(&tsan_fence));
 }
 
-/* The collective that this lane joins: one with its mask that it has not arrived at, or a new
- * one. */
+/* Returns the collective that this lane joins: one with its mask that still waits for lanes, or a
+ * new one. */
 static struct group *join(uint32_t mask, enum operation operation, const char *where) {
     struct thread *me = current;
     int present = count - me->warp * LANES;
@@ -297,7 +298,7 @@ void finish_ballot(struct group *g) {
 
 /* ---- PTX ------------------------------------------------------------------------------------- */
 
-/* Hands each lane the addresses of the rows it reads. */
+/* Gives each lane the addresses of the rows that it reads. */
 template <bool transposed> static void hand_out_rows(struct group *g) {
     for (int lane = 0; lane < LANES; lane++)
         for (int m = 0; m < 4; m++)
@@ -355,7 +356,7 @@ void copy_commit(void) {
     current->commits++;
 }
 
-/* Takes a copy out of the queue that is done when all but `pending` groups are. */
+/* Takes from the queue a copy that is not in the last `pending` groups. False: there is none. */
 bool copy_next(int pending, struct copy *next) {
     struct thread *me = current;
     for (int i = 0; i < me->copies; i++)
@@ -375,7 +376,7 @@ void *dynamic_shared(void) {
 
 bool is_shared(const void *p) {
     uintptr_t at = (uintptr_t)p;
-    ASAN(return true); /* its statics are anywhere */
+    ASAN(return true); /* __shared__ statics are anywhere */
     return at - (uintptr_t)shared < shared_bytes || at - (uintptr_t)static_shared < static_bytes;
 }
 
@@ -412,7 +413,7 @@ static void fiber(void) {
     abort();
 }
 
-/* In float32 and in bfloat16. Not by memset, which the thread sanitizer would notice. */
+/* NaN in float32 and in bfloat16. memset is avoided, since the thread sanitizer would notice it. */
 static void fill_with_nan(void *p, size_t bytes) {
     for (size_t i = 0; i < bytes / 4; i++) ((volatile uint32_t *)p)[i] = 0xffffffffu;
     for (size_t i = bytes / 4 * 4; i < bytes; i++) ((volatile unsigned char *)p)[i] = 0xff;
@@ -432,8 +433,8 @@ static void announce_to_tsan(void) {
     __tsan_java_init(first, last - first);
 }
 
-/* Shared memory is the next block's now: forget who touched it, and nothing else, so that races
- * between blocks in global memory stay visible. */
+/* The next block takes over shared memory: forgets which threads accessed it, and nothing else, so
+ * that races between blocks in global memory stay visible. */
 static void forget_to_tsan(void) {
     uintptr_t first = (uintptr_t)static_shared / 8 * 8;
     uintptr_t last = ((uintptr_t)static_shared + static_bytes + 7) / 8 * 8;
@@ -441,8 +442,9 @@ static void forget_to_tsan(void) {
     if (static_bytes) __tsan_java_alloc(first, last - first);
 }
 
-/* Creating a fiber is slow there, so they are used again, but not by the same thread of the next
- * block: what a fiber does itself is in order, and blocks are not. Each has a stack of its own. */
+/* Creating a fiber is slow with the thread sanitizer, so fibers are used again. The same thread of
+ * the next block gets another fiber, since the sanitizer takes all that one fiber does to be in
+ * order, and blocks have no order. Each fiber has its own stack. */
 static void take_fiber(struct thread *t, int i, uint32_t block) {
     const int number = (int)((i + block * 17) % (2 * count));
     if (!tsan_fibers[number]) tsan_fibers[number] = __tsan_create_fiber(0);
@@ -481,7 +483,7 @@ static void set_up_block(uint32_t block) {
         t->lane = i % LANES;
         t->state = READY;
         t->commits = t->copies = t->barriers = t->warp_barriers = 0;
-        /* the fiber before never returned from its first function */
+        /* the last fiber there never returned from its first function */
         ASAN(__asan_unpoison_memory_region(stack_top(t) - 4096, 4096));
         TSAN(take_fiber(t, i, block));
         prepare(t);

@@ -6,13 +6,13 @@
  * is a fiber, blocks run one after the other, all on the calling thread. A fiber runs until it
  * meets a barrier or a warp collective (shuffle, ballot, ldmatrix, mma), so a missing barrier is
  * not hidden by luck: the first warp runs to its end before the second begins. cuda_emu_order()
- * changes who comes first.
+ * changes the order.
  *
  *   cuda_emu.h     types, keywords, built-in variables and functions of device code, launch()
  *   cuda_emu.cpp   the scheduler; never compiled with -fsanitize=thread itself, see there
  *   ptx_emu.h      the PTX instructions of llmc/backend/cuda/ptx.cuh, as the ISA defines them
  *   host_emu.h     memory, streams and events of the runtime API
- *   streams_emu.h  when what was called on a stream runs: as late, or as early, as it may
+ *   streams_emu.h  when work on a stream runs: as late, or as early, as it may
  *
  * What it finds: wrong results in any order of threads; reads of shared memory that nobody wrote
  * (it is NaN when a block starts); deadlocks, collectives whose lanes do not agree, threads of one
@@ -46,9 +46,9 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
-/* Static at block scope. The runtime finds all thread_locals in the executable's TLS segment and
- * fills them with NaN before each block (and puts back what was there after the launch). The
- * address sanitizer puts red zones around statics only. */
+/* Shared variables are static at block scope. As thread_local they lie in the executable's TLS
+ * segment, which the emulation fills with NaN before each block, and restores after the launch. The
+ * address sanitizer puts red zones only around plain statics. */
 #ifdef __SANITIZE_ADDRESS__
 #define __shared__ static
 #else
@@ -116,14 +116,14 @@ static inline __nv_bfloat16 __float2bfloat16(float f) {
 /* ---- the runtime (cuda_emu.cpp) ------------------------------------------------------------ */
 
 enum cuda_emu_order { CUDA_EMU_FORWARD, CUDA_EMU_REVERSE, CUDA_EMU_RANDOM };
-/* In which order blocks, warps and lanes run in the launches that follow. Forward at the start. */
+/* Sets the order of blocks, warps and lanes in the launches that follow. Forward at the start. */
 void cuda_emu_order(enum cuda_emu_order order, uint64_t seed);
 
 namespace cuda_emu {
 
 enum operation { SHUFFLE, BALLOT, SYNCWARP, LDMATRIX, MMA };
 
-/* One warp collective under way: what its lanes brought and what they will take away. */
+/* One warp collective under way, with the inputs and outputs of its lanes. */
 struct group {
     uint32_t mask, arrived, left;
     enum operation operation;
@@ -157,9 +157,9 @@ bool is_shared(const void *p);
 void sync_block(const char *where);
 void fence(void);
 
-/* Brings `words_in` words and waits for all lanes of the mask; the last one runs `finish`. Then
- * takes `words_out` words: the input of lane `source`, or where that is negative, this lane's
- * output. */
+/* Joins a collective: passes `words_in` words and waits for all lanes of the mask; the last one
+ * runs `finish`. Then it receives `words_out` words: the input of lane `source`, or, if that is
+ * negative, this lane's output. */
 void meet(uint32_t mask, enum operation operation, const uint32_t *in, int words_in,
           void (*finish)(struct group *), int source, uint32_t *out, int words_out,
           const char *where);
@@ -268,10 +268,10 @@ static inline int __popc(uint32_t x) {
 static inline float rsqrtf(float x) {
     return 1.0f / sqrtf(x);
 }
-/* glibc declares functions of these names, so macros. */
+/* Macros, since glibc declares functions of these names. */
 #define __expf(x) expf(x)
-/* As far off as the programming guide allows, and 0 where it says so: 2^126 < y. For positive
- * numbers. */
+/* As inexact as the programming guide allows, and 0 where the guide says so: 2^126 < y. Only for
+ * positive numbers. */
 static inline float __fdividef(float x, float y) {
     return y > 0x1p126f ? 0 : nextafterf(nextafterf(x / y, 0), 0);
 }

@@ -1,13 +1,13 @@
 /* device_emulated.cpp — llmc/backend/cuda/device.h without a GPU: for test programs, in place of
  * device.cu and product.cu.
  *
- * "Device memory" is host memory that cannot be touched outside an operation: pages are opened when
- * work runs within a device_scope and closed when it ends, so that a program that reads a GPU's
- * array from the host dies here too. Most scopes only queue work, and open nothing. Each block ends
- * (but for alignment) at a page that is never opened. Products are plain loops that add in float32,
- * by 64s, or by another number for each place of an algorithm (backend.h), so that places differ in
- * their bits. What is called runs later (streams_emu.h): the streams are those of
- * llmc/backend/cuda/streams.cu. */
+ * "Device memory" is host memory that cannot be accessed outside an operation. Pages are opened
+ * when work runs within a device_scope and closed when the scope ends, so that a program that reads
+ * a GPU's array from the host dies here too. Most scopes only queue work, and open nothing. Each
+ * block of memory ends (except for alignment) at a page that is never opened. Products are plain
+ * loops that add in float32. They sum 64 terms at a time, or another number for each place of an
+ * algorithm (backend.h), so that the bits of places differ. Work runs later than it is called
+ * (streams_emu.h); the streams are those of llmc/backend/cuda/streams.cu. */
 #include "dev/emulation/device_emulated.h"
 #include "llmc/backend/cuda/product_choice.h"
 #include "llmc/backend/cuda/streams.h"
@@ -28,11 +28,11 @@ enum { ALIGNMENT = 256 };
 
 struct block {
     char *pages;
-    size_t bytes; /* whole pages, the closed one behind them not counted */
+    size_t bytes; /* of whole pages, without the closed one behind them */
     bool foreign; /* another process's */
 };
 
-static std::map<void *, block> blocks; /* by the address given out */
+static std::map<void *, block> blocks; /* by the address that was returned */
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static bool in_scope, pages_open;
 static bool opened;
@@ -84,8 +84,8 @@ static void choose_streams(void) {
     exit(2);
 }
 
-/* EMULATED_PEAK=FILE: the most bytes of the device that were in use, and all bytes of the host that were
- * registered as pinned memory, in FILE.<device>. */
+/* EMULATED_PEAK=FILE: writes to FILE.<device> the most bytes of the device that were in use, and
+ * all bytes of host memory that were registered as pinned. */
 static void write_peak(void) {
     char path[4096];
     snprintf(path, sizeof path, "%s.%s", getenv("EMULATED_PEAK"), identity);
@@ -95,7 +95,7 @@ static void write_peak(void) {
     fclose(file);
 }
 
-/* EMULATED_FASTEST=K or K,K,...: the last counts for all other ranks of the host */
+/* EMULATED_FASTEST=K or K,K,...: one for each rank of the host; the last is for all others */
 static void choose_fastest(int local_rank) {
     const char *wanted = getenv("EMULATED_FASTEST");
     for (; wanted && local_rank > 0 && strchr(wanted, ','); local_rank--)
@@ -138,7 +138,7 @@ const char *device_product_library(void) {
     return "plain loops";
 }
 
-/* EMULATED_CLOCK=T,T,...: what it shows, one after the other; then and else it stands still. */
+/* EMULATED_CLOCK=T,T,...: the times that it shows, one per call. Then it stands still. */
 double device_clock(void) {
     static const char *shown = getenv("EMULATED_CLOCK");
     static double now = 0;
@@ -191,7 +191,7 @@ static bool has_peers(void) {
     return !without || (strcmp(without, "none") != 0 && strcmp(without, identity) != 0);
 }
 
-/* The block's pages become those of a file that has no name, at the same addresses. */
+/* Replaces the block's pages by those of a file without a name, at the same addresses. */
 bool device_share(const void *memory, struct backend_shared *out) {
     const struct block b = blocks.at((void *)memory);
     open_pages();
@@ -210,7 +210,7 @@ const void *device_open_shared(const struct backend_shared *shared) {
     struct place place;
     char path[64];
     memcpy(&place, shared->handle, sizeof place);
-    if (!has_peers() || place.process == getpid()) return NULL; /* as CUDA refuses its own */
+    if (!has_peers() || place.process == getpid()) return NULL; /* CUDA refuses its own, too */
     open_pages();
     snprintf(path, sizeof path, "/proc/%lld/fd/%d", place.process, place.file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
@@ -241,7 +241,7 @@ void device_release(void *memory) {
     blocks.erase(found);
 }
 
-/* Freshly NaN for every operation: what an operation does not write it must not read. */
+/* Filled with NaN for every operation: an operation must not read what it did not write. */
 void *device_scratch_memory(enum device_scratch which, size_t bytes) {
     if (bytes > scratch_bytes[which]) {
         device_release(scratch[which]);
@@ -261,8 +261,8 @@ void *device_scratch_memory(enum device_scratch which, size_t bytes) {
 
 /* ---- products ---- */
 
-/* Sign, exponent, mantissa; all exponents are of numbers, but for E5M2's infinity and NaN, and for
- * E4M3's NaN, 0x7f. */
+/* The bits are sign, exponent, mantissa. All exponents belong to numbers, except that of E5M2's
+ * infinity and NaN (both are read as NaN), and 0x7f, which is E4M3's NaN. */
 static float load_fp8(uint8_t x, int mantissa, int bias) {
     const int exponent = (x & 0x7f) >> mantissa, rest = x & ((1 << mantissa) - 1);
     const float sign = x & 0x80 ? -1 : 1;
@@ -324,7 +324,7 @@ static void multiply(void *out, const void *a_, const void *b_, const struct pro
     free(b);
 }
 
-/* On a clock by which one place is the fastest; the last two have no algorithm. */
+/* Pretended times: place `fastest` is the fastest, and the last two places have no algorithm. */
 static double seconds_of(void *, int place) {
     return place >= PRODUCT_PLACES - 2 ? INFINITY : place == fastest ? 1 : 2;
 }

@@ -1,8 +1,8 @@
 /* host_emu.h — the part of the CUDA runtime API that the backend calls, on the host's own memory.
  *
- * There is one device, and its memory is the host's. What is called on a stream runs when
- * streams_emu.h says. Device memory is filled with NaN when it is allocated, so that nobody relies
- * on zeros. Included by cuda_emu.h.
+ * There is one device, and its memory is the host's. streams_emu.h decides when work on a stream
+ * runs. Device memory is filled with NaN when it is allocated, so that nobody relies on zeros.
+ * Included by cuda_emu.h.
  */
 #ifndef CUDA_EMU_HOST_H
 #define CUDA_EMU_HOST_H

@@ -12,8 +12,8 @@ void copy_issue(void *destination, const void *source, bool valid);
 void copy_commit(void);
 bool copy_next(int pending, struct copy *next);
 
-/* "Warp-level matrix load": lane l brings the address of row l % 8 of matrix l / 8 and takes two
- * neighbouring elements of each matrix; transposed, two elements of one column. */
+/* "Warp-level matrix load": lane l passes the address of row l % 8 of matrix l / 8 and receives two
+ * neighbouring elements of each matrix, or, if transposed, two elements of one column. */
 template <bool transposed> static inline void ldmatrix(uint32_t r[4], const void *row) {
     if ((uintptr_t)row % 16) fail("ldmatrix: the row's address is not a multiple of 16");
     if (!is_shared(row)) fail("ldmatrix: the row is not in shared memory");
@@ -48,8 +48,8 @@ static inline void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t 
     memcpy(d, in, 16);
 }
 
-/* The destination is NaN from here to the wait that covers the copy, and the source is read only
- * then: whoever looks too early, or lets go of the source too early, is found out. */
+/* The destination is NaN until the wait that covers the copy, and the source is read only then. So
+ * a kernel that reads the destination or changes the source too early gets wrong numbers. */
 static inline void cp_async16(void *destination, const void *source, bool valid) {
     cuda_emu::copy_issue(destination, source, valid);
     for (int i = 0; i < 4; i++) ((volatile uint32_t *)destination)[i] = 0xffffffffu;
@@ -67,7 +67,7 @@ template <int pending> static inline void cp_async_wait(void) {
                 c.source ? ((const volatile uint32_t *)c.source)[i] : 0;
 }
 
-/* exact, but for what the instruction flushes to zero */
+/* Exact, except that it flushes to zero what the instruction does. */
 static inline float exp2_approx(float x) {
     float y = exp2f(x);
     return y < 0x1p-126f ? 0 : y;

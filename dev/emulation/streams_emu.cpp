@@ -1,5 +1,5 @@
-/* streams_emu.cpp — see streams_emu.h. One thread at a time calls (the backend's operations take
- * turns). */
+/* streams_emu.cpp — see streams_emu.h. Only one thread calls at a time, since the backend's
+ * operations take turns. */
 #include "dev/emulation/cuda_emu.h"
 
 #include <deque>
@@ -10,13 +10,13 @@ using std::function;
 
 struct work {
     function<void()> run;
-    cudaStream_t awaited; /* run empty: wait until it has finished `count` pieces */
+    cudaStream_t awaited; /* without `run`: wait until it has finished `count` pieces */
     size_t count;
 };
 
 struct cuda_emu_stream {
     std::deque<work> queue;
-    size_t added, finished; /* pieces, ever */
+    size_t added, finished; /* pieces of work so far */
 };
 
 struct cuda_emu_event {

@@ -1,18 +1,18 @@
-/* streams_emu.h — streams and events of the emulation: work that runs later than it is
- * called. Part of cuda_emu.h.
+/* streams_emu.h — streams and events of the emulation, whose work runs later than it is called.
+ * Part of cuda_emu.h.
  *
- * A stream is a queue. What is put in runs when somebody waits (for a stream, or for the device),
- * and in which order, cuda_emu_streams() decides, within what CUDA promises: a stream's work in its
- * order, a wait for an event after what was in the event's stream when it was recorded. So a wait
- * that is missing shows as a wrong number in some mode:
+ * A stream is a queue of work, which runs at the latest when the host waits for the stream or for
+ * the device. cuda_emu_streams() chooses the order, within what CUDA guarantees: a stream's work
+ * runs in its order, and a wait for an event ends after the work that was in the event's stream
+ * when it was recorded. So a missing wait shows as a wrong number in some mode:
  *
- *     LATE     only what is waited for, at the last moment
- *     OTHERS   of the other streams whatever can run, before each piece of work of this one
- *     SOON     all, as soon as it can
+ *     LATE     runs only what is waited for, at the last moment
+ *     OTHERS   runs what can run in other streams, before each piece of work that is waited for
+ *     SOON     runs everything as soon as it can
  *
- * The NULL stream is no queue: its work runs at once, when all streams are empty. As on a device,
- * memory that is pinned is read and written when the copy runs, and other memory of the host is
- * read when the copy is called. */
+ * The NULL stream is no queue: its work runs at once, after the work of all streams. As on a
+ * device, a copy reads and writes pinned memory when it runs, and reads other memory of the host
+ * when it is called. */
 #ifndef CUDA_EMU_STREAMS_H
 #define CUDA_EMU_STREAMS_H
 
@@ -23,9 +23,9 @@ typedef struct cuda_emu_stream *cudaStream_t;
 typedef struct cuda_emu_event *cudaEvent_t;
 
 enum cuda_emu_streams { CUDA_EMU_LATE, CUDA_EMU_OTHERS, CUDA_EMU_SOON };
-/* For the work that follows. LATE at the start. */
+/* Sets the mode for the work that follows. LATE at the start. */
 void cuda_emu_streams(enum cuda_emu_streams mode);
-/* Called before each piece of work, and each copy that runs at once. NULL at the start. */
+/* Sets what is called before each piece of work, and each copy that runs at once. NULL at first. */
 void cuda_emu_before_work(void (*call)(void));
 
 namespace cuda_emu {
@@ -34,7 +34,7 @@ cudaStream_t stream_new(void);
 /* Runs `work` now (stream NULL) or later. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
 void wait_for(cudaStream_t stream); /* NULL: all */
-void begin_work(void);              /* what cuda_emu_before_work() was given */
+void begin_work(void);              /* calls what cuda_emu_before_work() set */
 
 cudaEvent_t event_new(void);
 void event_record(cudaEvent_t event, cudaStream_t stream);
@@ -43,9 +43,9 @@ void event_finish(cudaEvent_t event); /* the host waits */
 
 void pinned_add(void *memory, size_t bytes);
 void pinned_remove(void *memory);
-/* Of memory that the program has from elsewhere: false where a part of it is pinned already. */
+/* Pins memory that was allocated elsewhere. False if a part of it is pinned already. */
 bool pinned_register(void *memory, size_t bytes);
-size_t pinned_registered(void); /* bytes, since the begin */
+size_t pinned_registered(void); /* bytes, since the start */
 bool is_pinned(const void *memory);
 
 } // namespace cuda_emu

@@ -1,4 +1,4 @@
-/* gpu_bench.c — what takes how long on a GPU: called by gpu_check.py, which makes a report of it.
+/* gpu_bench.c — measures how long a GPU takes for what. gpu_check.py calls it and makes a report.
  *
  *   gpu_bench peak SIZE BYTES               a product of SIZE cubed in bf16; a copy of BYTES
  *   gpu_bench host SIZE BYTES               copies of BYTES to and from pinned memory, alone and
@@ -8,17 +8,17 @@
  *                                           choices
  *   gpu_bench step PRESET LAYERS B T STEPS [tune|fp8|cudnn LOSS]
  *                                           training steps; LAYERS 0: as many as the memory holds;
- *                                           with --tune, --dtype fp8 or --attention cudnn beside
- *                                           the LOSS of the last step without
+ *                                           with --tune, --dtype fp8 or --attention cudnn, and
+ *                                           compared with LOSS, that of the last step without it
  *   gpu_bench attention B T H K D [cudnn]   forward and backward, by our kernels or by cuDNN's
  *   gpu_bench kernels N C F H K D V         each operation that memory bounds, bf16, N rows
  *   gpu_bench train OPTIONS ...             train_llama2's options: one run, its perplexity and
  *                                           drift
  *
- * Prints a JSON object per line. Times are of calls one behind the other, waited for at the end,
- * after two that do not count; at least GPU_BENCH_SECONDS (default 0.2; 0: one call) of them. Bytes
- * are those an operation must read and write once, by its definition in llmc/backend/backend.h;
- * whatever it reads twice is its own fault. Exits with 77 where there is no device. */
+ * Prints a JSON object per line. A time is the mean of calls in a row, with one wait at the end,
+ * after two calls that do not count. The calls take at least GPU_BENCH_SECONDS (default 0.2; 0: one
+ * call). Bytes are those that an operation must read and write once, by its definition in
+ * llmc/backend/backend.h; what it reads twice counts once. Exits with 77 if there is no device. */
 #include "dev/bench/gpu/gpu_model.h"
 #include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/model/products.h"
@@ -138,7 +138,8 @@ static int time_products(int place, const int *n) {
     return 0;
 }
 
-/* A process for each choice, which is made when the device is opened. Returns the exit code. */
+/* Runs a process for each choice, which takes effect when it opens the device. Returns the exit
+ * code. */
 static int algorithms(int count, const int *n) {
     int failed = 0, status = 0;
     for (int place = 0; place < count; place++) {
@@ -165,7 +166,7 @@ struct host_copies {
     struct peak product;
     char *device, *pinned;
     size_t bytes;
-    int products; /* that take longer than a copy */
+    int products; /* so many that they take longer than a copy */
     bool to_host, multiplies;
 };
 
@@ -185,7 +186,7 @@ static void products_once(void *context) {
     for (int i = 0; i < h->products; i++) product_once((void *)(uintptr_t)&h->product);
 }
 
-/* What copies cost products that run beside them, and the other way round. */
+/* Times copies, products, and products that run beside copies. */
 static int host(int size, size_t bytes) {
     const size_t n = (size_t)size * size;
     const struct peak product = {filled(be, n, 1, false), filled(be, n, 1, false),
@@ -211,7 +212,7 @@ static int host(int size, size_t bytes) {
 
 /* ---- training steps ----------------------------------------------------------------------- */
 
-/* loss: the last of the same steps as the program computes them by itself; 0: these are they */
+/* loss: the last of the same steps, computed by default; 0: these are computed by default */
 static int step(const char *preset, int layers, int B, int T, int steps, enum way way,
                 double loss) {
     const double bound = 0.01;
@@ -272,7 +273,8 @@ static int attention(int B, int T, int H, int K, int D, bool cudnn) {
     }
     const double forward = seconds_of(attention_forward_once, &a);
     const double backward = seconds_of(attention_backward_once, &a);
-    const double product = 2.0 * B * H * (double)T * T * D / 2; /* of one, causal */
+    const double product =
+        2.0 * B * H * (double)T * T * D / 2; /* operations of one product, causal */
     printf("{\"what\": \"attention\", \"batch\": %d, \"seq\": %d, \"heads\": %d, "
            "\"kv_heads\": %d, \"head_size\": %d, \"forward_seconds\": %.9g, "
            "\"backward_seconds\": %.9g, \"forward_flops\": %.9g, \"backward_flops\": %.9g}\n",
@@ -284,7 +286,7 @@ static int attention(int B, int T, int H, int K, int D, bool cudnn) {
 
 struct shapes {
     int N, C, F, H, K, D, V, rows; /* rows: of the classifier's logits at a time */
-    size_t P;                      /* of flat vectors */
+    size_t P;                      /* elements of flat vectors */
     tensor *x[4], *w, *wide[3], *qkv, *table, *weights; /* (N, C), (C), (N, 2F), ..., (V, C), (P) */
     float *rstd, *dw, *angles[2], *vector[6], *losses, *dtable, *pinned;
     int32_t *tokens;
@@ -443,14 +445,14 @@ static int kernels(int N, int C, int F, int H, int K, int D, int V) {
     kernel_line("weighted_sum of 4", p, seconds_of(average_once, &s),
                 4.0 * (SENDERS + 1) * P + 4.0 * SENDERS * (double)s.packets);
     kernel_line("weighted_sum of 4, from the host", p, seconds_of(average_pinned_once, &s),
-                4.0 * SENDERS * P); /* and an element back, over a link with two directions */
+                4.0 * SENDERS * P); /* the result goes back over the link's other direction */
     kernel_line("masked_copy", p, seconds_of(masked_copy_once, &s), 8 * P + (double)s.packets);
     return 0;
 }
 
 /* ---- a run with loss ---------------------------------------------------------------------- */
 
-/* Trains as the program does, without its log, which a machine without Jansson has not. */
+/* Trains as the program does, but without its log, which needs Jansson. */
 static int train_once(int argc, char **argv) {
     struct options o;
     struct trainer t;

@@ -1,16 +1,16 @@
-/* gpu_check.c — whether a GPU computes what it should: called by gpu_check.py, which says why.
+/* gpu_check.c — checks that a GPU computes what it should. gpu_check.py calls it, and says why.
  *
- *   gpu_check parity PRESET B T     loss and gradients on the GPU beside the CPU's, in float32 and
- *                                   bf16
+ *   gpu_check parity PRESET B T     loss and gradients on the GPU must be close to the CPU's, in
+ *                                   float32 and bf16
  *   gpu_check bits N C F H K D V    products and attention of a model's real shapes, three times
- *                                   each: the same bits?
+ *                                   each, must give the same bits
  *   gpu_check ranks R ADDRESS OPTIONS ...
- *                                   train_llama2's options: a run in one process, then in R that
- *                                   meet at ADDRESS and exchange over UDP: the same losses and the
- *                                   same model?
- *   gpu_check tuned OPTIONS ...     train_llama2's options: a run with --tune, and twice the same
- *                                   with the algorithms that it chose, which is how --resume goes
- *                                   on with a run: the same losses and the same model?
+ *                                   train_llama2's options: a run in one process, and a run in R
+ *                                   processes that meet at ADDRESS and exchange over UDP, must
+ *                                   give the same losses and the same model
+ *   gpu_check tuned OPTIONS ...     train_llama2's options: a run with --tune, and the same run
+ *                                   twice with the algorithms that it chose, as --resume goes on
+ *                                   with a run, must give the same losses and the same model
  *
  * Prints a JSON object per line. Exits with 1 when something is wrong, and with 77 when a run
  * cannot be judged.
@@ -80,12 +80,12 @@ static int parity(const char *preset, int B, int T) {
 
 enum { TIMES = 3 };
 
-struct repeated { /* arrays that every operation of a model's shapes finds large enough */
+struct repeated { /* arrays that are large enough for every operation of a model's shapes */
     const struct backend *be;
     int N, C, F, H, K, D, V;
     tensor *x, *y, *w, *qkv, *dqkv;
     float *dw, *log_sum_exp;
-    int I, O; /* of a product */
+    int I, O; /* shape of a product, with N */
     char *first, *again;
 };
 
@@ -188,7 +188,7 @@ struct outcome { /* of a run; in memory that the processes share */
     int steps;
     double loss[MOST_STEPS], norm[MOST_STEPS], arrived[MOST_STEPS];
     uint64_t model;                 /* hash of the parameters */
-    struct product_choices choices; /* before the run: to take; after it: taken */
+    struct product_choices choices; /* before a run: to use; after it: used */
 };
 
 static uint64_t hash_of(const float *x, size_t n) {
@@ -201,7 +201,7 @@ static uint64_t hash_of(const float *x, size_t n) {
     return hash;
 }
 
-/* Before a run opens the device. */
+/* Sets the algorithms of products, before a run begins. */
 static int take(const struct product_choices *choices) {
     char why[256];
     const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
@@ -210,7 +210,7 @@ static int take(const struct product_choices *choices) {
     return 0;
 }
 
-/* The steps of a run, without its log; rank 0 writes down what came of them. */
+/* Computes the steps of a run, without its log; rank 0 writes the outcome to *out. */
 static int train_as(const struct lossynet_world *world, int argc, char **argv,
                     struct outcome *out) {
     struct options o;
@@ -247,7 +247,7 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     return 0;
 }
 
-/* In a process of its own, since a device that is open does not survive a fork. */
+/* Starts a rank in a process of its own, since an open device does not survive a fork. */
 static pid_t start_rank(int rank, int ranks, const char *address, int argc, char **argv,
                         struct outcome *out) {
     const pid_t child = fork();
@@ -270,7 +270,7 @@ static int run_ranks(int ranks, const char *address, int argc, char **argv, stru
     return failed ? -1 : 0;
 }
 
-/* The first step whose loss or norm differs, or -1. */
+/* Returns the first step whose loss or norm differs, or -1. */
 static int first_difference(const struct outcome *a, const struct outcome *b) {
     for (int s = 0; s < a->steps; s++)
         if (a->loss[s] != b->loss[s] || a->norm[s] != b->norm[s]) return s;

@@ -1,5 +1,5 @@
-/* gpu_model.h — a whole model on a backend, for programs that look at what a GPU does with it
- * (gpu_check.c, gpu_bench.c). Takes in train_llama2.cu without its main. */
+/* gpu_model.h — runs a whole model on a backend, for programs that check or time a GPU (gpu_check.c,
+ * gpu_bench.c). Includes train_llama2.cu without its main. */
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 
@@ -19,7 +19,7 @@ struct bench {
     struct activations a;
     float *params, *grads, *m, *v;
     weight *weights;
-    bool current; /* the weights: AdamW wrote them */
+    bool current; /* AdamW wrote the weights: they need no conversion */
     int B, T;
 };
 
@@ -47,7 +47,7 @@ static int bench_open(struct bench *x, const struct backend *be, const struct ll
     x->weights = be->weight_bytes < 4 ? be->allocate(P * be->weight_bytes) : x->params;
     if (!x->params || !x->grads || !x->weights || (optimizer && (!x->m || !x->v)))
         return log_out_of_memory("parameters, gradients and optimizer state", 16.0 * (double)P);
-    /* Span by span, so that a large model needs little memory of the host's. */
+    /* Span by span, so that a large model needs little host memory. */
     size_t largest = 0;
     for (int s = 0; s < x->layout.spans; s++)
         if (x->layout.span[s].count > largest) largest = x->layout.span[s].count;
@@ -95,7 +95,8 @@ static double spread(uint64_t i) {
     return (double)(random_bits(5, i) >> 11) / (double)(1ull << 53) * 2 - 1;
 }
 
-/* n elements of the working type, or float32, in -size ... size; repeated from 2^16 on. */
+/* Allocates n random elements of the working type, or float32, in -size ... size. They repeat after
+ * 2^16. */
 static void *filled(const struct backend *be, size_t n, double size, bool float32) {
     enum { PERIOD = 1 << 16 };
     const size_t element = float32 ? sizeof(float) : be->element_bytes;
@@ -132,15 +133,15 @@ static int32_t *tokens_below(const struct backend *be, int n, int V) {
 
 /* ---- arithmetic --------------------------------------------------------------------------- */
 
-/* Multiplications and additions of causal attention in a step: forward 2 products of T x T x D per
- * head, of which the mask leaves half, 2 operations each; backward counts twice. */
+/* Multiplications and additions of causal attention in a step. Forward has 2 products of T x T x D
+ * per head, of which the mask leaves half, 2 operations each. Backward counts twice as much. */
 static double attention_flops(const struct llama_config *c, int B, int T) {
     return 6.0 * c->layers * c->heads * c->head_size * (double)B * T * T;
 }
 
-/* Of a step: 6 per parameter and token in matrix products (the table of the embedding is looked up,
- * not multiplied; tied, it is multiplied as the classifier), and attention. What is computed again
- * does not count. */
+/* The same of a whole step: 6 per parameter and token in matrix products, and attention. The table
+ * of the embedding is looked up, not multiplied, so it does not count; if it is tied, the classifier
+ * multiplies it. What is computed again does not count. */
 static double step_flops(const struct llama_config *c, int B, int T) {
     const double P =
         (double)config_parameters(c) - (c->tied ? 0 : (double)c->vocabulary * c->width);
@@ -172,24 +173,24 @@ static double training_step_of(struct bench *x, int step) {
     return loss;
 }
 
-struct trained { /* of a run of steps */
+struct trained { /* results of some training steps */
     int layers, of_layers;
     enum recompute recompute;
-    double seconds;         /* a step */
-    double flops_6n, flops; /* of a step: without and with attention */
+    double seconds;         /* per step */
+    double flops_6n, flops; /* per step: without and with attention */
     double used_bytes, estimated_bytes, parameters;
     double first_loss, last_loss;
 };
 
-/* As the program computes by itself, with --tune, with --dtype fp8, with --attention cudnn. */
+/* How a step is computed: by default, or with --tune, --dtype fp8 or --attention cudnn. */
 enum way { WAY_PLAIN, WAY_TUNE, WAY_FP8, WAY_CUDNN };
 
 static enum dtype dtype_of(enum way way) {
     return way == WAY_FP8 ? DTYPE_E4M3 : DTYPE_BF16;
 }
 
-/* `steps` steps of a preset of `layers` layers (0: as many as the memory holds) in bf16, after one
- * that is not timed. 0, or -1 after reporting. */
+/* Times `steps` steps of a preset with `layers` layers (0: as many as the memory holds) in bf16,
+ * after one that is not timed. Returns 0, or -1 after reporting. */
 static int train_a_while(const char *preset, int layers, int B, int T, int steps, enum way way,
                          struct trained *out) {
     const struct options o = {.tune = way == WAY_TUNE,

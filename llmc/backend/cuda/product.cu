@@ -25,7 +25,8 @@
  * so many (gpu_bench.c times them). K must be the same on all ranks; they compare it in `details`
  * (backend.h).
  *
- * The library has 500 MB and takes 0.1 s to load, so it is opened with a device, not at start. */
+ * The library is 500 MB large and takes 0.1 s to load, so it is opened with a device and not at
+ * start. */
 #include "llmc/backend/cuda/product.h"
 #include "llmc/backend/cuda/product_choice.h"
 #include "llmc/log/error.h"
