@@ -1,5 +1,5 @@
-/* gpu_model.h — runs a whole model on a backend, for programs that check or time a GPU (gpu_check.c,
- * gpu_bench.c). Includes train_llama2.cu without its main. */
+/* gpu_model.h — runs a whole model on a backend, for programs that check or time a GPU
+ * (gpu_check.c, gpu_bench.c). Includes train_llama2.cu without its main. */
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 
@@ -140,8 +140,8 @@ static double attention_flops(const struct llama_config *c, int B, int T) {
 }
 
 /* The same of a whole step: 6 per parameter and token in matrix products, and attention. The table
- * of the embedding is looked up, not multiplied, so it does not count; if it is tied, the classifier
- * multiplies it. What is computed again does not count. */
+ * of the embedding is looked up, not multiplied, so it does not count; if it is tied, the
+ * classifier multiplies it. What is computed again does not count. */
 static double step_flops(const struct llama_config *c, int B, int T) {
     const double P =
         (double)config_parameters(c) - (c->tied ? 0 : (double)c->vocabulary * c->width);

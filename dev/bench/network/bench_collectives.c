@@ -1,5 +1,5 @@
-/* bench_collectives.c — what we are compared with: MPI_Reduce_scatter and MPI_Allgather,
- * or with `allreduce` MPI_Allreduce.
+/* bench_collectives.c — a baseline to compare with: MPI_Reduce_scatter and MPI_Allgather, or, with
+ * `allreduce`, MPI_Allreduce.
  *
  *     mpirun -np 4 bench_collectives MIB ROUNDS SECONDS [allreduce]
  *

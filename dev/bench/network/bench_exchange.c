@@ -1,15 +1,16 @@
-/* bench_exchange.c — reduce and broadcast of a vector, as a training step does them, and no model.
+/* bench_exchange.c — times reduce and broadcast of a vector as in a training step, without a model.
  *
  *     mpirun -np 4 bench_exchange MIB ROUNDS SECONDS INTERFACE GBPS [bf16|int8|int4] [encrypt]
  *                                 [group=G]
  *
- * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks, one
- * worker per rank, link udp, paced to GBPS (0: not at all); bf16, int8, int4:
- * rounded on the way, so that less is sent; encrypt: every datagram is sealed;
- * group: G ranks of a host share a replica (llmc/comm/group.h). Prints {"ms": T} for
- * each of at most ROUNDS rounds after one that warms up, stops after SECONDS, and ends with a line
- * of counters over all rounds and ranks: packets expected and arrived, what the network did to
- * others, CPU seconds and payload bytes of the timed rounds.
+ * Each round averages MIB of float32 in buckets of 4 MiB and hands the result to all ranks. There
+ * is one worker per rank; the link is udp, paced to GBPS (0: not at all). With bf16, int8 or int4,
+ * elements are rounded to that type on the network, so that less is sent. With encrypt, every
+ * datagram is sealed. With group, G ranks of a host share a replica (llmc/comm/group.h). Prints
+ * {"ms": T} for each of at most ROUNDS rounds after one that warms up, and stops after SECONDS.
+ * Ends with a line of counters over all rounds and ranks: packets that were expected and that
+ * arrived, late packets, datagrams that a full receive queue dropped (overruns), phases of a peer
+ * that the deadline ended (stragglers), and CPU seconds and payload bytes of the timed rounds.
  */
 #include "dev/bench/network/bench_time.h"
 #include "llmc/comm/group.h"
@@ -30,7 +31,7 @@ struct bench {
     struct group group;
     struct param_layout layout;
     struct worker worker; /* with groups: its vectors */
-    float off; /* int4 rounds elements of up to 9 by less than 2, the others leave them */
+    float off; /* largest error of rounding: below 2 for int4 and elements up to 9, else 0 */
     struct lossynet_counters sum;
 };
 
@@ -40,8 +41,8 @@ static void fill(struct bench *b) {
         b->vector[i] = ((float)b->world.rank + (float)(i % 7)) * share;
 }
 
-/* Where everything arrived, every element is the average; elsewhere it lies between the
- * extremes; but for rounding. */
+/* If everything arrived, every element must be the average, otherwise between the lowest and the
+ * highest sender's; rounding may add `off`. */
 static bool averages_are_right(const struct bench *b, bool everything) {
     const float most = (float)(b->world.ranks - 1), off = b->off;
     const float *received = b->group.host ? b->worker.params : b->vector;
@@ -62,7 +63,7 @@ static void add_counters(struct lossynet_counters *sum, const struct lossynet_co
     for (int event = 0; event < LOSSYNET_EVENTS; event++) sum->network[event] += c->network[event];
 }
 
-/* As an owner's update does: from its gradient to its parameters. */
+/* Copies an owner's shards from its gradient to its parameters, as its update would. */
 static void copy_own(struct bench *b) {
     for (int i = 0; i < b->layout.buckets; i++) {
         size_t offset, count;
@@ -71,7 +72,7 @@ static void copy_own(struct bench *b) {
     }
 }
 
-/* Adds the CPU seconds that it took, user and system, to `cpu`. */
+/* Runs a round, and adds the CPU seconds of a timed one, user and system, to `cpu`. */
 static lossynet_status one_round(struct bench *b, int round, double *begun, double cpu[2]) {
     double before[2], after[2];
     fill(b);
@@ -163,7 +164,7 @@ static lossynet_status open_group(struct bench *b) {
     b->group.early = lossynet_overlaps(b->comm); /* as the trainer does */
     group_share_vectors(&b->group, &b->worker, 0);
     b->vector = b->worker.grads;
-    /* What a replica holds of packets that never came. */
+    /* The values that a replica has where packets never arrived. */
     for (size_t i = 0; i < b->elements && b->world.rank % b->group.size == 0; i++)
         b->worker.params[i] = (float)(i % 7);
     return group_wait(&b->group) ? LOSSYNET_LINK : LOSSYNET_OK;

@@ -1,4 +1,4 @@
-/* bench_ring.c — what we are compared with: a ring over TCP, as collective libraries build it.
+/* bench_ring.c — a baseline to compare with: a ring over TCP, as collective libraries build it.
  *
  *     mpirun -np 4 bench_ring MIB ROUNDS SECONDS ADDRESS,ADDRESS,...
  *
@@ -6,11 +6,12 @@
  * of at most ROUNDS rounds after one that warms up, and stops after SECONDS. Rank r listens on
  * ADDRESS r; MPI only starts the processes and their stopwatch.
  *
- * The vector is cut in one chunk per rank. Rank r sends to r + 1 one stream of bytes: chunk r, then
- * chunks r - 1, r - 2, ... as they come in from r - 1 with its own part added (reduce-scatter);
- * after ranks - 1 chunks what comes in is complete, and is stored and passed on (all-gather). A
- * byte is passed on as soon as it is here: nothing waits for the end of a chunk. Both directions
- * run at once, without blocking, out of the vector itself, through socket buffers of 4 MiB.
+ * The vector is cut into one chunk per rank. Rank r sends one stream of bytes to rank r + 1. It
+ * begins with chunk r. Chunks r - 1, r - 2, ... follow as they come in from rank r - 1, and rank r
+ * adds its own part to them (reduce-scatter). After ranks - 1 chunks, what comes in is complete,
+ * and is stored and passed on (all-gather). A byte is passed on as soon as it is here: nothing
+ * waits for the end of a chunk. Both directions run at once, without blocking, through socket
+ * buffers of 4 MiB. Data is sent out of the vector itself.
  */
 #include "dev/bench/network/bench_time.h"
 
@@ -89,7 +90,7 @@ static void connect_ring(struct ring *r, const char *addresses) {
 
 /* ---- one round ---- */
 
-/* Where byte `at` of the stream that rank `from` sends lies in the vector, and how many follow. */
+/* Where byte `at` of the stream of rank `from` lies in the vector; *bytes are left in its chunk. */
 static char *locate(const struct ring *r, int from, size_t at, size_t *bytes) {
     const int step = (int)(at / r->chunk);
     const int chunk = (from - step + 2 * r->ranks) % r->ranks;
@@ -97,7 +98,7 @@ static char *locate(const struct ring *r, int from, size_t at, size_t *bytes) {
     return r->vector + (size_t)chunk * r->chunk + at % r->chunk;
 }
 
-/* -1: would block */
+/* Sends at most `most` bytes. Returns how many, or -1 if it would block. */
 static ssize_t send_some(const struct ring *r, size_t sent, size_t most) {
     size_t bytes;
     const char *from = locate(r, r->rank, sent, &bytes);
@@ -107,9 +108,9 @@ static ssize_t send_some(const struct ring *r, size_t sent, size_t most) {
     return done;
 }
 
-/* Takes what has come; adds it in the reduce-scatter. `received` counts whole floats there; up to 3
- * bytes more wait in scratch (`odd`). Returns the bytes that `received` grew by, -1: would
- * block. */
+/* Receives what has come, and adds it in the reduce-scatter. There `received` counts whole floats
+ * only, and up to 3 more bytes (*odd) wait in scratch. Returns the bytes by which `received` grows,
+ * or -1 if it would block. */
 static ssize_t receive_some(const struct ring *r, size_t received, size_t *odd) {
     const bool reduce = received < r->chunk * (size_t)(r->ranks - 1);
     size_t bytes;

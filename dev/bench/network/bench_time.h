@@ -19,7 +19,7 @@ static inline double bench_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Returns at the same instant on every rank, 10 ms from now: when this rank began. Collective. */
+/* Waits until 10 ms after the last rank called, and returns when this rank began. Collective. */
 static inline double bench_start(void) {
     double now = bench_now(), start;
     MPI_Barrier(MPI_COMM_WORLD);
@@ -30,8 +30,8 @@ static inline double bench_start(void) {
     return bench_now();
 }
 
-/* Rank 0 prints how long the round took, {"ms": 211.5}. False, on every rank, when the program has
- * run for `seconds` since `opened`: time to stop. Collective. */
+/* Ends a round: rank 0 prints how long it took, {"ms": 211.5}. Returns false on every rank if the
+ * program has run for `seconds` since `opened` and should stop. Collective. */
 static inline bool bench_stop(double begun, double opened, double seconds) {
     double mine[2] = {begun, bench_now()}, last[2];
     int rank;

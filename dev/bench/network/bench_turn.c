@@ -1,10 +1,10 @@
-/* bench_turn.c — what a turn of the progress engine costs a rank of many.
+/* bench_turn.c — measures how long a turn of the progress engine takes on a rank of many.
  *
  *     build/dev/bench/network/bench_turn [RANKS ...]      64, 1,024 and 16,384
  *
- * The other ranks say nothing and nothing leaves: a turn of an idle rank, of one that waits for all
- * others in a phase and for whom nothing is due yet, one with news of a single peer, and one that
- * looks at all, as after each act of the caller.
+ * The other ranks send nothing, and nothing leaves. It times four kinds of turns: of an idle rank,
+ * of a rank that waits for all others in a phase and has nothing due yet, with news of a single
+ * peer, and a turn that looks at all peers, as after each call of the caller.
  */
 #include "lossynet/transport/progress.h"
 
@@ -42,7 +42,7 @@ static lossynet_status link_open(const struct lossynet_link_settings *settings,
     return LOSSYNET_OK;
 }
 
-/* The other ranks say what rank 0 says. */
+/* Pretends that the other ranks share what rank 0 shares. */
 static lossynet_status share(void *context, const struct lossynet_world *world, void *all,
                              size_t bytes) {
     (void)context;

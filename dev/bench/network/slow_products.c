@@ -1,11 +1,11 @@
-/* slow_products.c — a rank that needs another time to compute in each step: for LD_PRELOAD.
+/* slow_products.c — makes a rank's computing time differ from step to step; used by LD_PRELOAD.
  *
  *     LD_PRELOAD=slow_products.so SLOW=PRODUCTS,MEDIAN,P99 train_llama2 ...
  *
  * Before the first of every PRODUCTS matrix products it sleeps for a lognormal time: MEDIAN seconds
- * in the median, and more than P99 medians in one of a hundred steps. So the rank computes for
- * longer, while its thread for packets goes on. tail_pytorch.py draws the same times. PRODUCTS 0:
- * it does not sleep, but prints at the end how many products there were. */
+ * in the median, and more than P99 times MEDIAN in one of a hundred steps. So the rank computes for
+ * longer, while its thread for packets goes on. tail_pytorch.py draws the same times. With PRODUCTS
+ * 0 it does not sleep, but prints at the end how many products there were. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -14,12 +14,12 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { Z99 = 23263 }; /* a standard normal number is above 2.3263 once in 100 */
+enum { Z99 = 23263 }; /* in 1e-4: a standard normal number is above 2.3263 once in 100 */
 
 typedef int (*product)(char, char, int64_t, int64_t, int64_t, float, const float *, int64_t,
                        const float *, int64_t, float, float *, int64_t);
 
-static double uniform(uint64_t *state) { /* splitmix64, of (0, 1) */
+static double uniform(uint64_t *state) { /* splitmix64, in (0, 1) */
     uint64_t x = *state += 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
     x = (x ^ x >> 27) * 0x94d049bb133111ebu;
