@@ -1,4 +1,4 @@
-/* gpu_bench.c — measures how long a GPU takes for what. gpu_check.py calls it and makes a report.
+/* gpu_bench.c — times operations and training steps on a GPU. gpu_check.py makes a report of it.
  *
  *   gpu_bench peak SIZE BYTES               a product of SIZE cubed in bf16; a copy of BYTES
  *   gpu_bench host SIZE BYTES               copies of BYTES to and from pinned memory, alone and
@@ -273,8 +273,7 @@ static int attention(int B, int T, int H, int K, int D, bool cudnn) {
     }
     const double forward = seconds_of(attention_forward_once, &a);
     const double backward = seconds_of(attention_backward_once, &a);
-    const double product =
-        2.0 * B * H * (double)T * T * D / 2; /* operations of one product, causal */
+    const double product = 2.0 * B * H * (double)T * T * D / 2; /* of one product, causal */
     printf("{\"what\": \"attention\", \"batch\": %d, \"seq\": %d, \"heads\": %d, "
            "\"kv_heads\": %d, \"head_size\": %d, \"forward_seconds\": %.9g, "
            "\"backward_seconds\": %.9g, \"forward_flops\": %.9g, \"backward_flops\": %.9g}\n",

@@ -18,7 +18,7 @@ static const size_t EXCHANGE_BLOCKS = 1 << 16;
 #endif
 
 /* Rounds to bfloat16, to nearest even; NaN stays NaN. The bits are those of lossynet's CPU code
- * (elements.c), also for NaN. (The hardware's conversion makes all NaN the same.) */
+ * (elements.c), also for NaN. (The hardware's conversion turns all NaN into one.) */
 static __device__ inline float rounded(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
@@ -120,8 +120,9 @@ static __global__ void __launch_bounds__(EXCHANGE_THREADS)
 
 /* ---- gradients that were lost ---- */
 
-/* The same grid as in copies. The residual becomes 0 where a packet arrived, and the vector
- * elsewhere. LOST_ADDED: the vector is added to the residual where a packet was lost. */
+/* The same grid as in copies. The residual becomes 0 where a packet arrived, and elsewhere the
+ * vector, rounded with LOST_ROUNDED. With LOST_ADDED the residual stays where a packet arrived, and
+ * the vector is added to it elsewhere. */
 template <int W, enum backend_lost how>
 __global__ void __launch_bounds__(EXCHANGE_THREADS)
     keep_lost_kernel(float *residual, const float *vector, const uint8_t *arrived, size_t n,

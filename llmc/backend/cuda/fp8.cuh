@@ -19,7 +19,7 @@ enum { FP8_THREADS = 256, FP8_PARTS = FP8_THREADS, FP8_RUN = 8, FP8_TILE = 64 };
 
 /* ---- kernels ------------------------------------------------------------------------------- */
 
-/* Rounds x to nearest, ties to even. Numbers beyond the largest become the largest. */
+/* Rounds x to nearest, ties to even. Finite numbers beyond the largest become the largest. */
 template <int MANTISSA> __device__ __forceinline__ uint32_t to_fp8(float x) {
     constexpr int BIAS = MANTISSA == 3 ? 7 : 15, CUT = 23 - MANTISSA;
     constexpr float MOST = MANTISSA == 3 ? 448.0f : 57344.0f;

@@ -71,8 +71,8 @@ __device__ __forceinline__ void sum_part(To *out, const T *const *__restrict__ s
     }
 }
 
-/* A packet has `parts` parts, all packets together have `all`. A block sums parts i, i + gridDim.x,
- * .... out may be one of the senders. */
+/* A packet has `parts` parts, all packets together have `all`. A block sums part i, part i +
+ * gridDim.x, and so on. out may be one of the senders. */
 template <typename To, typename T, int W>
 __global__ void __launch_bounds__(256)
     weighted_sum_kernel(To *out, const T *const *__restrict__ sender,
