@@ -3,12 +3,12 @@
 #
 #   scripts/dependencies.sh build|quickstart|sweep|test|lint|bench|simulate
 #
-# Says what is missing and why before it installs; quick and silent when nothing is missing.
-# Elsewhere it names what to install by hand and goes on.
+# Before it installs, it says what is missing and why. If nothing is missing, it is quick and silent.
+# On other systems it names what to install by hand, and ends without an error.
 set -eu
 purpose=${1:?usage: scripts/dependencies.sh build|quickstart|sweep|test|lint|bench|simulate}
 
-# package, and what it is for
+# packages, and what each is for
 build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config:finds_libraries
 libc6-dev:C_library libopenmpi-dev:MPI_for_several_processes openmpi-bin:mpirun
 libibverbs-dev:RDMA_networks libdnnl-dev:matrix_products_on_the_CPU(oneDNN) libjansson-dev:JSON

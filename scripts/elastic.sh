@@ -4,23 +4,24 @@
 #   elastic.sh -n 4 -- --model 15M --train train.bin --out out/run --save-every 500 --resume auto
 #
 #   -n N               processes [1]
-#   --max-restarts N   of each process, after a signal or exit code 1 [3]
-#   --meet URL         etcd://HOST:PORT/RUN, an etcd that is there; default: one of this run's own,
-#                      on this host, which ends with the run
+#   --max-restarts N   how often each process is restarted after a signal or exit code 1 [3]
+#   --meet URL         etcd://HOST:PORT/RUN, an etcd that runs already [an etcd that this script
+#                      starts on this host and ends with the run]
 #   --hosts A,B,...    the processes run on these hosts in turn, over ssh; the hosts share this
 #                      folder and need a login without a password [this host, without ssh]
 #   --srun             the processes run on the nodes of this allocation of Slurm in turn, by srun:
 #                      salloc --no-kill -N 2 scripts/elastic.sh --srun -n 4 -- OPTION...
-#   -- OPTION...       of train_llama2; --workers counts those of all N processes
+#   -- OPTION...       options of train_llama2; --workers counts the workers of all N processes
 #
 # The same command with the --meet URL of a run that goes on adds N processes to it.
 #
-# SIGINT, SIGTERM and SIGUSR1 are passed on, and nothing is started again then. A process whose connection
-# ends is killed, and another one started; if this script is killed, all on other hosts are. If all
-# processes die at once, those that are started again go on from the last checkpoint (--resume auto), but
-# not with --srun, nor after a connection has ended: a process there may still be training.
-# 0: a process has ended well; 1: none is left; 2: wrong usage. TRAIN_LLAMA2: the program
-# [build/train_llama2].
+# SIGINT, SIGTERM and SIGUSR1 are passed on, and after them no process is started again. If the connection
+# to a process ends, the process is killed and another one is started. If this script is killed, all its
+# processes on other hosts are killed. If all processes die at once, the new ones continue from the last
+# checkpoint (--resume auto). They do not with --srun or after a connection has ended, because a process
+# there may still be training.
+# Exit codes: 0: a process has ended well; 1: no process is left; 2: wrong usage. The environment
+# variable TRAIN_LLAMA2 names the program [build/train_llama2].
 set -u -o pipefail
 
 say() { echo "elastic.sh: $1" >&2; }
@@ -95,7 +96,7 @@ etcd_answers() {
     [[ $answer == *'"health":"true"'* ]]
 }
 
-# At ports that nobody uses, which it finds by trying.
+# Starts etcd at ports that nobody uses. It tries random ports until etcd answers.
 etcd_open() {
     command -v etcd >/dev/null ||
         fail "no etcd here: install it (package etcd-server), or name one with --meet"
@@ -119,12 +120,14 @@ etcd_open() {
 }
 
 # ---- processes ------------------------------------------------------------------------------
-# By number: what it runs as, how often it was started again, when it is started (again), how it ended.
+# Indexed by the number of a process: its process id, how often it was started again, when it is to be
+# started (in seconds), its exit code, and the file descriptor that signals for it are written to.
 pids=() again=() due=() ended=() inputs=()
 stopping='' stopped=0 unsure=''
 
-# Passes the signals on that stand on its standard input, one a line. At its end the connection is gone,
-# and another process is started in place of this one, which is killed: SIGTERM would end the run for all.
+# Runs on the other host. It reads names of signals from its standard input, one a line, and sends them
+# to the program. When the input ends, the connection is gone and another process takes the place of this
+# one. So the program is killed with SIGKILL, since SIGTERM would end the run for all ranks.
 # shellcheck disable=SC2016  # the other host's shell expands it
 far_away='exec 3<&0
 "$@" </dev/null & program=$!
@@ -138,7 +141,7 @@ remote() { # remote NUMBER COMMAND: over a connection that nothing else holds op
     for fd in "${inputs[@]}"; do exec {fd}>&-; done
     [ -z "$srun" ] || exec srun --no-kill --overlap --mpi=none --cpu-bind=none -N 1 -n 1 -w "$host" \
         sh -c "$2" <"$folder/input.$1"
-    # A host that is gone without a word is noticed after 15 s.
+    # ssh gives up after 15 s without an answer from the host.
     exec ssh -o BatchMode=yes -o ConnectTimeout=15 -o ServerAliveInterval=5 \
         "$host" "$2" <"$folder/input.$1"
 }
@@ -147,7 +150,8 @@ quoted() { printf "'%s'" "${1//\'/\'\\\'\'}"; } # for any shell
 
 start() { # start NUMBER
     local options=(--meet "$meet" --meet-ranks "$ranks" "${arguments[@]}")
-    # All ranks are processes of this script: one that is not registered any more is dead.
+    # A new process may take it that ranks which are not registered any more are dead, as they are
+    # processes of this script. After a connection has ended, this is not sure.
     [ "${again[$1]}" -eq 0 ] || [ -n "$unsure" ] || options+=(--meet-anew)
     if [ "${#hosts[@]}" -eq 0 ]; then
         launch "$program" "${options[@]}" </dev/null
@@ -164,8 +168,9 @@ start() { # start NUMBER
     pids[$1]=$!
 }
 
-# Passes a signal on, and starts nothing again. A shell's background program ignores SIGINT, so far away
-# the first is SIGTERM, and another one, a second later, SIGKILL: a trainer on this host ends by it, too.
+# Passes a signal on, and after that nothing is started again. A background program of a shell ignores
+# SIGINT, so other hosts get SIGTERM for the first SIGINT. If another SIGINT comes more than a second
+# later, they get SIGKILL: a second SIGINT also ends a trainer on this host at once.
 stop() {
     local i far=$1
     if [ "$1" = INT ]; then
@@ -183,7 +188,7 @@ trap 'stop INT' INT
 trap 'stop TERM' TERM HUP
 trap 'stop USR1' USR1
 
-# A process has ended: it is started again in a moment, or not at all.
+# Handles a process that has ended: decides whether it is started again, and when.
 settle() { # settle NUMBER
     local i=$1 code how input
     wait "${pids[$i]}" 2>/dev/null
@@ -198,7 +203,7 @@ settle() { # settle NUMBER
     [ "$code" -le 128 ] || how="was killed by signal $((code - 128))"
     if [ "${#hosts[@]}" -gt 0 ]; then
         how="$how on ${hosts[$i % ${#hosts[@]}]}"
-        # Where the connection has ended, has the process? srun does not tell.
+        # If the connection has ended (code 255 of ssh), the process may still run. srun has no such code.
         if [ "$code" -eq 255 ] || [ -n "$srun" ]; then unsure=yes; fi
     fi
     if [ -n "$stopping" ] || [ "$code" -eq 0 ] || [ "$code" -eq 2 ]; then

@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Makes up a run with late ranks, for --loss-model replay:FILE: what --deadline costs in quality, without a
-cluster and without waiting.
+"""Makes up a run with late ranks for --loss-model replay:FILE, which shows what --deadline costs in quality.
+That needs no cluster, and nothing waits.
 
     scripts/late_ranks.py RECORD --steps 560 --p99 3 --deadline 0.2 --seed 1 > late
     build/train_llama2 --workers 8 --loss-model replay:late ...
 
-RECORD is what --record-loss wrote of a few steps of the same training in one process, without loss: it tells
-how many packets go from each worker to each other. Every worker is a rank. Compute times are lognormal, drawn
-anew in every step, with a median of 1 and a 99th percentile of --p99. As in lossynet/transport/deadline.c a
-step ends --deadline after half of the ranks with a gradient are done. Who is late averages what came for its
-shards, but its own packets come too late. It goes to the step that the others are at, and computes a gradient
-in it unless it has left steps out or they began it more than --deadline ago. Every sender knows what became of
-its packets. On stderr: the mean time of a step, of a step in which all wait, and what became of gradients."""
+RECORD is the file that --record-loss wrote for a few steps of the same training in one process, without loss.
+It tells how many packets each worker sends to each other worker. Every worker is a rank. Compute times are
+lognormal, drawn anew in every step, with a median of 1 and a 99th percentile of --p99. As in
+lossynet/transport/deadline.c, a step ends --deadline after half of the ranks with a gradient are done. A late
+rank averages the packets that came for its shards, but its own packets come too late. It continues with the
+step that the others are at. It computes a gradient in that step unless it has left steps out, or the others
+began the step more than --deadline ago. Every sender knows which of its packets arrived. The report on stderr
+has the mean time of a step, the mean time if all ranks waited, and the numbers of gradients computed and late."""
 import argparse
 import math
 import random
@@ -22,7 +23,7 @@ TITLE = re.compile(r"# step \d+, (gradient|parameter), worker (\d+) to (\d+)")
 
 
 def packets(path):
-    """{(phase, sender, receiver): number}."""
+    """{(phase, sender, receiver): number of packets in a step}."""
     found, link = {}, None
     with open(path, encoding="ascii") as file:
         for line in file:
@@ -38,19 +39,19 @@ def packets(path):
 
 
 class Run:
-    """Ranks that begin steps together; times in medians of what a rank computes for."""
+    """Ranks that begin steps together. The unit of time is the median compute time of a rank."""
 
     def __init__(self, workers, deadline, p99, seed):
         self.random = random.Random(seed)
         self.sigma = math.log(p99) / 2.3263478740408408
         self.deadline = deadline
-        self.busy = [0.0] * workers     # computes an earlier step until then
-        self.missed = [False] * workers  # left out the last step
+        self.busy = [0.0] * workers     # when a rank has finished its earlier step
+        self.missed = [False] * workers  # whether it left out the last step
         self.now = self.all_wait = 0.0
         self.computed = self.late = 0
 
     def step(self):
-        """What each rank does in this step: "computes", "late", "idles", or None when it leaves it out."""
+        """Simulates a step. Returns for each rank "computes", "late", "idles", or None if it leaves the step out."""
         ranks = range(len(self.busy))
         computes = [r for r in ranks if self.busy[r] <= self.now + self.deadline and not self.missed[r]]
         times = {r: math.exp(self.random.gauss(0, self.sigma)) for r in ranks}
@@ -62,7 +63,7 @@ class Run:
         for r in ranks:
             if r in done:
                 what[r], self.busy[r] = "computes" if done[r] <= end else "late", done[r]
-            elif self.busy[r] <= end:  # comes while the others compute
+            elif self.busy[r] <= end:  # it arrives while the others compute
                 what[r] = "idles"
             self.missed[r] = what[r] is None
         self.computed += len(done)

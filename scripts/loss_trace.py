@@ -4,8 +4,9 @@
     scripts/loss_trace.py trace.0 trace.1 trace.2 trace.3 > trace      # in terms of links
     build/train_llama2 --loss-model trace:trace --loss-rate 1 ...
 
-Ranks write one step after another. The output has all steps of a link (sender, receiver, phase) one
-after another, so that a burst longer than a step is one burst. The report goes to stderr.
+The input files are ordered by step. The output is ordered by link (sender, receiver, phase) and has
+all steps of a link one after another, so that a burst that is longer than a step stays one burst.
+The report goes to stderr.
 """
 import argparse
 import json
@@ -16,8 +17,8 @@ TITLE = re.compile(r"# step (\d+), (gradient|parameter), worker (\d+) to (\d+)")
 
 
 def read(paths):
-    """{(phase, sender, receiver): "0010..."}, links in order, each from its first step to its
-    last."""
+    """Returns {(phase, sender, receiver): "0010..."}, where 1 is a lost packet. Links are sorted, and
+    each has its packets from the first step to the last."""
     links, link = {}, None
     for path in paths:
         with open(path, encoding="ascii", errors="replace") as file:
@@ -33,8 +34,8 @@ def read(paths):
 
 
 def describe(links):
-    """Statistics: packets, share lost, mean run of lost packets, and the mean run that independent
-    losses of the same share would have."""
+    """Statistics: the number of packets, the share that was lost, the mean length of a run of lost
+    packets, and the mean length if losses of the same share were independent."""
     packets = sum(map(len, links.values()))
     lost = sum(digits.count("1") for digits in links.values())
     runs = sum(len(re.findall("1+", digits)) for digits in links.values())

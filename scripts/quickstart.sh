@@ -1,11 +1,11 @@
 #!/bin/sh
-# Trains the same small Llama four times, with 8 workers, from the same seed: without loss, with 10%
-# of all packets lost as in the paper (--lead off) and as the program does by default, and with 10% lost
-# under RPS; then shows what the loss cost.
+# Trains the same small Llama four times, with 8 workers, from the same seed, and shows what packet loss
+# costs. One run has no loss. The others lose 10% of all packets: as in the paper (--lead off), with the
+# program's defaults, and under RPS.
 #
 #   scripts/quickstart.sh [OUT]        default out/quickstart; called by `make quickstart`
 #
-# STEPS=N shortens or lengthens the runs. Finished runs are done again; data is kept.
+# STEPS=N shortens or lengthens the runs. A new call repeats finished runs, but keeps the data.
 set -eu
 out=${1:-out/quickstart}
 steps=${STEPS:-560}

@@ -1,11 +1,12 @@
 #!/usr/bin/python3
-"""Shows how one run went: loss, step times, what was lost, and when something changed for the worse.
+"""Shows how one run went: loss, step times, lost packets, and when something became worse.
 
     scripts/run_report.py RUN [--png FILE]
 
-RUN is the directory that --out named, of a run that has ended or that still goes on. Prints a summary,
-and draws RUN/report.png (or FILE): over the steps loss, step times, shares of packets lost, drift
-between replicas and their lag behind the model; and what was lost between each two workers.
+RUN is the directory that the run got with --out. The run may have ended or may still go on. The script
+prints a summary and draws RUN/report.png (or FILE). The picture shows by step the loss, step times,
+shares of packets lost, the drift between replicas and their lag behind the model. It also shows the
+share of packets lost between each two workers.
 """
 import argparse
 import json
@@ -13,16 +14,16 @@ import os
 import statistics
 import sys
 
-WINDOWS = 50  # the run is looked at in so many parts
+WINDOWS = 50  # the run is divided into at most so many parts
 FEWEST = 20  # steps of a part, at least
-WORSE = 1.5  # a step time that grew by this factor is told
-MOST_LATE = 4  # ranks that are named
-LOST_MORE = 0.01  # and so is a share of lost packets that grew by this much
+WORSE = 1.5  # a step time that grew by this factor is reported
+MOST_LATE = 4  # at most so many late ranks are named
+LOST_MORE = 0.01  # a share of lost packets that grew by WORSE and by this much is reported
 
 
 def read_log(directory):
-    """The events of a run. A run that goes on may end in the middle of a line. Steps that were made
-    again after a checkpoint was loaded count once."""
+    """Reads the events of a run. While the run goes on, its log may end in the middle of a line. Steps
+    that were repeated after a checkpoint was loaded count once."""
     path = os.path.join(directory, "log.jsonl")
     run = {"steps": {}, "evals": {}}
     try:
@@ -51,20 +52,20 @@ def read_log(directory):
 
 
 def quantile(values, share):
-    """The value that this share of the values do not exceed."""
+    """The smallest of the values that at least this share of them (rounded) do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, round(share * len(ordered)) - 1))]
 
 
 def parts(steps):
-    """The run in parts of equally many steps."""
+    """Divides the run into parts of equally many steps."""
     width = max(FEWEST, -(-len(steps) // WINDOWS))
     return [steps[i:i + width] for i in range(0, len(steps), width)]
 
 
 def changes(steps):
-    """Lines about parts of the run that are worse than the best part before them, once per
-    change."""
+    """Lines that say where a measure became worse than in the best part before, or recovered: one
+    line per change."""
     measures = (
         ("median step time", lambda part: statistics.median(e["step_ms"] for e in part),
          lambda now, best: now > WORSE * best, "{:.0f} ms"),
@@ -90,7 +91,7 @@ def changes(steps):
 
 
 def summary(directory, run):
-    """The text that is printed, at most 80 columns wide where the directory's name is short."""
+    """The text that is printed. It is at most 80 columns wide if the directory's name is short."""
     first, steps, options = run["run"], run["steps"], run["run"]["options"]
     last, timed = steps[-1], steps[1:] or steps
     times = [e["step_ms"] for e in timed]
@@ -129,7 +130,7 @@ def summary(directory, run):
 
 
 def draw(run, path):
-    """Panels over the steps, and a map of what was lost between workers."""
+    """Draws panels with the step on the x axis, and a map of the packets lost between workers."""
     try:
         import matplotlib  # pylint: disable=import-outside-toplevel
     except ImportError:
@@ -172,7 +173,7 @@ def draw(run, path):
         figure.colorbar(shown, ax=links, label="% lost")
         links.set(title="Lost between workers", xlabel="from worker", ylabel="to worker")
     else:
-        links.set_axis_off()  # a run that goes on has not counted yet, and a single worker has no links
+        links.set_axis_off()  # the log gets these counts when the run ends; a single worker has no links
     for axes in (loss, time, lost, drift, lag):
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=9)

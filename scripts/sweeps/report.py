@@ -3,7 +3,7 @@
 
     scripts/sweeps/report.py --out DIR RUN RUN...
 
-Each RUN is a directory with a log.jsonl; the first is what the others are compared to. Writes
+Each RUN is a directory with a log.jsonl. The others are compared with the first. The script writes
 DIR/plot.png and DIR/table.md and prints the table.
 """
 import argparse
@@ -14,7 +14,7 @@ import sys
 
 
 def read_run(directory):
-    """The events of a run, by kind. A run that did not end is an error."""
+    """Reads the events of a run, by kind. It is an error if the run did not end."""
     path = os.path.join(directory, "log.jsonl")
     run = {"name": os.path.basename(os.path.normpath(directory)), "steps": [], "evals": []}
     try:
@@ -40,7 +40,7 @@ def read_run(directory):
     run["rate"] = 0.0 if options["algorithm"] == "reliable" else options["loss-rate"]
     run["name"] = options["algorithm"]
     if run["name"] == "lossy" and options.get("lead", "off") == "off":
-        run["name"] = "lead off"  # lossy, as its paper has it
+        run["name"] = "lead off"  # the lossy algorithm exactly as in its paper
     return run
 
 
@@ -53,8 +53,8 @@ COLUMNS = ("algorithm", "lost", "perplexity", "replica", "change", "drift", "for
 
 
 def table(runs):
-    """Rows of text: perplexity of the fresh model and of a replica, change against the first run,
-    drift between replicas measured and by both formulas (means over the run)."""
+    """Rows of text: the perplexity of the fresh model and of a replica, the change against the first
+    run, and the drift between replicas, as measured and by both formulas (means over the run)."""
     base = runs[0]["end"]["val_perplexity"]
     rows = []
     for run in runs:

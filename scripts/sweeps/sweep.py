@@ -23,8 +23,8 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
 Runs are ordered by seed, so the tables are useful at any time. Each run is compared with the run
 without loss of the same seed, or with the run that `against` names. Everything is kept in
 out/sweeps/NAME: logs, results (results.jsonl), table.md, table.csv, plots. Stop it with Ctrl-C or
-SIGTERM and call it again: unfinished runs are saved and resumed, and finished runs are not repeated,
-nor are those whose results are in a settings/*.jsonl (--keep) or in other files (--results).
+SIGTERM and call it again: unfinished runs are saved and resumed. A run is not repeated if it is
+finished or if a settings/*.jsonl (--keep) or another file (--results) has its result.
 """
 import argparse
 import fcntl
@@ -41,11 +41,12 @@ from sweep_results import add_result, read_results, result_of, steps_done
 from sweep_settings import Settings, SettingsError
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BASELINE_EVALUATIONS = 10  # what the share of steps lost is read from
+# How often a run without loss is evaluated: step_tax() needs this curve.
+BASELINE_EVALUATIONS = 10
 
 
 def kept_files():
-    """What is kept of any settings file: some ask for the same runs."""
+    """The kept results of all settings files, because some of these files ask for the same runs."""
     return sorted(glob.glob(os.path.join(HERE, "settings", "*.jsonl")))
 
 
@@ -62,9 +63,9 @@ class Sweep:
         self.file = os.path.join(self.out, "results.jsonl")
         self.kept_file = os.path.join(HERE, "settings", settings.name + ".jsonl")
         self.results, self.active, self.failed, self.stopping = {}, [], [], False
-        self.began, self.worked = time.monotonic(), 0.0  # tokens done by this call
+        self.began, self.worked = time.monotonic(), 0.0  # worked: tokens trained by this call
 
-    # ---- what is there -------------------------------------------------------------------
+    # ---- results and checkpoints ---------------------------------------------------------
 
     def load(self):
         for path in kept_files() + self.arguments.results + [self.file]:
@@ -77,12 +78,12 @@ class Sweep:
         return os.path.join(self.directory(run), "log.jsonl")
 
     def checkpoint(self, run):
-        """The model at the end of a run that others start from, None before."""
+        """The checkpoint at the end of a run, for runs that start from it. None before the run ended."""
         path = os.path.join(self.directory(run), f"checkpoint-{int(run.options['steps']):08d}")
         return path if os.path.exists(os.path.join(path, "trainer.json")) else None
 
     def missing(self):
-        """Runs to do: without a result, or without the model that such a run starts from."""
+        """The runs to do: those without a result, and those whose model such a run still needs."""
         todo = [run for run in self.settings.runs if run.id not in self.results]
         ids = {run.id for run in todo}
         for run in list(todo):
@@ -101,7 +102,7 @@ class Sweep:
         if self.settings.launch:
             return [{} for _ in range(a.jobs or 1)]
         jobs = a.jobs or max(1, len(os.sched_getaffinity(0)) // a.threads)
-        # Waiting threads sleep soon: runs share the cores.
+        # A waiting thread spins only briefly before it sleeps, because runs share the cores.
         return [{"OMP_NUM_THREADS": str(a.threads), "GOMP_SPINCOUNT": "1000"} for _ in range(jobs)]
 
     def begin(self, run, slot):
@@ -117,8 +118,8 @@ class Sweep:
             every = max(1, int(run.options["steps"]) // BASELINE_EVALUATIONS)
             command += ["--eval-every", str(every)]
         errors = open(os.path.join(directory, "stderr"), "wb")
-        # Ctrl-C reaches the whole process group: runs ignore it, and stop() tells them to save. A
-        # launcher would not ignore it.
+        # Ctrl-C reaches the whole process group. Runs ignore it, and stop() tells them to save. A
+        # launcher would not ignore it, so it gets a session of its own.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=errors, stderr=errors,
             env={**os.environ, **slot}, start_new_session=bool(self.settings.launch),
@@ -128,7 +129,7 @@ class Sweep:
                             "first": steps_done(self.log(run))})
 
     def end(self, job):
-        """Takes in the result of a process that ended."""
+        """Stores the result of a process that ended."""
         run, status = job["run"], job["process"].returncode
         self.active.remove(job)
         result = result_of(run, self.log(run))
@@ -168,7 +169,7 @@ class Sweep:
         todo = []
         for run in self.missing():
             result = result_of(run, self.log(run)) if run.id not in self.results else None
-            if result:  # it ended after the last call was killed
+            if result:  # the run ended after the previous sweep was killed
                 self.take(run, result)
             else:
                 todo.append(run)
@@ -185,7 +186,7 @@ class Sweep:
                 todo.remove(run)
                 self.begin(run, free.pop(0))
             if not self.active:
-                break  # what is left starts from a run that failed
+                break  # all runs that are left start from a run that failed
             time.sleep(0.05 if not sys.stdout.isatty() else 0.2)
             for job in list(self.active):
                 if job["process"].poll() is not None:
@@ -201,7 +202,7 @@ class Sweep:
         return todo
 
     def stop(self, *_):
-        """Every run saves and ends; a second time, they are killed."""
+        """The first call makes every run save and end. The second call kills the runs."""
         for job in self.active:
             if self.stopping:
                 job["process"].kill()
@@ -209,10 +210,10 @@ class Sweep:
                 job["process"].send_signal(signal.SIGUSR1)  # mpirun and srun pass it on
         self.stopping = True
 
-    # ---- telling ---------------------------------------------------------------------------
+    # ---- reports to the user ---------------------------------------------------------------
 
     def left(self):
-        """Seconds until all is done, at the pace of this call so far; None when not known."""
+        """Seconds until all is done, at the speed of this call so far; None while it is not known."""
         worked = self.worked + sum(self.done_by(job) for job in self.active)
         spent = time.monotonic() - self.began
         if worked <= 0 or spent < 2:
@@ -232,7 +233,7 @@ class Sweep:
         return f" ({100 * (mine / base - 1):+.2f}%)"
 
     def tell(self, job):
-        """One line for a run that is done."""
+        """Prints one line about a run that is done."""
         run, (count, left) = job["run"], self.counts()
         perplexity = self.results[run.id]["perplexity"]
         text = f"{perplexity:.2f}{self.change(run)}" if perplexity else "not finite"
@@ -268,7 +269,7 @@ class Sweep:
 
 
 def keep(sweep):
-    """Puts this settings' new results into the file beside it, for the repository."""
+    """Adds new results to the .jsonl file beside the settings file, which is in the repository."""
     kept = {result for path in kept_files() for result in read_results(path)}
     new = [sweep.results[run.id] for run in sweep.settings.runs
            if run.id in sweep.results and run.id not in kept]
@@ -305,7 +306,7 @@ def parse():
 
 
 def prepare(settings):
-    """Makes the data, when the settings say how."""
+    """Makes the data, if the settings have a command for it."""
     if not settings.prepare:
         return
     try:

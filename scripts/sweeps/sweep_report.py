@@ -1,6 +1,6 @@
-"""Tables and plots of a sweep: what each loss rate costs, paired by seed, with intervals.
+"""Writes tables and plots of a sweep: what each loss rate costs, paired by seed, with intervals.
 
-report() writes table.md, table.csv and the plots; it takes whatever is finished.
+report() writes table.md, table.csv and the plots of all runs that are finished.
 """
 import csv
 import math
@@ -30,9 +30,9 @@ def interval(values):
 # ---- rows -----------------------------------------------------------------------------------
 
 def step_tax(base, perplexity):
-    """Share of its steps that the run without loss could have done without: 1 - s/S, where its
-    curve of evaluations first stays below `perplexity`. Negative gains count as 0; None: no
-    curve."""
+    """The share of steps that loss costs: 1 - s/S, where S is the number of steps of the run without
+    loss, and s the step from which on its curve of evaluations stays below `perplexity`. A negative
+    share counts as 0. None without a curve."""
     curve = base.get("evaluations") or []
     if len(curve) < 2 or perplexity is None:
         return None
@@ -46,11 +46,11 @@ def step_tax(base, perplexity):
 
 
 def group_runs(settings, results):
-    """Per section and label: the finished runs, with their baselines where those are finished. In
-    the order of the file, but by loss rate within what differs by that alone."""
+    """Groups the finished runs by section and label, with their baselines where those are finished.
+    Groups are in the order of the file; those that differ in the loss rate alone are ordered by it."""
     groups = {}
     for section in settings.sections:
-        # A run without loss alone compares nothing, where others are to come.
+        # As long as only runs without loss are finished, there is nothing to compare.
         if all(run.lossless() for run in section.runs if run.id in results) and \
            not all(run.lossless() for run in section.runs):
             continue
@@ -144,7 +144,7 @@ def as_markdown(rows):
 
 
 def as_text(rows):
-    """For the terminal, 79 columns: without the drift."""
+    """The table for the terminal, 79 columns wide: without the drift."""
     lines = []
     for title in dict.fromkeys(row["section"] for row in rows):
         lines += ["", title[:79], f"{'run':<39} {'seeds':>5} {'perplexity':>10} {'change':>8} "
@@ -183,7 +183,8 @@ def same_rates(run):
 
 
 def is_plain(run):
-    """Plain `lossy` with the section's first value of every other axis: a curve over loss rates."""
+    """Whether a run is plain `lossy` with the section's first value of every axis but the loss rate.
+    Such runs form a curve."""
     if run.value("algorithm", "lossy") not in ("lossy", "reliable") or not same_rates(run):
         return False
     first = run.section.runs[0].options
@@ -208,9 +209,9 @@ def finish(axes, legend=True):
 
 
 def plot_change(plt, groups, out):
-    """Change of perplexity against loss rate: a line for each section that has plain `lossy`, or
-    lossy with repair (dashed), at several rates, single marks for loss in one phase, and the
-    paper's points. Intervals of two seeds would hide the rest and are left out."""
+    """Plots the change of perplexity against the loss rate: a line for each section that has plain
+    `lossy`, or lossy with repair (dashed), at several rates, single marks for loss in one phase, and
+    the paper's points. Intervals of two seeds are left out, because they would hide the rest."""
     figure, axes = plt.subplots(figsize=(8, 6.6))
     colours = iter(COLOURS * 3)
     for section in dict.fromkeys(group["section"] for group in groups):
@@ -241,15 +242,15 @@ def plot_change(plt, groups, out):
     axes.set(xlabel="packets lost, %", ylabel="change of perplexity, %",
              title="What loss costs, against the same seed without loss (mean, 95%)")
     axes.axhline(0, color="black", lw=0.6)
-    axes.set_yscale("symlog", linthresh=1)  # even up to 1%, logarithmic beyond
+    axes.set_yscale("symlog", linthresh=1)  # linear up to 1%, logarithmic beyond
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     finish(axes, legend=False)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0, -0.12))
     save(figure, out, "change")
 
 
-# Options that choose what is done about loss, with their defaults, and the rules that plot_cost
-# draws.
+# ABOUT_LOSS has the options that choose what is done about loss, with their defaults. RULES are the
+# choices that plot_cost draws: a label, a colour, and the options that differ from the defaults.
 ABOUT_LOSS = {"algorithm": "lossy", "estimator": "mean", "lead": "auto", "lead-extra": 0, "carry": 0,
               "gradient-repair": 0, "parameter-repair": 0, "repair": 0, "repair-budget": 0}
 RULES = (("as in the paper (--lead off)", "#888888", {"lead": "off"}),
@@ -259,18 +260,18 @@ RULES = (("as in the paper (--lead off)", "#888888", {"lead": "off"}),
 
 
 def follows(run, changes):
-    """Whether a run does about loss what these changes of the defaults say, at one rate in both
-    phases."""
+    """Whether a run has the same loss rate in both phases, and these changes of ABOUT_LOSS and no
+    others."""
     expected = {**ABOUT_LOSS, **changes}
     return same_rates(run) and all(plain(run.value(name, str(default))) == expected[name]
                                    for name, default in ABOUT_LOSS.items())
 
 
 def cost_curves(groups):
-    """The first section that has each of RULES at two loss rates or more: its title, its seeds, and
-    per rule (loss rate in %, mean change in %, half its 95% interval, or 0 below three seeds,
-    change per seed). A look-ahead by choice changes a run without loss, too; other rules begin at
-    0."""
+    """Finds the first section that has each of RULES at two loss rates or more. Returns its title, its
+    numbers of seeds, and per rule a list of points (loss rate in %, mean change in %, half its 95%
+    interval, or 0 below three seeds, change per seed). A rule with --lead-extra also changes the run
+    without loss; the curves of other rules begin at 0."""
     for section in dict.fromkeys(group["section"] for group in groups):
         curves, seeds = [], set()
         for _, _, changes in RULES:
@@ -289,8 +290,8 @@ def cost_curves(groups):
 
 
 def plot_cost(plt, groups, out):
-    """What loss costs, for those who have a minute: the paper's points and three rules of ours.
-    Small points are single seeds."""
+    """Plots at a glance what loss costs: the paper's points and our three RULES. Small points are
+    single seeds."""
     found = cost_curves(groups)
     if not found:
         return
@@ -319,7 +320,7 @@ def plot_cost(plt, groups, out):
 
 
 def panel_each(plt, sections):
-    """A figure in two columns, and its axes, one for each section."""
+    """Makes a figure in two columns. Returns it and its axes, one for each section."""
     columns = min(2, len(sections))
     rows = -(-len(sections) // columns)
     figure, panels = plt.subplots(rows, columns, figsize=(6.2 * columns, 3.9 * rows), squeeze=False)
@@ -329,7 +330,7 @@ def panel_each(plt, sections):
 
 
 def plot_curves(plt, groups, out):
-    """Training loss of the first seed, a panel for each section."""
+    """Plots the training loss of the first seed, one panel for each section."""
     sections = list(dict.fromkeys(group["section"] for group in groups))[:6]
     figure, panels = panel_each(plt, sections)
     for section, axes in zip(sections, panels):
@@ -341,7 +342,7 @@ def plot_curves(plt, groups, out):
                           label=group["label"])
         axes.set(xlabel="step", ylabel="training loss", title=section.title)
         lines = [line.get_ydata() for line in axes.get_lines()]
-        if lines:  # the first tenth would flatten the rest
+        if lines:  # the first tenth does not set the scale, since it would flatten the rest
             late = [y for line in lines for y in line[len(line) // 10:]]
             margin = 0.04 * (max(late) - min(late)) + 1e-6
             axes.set_ylim(min(late) - margin, max(late) + margin)
@@ -350,7 +351,8 @@ def plot_curves(plt, groups, out):
 
 
 def plot_drift(plt, groups, out):
-    """Drift over time: measured (line), our formula (dashes), the paper's (dots); first seeds."""
+    """Plots the drift by step for the first seeds: measured (line), our formula (dashes), the paper's
+    formula (dots)."""
     sections = [s for s in dict.fromkeys(g["section"] for g in groups)
                 if any(g["members"][0][1].get("drifts") for g in groups if g["section"] is s)][:6]
     if not sections:
@@ -376,7 +378,8 @@ def plot_drift(plt, groups, out):
 
 
 def plot_ages(plt, groups, out):
-    """Ages of packets: shares beside (1-p) p^k; mean and largest against the loss rate."""
+    """Plots ages of packets: their shares beside (1-p) p^k, and their mean and largest against the loss
+    rate p."""
     figure, (shares, left, right) = plt.subplots(1, 3, figsize=(16, 4.4))
     plot_shares(shares, groups)
     sections = list(dict.fromkeys(group["section"] for group in groups))
@@ -408,7 +411,7 @@ def plot_ages(plt, groups, out):
 
 
 def plot_shares(axes, groups):
-    """Share of packets of each age, one line for each loss rate, with the geometric
+    """Plots the share of packets of each age, one line for each loss rate, beside the geometric
     distribution."""
     seen, colours = set(), iter(COLOURS * 3)
     for group in groups:
@@ -418,7 +421,7 @@ def plot_shares(axes, groups):
             continue
         seen.add(what)
         p, colour = group["row"]["parameter_loss_rate"], next(colours)
-        last = len(ages) - 1  # that or more
+        last = len(ages) - 1  # the last entry counts this age and all greater ones
         axes.plot(range(len(ages)), [share or math.nan for share in ages], "o", color=colour, ms=5,
                   mfc="white", label=what[0] if what[1] == "bernoulli" else ", ".join(what))
         axes.plot(range(len(ages)), [(1 - p) * p**k if k < last else p**k
@@ -429,7 +432,7 @@ def plot_shares(axes, groups):
 
 
 def report(settings, results, out, plots):
-    """Writes tables, and plots if asked; returns the rows."""
+    """Writes the tables, and the plots if `plots` is set. Returns the rows."""
     groups = group_runs(settings, results)
     for group in groups:
         group["row"] = summarise(group)

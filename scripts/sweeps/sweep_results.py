@@ -1,25 +1,25 @@
-"""Results of a sweep: one JSON line per finished run, short enough to be kept in the repository.
+"""Reads and writes results of a sweep: one JSON line per finished run, short enough for the repository.
 
-A line holds the run's key (sweep_settings.py), what became of it, means over its steps, and thinned
-curves. Lines are only ever added; the last one of an id counts.
+A line holds the run's key (sweep_settings.py), how it ended, means over its steps, and thinned curves.
+Lines are only added, never changed. The last line of an id counts.
 """
 import datetime
 import json
 import os
 
-CURVE, DRIFTS = 32, 16  # points kept
+CURVE, DRIFTS = 32, 16  # points that are kept of a curve and of the drift
 
 
 def short(value, digits=6):
-    """Numbers with few digits; what is not finite is null in the log already."""
+    """Rounds numbers to few digits. (In the log, numbers that are not finite are null already.)"""
     if isinstance(value, float):
         return float(f"{value:.{digits}g}")
     return value
 
 
 def read_results(path):
-    """{id: result} of a file, empty when there is none. A line cut short by a crash is passed
-    over."""
+    """Reads {id: result} from a file; it is empty if there is no file. A line that a crash cut short is
+    ignored."""
     results = {}
     if not os.path.exists(path):
         return results
@@ -34,7 +34,7 @@ def read_results(path):
 
 
 def add_result(path, result):
-    """Appends a line, on the disk before this returns."""
+    """Appends a line. It is on the disk before this returns."""
     torn = os.path.exists(path) and os.path.getsize(path) and open(path, "rb").read()[-1:] != b"\n"
     with open(path, "a", encoding="utf-8") as file:
         file.write(("\n" if torn else "") + json.dumps(result, separators=(",", ":")) + "\n")
@@ -43,7 +43,7 @@ def add_result(path, result):
 
 
 def read_events(path):
-    """Whole lines of a log; one that is being written is left out."""
+    """Reads the events in the whole lines of a log. A line that is still being written is left out."""
     events = []
     try:
         with open(path, encoding="utf-8") as file:
@@ -58,7 +58,8 @@ def read_events(path):
 
 
 def steps_done(path):
-    """Steps in a log that grows, by its last whole line. Cheap enough to ask every second."""
+    """The number of steps in a growing log, from its last whole line. This is cheap enough to be called
+    every second."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)
@@ -77,7 +78,7 @@ def steps_done(path):
 
 
 def thin(events, count):
-    """At most `count` groups of consecutive events."""
+    """Divides events into at most `count` groups of consecutive ones."""
     size = max(1, -(-len(events) // count))
     return [events[i:i + size] for i in range(0, len(events), size)]
 
@@ -88,7 +89,7 @@ def mean(values):
 
 
 def result_of(run, log):
-    """The result of a log that ended, None of one that did not."""
+    """The result of a run from its log; None if the log does not end."""
     events = read_events(log)
     kinds = {event["event"]: event for event in events}
     end, head = kinds.get("end"), kinds.get("run")
@@ -108,11 +109,11 @@ def result_of(run, log):
     for name in ("gradient_loss_rate", "parameter_loss_rate", "drift", "drift_expected",
                  "drift_paper", "mean_age", "extra_traffic"):
         result[name] = mean([step.get(name) for step in steps])
-    # Replicas need a few steps until their ages are as they stay.
+    # Replicas need a few steps until the distribution of their ages is stationary.
     late = steps[len(steps) // 4:]
     result["late_mean_age"] = mean([step["mean_age"] for step in late])
     result["max_age"] = max((step["max_age"] for step in steps), default=0)
-    # Each step's ratio: the drift itself falls with the learning rate.
+    # The ratio of each step is averaged, because the drift itself falls with the learning rate.
     result["drift_ratio"] = mean([step["drift"] / step["drift_expected"] for step in late
                                   if step["drift_expected"]])
     if late and late[-1].get("max_age"):

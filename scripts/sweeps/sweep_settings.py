@@ -1,9 +1,9 @@
-"""Settings of a sweep: a small text file in, a list of runs out. scripts/sweeps/sweep.py says how
-it looks.
+"""Reads the settings file of a sweep and makes a list of runs. scripts/sweeps/sweep.py describes the
+file.
 
-A run is known by its *key*: the options that decide its result, normalised, so that a finished run
-is recognised whatever file asked for it. Not in the key: where things lie, how many threads
-compute, what is logged, and whatever has its default value.
+A run is identified by its *key*: the options that decide its result, normalised, so that a finished
+run is recognised whatever settings file asked for it. The key leaves out where files are, how many
+threads compute, what is logged, and options that have their default value.
 """
 import difflib
 import hashlib
@@ -16,23 +16,24 @@ import subprocess
 
 
 class SettingsError(Exception):
-    """One line: what is wrong, where, and what was expected."""
+    """The message is one line: what is wrong, where, and what was expected."""
 
 
-# ---- what train_llama2 understands ----------------------------------------------------------
+# ---- options of train_llama2 ----------------------------------------------------------------
 
-# Options that cannot change a result, and those that a sweep sets itself.
+# NEUTRAL options cannot change a result. OWN options are set by the sweep itself.
 NEUTRAL = {"threads", "memory", "link-gbps", "interface", "pace-gbps", "peer-timeout", "no-overlap",
            "multicast", "encrypt", "key-file", "save-every", "keep", "eval-every", "sample-every",
            "drift-samples", "tokenizer", "recompute"}
 OWN = {"out", "log", "resume", "overwrite", "progress", "quiet", "eval", "generate", "tokens",
        "temperature", "top-p", "dry-run", "help", "version"}
-# Results that are older than an option were measured with this value; their keys leave it out.
+# Old results were measured before these options existed, in effect with these values. Their keys
+# leave the option out.
 EARLIER = {"lead": "off"}
 
 
 def read_options(program):
-    """{name: (group, default)} from --help; a flag's default is None."""
+    """Reads {name: (group, default)} from --help. The default of a flag is None."""
     try:
         text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
@@ -56,7 +57,7 @@ def read_options(program):
 
 
 def plain(value):
-    """Numbers as short as they go, so that 0.10 and 1e-1 are one."""
+    """Converts text to a number where it is one, so that 0.10 and 1e-1 are the same value."""
     try:
         number = float(value)
     except (TypeError, ValueError):
@@ -65,7 +66,8 @@ def plain(value):
 
 
 def fingerprint(pattern, cache={}):
-    """Of token files, wherever they lie: names, sizes and the beginning of the first."""
+    """A digest of token files that does not depend on their folder: of the names, the sizes and the
+    first MiB of the first file."""
     import glob
     if pattern not in cache:
         paths = sorted(glob.glob(pattern))
@@ -83,7 +85,7 @@ def fingerprint(pattern, cache={}):
 # ---- runs -----------------------------------------------------------------------------------
 
 class Run:
-    """One training run: a section's, with one value of each axis."""
+    """One training run of a section, with one value of each axis."""
 
     def __init__(self, section, options, start):
         self.section, self.options, self.start = section, options, start
@@ -93,7 +95,7 @@ class Run:
         return self.options.get(name, default)
 
     def rates(self):
-        """Loss rates that are asked for: gradient, parameter."""
+        """The loss rates of the settings: gradient, parameter."""
         if self.options.get("algorithm") == "reliable":
             return 0.0, 0.0
         both = self.value("loss-rate")
@@ -103,16 +105,16 @@ class Run:
     def lossless(self):
         if self.value("lead", "auto") not in ("auto", "off") or \
                 float(self.value("lead-extra", "0")):
-            return False  # a look-ahead by choice is another run, also without loss
+            return False  # a look-ahead that the user chose changes the result without loss, too
         if self.value("wire-dtype", "float32") != "float32" and self.value("carry") != "0":
-            return False  # carry brings back what rounding took, also without loss
+            return False  # --carry adds back what rounding took away, without loss, too
         uneven = self.options.get("algorithm") != "reliable" and \
             self.value("loss-at", "none") != "none"
         return self.rates() == (0, 0) and not uneven and \
             not self.value("loss-model").startswith("trace")
 
     def identify(self, known):
-        """Sets key and id, and the id of the run without loss that it is compared with."""
+        """Sets the key and the id, and the id of the run without loss to compare with."""
         key = {}
         for name, value in self.options.items():
             group, default = known[name]
@@ -130,7 +132,7 @@ class Run:
         elif "/" in str(key.get("model", "")):
             key["model"] = os.path.basename(os.path.normpath(key["model"]))
         algorithm = self.value("algorithm", "lossy")
-        # Without loss, naive and lossy are what reliable is, to the last bit.
+        # Without loss, naive and lossy give the same bits as reliable.
         base = dict(key, algorithm=algorithm if algorithm == "rps" else "reliable")
         self.baseline = hash_of(base)
         if self.lossless():
@@ -167,13 +169,13 @@ class Run:
         return words
 
     def tokens(self):
-        """How much work it is."""
+        """The number of tokens that the run trains on, as a measure of its work."""
         number = lambda name, default: float(self.value(name, default))
         return (number("steps", "1000") * max(1, number("workers", "1")) * number("batch", "8")
                 * number("micro-batches", "1") * max(1, number("seq", "1024")))
 
     def label(self):
-        """What tells it from others of its section, but for the seed."""
+        """The text that distinguishes the run from others of its section, without the seed."""
         gradient, parameter = self.rates()
         algorithm = self.value("algorithm", "lossy")
         words = [] if algorithm in ("lossy", "reliable") else [algorithm]
@@ -209,13 +211,13 @@ class Section:
     def __init__(self, name, line):
         self.name, self.line = name, line
         self.title, self.start, self.order = name, None, 1
-        self.against = {}  # options of the runs that the others are compared with
-        self.axes = {}  # names (tuple): list of tuples of values
+        self.against = {}  # options of the run that another run is compared with
+        self.axes = {}  # {tuple of names: list of tuples of values}
         self.varying, self.loss_options, self.runs = [], set(), []
 
 
 class Settings:
-    """A parsed file. runs: in the order in which they are to be done, each key once."""
+    """A parsed settings file. `runs` has each key once, in the order in which the runs are to be done."""
 
     def __init__(self, path, program):
         self.path, self.prepare, self.launch, self.title = path, None, [], None
@@ -295,7 +297,7 @@ class Settings:
         section.axes[names] = rows
 
     def expand(self):
-        """Makes the runs. The data must be there, since keys name it."""
+        """Makes the list of runs. The data files must exist, because keys contain their digest."""
         for section in self.sections:
             axes = dict(section.axes)
             taken = {name for names in axes for name in names}
@@ -324,8 +326,8 @@ class Settings:
         self.schedule()
 
     def compare(self, section):
-        """Where the section says against what, a run's baseline is the run that has those values
-        and is the same otherwise."""
+        """Sets baselines where the section has `against`: a run's baseline is then the run that has
+        the values of `against` and otherwise the same options."""
         against = {**self.common.against, **section.against}
         if not against:
             return
@@ -350,7 +352,8 @@ class Settings:
                          "an earlier section that has a run without loss")
 
     def schedule(self):
-        """By order, seed, section; first what others need. Runs that are the same become one."""
+        """Sorts runs by order, seed and section. Runs that others start from come first. Equal runs
+        become one."""
         ranked = []
         for number, section in enumerate(self.sections):
             seeds = list(dict.fromkeys(run.value("seed", "1") for run in section.runs))
@@ -372,7 +375,7 @@ class Settings:
                                  f"to compare '{run.label()}' with; add 0 to its loss rates")
 
     def check(self, program):
-        """Lets the program judge every run's options, without training."""
+        """Has the program check the options of every run with --dry-run, without training."""
         for run in self.runs:
             command = run.command(program, self.known) + ["--dry-run"]
             if run.start:
