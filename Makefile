@@ -2,21 +2,23 @@
 # make quickstart   installs what is missing, trains with and without packet loss, shows what it cost
 # make check        formatting, layers and the quick tests, in a minute; run it before a commit
 # make test         installs what is missing, runs everything in test/
-# make bench        speed and memory beside PyTorch, and of the network beside TCP (bench-network)
-# make simulate     a web service beside training, in a simulated network (ns-3), two hours of two cores
+# make bench        compares speed and memory with PyTorch, and the network with TCP (bench-network)
+# make simulate     simulates a web service beside training (ns-3); takes two cores for two hours
 # make liblossynet  the library alone, static and shared; make install PREFIX=/usr/local DESTDIR=
-#                   copies it, its header and lossynet.pc, make uninstall removes them
+#                   copies it, its header and lossynet.pc; make uninstall removes them
 # make format       clang-format over all C and CUDA
 # make lint         clang-tidy over all C, with the checks of .clang-tidy
 # make clean        removes build/ (out/ stays)
 #
-# Found by itself: MPI (mpicc; MPI=0 builds without), libibverbs (for --link verbs; VERBS=0), OpenSSL
-# (for --encrypt; SECURE=0), libcurl (for --meet; MEET=0), oneDNN (on x86-64) or OpenBLAS (elsewhere,
-# or with BLAS=openblas; BLAS=none: plain loops), CUDA (nvcc; CUDA=0 builds without). BARE=1 takes
-# no library but CUDA's (dev/bare): no JSON, no tokenizer, for GPU machines that have nothing else.
-# WERROR= lets a compiler warn that the project has not met. SANITIZE=address,undefined builds with sanitizers; give it a BUILD of its own.
+# The Makefile finds these libraries, and NAME=0 builds without one: MPI (mpicc; MPI=0), libibverbs (for
+# --link verbs; VERBS=0), OpenSSL (for --encrypt; SECURE=0), libcurl (for --meet; MEET=0), CUDA (nvcc;
+# CUDA=0). Matrix products come from oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas);
+# BLAS=none takes plain loops. BARE=1 uses no libraries but CUDA's and replaces the others by dev/bare,
+# without a tokenizer, for GPU machines that have nothing else. WERROR= allows warnings, for compilers
+# that the project was not tested with. SANITIZE=address,undefined builds with sanitizers; give it a
+# BUILD of its own.
 
-# make would try to build the .d files below from its own rules.
+# Without this, make would try to build the .d files below by its built-in rules.
 MAKEFLAGS += --no-builtin-rules
 comma := ,
 
@@ -29,7 +31,7 @@ WERROR ?= -Werror
 WARNINGS := -Wall -Wextra $(WERROR)
 OPTIMISE ?= -O3 -fno-math-errno -fno-trapping-math
 CPPFLAGS += -I. -D_GNU_SOURCE
-# The distribution's Python, where its packages are.
+# The distribution's Python, because the Python packages are Debian's.
 PYTHON ?= /usr/bin/python3
 COMMON = $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 CFLAGS += -std=c11 $(COMMON)
@@ -78,8 +80,8 @@ TOKENIZER := llmc/data/tokenizer
 endif
 NVCC ?= $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 CUDA ?= $(if $(NVCC),1)
-# The toolkit's folder; NVCC may be a link to it. Where it is without cuBLAS, as small images are, the
-# packages of a Python that has PyTorch are taken.
+# The toolkit's folder; NVCC may be a link into it. If it has no cuBLAS, as in small images, cuBLAS is
+# taken from the packages of a Python that has PyTorch.
 TOOLKIT = $(abspath $(dir $(realpath $(NVCC)))/..)
 CUBLAS ?= $(if $(wildcard $(TOOLKIT)/include/cublasLt.h /usr/include/cublasLt.h),,$(patsubst \
     %/include/cublasLt.h,%,$(firstword $(wildcard $(addsuffix /*/include/cublasLt.h,$(shell \
@@ -92,7 +94,7 @@ REVISION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 # it starts.
 ISAS := $(if $(filter x86_64,$(ARCHITECTURE)),x86_64_v2 x86_64_v3 x86_64_v4,generic)
 ISAS_BF16 := $(ISAS) $(if $(filter x86_64,$(ARCHITECTURE)),x86_64_avx512bf16 x86_64_amx)
-# They may contract a * b + c, which -std=c11 forbids gcc.
+# Each of these also gets -ffp-contract=fast: it may contract a * b + c, which -std=c11 forbids gcc.
 isa_flags_generic :=
 isa_flags_x86_64_v2 := -march=x86-64-v2
 isa_flags_x86_64_v3 := -march=x86-64-v3
@@ -108,14 +110,14 @@ COMMON_OBJECTS := $(LLMC:%.c=$(BUILD)/%.o) $(LOSSYNET:%.c=$(BUILD)/%.o) \
                   $(BUILD)/$(TOKENIZER).o $(ISAS:%=$(BUILD)/llmc/backend/cpu/backend_cpu.float32.%.o) \
                   $(ISAS_BF16:%=$(BUILD)/llmc/backend/cpu/backend_cpu.bf16.%.o)
 
-# One of three devices stands behind llmc/backend/cuda/backend_cuda.h: a GPU, none, or an emulated one
-# (tests).
+# llmc/backend/cuda/backend_cuda.h has three implementations: for a GPU, for no device, and for the
+# emulated device (tests).
 CUDA_SOURCES := llmc/backend/cuda/backend_cuda.bf16 llmc/backend/cuda/backend_cuda.float32 \
                 llmc/backend/cuda/open llmc/backend/cuda/streams
 ifeq ($(CUDA),1)
 DEVICE_OBJECTS := $(patsubst %,$(BUILD)/%.cu.o,$(CUDA_SOURCES) llmc/backend/cuda/device llmc/backend/cuda/product)
-# The runtime is linked statically; cuBLASLt is opened when a device is.
-# A toolkit from a Python package has lib, others have lib64.
+# The runtime is linked statically; cuBLASLt is opened when a device is opened.
+# A toolkit from a Python package has the folder lib, others have lib64.
 LDLIBS += $(foreach folder,lib64 lib,-L$(TOOLKIT)/$(folder) -Wl$(comma)-rpath$(comma)$(TOOLKIT)/$(folder)) \
           -lcudart_static -lrt -lpthread
 CUBLAS := $(CUBLAS)
@@ -128,7 +130,7 @@ EMULATED_OBJECTS := $(patsubst %,$(BUILD)/emulated/%.o,$(CUDA_SOURCES) \
                     dev/emulation/streams_emu)
 OBJECTS := $(COMMON_OBJECTS) $(DEVICE_OBJECTS)
 
-# sm_80 runs on sm_86 and sm_89 too; the PTX of 90 is compiled by the driver for what comes later.
+# Code for sm_80 also runs on sm_86 and sm_89. For later GPUs the driver compiles the PTX of 90.
 ARCHITECTURES := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
 NVCCFLAGS += -std=c++17 -O3 $(ARCHITECTURES) $(if $(WERROR),-Werror all-warnings) \
              $(if $(CUBLAS),-isystem $(CUBLAS)/include) \
@@ -139,7 +141,7 @@ EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/*/test_*.c test/*/*/test_*.c))
 
 GPU_PROGRAMS := gpu_check gpu_bench
-# What our exchange is measured with, and against; all but the first use MPI.
+# Programs that measure our exchange and those that it is compared with. All but the first use MPI.
 BENCHES := turn $(if $(filter 1,$(MPI)),exchange collectives ring)
 # A simulated network (dev/coexistence).
 NS3 := $(BUILD)/dev/coexistence/simulated
@@ -151,7 +153,7 @@ benches: all $(BENCHES:%=$(BUILD)/dev/bench/network/bench_%) $(BUILD)/bench_load
 tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%) \
        $(if $(SANITIZE),,$(NS3_HERE) liblossynet)
 
-# Links all prerequisites. $(1): libraries; $(2): the compiler, if it is not the program's.
+# Links all prerequisites. $(1): libraries. $(2): the linking command, if it is not that of programs.
 define link
 @echo '  LINK $@'
 @mkdir -p $(@D)
@@ -161,7 +163,7 @@ endef
 $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
 	$(call link,$(LDLIBS))
 
-# Linked again where CUDA has come, or is left out.
+# The program is made again if CUDA was installed since the last build, or is now left out.
 $(BUILD)/train_llama2.o: $(BUILD)/with_cuda
 $(BUILD)/with_cuda: FORCE
 	@mkdir -p $(@D)
@@ -182,7 +184,7 @@ $(BUILD)/train_llama2.o: train_llama2.cu | $(BUILD)/
 	@echo '  CC   $<'
 	@$(CC) $(CPPFLAGS) -DGIT_REVISION='"$(REVISION)"' $(CFLAGS) -MMD -MP -x c -c $< -o $@
 
-# Whether a GPU computes what it should, and how fast (dev/bench/gpu/gpu_check.py).
+# These check whether a GPU computes right results, and how fast (dev/bench/gpu/gpu_check.py).
 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%): $(BUILD)/emulated/%: $(BUILD)/dev/bench/gpu/%.o $(COMMON_OBJECTS) \
     $(EMULATED_OBJECTS)
 $(GPU_PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/dev/bench/gpu/%.o $(OBJECTS)
@@ -195,7 +197,8 @@ $(BUILD)/llmc/backend/cpu/backend_cpu.%.o: llmc/backend/cpu/backend_cpu.c
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(isa_flags_$(patsubst .%,%,$(suffix $*))) -ffp-contract=fast \
 	    -DBACKEND_DTYPE=$(basename $*) -DISA=$(patsubst .%,%,$(suffix $*)) -MMD -MP -c $< -o $@
 
-# What ptxas says of every kernel's registers and memory goes beside the object (test/cuda/test_nvcc.py).
+# The report of ptxas on every kernel's registers and memory is written beside the object, for
+# test/cuda/test_nvcc.py.
 define nvcc
 @$(NVCC) -I. -D_GNU_SOURCE $(NVCCFLAGS) $(1) -Xptxas -v -MMD -MP -c $< -o $@ 2>$@.log || \
     { cat $@.log; exit 1; }
@@ -222,7 +225,7 @@ $(BUILD)/emulated/%.o: %.cu
 	@echo '  CXX  $<, emulated'
 	@$(CXX) -I. -D_GNU_SOURCE $(EMULATION_FLAGS) -MMD -MP -x c++ -c $< -o $@
 
-# The scheduler of fibers is told of the thread sanitizer, not instrumented.
+# The scheduler of fibers is not instrumented with the thread sanitizer, but calls its interface.
 $(BUILD)/emulated/%.o: %.cpp
 	@mkdir -p $(@D)
 	@echo '  CXX  $<, emulated'
@@ -239,7 +242,7 @@ $(BUILD)/%.o: %.cpp
 	@echo '  CXX  $<'
 	@$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
 
-# The operator tests, on the CPU backends, on the CUDA backend (a GPU, or emulated), and on the CUDA
+# The operator tests run on the CPU backends, on the CUDA backend (a GPU, or emulated), and on the CUDA
 # kernels alone.
 OPERATORS := $(patsubst %,$(BUILD)/test/llmc/operators%.o,_arrays _bits _device _vectors) \
              $(BUILD)/test/llmc/operators.o
@@ -247,7 +250,7 @@ $(BUILD)/test/llmc/test_operators: $(OPERATORS)
 $(BUILD)/test/cuda/test_operators_device: $(OPERATORS)
 $(BUILD)/test/cuda/test_operators_emulated: $(OPERATORS)
 
-# The kernels alone, without the CPU backend, so that the thread sanitizer can see all of it.
+# These link the kernels without the CPU backend, so that the thread sanitizer sees all code.
 EMULATOR := $(patsubst %,$(BUILD)/emulated/dev/emulation/%.o,cuda_emu streams_emu)
 EMULATED_TESTS := $(BUILD)/test/cuda/test_cuda_kernels $(BUILD)/test/cuda/test_cuda_attention \
     $(BUILD)/test/cuda/emulation_faults
@@ -273,7 +276,7 @@ $(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATE
 $(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
 	$(call link,$(LDLIBS) $(CMOCKA))
 
-# ns-3 is built without sanitizers, and its pkg-config files name directories that are not there.
+# ns-3 is built without sanitizers, and its pkg-config files name directories that do not exist.
 $(NS3): dev/coexistence/simulated.cpp
 	@echo '  CXX  $<'
 	@mkdir -p $(@D)
@@ -284,14 +287,15 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
 	$(call link,$(LDLIBS))
 
 # ---- lossynet alone, instrumented ---------------------------------------------------------
-# fuzz_packets    four ranks on a simulated network (dev/simulation) that libFuzzer makes up; clang
-# replay_packets  the same, for inputs that were kept
-# round_trips     what a step costs by round trip and loss, on the same simulated network
-# late_ranks      what late ranks cost the others, with a deadline and without, on the same network;
-#                 optimised and without sanitizers, since it has many ranks
-# long_path       how busy links stay over long round trips; the same, since there are many packets
-# thread/...      tests whose ranks are threads, with the thread sanitizer; without OpenMP, whose
-#                 library is not built for it: races would be seen in every barrier
+# fuzz_packets    runs four ranks on a simulated network (dev/simulation) that libFuzzer makes up; clang
+# replay_packets  does the same for stored inputs
+# round_trips     simulates what a step costs by round trip and loss
+# late_ranks      simulates what late ranks cost the others, with a deadline and without; optimised and
+#                 without sanitizers, since it has many ranks
+# long_path       simulates how busy links stay over long round trips; built as late_ranks, since it
+#                 has many packets
+# thread/...      tests whose ranks are threads, with the thread sanitizer, but without OpenMP: its
+#                 library is not built for the sanitizer, which would report races in every barrier
 INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
                 $(WARNINGS) -Wno-unknown-pragmas \
                 $(if $(filter 1,$(SECURE)),-DLOSSYNET_SECURE)
@@ -344,7 +348,7 @@ $(BUILD)/thread/test/%: $(BUILD)/thread/test/%.o $(LOSSYNET:%.c=$(BUILD)/thread/
 	$(call link,$(LOSSYNET_LIBS) -lcmocka,$(CC) -fsanitize=thread)
 
 # ---- lossynet for other programs ----------------------------------------------------------
-# lossynet.h is the only header that is installed, with base/types.h written into it.
+# lossynet.h is the only header that is installed. The text of base/types.h is copied into it.
 PREFIX ?= /usr/local
 LIBRARY := $(BUILD)/liblossynet
 VERSION = $(shell sed -n 's/^\#define LOSSYNET_VERSION "\(.*\)"/\1/p' lossynet/lossynet.h)
@@ -392,7 +396,8 @@ uninstall:
 	    $(addprefix $(DESTDIR)$(PREFIX)/lib/,liblossynet.a liblossynet.so $(SONAME) \
 	        liblossynet.so.$(VERSION))
 
-# Readers of files under libFuzzer, or over the corpus once; test/llmc/test_fuzz_formats.py has both.
+# Programs that test the readers of file formats: with libFuzzer, and once over the stored corpus.
+# test/llmc/test_fuzz_formats.py uses both.
 FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c \
           llmc/data/dataloader.c llmc/util/file.c llmc/log/error.c llmc/checkpoint/safetensors.c \
           llmc/checkpoint/sharded_model.c llmc/checkpoint/checksum.c lossynet/loss/loss_model.c \
@@ -411,7 +416,7 @@ $(BUILD)/:
 
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
-# ---- what people call ---------------------------------------------------------------------
+# ---- targets for users --------------------------------------------------------------------
 quickstart:
 	@scripts/dependencies.sh quickstart
 	@$(MAKE) --no-print-directory $(JOBS) all
@@ -435,7 +440,7 @@ check-format:
 	    echo $(FORMATTED) | xargs clang-format --dry-run -Werror; \
 	else echo "no clang-format here (package clang-format): formatting was not checked"; fi
 
-# lossynet's folders use one another downward only.
+# Checks that lossynet's folders include and call only those of lower layers.
 check-layers: $(LOSSYNET:%.c=$(BUILD)/%.o)
 	@$(PYTHON) dev/check_layers.py --build $(BUILD) -- $(CC) $(CPPFLAGS)
 
@@ -454,13 +459,13 @@ bench-network:
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_late.py
 	@BUILD=$(BUILD) $(PYTHON) dev/bench/network/bench_group.py
 
-# Of two versions of clang-format the results differ a little; 14 is Debian 12's.
+# The results of different versions of clang-format differ a little. Version 14 is Debian 12's.
 format:
 	@echo $(FORMATTED) | xargs clang-format -i
 
-# Kernels and simulated.cpp are left out: clang does not compile them without CUDA and ns-3. The
-# analyzer, which follows paths through functions and takes most of the time, leaves out tests and
-# developers' tools. A file is looked at again when it, a header or the checks have changed.
+# Kernels and simulated.cpp are left out, since clang cannot compile them without CUDA and ns-3. The
+# static analyzer, which takes most of the time, leaves out tests and developers' tools. A file is
+# checked again if it, a header or the list of checks has changed.
 LINTED := $(LLMC) $(LOSSYNET) $(TOKENIZE) $(TOKENIZER).cpp train_llama2.cu \
           llmc/backend/cpu/backend_cpu.c llmc/backend/cuda/backend_none.c $(wildcard dev/examples/*.c) \
           $(wildcard test/*/*.c test/*/*/*.c dev/fuzz/*.c dev/simulation/*.c dev/coexistence/*.c \

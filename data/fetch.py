@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""Fetches a corpus from its public home and makes plain text of it, for build/tokenize.
+"""Downloads a corpus from its public site and makes plain text of it, for build/tokenize.
 
     data/fetch.py tinystories|wikitext-2|wikitext-103|c4|fineweb [FOLDER] [--files N]
 
-FOLDER (data/NAME unless given) gets the files as they are published and, made of them,
+FOLDER (default: data/NAME) gets the files as they are published and, made from them,
 
-    train.txt  val.txt  test.txt    UTF-8, as many of the three as the corpus has; where it consists
-                                    of documents, a line <|endoftext|> lies between them
+    train.txt  val.txt  test.txt    UTF-8, as many of the three as the corpus has; if it consists
+                                    of documents, a line <|endoftext|> separates them
     test.joined.txt                 wikitext: rows joined by blank lines, the text on which most
                                     published perplexities of WikiText were measured
 
-Every file is checked against the SHA-256 in the table below. Where none is known to this script, the
-one of the first download is kept in FILE.sha256, and later ones are held to it; the script says so.
-An interrupted download goes on where it stopped, by itself up to --retries times or with the next
-call. A file that was brought by hand is taken when its checksum is right. FETCH_BASE_URL replaces
-https://huggingface.co, for a mirror. Only Python's own library is used, but FineWeb is Parquet,
-which needs the package pyarrow.
+Every file is checked against its SHA-256 in this script. If the script knows none, it keeps the one of
+the first download in FILE.sha256, says so, and checks later downloads against it.
+An interrupted download continues where it stopped, automatically up to --retries times or with the
+next call. A file that you copied there is used if its checksum is right. FETCH_BASE_URL replaces
+https://huggingface.co, for a mirror. The script needs only Python's standard library, except for
+FineWeb: its files are Parquet and need the package pyarrow.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.
 """
@@ -36,8 +36,8 @@ import zipfile
 HOME = "https://huggingface.co"
 SEPARATOR = "<|endoftext|>"
 
-# corpus: path at HOME, SHA-256 or None, the text that it holds or None for an archive.
-# {i} counts the files of which --files says how many.
+# For each corpus: the path of a file at HOME, its SHA-256 or None, and the text that it contains or
+# None for an archive. {i} is the number of a file; --files says how many there are.
 TABLE = {
     "tinystories": [
         ("datasets/roneneldan/TinyStories/resolve/5485261731eaac25dd8e5ebbc3839d0a9870b185/"
@@ -70,7 +70,7 @@ MOST_FILES = {"c4": 1024, "fineweb": 15}
 
 
 class Failure(Exception):
-    """What the user is told, in one line."""
+    """An error with a message to the user in one line."""
 
 
 # ---- downloading ----
@@ -81,7 +81,8 @@ def show(text):
 
 
 def request(url, partial):
-    """Asks for what is missing of `partial`. Returns the response and where its bytes belong."""
+    """Requests the part of the file that `partial` lacks. Returns the response and the offset of its
+    first byte."""
     have = partial.stat().st_size if partial.exists() else 0
     tag = partial.with_name(partial.name + ".etag")
     headers = {"User-Agent": "train_llama2 data/fetch.py", "Accept-Encoding": "identity"}
@@ -92,7 +93,7 @@ def request(url, partial):
     except urllib.error.HTTPError as error:
         if error.code != 416:
             raise
-        partial.unlink()  # longer than the file is: not a part of it
+        partial.unlink()  # it is longer than the file, so it is no part of it
         return request(url, partial)
     etag = response.headers.get("ETag", "")
     if etag and not etag.startswith("W/"):
@@ -103,7 +104,7 @@ def request(url, partial):
 
 
 def receive(url, partial):
-    """One attempt. Returns whether the file is complete now."""
+    """Makes one attempt to download. Returns whether the file is complete now."""
     response, start = request(url, partial)
     with response, open(partial, "r+b" if start else "wb") as file:
         length = response.headers.get("Content-Length")
@@ -155,7 +156,7 @@ def digest(path):
 
 
 def obtain(url, path, known, retries):
-    """The file at `path`, checked; downloaded unless it is there."""
+    """Downloads the file to `path` unless it exists, and checks it."""
     record = path.with_name(path.name + ".sha256")
     expected = known
     if not known and record.exists():
@@ -208,8 +209,8 @@ def write_documents(paths, out):
 
 
 def write_wikitext(archive, folder):
-    """train.txt, val.txt, test.txt as they are, and the test's rows joined by blank lines: a row is
-    a line with its end, or nothing where the line is blank."""
+    """Writes train.txt, val.txt and test.txt as they are, and the rows of the test text joined by blank
+    lines. A row is a line with its line end, or empty if the line is blank."""
     with zipfile.ZipFile(archive) as files:
         for split, name in (("train", "train"), ("valid", "val"), ("test", "test")):
             (member,) = [m for m in files.namelist() if m.endswith(f"wiki.{split}.raw")]
@@ -222,7 +223,7 @@ def write_wikitext(archive, folder):
 
 
 def make_text(paths, folder, out):
-    """The text of downloaded files, unless it is newer than they are."""
+    """Writes the text of downloaded files, unless the text is newer than they are."""
     target = folder / (out or "test.joined.txt")
     newest = max(path.stat().st_mtime for path in paths)
     if target.exists() and target.stat().st_mtime >= newest:

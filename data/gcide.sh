@@ -1,20 +1,20 @@
 #!/bin/sh
-# gcide.sh — the Collaborative International Dictionary of English (Webster's of 1913 and WordNet) as
-# training data, out of Debian's package dict-gcide.
+# gcide.sh — makes training data of the Collaborative International Dictionary of English (Webster's of
+# 1913 and WordNet), from Debian's package dict-gcide.
 #
 #     data/gcide.sh DIRECTORY [VOCABULARY]
 #
-# makes in DIRECTORY (vocabulary 1024 unless given)
+# makes these files in DIRECTORY (default vocabulary: 1024):
 #
 #     train.txt         30 MB: one entry a line, without pronunciation and source
-#     val.txt           every 50th entry instead, held out
+#     val.txt           every 50th entry, which train.txt leaves out
 #     tokenizer.model   SentencePiece BPE, trained on train.txt (train_tokenizer.sh)
 #     gcide_train.bin   llm.c token files
 #     gcide_val.bin
 #
-# Nothing is done when they are there, newer than this script and of the same vocabulary. The package
-# need not be installed: it is fetched (14 MB) and unpacked, which takes no root. TOKENIZE=FILE names
-# another tokenize, GCIDE=FILE another dictionary. Needs the package sentencepiece.
+# It does nothing if they exist, are newer than this script and have the same vocabulary. The package
+# need not be installed: the script downloads it (14 MB) and unpacks it, which needs no root. TOKENIZE=FILE
+# names another tokenize, GCIDE=FILE another dictionary. Needs the package sentencepiece.
 set -eu
 
 fail() { echo "gcide.sh: $1" >&2; exit "${2-1}"; }

@@ -69,8 +69,8 @@ static int add_standard_input(struct inputs *inputs, const char *directory) {
 
 /* ---- folders -------------------------------------------------------------------------------- */
 
-/* 1: a zero byte among the first 8,192, the sign by which git and grep know that a file is no text.
- * 0: none. -1 after reporting. */
+/* Returns 1 if there is a zero byte among the first 8,192: git and grep take such a file for binary.
+ * Returns 0 if there is none, and -1 after reporting an error. */
 static int is_binary(const char *path) {
     char start[8192];
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
@@ -107,7 +107,7 @@ static int add_entry(struct inputs *inputs, FTS *tree, FTSENT *entry) {
         return log_error("'%s' is a link to a folder around it", entry->fts_path);
     case FTS_DP:
         return 0;
-    default: /* a device, a pipe, a link to nowhere */
+    default: /* a device, a pipe, a broken link */
         inputs->skipped++;
         return 0;
     }

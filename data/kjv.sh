@@ -1,16 +1,16 @@
 #!/bin/sh
-# kjv.sh — the King James Bible as training data, out of Debian's package bible-kjv.
+# kjv.sh — makes training data of the King James Bible, from Debian's package bible-kjv.
 #
 #     data/kjv.sh DIRECTORY [VOCABULARY]
 #
-# makes in DIRECTORY (vocabulary 2048 unless given)
+# makes these files in DIRECTORY (default vocabulary: 2048):
 #
 #     kjv.txt           4.2 MB: a line with the book's name, then one paragraph per chapter
 #     tokenizer.model   SentencePiece BPE, trained on kjv.txt (train_tokenizer.sh)
 #     kjv_train.bin     llm.c token files: the first 95% of the text
 #     kjv_val.bin       and the last 5%, held out
 #
-# Nothing is done when they are there, newer than this script and build/tokenize and of the same
+# It does nothing if they exist, are newer than this script and build/tokenize, and have the same
 # vocabulary. TOKENIZE=FILE names another tokenize. Needs the packages bible-kjv and sentencepiece.
 set -eu
 

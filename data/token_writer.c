@@ -14,7 +14,7 @@
 
 /* ---- names ---------------------------------------------------------------------------------- */
 
-/* The final name of a shard, with `suffix` behind. */
+/* The final name of a shard, followed by `suffix`. */
 static int shard_name(const struct token_writer *w, int shard, const char *suffix,
                       char path[FILE_PATH_BYTES]) {
     const char *end = strrchr(w->path, '.');
@@ -44,7 +44,7 @@ static int begin_shard(struct token_writer *w) {
     w->descriptor = file_create(w->partial);
     if (w->descriptor < 0) return -1;
     w->shards++;
-    static const char header[TOKENS_HEADER_BYTES]; /* the real one comes last */
+    static const char header[TOKENS_HEADER_BYTES]; /* zeros; the real header is written last */
     return file_write(w->descriptor, header, sizeof header, w->partial);
 }
 
@@ -66,7 +66,7 @@ static uint64_t room(const struct token_writer *w) {
     return most - w->shard_count;
 }
 
-/* The new file takes the place of what has its name: not of a device, a folder or a pipe. */
+/* The new file replaces a regular file of its name, but no device, folder or pipe. */
 static int refuse_special(const struct token_writer *w) {
     struct stat there;
     if (stat(w->path, &there) || S_ISREG(there.st_mode)) return 0;
@@ -86,7 +86,7 @@ int token_writer_open(struct token_writer *w, const char *path, uint64_t shard_t
     return begin_shard(w);
 }
 
-/* Writes as many of n tokens as the files take, shard after shard. */
+/* Writes n tokens, shard after shard. */
 static int write_tokens(struct token_writer *w, const uint16_t *tokens, size_t n) {
     while (n > 0) {
         if (room(w) == 0 && (end_shard(w) || begin_shard(w))) return -1;

@@ -1,16 +1,16 @@
-/* tokenize.c — text files in, llm.c token files out (the format stands in llmc/data/dataloader.h).
+/* tokenize.c — makes llm.c token files from text files (llmc/data/dataloader.h has the format).
  *
  *     build/tokenize --tokenizer tokenizer.model --input text.txt --train train.bin --val val.bin
  *
- *     inputs.h         which texts there are: files, folders, standard input
- *     this file        cuts them in documents and pieces, and has all threads encode the pieces
- *     token_writer.h   token files, in one piece or in shards
+ *     inputs.h         finds the texts: files, folders, standard input
+ *     this file        cuts them into documents and pieces, and has all threads encode the pieces
+ *     token_writer.h   writes token files, one or several shards
  *
- * A document begins with <s>: each input file is one, or several where a line of its own, named by
- * --separator, lies between them. Documents are cut in pieces of some 8 KB before newlines where
- * the tokenizer allows that without changing the result; all threads encode pieces, one writes
- * them in order, so that the output does not depend on the number of threads. Output files appear
- * under their names only when they are complete, with a copy of tokenizer.model beside.
+ * A document begins with <s>. Each input file is one document, or several if the line that
+ * --separator names is between them. Documents are cut before newlines into pieces of some 8 KB,
+ * where the tokenizer allows that without changing the result. All threads encode pieces, and one
+ * writes them in order, so the output does not depend on the number of threads. Output files get
+ * their names only when they are complete, and a copy of tokenizer.model is put beside them.
  */
 #include <errno.h>
 #include <getopt.h>
@@ -92,7 +92,7 @@ static void show_progress(uint64_t done, uint64_t total, double start) {
 struct piece {
     const char *text;
     size_t bytes;
-    bool begins; /* a document */
+    bool begins; /* whether a document begins here */
     int output;  /* 0 train, 1 val */
     int32_t *ids;
     size_t count;
@@ -106,15 +106,15 @@ struct job {
     struct inputs inputs;
     struct token_writer outputs[2];
     uint64_t done;          /* bytes of text */
-    uint64_t before, split; /* where this input begins; where validation does, among all inputs */
+    uint64_t before, split; /* bytes of all inputs before this one; bytes before validation begins */
     double start;
     struct piece pieces[BATCH_PIECES];
     int piece_count;
-    struct file_map maps[OPEN_INPUTS]; /* what the pieces point into */
+    struct file_map maps[OPEN_INPUTS]; /* inputs that the pieces point into */
     int map_count;
 };
 
-/* Words as bytes.split() in Python and wc -w in the C locale count them. No piece cuts a word. */
+/* Counts words as bytes.split() in Python and wc -w in the C locale do. No piece cuts a word. */
 static uint64_t count_words(const char *text, size_t bytes) {
     uint64_t words = 0;
     bool space = true;
@@ -152,7 +152,7 @@ static int flush(struct job *job) {
     return status;
 }
 
-/* Also lets go of the inputs they came from. */
+/* Encodes and writes all pieces, and then closes the inputs that they point into. */
 static int flush_and_unmap(struct job *job) {
     int status = flush(job);
     for (int i = 0; i < job->map_count; i++) file_unmap(&job->maps[i]);
@@ -178,8 +178,8 @@ static int add_document(struct job *job, const char *text, size_t bytes, int out
     return 0;
 }
 
-/* A document that reaches over the split is cut at the next start of a line; what follows is
- * validation's, and a document of its own. */
+/* A document that contains the split is cut at the next start of a line. Its rest becomes a document
+ * of the validation text. */
 static int split_document(struct job *job, const char *input, const char *text, size_t bytes) {
     uint64_t position = job->before + (uint64_t)(text - input);
     size_t train = bytes;
@@ -194,7 +194,7 @@ static int split_document(struct job *job, const char *input, const char *text, 
     return add_document(job, text + train, bytes - train, 1);
 }
 
-/* The next line that is the separator, or `end`; *after is where the text goes on. */
+/* Finds the next line that is the separator, or `end`. *after is where the text continues. */
 static const char *find_separator(const char *text, const char *end, const char *separator,
                                   const char **after) {
     size_t length = separator ? strlen(separator) : 0;
@@ -274,7 +274,7 @@ static int finish(struct job *job) {
     return 0;
 }
 
-/* An output would take the place of what it was made from. */
+/* Whether an output would replace a file that is read. */
 static int refuse_input(const struct job *job, const char *output) {
     struct stat out, in;
     if (!output || stat(output, &out)) return 0;
@@ -287,7 +287,7 @@ static int refuse_input(const struct job *job, const char *output) {
     return 0;
 }
 
-/* Where the input's bytes are split, and both outputs. */
+/* Decides where the input's bytes are split, and opens both outputs. */
 static int open_outputs(struct job *job) {
     const struct settings *s = job->settings;
     const int vocabulary = tokenizer_vocabulary(job->tokenizer);
@@ -361,7 +361,7 @@ static int usage(const char *what, const char *value) {
     return EXIT_USAGE;
 }
 
-/* 0 when the settings are good, else the exit code */
+/* Returns 0 if the settings are good, else the exit code. */
 static int check_settings(const struct settings *s) {
     if (!s->tokenizer) return usage("--tokenizer is missing", "");
     if (!s->input_count) return usage("--input is missing", "");
@@ -390,7 +390,7 @@ static int parse_number(const char *name, const char *text, long long least, lon
     return usage(what, text);
 }
 
-/* 0 to go on, else the exit code; -1: help was asked for */
+/* Returns 0 if the program should continue, the exit code after an error, or -1 if help was asked for. */
 static int parse(int argc, char **argv, struct settings *s) {
     static const struct option options[] = {{"tokenizer", required_argument, NULL, 't'},
                                             {"input", required_argument, NULL, 'i'},

@@ -1,11 +1,11 @@
 #!/bin/sh
-# train_tokenizer.sh — a SentencePiece tokenizer for a text, with Llama-2's settings.
+# train_tokenizer.sh — trains a SentencePiece tokenizer on a text, with Llama-2's settings.
 #
 #     data/train_tokenizer.sh TEXT VOCABULARY
 #
 # writes tokenizer.model beside TEXT: BPE with byte fallback, so that decode(encode(text)) == text.
-# Of a text with more than 200,000 lines it reads a fixed random part. Needs the package
-# sentencepiece.
+# If a text has more than 200,000 lines, it reads a random part of them, always the same. Needs the
+# package sentencepiece.
 set -eu
 
 fail() { echo "train_tokenizer.sh: $1" >&2; exit "${2-1}"; }
@@ -20,7 +20,7 @@ fi
 command -v spm_train >/dev/null ||
     fail "the program 'spm_train' is missing; install the package sentencepiece"
 
-# The model file holds the names given here: relative ones make it the same everywhere.
+# The model file contains the file names given here. Relative names make it the same everywhere.
 cd "$(dirname "$1")"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

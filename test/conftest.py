@@ -1,13 +1,14 @@
 """How pytest runs this folder.
 
 * test_*.py are ordinary pytest files; they start the built program.
-* test_*.c are cmocka programs, built by the Makefile. Each of their cases (of another test program
-  they include, too) is one test here, which passes when it passes in every group of the program;
-  they run twice, as built for users and with the address and undefined-behaviour sanitizers.
-* test/run.py runs groups of tests at once (pytest-xdist): a C program is a group, a Python file is
-  one, and so is each test of the files in SPREAD. The tests that make hosts of network namespaces
-  are one group. What needs the machine to itself is marked `alone` and runs afterwards; what
-  `make check` runs is marked `quick`.
+* test_*.c are cmocka programs, built by the Makefile. Each of their cases is one test here, also the
+  cases of another test program that they include. A case passes if it passes in every cmocka group of
+  its program. Programs run twice: as built for users, and with the address and undefined-behaviour
+  sanitizers.
+* test/run.py runs several groups of tests at the same time (pytest-xdist). A C program is a group,
+  and so is a Python file, and each test of the files in SPREAD. All tests that make hosts of network
+  namespaces are one group. Tests that need the machine to themselves are marked `alone` and run
+  afterwards. Tests that `make check` runs are marked `quick`.
 * The last line printed is "N passed, N failed[, N skipped]".
 """
 import json
@@ -26,14 +27,15 @@ BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 SANITIZED = BUILD / "sanitize"
 C_TIMEOUT = 600  # seconds, for one C program; a hang is a failure
 
-# Files whose tests share no fixture that takes long to make.
+# Files whose tests share no slow fixture, so that each test is a group.
 SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program.py",
           "test_resume.py", "test_udp.py"}
-# Tests of two files that share one process of transformers.
+# {file: file}: the tests of both files share one process that has imported transformers.
 SAME_GROUP = {"test_perplexity.py": "test_huggingface.py"}
-# Hosts: tests that make hosts of network namespaces, one after the other; mostly they wait.
+# Hosts: the group of tests that make hosts of network namespaces. They run one after the other, and
+# mostly wait.
 HOSTS, HOSTS_FIXTURE = "hosts", "namespaces"
-# Groups of half a minute and more, the longest first: what begins last should be short.
+# Groups that take half a minute and more, the longest first, so that short groups run at the end.
 LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_simulation",
            "test_cuda_emulation", "test_bench", "test_scripts", "test_operators", "test_fuzz",
            "test_same_bits", "test_elastic", "test_gpu_check", "test_threads", "test_sweep",
@@ -42,21 +44,21 @@ LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_simula
 ALONE_FIXTURE = "measured_hosts"
 ALONE_FILES = {"test_memory.py"}
 ALONE_TESTS = {"test_client_waits_for_nobody"}
-# Quick: Python files that start neither MPI nor hosts, and C programs except those that take more
-# than about ten seconds of a core, without sanitizers.
+# Quick: Python files that start neither MPI nor hosts, and C programs without sanitizers, except
+# those in NOT_QUICK, which take more than about ten seconds of a core.
 QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
                "test_scaling.py", "test_tokenize.py"}
 NOT_QUICK = {"test_cuda_attention", "test_cuda_kernels", "test_drift", "test_lead", "test_lossynet_udp",
              "test_membership", "test_membership_histories", "test_model_emulated", "test_operators",
              "test_operators_emulated", "test_same_bits"}
 
-# Tests share what is in support/, and fixtures of system/.
+# Tests import modules of support/, and fixtures from files of system/ and cuda/.
 sys.path[:0] = [str(ROOT / "test" / folder) for folder in ("support", "system", "cuda")]
 
 
 def pytest_configure(config):
-    # A shell starts what runs in the background with SIGINT ignored, and programs that tests start
-    # would inherit that.
+    # A shell starts background programs with SIGINT ignored, and programs that tests start would
+    # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in ("alone: needs the machine to itself", "quick: part of make check",
                  "xdist_group: tests of one process (pytest-xdist)"):
@@ -64,7 +66,7 @@ def pytest_configure(config):
 
 
 def group_of(item):
-    """The group that an item belongs to; "" where it is one of its own."""
+    """The group that an item belongs to, or "" if the item is a group of its own."""
     if HOSTS_FIXTURE in getattr(item, "fixturenames", ()):
         return HOSTS
     if isinstance(item, CCase):
@@ -74,7 +76,7 @@ def group_of(item):
 
 
 def place(item):
-    """Where its group stands in LONGEST; behind it, what is not there keeps its order."""
+    """The index of the item's group in LONGEST. All other groups come after these, in their order."""
     name = HOSTS if group_of(item) == HOSTS else item.path.stem
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
@@ -104,14 +106,14 @@ def pytest_collect_file(parent, file_path):
 
 
 def code_of(path):
-    """A C file, with the test program or the list of tests that it includes, and without macros."""
+    """The text of a C file, with the test program or list of tests that it includes, without macros."""
     source = re.sub(r"^#define.*", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
     included = re.findall(r'#include "(test/\w+/(?:test_\w+\.c|\w+_list\.h))"', source)
     return source + "".join(code_of(ROOT / name) for name in included)
 
 
 class CFile(pytest.File):
-    """A C test program. Its cases are found in the source, their results in its TAP output."""
+    """A C test program. Its cases are read from the source, and their results from its TAP output."""
 
     def collect(self):
         cases = re.findall(r"\b(?:cmocka_unit_test\w*|OPERATOR_TEST)\((\w+)", code_of(self.path))
@@ -122,7 +124,7 @@ class CFile(pytest.File):
 
 
 class CRun:
-    """One run of a program, made when its first case is asked for."""
+    """One run of a program. It starts when the result of its first case is needed."""
 
     def __init__(self, program):
         self.program, self.done = program, False
@@ -131,7 +133,7 @@ class CRun:
         if not self.done:
             environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP",
                                ASAN_OPTIONS="detect_leaks=1", OMP_NUM_THREADS="2",
-                               GOMP_SPINCOUNT="0")  # other tests have work for the core
+                               GOMP_SPINCOUNT="0")  # no busy waiting: other tests need the core
             try:
                 run = subprocess.run([str(self.program)], cwd=ROOT, env=environment, text=True,
                                      capture_output=True, timeout=C_TIMEOUT, check=False)

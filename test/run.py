@@ -1,11 +1,12 @@
 #!/usr/bin/python3
-"""Runs the tests. First one more at once than the machine has cores, since some wait most of the
-time; then, one after the other, those that need the machine to themselves (conftest.py says which).
+"""Runs the tests: first several at the same time, then, one after the other, those that need the machine
+to themselves (conftest.py says which). The first part runs one process more than the machine has cores,
+because some tests wait most of the time.
 
     test/run.py [--quick] [PYTEST ARGUMENT]...
 
---quick runs the tests of `make check` only. Without pytest-xdist nothing runs at once. The last
-line is "N passed, N failed[, N skipped]", of both parts together. Exits with 1 where a test failed.
+--quick runs only the tests of `make check`. Without pytest-xdist all tests run one after the other.
+The last line is "N passed, N failed[, N skipped]", for both parts together. Exit code 1: a test failed.
 """
 import json
 import os
@@ -16,7 +17,7 @@ import tempfile
 import time
 
 TESTS = pathlib.Path(__file__).resolve().parent
-MOST_WORKERS = 8  # each makes fixtures of its own
+MOST_WORKERS = 8  # a limit, because each process makes its own fixtures
 NOTHING_COLLECTED = 5
 
 
@@ -27,21 +28,22 @@ def parallel():
     except ImportError:
         return []
     workers = min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
-    # In the order of conftest.py, the longest first. Newer releases of xdist have one of their own.
+    # Groups start in the order of conftest.py, the longest first. Newer releases of xdist would
+    # otherwise reorder them.
     order = "--no-loadscope-reorder"
     known = order in pathlib.Path(xdist.plugin.__file__).read_text(encoding="utf-8")
     return ["-n", str(workers), "--dist", "loadgroup", *([order] if known else [])]
 
 
 def run(selection, arguments):
-    """One pytest. Returns its exit status and its counts."""
+    """Runs pytest once. Returns its exit status and its counts."""
     with tempfile.NamedTemporaryFile() as counts:
         started = time.monotonic()
         status = subprocess.call([sys.executable, "-m", "pytest", "-q", str(TESTS), "-m", selection,
                                   *arguments], env={**os.environ, "TEST_COUNTS": counts.name})
         text = counts.read()
         print(f"tests that are {selection}: {time.monotonic() - started:.0f} s", flush=True)
-    if not text:  # pytest did not come to its end
+    if not text:  # pytest did not reach its end
         return status or 1, {"passed": 0, "failed": 1, "skipped": 0}
     return 0 if status == NOTHING_COLLECTED else status, json.loads(text)
 

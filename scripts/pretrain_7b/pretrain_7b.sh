@@ -1,58 +1,59 @@
 #!/bin/bash
-# Llama-2 7B on 64 GPUs over a network that loses packets: data, a look at the nodes, training that
-# survives time limits, perplexity.
+# Trains Llama-2 7B on 64 GPUs over a network that loses packets: prepares the data, checks the nodes,
+# trains (and resumes after time limits), and measures the perplexity.
 #
-#   pretrain_7b.sh --prepare --tokenizer FILE    where the internet is: data (once)
+#   pretrain_7b.sh --prepare --tokenizer FILE    makes the data, once; needs the internet
 #   pretrain_7b.sh --hosts FILE                  with mpirun; FILE: lines "NODE slots=8"
 #   sbatch scripts/pretrain_7b/pretrain_7b.sbatch   with Slurm, from the repository; the same options
 #   pretrain_7b.sh --rehearse                    the same path with a tiny model, here
 #
-#   --loss P           share of packets lost by injection, beside what the network loses [0.1]
-#   --from DIR         go on from Hugging Face's Llama-2-7b; default: from scratch
+#   --loss P           share of packets lost by injection, in addition to the network's loss [0.1]
+#   --from DIR         start from Hugging Face's Llama-2-7b; default: from scratch
 #   --corpus NAME      c4 or fineweb [c4]
 #   --data DIR         its token files: train_*.bin, val*.bin, tokenizer.model [data/CORPUS]
 #   --tokenizer FILE   Llama-2's tokenizer.model, for --prepare [FROM/tokenizer.model]
-#   --files N          of the corpus, for --prepare [64 of c4, 15 of fineweb: 10^10 tokens]
+#   --files N          files of the corpus, for --prepare [64 of c4, 15 of fineweb: 10^10 tokens]
 #   --out DIR          checkpoints, log, perplexity [out/7b]; all nodes must share it
 #   --ranks N          GPUs [64; in a Slurm job: its tasks]
-#   --group N          GPUs of a node that share a replica [8; with 8 ranks or fewer, or another
-#                      number than a multiple of 8: 1]
-#   --steps N          [2400]
+#   --group N          GPUs of a node that share a replica [8; but 1 with 8 ranks or fewer, or if
+#                      their number is no multiple of 8]
+#   --steps N          training steps [2400]
 #   --link NAME        verbs, udp or mpi [verbs; in a rehearsal: udp]
-#   --interface NAME   of that link; one adapter per GPU: mlx5_0,mlx5_1,...
-#   --no-preflight     do not look at the nodes first
+#   --interface NAME   interface of that link; one adapter per GPU: mlx5_0,mlx5_1,...
+#   --no-preflight     do not check the nodes first
 #   --print            only print the commands
 #   -- OPTION...       further options of train_llama2
 #
-# The same command, again and again, goes on where the run stands. SIGUSR1 (Slurm sends it before
-# the time limit) and SIGTERM end it with a checkpoint: in a Slurm job it requeues itself, elsewhere
-# the exit code is 75. 0: trained and evaluated; 1: failed; 2: wrong usage.
+# The same command, called again, continues the run. SIGUSR1 (Slurm sends it before the time limit)
+# and SIGTERM end the run with a checkpoint. A Slurm job then requeues itself; elsewhere the exit code
+# is 75. Other exit codes: 0: trained and evaluated; 1: failed; 2: wrong usage.
 #
-# What it takes. Numbers marked = are held to `train_llama2 --dry-run` by test/system/test_cluster.py.
+# What it takes. test/system/test_cluster.py checks the numbers marked = with `train_llama2 --dry-run`.
 #
 #   tokens per step       = 4194304     64 workers, 16 micro-batches of 1 x 4096
 #   memory of a GPU       = 61.445 GB   gradients, and 1/64 of parameters, averages and optimizer
-#                                       state in float32; weights in use and activations in bf16: an
-#                                       H100 of 80 GB will do, and recomputes nothing
-#   memory of its host    = 10.7 GB     per GPU: what travels lies in pinned memory, of parameters one
-#                                       copy for a node, of gradients three buckets. With the copy of a
-#                                       shard of the model (1 GB), which not every rank writes: 86 GB
-#                                       for 8 GPUs at most
-#   a checkpoint          = 99.729 GB   model, moments, and at 10% loss 8 replicas' stale packets;
-#                                       2 are kept, one is being written: 299 GB
+#                                       state in float32; weights in use and activations in bf16. An
+#                                       H100 of 80 GB is enough, and recomputes nothing
+#   memory of its host    = 10.7 GB     per GPU: pinned memory for what is sent and received, namely
+#                                       one copy of the parameters per node and three buckets of
+#                                       gradients, and the copy of a file of the model that is saved
+#                                       (1 GB), which not every rank writes. 8 GPUs: at most 86 GB
+#   a checkpoint          = 99.729 GB   model, moments, and at 10% loss 8 replicas' stale packets.
+#                                       2 are kept while one is being written: 299 GB
 #   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without
 #                                       groups: 26.5 GB)
 #   on the link           = 60 ms       per step at 400 Gbit/s per GPU, or
 #                         = 241 ms      at 100 Gbit/s. (Without groups: 543 and 2171)
 #   computing             = 7.2 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
 #                                       parameter, and attention)
-#   copies over PCIe        1.7 s       per step: 42 GB at 25 GB/s, in bf16: gradients out, the
-#                                       group's and other groups' in, which the GPU adds up, parameters
-#                                       in. The first two, and sending, overlap with backward
+#   copies over PCIe        1.7 s       per step: 42 GB at 25 GB/s, in bf16: gradients to the host,
+#                                       gradients of the group and of other groups to the GPU, which
+#                                       adds them up, and parameters to the GPU. The first two, and
+#                                       sending, overlap with backward
 #   2400 steps            = 5.9 h       at 400 Gbit/s, or
 #                         = 6.1 h       at 100 Gbit/s
 #
-# The exchange runs at the speed that the pre-flight measures ("in", "out"), where that is less.
+# If the pre-flight measures a lower speed ("in", "out"), the exchange runs at that speed.
 set -u -o pipefail
 
 fail() { echo "pretrain_7b.sh: $1" >&2; exit "${2-1}"; }
@@ -112,7 +113,8 @@ else
     data=${data:-data/$corpus}
     link=${link:-verbs}
     text=- # WikiText-2's test text
-    # Llama 2 (Touvron et al. 2023), section 2.2, for a shorter run; from its weights gently.
+    # Llama 2 (Touvron et al. 2023), section 2.2, with a shorter warm-up, since the run is shorter. A run
+    # that starts from Llama-2's weights has a tenth of the learning rate.
     rate=(--lr 3e-4 --warmup 200)
     [ -z "$from" ] || rate=(--lr 3e-5 --warmup 100)
     model=(--model "${from:-7B}" --device cuda --dtype bf16 --wire-dtype bf16
@@ -173,8 +175,8 @@ await() { # COMMAND...: its status, also when signals come meanwhile
     return $status
 }
 
-# What comes before train_llama2: one rank per GPU. Ranks bind themselves to nothing: each takes its
-# share of the host's cores.
+# The words before train_llama2, which start one rank per GPU. Ranks are not bound to cores: each takes
+# its share of the host's cores itself.
 launcher=(mpirun -np "$ranks" --bind-to none)
 if [ "$job" ] && srun --mpi=list 2>&1 | grep -q pmix; then
     launcher=(srun --mpi=pmix --kill-on-bad-exit=1 --cpu-bind=none)
@@ -182,7 +184,7 @@ elif [ "$hosts" ]; then
     launcher+=(--hostfile "$hosts" -x PATH -x LD_LIBRARY_PATH)
 elif [ "$rehearse" ] && [ -z "$job" ]; then
     launcher+=(--oversubscribe --mca mpi_yield_when_idle 1)
-    # In containers people are root; there is nothing here that mpirun could harm.
+    # In containers the user is often root. mpirun may run as root, since it can do no harm here.
     [ "$(id -u)" != 0 ] || export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 [ -z "${LD_LIBRARY_PATH-}" ] && for i in "${!launcher[@]}"; do
@@ -197,7 +199,7 @@ if [ "$print" ]; then
     exit 0
 fi
 
-# ---- what is missing? -----------------------------------------------------------------------
+# ---- what is missing ------------------------------------------------------------------------
 missing=
 lack() { missing="$missing${missing:+; }$1"; }
 [ -x "$train_llama2" ] && [ -x "$tokenize" ] || lack "the program (make)"

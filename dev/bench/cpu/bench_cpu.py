@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
-"""The CPU part of `make bench`: train_llama2 beside PyTorch, bare GEMM, and with many workers.
+"""The CPU part of `make bench`: compares train_llama2 with PyTorch, bare GEMM, and many workers with one.
 
     dev/bench/cpu/bench_cpu.py            5 rounds, about a quarter of an hour
     dev/bench/cpu/bench_cpu.py --quick    1 round, to see that everything runs; its numbers mean little
 
-Three questions, each with a bar; a missed bar makes the exit code 1.
+It answers three questions. Each has a bar, and the exit code is 1 if a bar is missed.
 
     pytorch   How many times faster is a training step than the better of eager and torch.compile?
     gemm      What share of the best GEMM rate this machine reaches does a whole step keep?
     workers   What do 64 workers cost against 1 that trains on the same number of sequences?
 
-Everything runs on the same two cores, with two threads, in float32 and, where the processor has
-instructions for it (AMX, AVX512_BF16), in bf16: PyTorch then runs under torch.autocast. What is compared is measured in
-turns (one block of each per round) and by medians, because speed drifts by more than the
-differences we look for; a block during which other programs used our cores is measured again.
-PyTorch comes from dev/bench/cpu/requirements-bench.txt, into build/venv-bench.
+Everything runs on the same two cores with two threads, in float32 and, if the processor has
+instructions for it (AMX, AVX512_BF16), in bf16. PyTorch then runs under torch.autocast. The
+candidates take turns (one block of each per round), and medians are compared, because the machine's
+speed drifts by more than the differences that we look for. A block is measured again if other
+programs used our cores meanwhile. PyTorch is installed into build/venv-bench from
+dev/bench/cpu/requirements-bench.txt.
 """
 
 import argparse
@@ -39,14 +40,14 @@ VENV = ROOT / "build" / "venv-bench"
 PYTHON = VENV / "bin" / "python"
 REQUIREMENTS = ROOT / "dev" / "bench" / "cpu" / "requirements-bench.txt"
 
-BAR_PYTORCH = {"float32": 1.5, "bf16": 2.0}  # times the better PyTorch
-BAR_BF16 = 3.5  # times our float32
-BAR_GEMM, BAR_GEMM_AVX512 = 0.75, 0.93  # of the best GEMM rate
+BAR_PYTORCH = {"float32": 1.5, "bf16": 2.0}  # times the speed of the better PyTorch
+BAR_BF16 = 3.5  # times the speed of our float32
+BAR_GEMM, BAR_GEMM_AVX512 = 0.75, 0.93  # share of the best GEMM rate
 BAR_WORKERS = 1.2  # times the step of one worker
 
 # PyTorch allocates its activations anew in every step, and glibc gives large blocks back to the
-# kernel, which has to clear them again. --tuned-pytorch also measures PyTorch without that cost,
-# and then it counts.
+# kernel, which has to clear them again. With --tuned-pytorch, PyTorch is also measured without that
+# cost, and the better of all its results counts.
 KEEP_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": "100000000000",
@@ -60,7 +61,7 @@ MODELS = {
     "15M": dict(dim=288, layers=6, hidden=768, steps=5),
     "42M": dict(dim=512, layers=8, hidden=1376, steps=3),
 }
-# Library and core type; a core type that this CPU lacks would crash (OpenBLAS obeys blindly).
+# Library, core type and the CPU flag it needs: OpenBLAS would crash with a core type that the CPU lacks.
 GEMMS = [
     ("openblas", {"OPENBLAS_CORETYPE": "Haswell"}, "avx2"),
     ("openblas", {"OPENBLAS_CORETYPE": "Zen"}, "avx2"),
@@ -72,7 +73,7 @@ GEMMS = [
 
 
 def program_command(model, dtype, train, workers, batch, steps, log):
-    """train_llama2's options, in one place."""
+    """The command line of train_llama2 for a measurement."""
     return [
         str(PROGRAM), "--model", model, "--vocab-size", str(VOCABULARY), "--train", str(train),
         "--workers", str(workers), "--batch", str(batch), "--seq", str(SEQ),
@@ -85,7 +86,7 @@ def program_command(model, dtype, train, workers, batch, steps, log):
 
 
 def gemm_shapes(model):
-    """{"M,N,K,OP": how often} of the GEMMs of one step, as train_llama2 calls them.
+    """Returns {"M,N,K,OP": number of calls} for the GEMMs of one step, as train_llama2 calls them.
 
     Each matrix (out, in) is used three times: forward, gradient of the input, gradient of the
     weight. q, k, v are one matrix, gate and up another.
@@ -109,12 +110,12 @@ def gemm_flops(shapes):
 
 
 def step_flops(model, tokens):
-    """6 M per token, M the elements of all matrices that are multiplied: L (4 C^2 + 3 C F) + V C.
+    """Operations of a step: per token 6 M, where M = L (4 C^2 + 3 C F) + V C counts matrix elements.
 
-    (2 forward, 4 backward; the tied table counts once, as classifier: looking up is no arithmetic.)
-    Plus attention, 6 L T C per token: scores and weighted values are 2 * 2 T C forward, half of it
-    is masked and never needed, backward costs twice the forward. Nothing that is computed again
-    counts twice; norms, softmax, AdamW and so on count as nothing.
+    (2 M forward and 4 M backward. The tied table counts once, as classifier: a look-up is no
+    arithmetic.) Attention adds 6 L T C per token: scores and weighted values are 2 * 2 T C forward,
+    half of this is masked and never needed, and backward costs twice the forward. Recomputation does
+    not count, and norms, softmax, AdamW and so on count as nothing.
     """
     dim, hidden, layers = model["dim"], model["hidden"], model["layers"]
     matrices = layers * (4 * dim * dim + 3 * dim * hidden) + VOCABULARY * dim
@@ -125,14 +126,14 @@ def step_flops(model, tokens):
 
 
 class Cores:
-    """Our cores, and who else uses them."""
+    """The cores that we measure on, and how much other programs use them."""
 
     TOLERATED, TRIES = 0.05, 4
 
     def __init__(self):
         self.cpus = two_cores()
         self.blocks = self.disturbed = 0
-        os.sched_setaffinity(0, self.cpus)  # children inherit it
+        os.sched_setaffinity(0, self.cpus)  # children inherit the affinity
 
     def busy_seconds(self):
         total = 0
@@ -144,7 +145,7 @@ class Cores:
         return total / os.sysconf("SC_CLK_TCK")
 
     def measure(self, block):
-        """The least disturbed result of block(), which tells what CPU time it took itself."""
+        """Calls block() and returns its least disturbed result, which contains its own CPU time."""
         results = []
         while len(results) < self.TRIES:
             busy, start = self.busy_seconds(), time.monotonic()
@@ -160,7 +161,7 @@ class Cores:
 
 
 class Worker:
-    """A process that does one timed block per line on its stdin and answers with a line of JSON."""
+    """A process that runs one timed block for each line on its stdin and answers with a line of JSON."""
 
     def __init__(self, name, script, arguments, environment=None):
         self.name = name
@@ -176,7 +177,7 @@ class Worker:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         except BrokenPipeError:
-            pass  # it ended; readline says so
+            pass  # the process has ended; the readline below notices it
         line = self.process.stdout.readline()
         if not line:
             self.errors.seek(0)
@@ -189,7 +190,7 @@ class Worker:
 
 
 def run_program(model, dtype, train, workers, batch, steps):
-    """Log events of `steps` steps after one that warms up, and peak memory in bytes."""
+    """Returns the log events of `steps` steps after a warm-up step, and the peak memory in bytes."""
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "log.jsonl"
         command = program_command(model, dtype, train, workers, batch, steps + 1, log)
@@ -210,7 +211,7 @@ def run_program(model, dtype, train, workers, batch, steps):
 
 
 def write_tokens(path, count):
-    """llm.c's format: 256 int32 (magic, version, tokens, vocabulary), then uint16 tokens."""
+    """Writes llm.c's format: 256 int32 (magic, version, tokens, vocabulary), then uint16 tokens."""
     generator = random.Random(0)
     header = array.array("i", [20240520, 1, count, VOCABULARY] + [0] * 252)
     tokens = array.array("H", (generator.randrange(VOCABULARY) for _ in range(count)))
@@ -243,7 +244,7 @@ def set_up_pytorch():
 
 
 def two_cores():
-    """Two CPUs that we may use and that are not two hyperthreads of one core, if there are."""
+    """Two CPUs that we may use; if possible, they are not two hyperthreads of one core."""
     allowed = sorted(os.sched_getaffinity(0))
     for other in allowed[1:]:
         siblings = Path(f"/sys/devices/system/cpu/cpu{allowed[0]}/topology/thread_siblings_list")
@@ -274,7 +275,7 @@ class Bars:
 
 
 def start_gemms(shapes, flags):
-    """The GEMM workers that run here; says which do not."""
+    """Starts the GEMM workers that run on this machine, and prints which do not."""
     workers = []
     for library, environment, needs in GEMMS:
         label = " ".join([library, *environment.values()])
@@ -291,7 +292,7 @@ def start_gemms(shapes, flags):
 
 
 def start_pytorch(name, dtype, tuned):
-    """Eager and compiled, warm; with `tuned` both once more."""
+    """Starts and warms up PyTorch, eager and compiled; if `tuned`, both also with KEEP_MEMORY."""
     variants = [("", {})] + [(", keeps memory", KEEP_MEMORY)] * tuned
     workers = [
         Worker(f"pytorch {mode} {dtype}{label}", "bench_pytorch.py",
@@ -307,13 +308,13 @@ def start_pytorch(name, dtype, tuned):
 
 
 def bf16_instructions(flags):
-    """The best that this processor multiplies bfloat16 with; empty if it has none."""
+    """The best instructions that this processor has to multiply bfloat16; empty if it has none."""
     names = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}
     return next((name for flag, name in names.items() if flag in flags), "")
 
 
 def compare_speed(name, train, rounds, tuned, flags, cores, bars):
-    """Questions 1 and 2 for one preset, in the same rounds, in every type that is fast here."""
+    """Answers questions 1 and 2 for one preset, in the same rounds, for every type that is fast here."""
     model, tokens = MODELS[name], BATCH * SEQ
     shapes = gemm_shapes(model)
     print(f"\n{name}, {BATCH} x {SEQ} tokens per step, {model['steps']} steps per block, "
@@ -376,7 +377,7 @@ def compare_speed(name, train, rounds, tuned, flags, cores, bars):
 
 
 def compare_workers(dtype, train, rounds, cores, bars):
-    """Question 3."""
+    """Answers question 3."""
     many, one = [], []
     for _ in range(rounds):
         many.append(cores.measure(lambda: run_program("15M", dtype, train, MANY, 1, 1)))

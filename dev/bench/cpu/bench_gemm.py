@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """How fast float32 GEMM runs alone: one library, given shapes, JSON out.
 
-The CPU bar of `make bench` compares a training step with the best GEMM this machine has to offer.
+The CPU bar of `make bench` compares a training step with the best GEMM rate of this machine.
 A shape is M,N,K,OP: C (M, N) = op(A) op(B), row-major, contiguous; OP is NT (forward: x W^T),
 NN (gradient of x) or TN (gradient of W). A block times every shape once and prints one line;
 --wait makes it wait for a line on stdin before each block, as in bench_pytorch.py.
 
     bench_gemm.py --library openblas --blocks 5 2048,768,288,NT 2048,288,768,NN
 
-The kernel choice belongs to the library's environment (OPENBLAS_CORETYPE, ONEDNN_MAX_CPU_ISA), so
-a core type is a process. Threads likewise: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS.
+Environment variables choose the library's kernels (OPENBLAS_CORETYPE, ONEDNN_MAX_CPU_ISA) and its
+threads (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS), so each choice needs a process of its own.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def main():
     arguments = parser.parse_args()
     version, kernel, run = libraries[arguments.library]()
 
-    # All shapes share three buffers; a classifier's alone is 260 MB.
+    # All shapes share three buffers, because one of a classifier has 260 MB.
     sizes = [(*map(int, shape.split(",")[:3]), shape.split(",")[3]) for shape in arguments.shapes]
     random = np.random.default_rng(0)
     a_buffer = random.standard_normal(max(M * K for M, _, K, _ in sizes), dtype=np.float32)
@@ -104,7 +104,7 @@ def main():
         a = a_buffer[: M * K].reshape((K, M) if op[0] == "T" else (M, K))
         b = b_buffer[: N * K].reshape((N, K) if op[1] == "T" else (K, N))
         c = c_buffer[: M * N].reshape(M, N)
-        run(op, M, N, K, a, b, c)  # starts its threads; and be sure it computes what we time
+        run(op, M, N, K, a, b, c)  # starts the library's threads; then its result is checked
         row = (a.T if op[0] == "T" else a)[:1] @ (b.T if op[1] == "T" else b)
         if not np.allclose(c[:1], row, atol=1e-2):
             sys.exit(f"{version} computed {shape} wrong")
@@ -113,7 +113,7 @@ def main():
     for _ in iter(sys.stdin.readline, "") if arguments.wait else range(arguments.blocks):
         seconds, start_cpu = {}, time.process_time()
         for shape, case in cases:
-            # At least 20 ms per measurement, so that the timer and a wake-up do not show.
+            # A measurement takes at least 20 ms, so that the timer and wake-ups do not matter.
             start, count, elapsed = time.perf_counter(), 0, 0.0
             while elapsed < 0.02:
                 run(*case)

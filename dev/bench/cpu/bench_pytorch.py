@@ -2,12 +2,13 @@
 """The PyTorch side of `make bench`: seconds per Llama training step on the CPU.
 
 A step is what `train_llama2` times: forward, mean cross-entropy, backward, AdamW, in float32 or,
-with --dtype bf16, with bfloat16 where torch.autocast puts it (master weights stay float32). The model is written the way a PyTorch user would write it (fused attention and fused AdamW included),
-so that beating it means something.
+with --dtype bf16, with bfloat16 where torch.autocast uses it (master weights stay float32). To be a
+fair competitor, the model is written as a PyTorch user would write it, with fused attention and
+fused AdamW.
 
-A block of --steps steps gives one JSON line. With --wait a block starts only when a line arrives on
-stdin and the process ends at end of file; so a driver can alternate it with other programs, and the
-warm-up and torch.compile's compilation are paid once. Without --wait it runs --blocks blocks.
+A block of --steps steps gives one JSON line. With --wait, a block starts only when a line arrives on
+stdin, and the process ends at end of file. So a driver can alternate it with other programs, and
+warm-up and compilation happen only once. Without --wait it runs --blocks blocks.
 
     taskset -c 0,1 bench_pytorch.py --model 15M --mode compile --steps 5 --blocks 5
 """
@@ -21,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-# The transformer's sizes; train_llama2's presets of the same names.
+# The sizes of train_llama2's presets of the same names.
 PRESETS = {
     "15M": dict(dim=288, layers=6, heads=6, hidden=768),
     "42M": dict(dim=512, layers=8, heads=8, hidden=1376),
@@ -29,7 +30,8 @@ PRESETS = {
 
 
 def rope_tables(length, head_dim, theta=10000.0):
-    """cos and sin, each (T, head_dim); both halves of a head have the same angles, as in HF."""
+    """Returns cos and sin, each (T, head_dim). Both halves of a head have the same angles, as in Hugging
+    Face's implementation."""
     frequency = theta ** (-torch.arange(0, head_dim, 2).float() / head_dim)
     angle = torch.outer(torch.arange(length).float(), frequency)
     angle = torch.cat([angle, angle], dim=-1)

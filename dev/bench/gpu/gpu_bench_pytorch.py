@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""The PyTorch side of dev/bench/gpu/gpu_check.py: one measurement per call, one JSON line.
+"""The PyTorch side of dev/bench/gpu/gpu_check.py: each call makes one measurement and prints one JSON line.
 
     gpu_bench_pytorch.py probe
     gpu_bench_pytorch.py gemm SIZE
     gpu_bench_pytorch.py step MODEL LAYERS BATCH SEQ STEPS MODE
     gpu_bench_pytorch.py attention BATCH SEQ HEADS KV_HEADS HEAD_SIZE BACKEND
 
-MODE is [compile-]bf16 or [compile-]autocast, and -tuned behind it for torch.compile's max-autotune:
+MODE is [compile-]bf16 or [compile-]autocast, followed by -tuned for torch.compile's max-autotune:
 
-    bf16       parameters, gradients and AdamW's moments in bfloat16: the fastest PyTorch has, with
+    bf16       parameters, gradients and AdamW's moments in bfloat16: PyTorch's fastest way, with
                less precision than train_llama2's float32 master weights, gradients and moments
-    autocast   parameters, gradients and moments in float32, products in bfloat16: what train_llama2
-               computes
+    autocast   parameters, gradients and moments in float32, products in bfloat16, as in train_llama2
 
-The model is written the way a PyTorch user would (fused attention and fused AdamW included). When a
-step does not fit in the memory it is tried once more with every block recomputed. BACKEND: flash,
+The model is written as a PyTorch user would write it, with fused attention and fused AdamW. If a step
+does not fit in the memory, it is tried once more and every block is recomputed. BACKEND is flash,
 cudnn or efficient. --device cpu is for tests.
 """
 import argparse
@@ -99,7 +98,8 @@ def wait(device):
 
 
 def seconds_of(call, device, least):
-    """Calls one behind the other, waited for at the end, after three that do not count."""
+    """Seconds per call of many calls in a row, with a wait for the device only at the end. Three calls
+    before them warm up and do not count."""
     for _ in range(3):
         call()
     calls = 1
@@ -157,7 +157,7 @@ def step(options):
     try:
         return train(options, False)
     except torch.cuda.OutOfMemoryError:
-        pass  # what the first try holds is let go of outside of the handler
+        pass  # the second try is made outside of the handler, when the first try's memory is free
     torch.cuda.empty_cache()
     torch.compiler.reset()
     return train(options, True)

@@ -1,5 +1,5 @@
-"""Builds what gpu_check.py needs of a machine that has CUDA's toolkit and a C compiler: with make
-where it is, and otherwise by the commands that make would run (test/tools/test_gpu_check.py
+"""Builds the programs for gpu_check.py on a machine that has CUDA's toolkit and a C compiler. It uses make
+if there is one, and otherwise runs the commands that make would run (test/tools/test_gpu_check.py
 compares them)."""
 import concurrent.futures
 import os
@@ -9,8 +9,8 @@ import shutil
 import subprocess
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-# Libraries are done without, also where they are: one that does not fit would cost the whole call.
-# A compiler may warn.
+# The build uses no optional libraries, even installed ones: one that does not fit would make the whole
+# call fail. Compiler warnings are allowed.
 OPTIONS = ["CUDA=1", "BARE=1", "BLAS=none", "MPI=0", "SECURE=0", "VERBS=0", "WERROR="]
 PROGRAMS = ["gpu_check", "gpu_bench", "test/cuda/test_operators_device"]
 
@@ -30,8 +30,7 @@ def find_nvcc():
 
 
 def find_cublas(toolkit):
-    """Where the toolkit is without cuBLAS, the packages of a Python that has PyTorch may have
-    it."""
+    """Finds cuBLAS: if the toolkit has none, the packages of a Python that has PyTorch may have it."""
     if any((folder / "cublasLt.h").exists() for folder in (toolkit / "include",
                                                            pathlib.Path("/usr/include"))):
         return None
@@ -43,7 +42,7 @@ def find_cublas(toolkit):
 
 
 def commands(build, nvcc):
-    """Of make's build: {object: command}, and {program: command} for what is linked from them."""
+    """The commands of make's build: {object: command}, and {program: command} to link programs."""
     toolkit = pathlib.Path(nvcc).resolve().parent.parent
     cublas = find_cublas(toolkit)
     nvcc_flags = ["-I.", "-D_GNU_SOURCE", "-std=c++17", "-O3", *GENCODE,
@@ -100,8 +99,8 @@ def newest_source():
 
 
 def run_all(wanted, newest):
-    """Runs the commands whose results are not there or older than any source. True if none
-    failed."""
+    """Runs the commands whose results do not exist or are older than `newest`, the time of the newest
+    source. Returns True if none failed."""
     def one(target, command):
         path = ROOT / target
         if path.exists() and path.stat().st_mtime > newest:
@@ -114,7 +113,7 @@ def run_all(wanted, newest):
 
 
 def main():
-    """A process of its own, so that gpu_check.py can end it."""
+    """This runs as a process of its own, so that gpu_check.py can end it."""
     build = pathlib.Path(os.environ.get("BUILD", "build")) / "gpu"
     nvcc = find_nvcc()
     if shutil.which("make"):

@@ -1,33 +1,32 @@
 #!/usr/bin/env python3
-"""Everything that only a GPU can tell, in one call of 570 seconds: is it right, how fast is it beside PyTorch
-and beside what the chip can do.
+"""Tests the program on a GPU in one call of 570 seconds: whether results are right, and how fast it is.
+The speed is compared with PyTorch and with the rates of the GPU.
 
     dev/bench/gpu/gpu_check.py                      all parts; report.md, results.json and a log per part in
                                                     build/gpu_report
-    dev/bench/gpu/gpu_check.py --out DIR            the same; goes on where the call before in DIR stopped
+    dev/bench/gpu/gpu_check.py --out DIR            the same; continues where the last call with DIR stopped
     dev/bench/gpu/gpu_check.py --parts right,speed  some of the parts
     dev/bench/gpu/gpu_check.py --tokens DIR         real text for the runs with loss: DIR/train.bin, val.bin
     dev/bench/gpu/gpu_check.py --emulated           tiny shapes on the emulated device, for tests
 
-For a machine with an NVIDIA GPU, its driver, CUDA's toolkit, a C compiler and python3, and perhaps nothing
-else: it does without make, and without PyTorch, but for the comparison. Nothing is downloaded. Parts, in the
-order in which they are worth the time:
+It needs a machine with an NVIDIA GPU, its driver, CUDA's toolkit, a C compiler and python3. It does not need
+make, and needs PyTorch only for the comparison. Nothing is downloaded. The parts, the most useful first:
 
     build      the programs
-    right      operators against float64, whole models against the CPU, the same bits three times, the same
-               bits in one process and in two
+    right      operators against float64, whole models against the CPU, the same bits in three runs, and the
+               same bits in one process and in two
     speed      a large product and a large copy, copies from and to the host, training steps, attention,
                every kernel
-    pytorch    the same in PyTorch; then further shapes of ours, and what else cuBLASLt offers
+    pytorch    the same in PyTorch; then further shapes of our steps, and cuBLASLt's other algorithms
     lossy      8 and 16 workers on the GPU at 0, 10, 20 and 40% loss
     variants   the first of the training steps with --tune, with --dtype fp8 and with --attention cudnn, and
-               attention by cuDNN; the same bits from the same algorithms
+               attention by cuDNN; whether the same algorithms give the same bits
     sanitizer  compute-sanitizer on the operator tests
 
-Each check and each measurement is a process with a time limit, whose output is kept also when it is ended.
+Each check and each measurement is a process with a time limit. Its output is kept, even if it is ended.
 States: done; wrong; out of time, which is not wrong; not reached; not possible here. A later call with the same
---out does what is not done, and comes last to what was out of time. Exit codes: 0, or 1 when something is
-wrong, or 3 when nothing is wrong and time ran out.
+--out does what is not done yet, and at last what was out of time. Exit codes: 1 if something is wrong, 3 if
+nothing is wrong but time ran out, else 0.
 """
 import argparse
 import dataclasses
@@ -49,11 +48,11 @@ from gpu_report import good, write_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PARTS = ("build", "right", "speed", "pytorch", "lossy", "variants", "sanitizer")
-LOGS = {"variants": "speed"}  # without its own: of a machine that is lent only eight files come back
+LOGS = {"variants": "speed"}  # these parts share a log, since a lent machine may return only eight files
 DONE, WRONG, OUT_OF_TIME = "done", "wrong", "out of time"
 NOT_REACHED, NOT_POSSIBLE = "not reached", "not possible"
 SKIPPED = 77  # exit code of a check that cannot be made here
-LEAST_SECONDS = 5  # nothing is begun with less
+LEAST_SECONDS = 5  # no task begins if less time is left
 
 FULL = dict(
     parity=[("260K", 3, 65), ("15M", 2, 200)],
@@ -97,12 +96,12 @@ class Task:
     """A check or a measurement: a command that prints JSON lines, or none at all."""
     part: str
     key: str
-    seconds: int  # its limit
-    command: Callable  # without arguments, when its turn comes; None: not possible, `why`
+    seconds: int  # time limit
+    command: Callable  # called when its turn comes; returns None if it is not possible, because of `why`
     why: str = ""
     environment: dict = dataclasses.field(default_factory=dict)
-    more: dict = dataclasses.field(default_factory=dict)  # members of its entry
-    ours: bool = True  # else a failure is not wrong
+    more: dict = dataclasses.field(default_factory=dict)  # further members of its entry in the results
+    ours: bool = True  # whether a failure means that our program is wrong
 
 
 def joined(shape):
@@ -110,7 +109,7 @@ def joined(shape):
 
 
 class Tasks:
-    """What is to do, in order, on this machine."""
+    """The tasks for this machine, in order."""
 
     def __init__(self, options, results):
         self.options, self.results = options, results
@@ -119,7 +118,7 @@ class Tasks:
         self.programs = self.made / ("emulated" if options.emulated else "gpu")
         self.data = self.made / "gpu_data"
         self.data.mkdir(parents=True, exist_ok=True)
-        # What the program says of its options, one place for all runs that train.
+        # Options of all runs that train.
         self.train = ["--device=cuda", "--quiet"]
 
     def all(self):
@@ -135,7 +134,7 @@ class Tasks:
         return Task(part, key, seconds, lambda: [self.programs / name, *arguments], more=more)
 
     def theirs(self, part, key, seconds, arguments):
-        """Of PyTorch; `arguments` is called when it is known what ours did."""
+        """A task of PyTorch. `arguments` is called when its turn comes, after our task of the same shape."""
         def command():
             if key != "pytorch" and not good(self.results.get("pytorch")):
                 return None
@@ -207,7 +206,7 @@ class Tasks:
             yield task
 
     def lossy(self):
-        """All runs of one number of workers take the same steps of the same text."""
+        """All runs with the same number of workers train the same steps on the same text."""
         train, val, text = self.tokens()
         s = self.shapes["lossy"]
         for workers in self.shapes["workers"]:
@@ -221,7 +220,7 @@ class Tasks:
                     text=text, model=s["model"])
 
     def variants(self):
-        """Each beside the same steps of `speed`, to whose last loss its own has to be near."""
+        """Each variant is compared with the same steps of `speed`: their last losses must be close."""
         model, _, batch, seq, steps = self.shapes["steps"][0]
         base = f"step {model} {batch}x{seq}"
         for way in ("tune", "fp8", "cudnn"):
@@ -243,7 +242,7 @@ class Tasks:
         places = [nvcc.parent, nvcc.parent.parent / "compute-sanitizer"]
         program = shutil.which("compute-sanitizer", path=os.pathsep.join(
             [os.environ.get("PATH", ""), *map(str, places)]))
-        # The tests ask for more memory than there is: not an error.
+        # The tests ask for more memory than there is, which is no error.
         for tool in (["memcheck", "--report-api-errors", "no"], ["racecheck"]):
             yield Task("sanitizer", f"compute-sanitizer {tool[0]}", 150,
                        lambda tool=tool: program and not self.options.emulated and [
@@ -261,20 +260,20 @@ class Tasks:
 
 
 def in_order(tasks, results):
-    """Without what is done; what was out of time before comes last, since it may be so again."""
+    """The tasks that are not done. Those that ran out of time before come last, since they may again."""
     waiting = [task for task in tasks if not good(results.get(task.key))]
     return sorted(waiting, key=lambda task: results.get(task.key, {}).get("state") == OUT_OF_TIME)
 
 
 def reason_of(output, status):
-    """The line of a failed check's output that says most."""
+    """The line of a failed check's output that most likely says the reason."""
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith(("{", "#"))]
     telling = [line for line in lines if re.search("error|fail|wrong|off by|other bits", line, re.I)]
     return f"exit code {status}: {(telling + lines[-1:] + ['nothing said'])[0].strip()[:200]}"
 
 
 class Check:
-    """Makes one check after another and keeps what came of them."""
+    """Runs one task after another and stores the results."""
 
     def __init__(self, options):
         self.options = options
@@ -320,7 +319,7 @@ class Check:
             try:
                 lines += [json.loads(line)] if line.startswith("{") else []
             except ValueError:
-                pass  # of a line that a process which was ended left unfinished
+                pass  # a line that is cut short because its process was ended
         if status is None:
             self.keep(task, OUT_OF_TIME, f"ended after {limit:.0f} s", took, lines)
         elif status == 0:
@@ -331,7 +330,7 @@ class Check:
             self.keep(task, WRONG, reason_of(output, status), took, lines)
 
     def wait_for(self, words, task, log, limit):
-        """The exit status, or None when time ran out. Ends what the command started, too."""
+        """Returns the exit status, or None if time ran out. Ends all processes that the command started."""
         environment = {**os.environ, "GPU_BENCH_SECONDS": self.shapes["seconds"], **task.environment}
         try:
             process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -356,7 +355,7 @@ class Check:
 
 
 def write_markov(path, count, vocabulary, seed):
-    """Tokens of which each has four likely successors, in llm.c's format."""
+    """Writes tokens of which each has four likely successors, in llm.c's format."""
     chain, choose = random.Random(7), random.Random(seed)
     successors = [[chain.randrange(vocabulary) for _ in range(4)] for _ in range(vocabulary)]
     tokens = [0]
@@ -381,7 +380,7 @@ def main():
     wrong = set(options.parts.split(",")) - set(PARTS)
     if wrong:
         parser.error(f"--parts: expected {','.join(PARTS)}, got '{','.join(sorted(wrong))}'")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # what is done is kept
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # results so far are on the disk
     check = Check(options)
     tasks = list(Tasks(options, check.results).all())
     for task in in_order(tasks, check.results):

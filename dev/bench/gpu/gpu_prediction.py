@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A model of the training step on one GPU: milliseconds per part, from the rates of a large product
-and of a large copy. gpu_report.py lays it beside what was measured.
+"""Predicts the milliseconds of each part of a training step on one GPU, from the rates of a large product
+and of a large copy. gpu_report.py compares the prediction with measurements.
 
     dev/bench/gpu/gpu_prediction.py [TFLOP/S [TB/S]]     the table of notes.md (default: 700 and 4.3, an H200)
 
-Operations and bytes are those that backend.h makes necessary; the shares below are what we expect
-kernels to reach of the two rates. A prediction that is wrong names the part to look at.
+Operations and bytes are those that the operations of backend.h need. The shares below say how much of
+the two rates we expect kernels to reach. A wrong prediction shows which part to examine.
 """
 import sys
 
@@ -15,11 +15,11 @@ MODELS = {"260K": (64, 5, 8, 4, 8, 172, 500, True), "15M": (288, 6, 6, 6, 48, 76
           "1.1B": (2048, 22, 32, 4, 64, 5632, 32000, False),
           "7B": (4096, 32, 32, 32, 128, 11008, 32000, False)}
 LEVELS = ("none", "norms", "attention", "block")
-# Of the product's rate: attention forward and backward, by head size (mma.sync, 5 to 8 products for
-# 5).
+# Shares of the product's rate that attention reaches forward and backward, by head size. (It uses
+# mma.sync; backward needs 5 products and computes up to 8.)
 ATTENTION = {64: (0.33, 0.20), 128: (0.44, 0.25)}
-MEMORY = 0.85  # of the copy's rate, where memory bounds
-HOST_MS = 2  # launches that nothing hides, waits for the norm and the losses
+MEMORY = 0.85  # share of the copy's rate for kernels that memory limits
+HOST_MS = 2  # launches that do not overlap with kernels, and waits for the norm and the losses
 
 
 def parameters(model, layers):
@@ -29,7 +29,7 @@ def parameters(model, layers):
 
 
 def predict(model, layers, batch, seq, recompute, flops, copy):
-    """{part: milliseconds} of a step in bf16 of one worker; flops and copy per second."""
+    """Returns {part: milliseconds} of one worker's step in bf16. flops: FLOP/s; copy: bytes/s."""
     C, _, H, K, D, F, V, _ = MODELS[model]
     N, QKV, HD = batch * seq, (H + 2 * K) * D, H * D
     weights = C * QKV + HD * C + 3 * F * C
@@ -38,7 +38,7 @@ def predict(model, layers, batch, seq, recompute, flops, copy):
     def memory(count):
         return 1e3 * count / (MEMORY * copy)
     forward, backward = ATTENTION[128 if D > 64 else 64]
-    product_of_heads = 1e3 * batch * H * seq * seq * D / flops  # one of T x T x D, half of it masked
+    product_of_heads = 1e3 * batch * H * seq * seq * D / flops  # a T x T x D product, half of it masked
     attention = 2 * product_of_heads / forward
     again = memory(N * (8 * C + 6 * F)) if recompute != "none" else 0  # RMSNorm twice, SwiGLU
     if recompute in LEVELS[2:]:
@@ -50,12 +50,12 @@ def predict(model, layers, batch, seq, recompute, flops, copy):
             "norms, rope, SwiGLU": layers * memory(N * (32 * C + 8 * (H + K) * D + 16 * F)),
             "recomputed": (layers - 1) * again,
             "classifier": 3 * products(C * V) + memory(4 * N * V),
-            "AdamW, norm": memory(34 * parameters(model, layers)),  # 30 bytes; the norm reads 4
+            "AdamW, norm": memory(34 * parameters(model, layers)),  # AdamW 30 bytes, the norm 4 bytes
             "embedding, host": memory(N * 6 * C + 4 * V * C) + HOST_MS}
 
 
 def rows(results, flops, copy):
-    """Of the report: every step that was measured, its parts as predicted, and both totals."""
+    """Rows of the report: for every measured step its predicted parts and both totals."""
     for key, x in results.items():
         if not key.startswith("step ") or "," in key or x.get("model") not in MODELS:
             continue

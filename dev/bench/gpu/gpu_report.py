@@ -1,6 +1,6 @@
-"""The report of gpu_check.py, from what it measured: {key: entry}. An entry says how a check or a
-measurement went ("part", "state", "why", "took": seconds), has the JSON lines that the program
-printed ("lines"), and the first of them as its own members."""
+"""Writes the report of gpu_check.py from its results, {key: entry}. An entry says how a check or a
+measurement went ("part", "state", "why", "took": seconds). It has the JSON lines that the program
+printed ("lines"), and the members of the first line as its own members."""
 import math
 
 import gpu_prediction
@@ -24,7 +24,7 @@ def percent(x):
 
 
 def rates(results):
-    """FLOP/s of the best large product, and bytes/s of a copy; NaN where not measured."""
+    """FLOP/s of the best large product, and bytes/s of a copy; NaN if not measured."""
     ours, theirs = results.get("peak"), results.get("peak of PyTorch")
     flops = max([x["flops"] / x["seconds"] for x in (ours, theirs) if good(x)], default=math.nan)
     copy = ours["copy_bytes"] / ours["copy_seconds"] if good(ours) else math.nan
@@ -32,7 +32,7 @@ def rates(results):
 
 
 def best_torch(results, key, field="seconds"):
-    """(what, the entry) of the fastest PyTorch of this key, or None."""
+    """Returns (mode or backend, entry) of PyTorch's fastest measurement for this key, or None."""
     prefix = key + ", "
     found = [(name[len(prefix):], x) for name, x in results.items()
              if name.startswith(prefix) and good(x)]
@@ -81,7 +81,7 @@ def attention_rows(results, peak):
 
 def kernel_rows(results, copy):
     for key, entry in results.items():
-        if key.startswith("kernels "):  # also where time ran out before the last
+        if key.startswith("kernels "):  # even if time ran out before the last kernel
             for x in entry["lines"]:
                 rate = x["bytes"] / x["seconds"]
                 yield (x["name"], x["shape"], f"{x['bytes'] / 1e6:.4g}",
@@ -89,7 +89,7 @@ def kernel_rows(results, copy):
 
 
 def algorithm_rows(results):
-    """Of each product: the heuristic's first choice, and the fastest of those that were timed."""
+    """For each product: the first choice of cuBLASLt's heuristic, and the fastest algorithm measured."""
     for key, entry in results.items():
         if not key.startswith("algorithms "):
             continue
@@ -119,7 +119,7 @@ def lossy_rows(results):
 
 
 def variant_rows(results):
-    """Also of one whose loss is wrong."""
+    """A variant has a row even if its loss is wrong."""
     for x in results.values():
         base = results.get(x.get("base"))
         if good(base) and "seconds" in x:
@@ -135,7 +135,7 @@ def check_rows(results):
 
 
 def host_text(results):
-    """Copies between the memories."""
+    """The rates of copies between the host's and the device's memory."""
     x = results.get("host")
     if not good(x):
         return []
