@@ -13,10 +13,10 @@
 # The Makefile finds these libraries, and NAME=0 builds without one: MPI (mpicc; MPI=0), libibverbs (for
 # --link verbs; VERBS=0), OpenSSL (for --encrypt; SECURE=0), libcurl (for --meet; MEET=0), CUDA (nvcc;
 # CUDA=0). Matrix products come from oneDNN (on x86-64) or OpenBLAS (elsewhere, or with BLAS=openblas);
-# BLAS=none takes plain loops. BARE=1 uses no libraries but CUDA's and replaces the others by dev/bare,
-# without a tokenizer, for GPU machines that have nothing else. WERROR= allows warnings, for compilers
-# that the project was not tested with. SANITIZE=address,undefined builds with sanitizers; give it a
-# BUILD of its own.
+# BLAS=none takes plain loops. BARE=1 is for GPU machines without Jansson, xxHash, SentencePiece, cmocka
+# and libcurl: dev/bare replaces them, so there is no JSON (no logs, no checkpoints) and no tokenizer.
+# WERROR= allows warnings, for compilers that the project was not tested with. SANITIZE=address,undefined
+# builds with sanitizers; give it a BUILD of its own.
 
 # Without this, make would try to build the .d files below by its built-in rules.
 MAKEFLAGS += --no-builtin-rules

@@ -4,8 +4,8 @@ and that no struct of their headers has more than 15 members.
 
     make check-layers
 
-Includes are what the compiler reads (gcc -MM), calls what its objects name (nm), structs what stands
-in the headers. Each line of output is one violation. Exit status 1 when there is one.
+Includes are found by the compiler (gcc -MM), calls in the symbols of the objects (nm), and structs in
+the headers. Each line of output is one violation. The exit status is 1 if there is one.
 """
 import argparse
 import pathlib
@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 
-# What each folder may use beside itself. "" is lossynet/ itself: the public interface.
+# The folders that each folder may use beside itself. "" is lossynet/ itself: the public interface.
 USES = {
     "base": (),
     "partition": ("base",),
@@ -28,12 +28,12 @@ USES = {
 PUBLIC = {"lossynet.h": ("algorithm",)}
 
 MEMBERS_MOST = 15
-# The settings that a caller chooses from are one list.
+# Structs that may have more members: the settings for callers are one long list.
 LONG = ("lossynet_settings",)
 
 
 def folder_of(path):
-    """"transport" of "lossynet/transport/send.c"."""
+    """Returns "transport" for "lossynet/transport/send.c"."""
     return path.parts[1] if len(path.parts) > 2 else ""
 
 
@@ -59,14 +59,14 @@ def check_includes(root, compiler):
 
 
 def symbols(path):
-    """Names that an object defines, and those it needs."""
+    """The names that an object defines, and the names that it needs."""
     text = subprocess.run(["nm", "-P", str(path)], check=True, capture_output=True, text=True).stdout
     rows = [line.split() for line in text.splitlines()]
     return ({row[0] for row in rows if row[1] in "TDBRCVW"}, {row[0] for row in rows if row[1] == "U"})
 
 
 def check_calls(root, build):
-    """Of the objects of all sources that there are."""
+    """Checks the calls in the objects of all source files."""
     sources = [path.relative_to(root) for path in sorted((root / "lossynet").rglob("*.c"))]
     table = {source: symbols(build / source.with_suffix(".o")) for source in sources}
     home = {name: source for source, (defined, _) in table.items() for name in defined}
@@ -79,7 +79,7 @@ def check_calls(root, build):
 
 
 def split(text, separator):
-    """The pieces between separators that no bracket encloses."""
+    """Splits text at separators that are not inside brackets. Empty pieces are left out."""
     pieces, depth = [""], 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
@@ -91,7 +91,8 @@ def split(text, separator):
 
 
 def structs(text):
-    """Name and number of members of each struct and union; one without a name is one member."""
+    """The name and number of members of each struct and union with a name. One without a name counts as
+    one member of the struct that contains it."""
     text = re.sub(r"/\*.*?\*/|//[^\n]*", "", text, flags=re.DOTALL)
     for match in re.finditer(r"\b(?:struct|union)\s+(\w+)\s*\{", text):
         body, depth = match.end(), 1

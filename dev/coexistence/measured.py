@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
-"""Training beside a web service: hosts on one machine (hosts.py), each with nginx, an open-loop
-client that fetches 100 KB objects from the others (web_client.c), and a rank of a training.
+"""Measures training beside a web service.
 
-    dev/coexistence/measured.py                  as root: all of it, some 8 minutes, and the report
-    dev/coexistence/measured.py --only 125       one rate of requests; results add up in --out
+Hosts on one machine (hosts.py) each have nginx, an open-loop client that fetches 100 KB objects from
+the others (web_client.c), and a rank of a training.
+
+    dev/coexistence/measured.py                  as root: everything, some 8 minutes, and the report
+    dev/coexistence/measured.py --only 125       one request rate; results are collected in --out
     dev/coexistence/measured.py --quick          takes seconds, and only shows that everything works
 
-Beside the web service runs (a) nothing, (b) training over Open MPI and TCP, (c) training by lossy
-datagrams in the default class, (d) the same in class lower effort. Each port of hosts and switch
-serves lower effort only when nothing else waits, the switch from a short queue. Links, queues and
-request rates are a tenth of those of 1 Gbit/s, so that four cores can carry them. Nginx and clients
-have priority on the processors (chrt), because they share them with the ranks, which they would not
-do on real hosts.
+The web service runs (a) alone, (b) beside training over Open MPI and TCP, (c) beside training with
+lossy datagrams in the default class, (d) beside the same in class lower effort. Each port of hosts
+and switch serves lower effort only if nothing else waits; the switch has a short queue for it. Links,
+queues and request rates are a tenth of those of 1 Gbit/s, so that four cores can carry them. Nginx
+and clients have priority on the processors (chrt), because they share them with the ranks; on real
+hosts they would not.
 
-Then it measures what the loss cost the training, beside independent losses of the same mean and the
-recorded losses (--record-loss); and how --loss-budget reacts when the web service comes and goes.
+Then it measures what the loss cost the training, and compares it with independent losses of the same
+mean and with the recorded losses (--record-loss). At last it measures how --loss-budget reacts when
+the web service starts and stops.
 """
 import argparse
 import json
@@ -37,7 +40,7 @@ PROGRAM, CLIENT = BUILD / "train_llama2", BUILD / "dev/coexistence/web_client"
 HOSTS, MBPS, OBJECT = 4, 100, 100_000
 SWITCH_QUEUE, LOW_QUEUE = "64kb", "16kb"
 BUDGET = 0.1
-WARM_UP = 2.0  # s, of which no request counts
+WARM_UP = 2.0  # seconds in which no request counts
 NGINX = """daemon off; worker_processes 1; user root; pid {folder}/pid; error_log {folder}/error;
 events {{ worker_connections 4096; }}
 http {{ access_log off; sendfile on; client_body_temp_path {folder}/a; proxy_temp_path {folder}/b;
@@ -63,7 +66,7 @@ def endless(arguments):
 
 
 def read_log(out):
-    """Its whole lines: a run that was stopped may leave half of one."""
+    """Reads the whole lines of the log. A run that was stopped may leave half a line."""
     text = (out / "log.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     return [json.loads(line) for line in text if line.endswith("\n")]
 
@@ -71,7 +74,7 @@ def read_log(out):
 # ---- the web service ----
 
 class Web:
-    """nginx on every host; clients while `fetching`."""
+    """nginx on every host, and clients between begin() and end()."""
 
     def __init__(self, hosts):
         self.hosts, self.clients, self.servers = hosts, [], []
@@ -92,7 +95,7 @@ class Web:
                                 stderr=subprocess.PIPE)
 
     def begin(self, rate, seconds, seed):
-        """rate: requests per second of all clients together."""
+        """Starts the clients. rate: requests per second of all clients together."""
         for i, name in enumerate(self.hosts.names):
             others = [f"{self.hosts.address(j)}:80" for j in range(HOSTS) if j != i]
             with open(self.hosts.folder / f"times{i}", "w", encoding="ascii") as output:
@@ -100,7 +103,7 @@ class Web:
                                                 "/object", *others, output=output))
 
     def end(self):
-        """[(s, ms or None)] of all requests, when those on their way have ended."""
+        """Waits until all requests have ended. Returns [(s, ms or None)] of all requests."""
         for client in self.clients:
             client.send_signal(signal.SIGTERM)
         times = []
@@ -127,7 +130,7 @@ def bed():
 
 
 def start_training(hosts, arguments, out, options):
-    """Its log begins anew."""
+    """Starts a training with a new log."""
     (out / "log.jsonl").unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
     return hosts.start(PROGRAM, *training(arguments, out), *options, mpi="eth0")
@@ -154,7 +157,7 @@ def training_numbers(out):
 
 
 def measure(arguments, rate, name):
-    """Requests at this rate for --seconds, while the training goes on."""
+    """Makes requests at this rate for --seconds, while the training runs."""
     out = arguments.out / "runs" / f"{rate}-{name.replace(', ', '-').replace(' ', '-')}"
     options = BESIDE[name]
     with bed() as hosts:
@@ -174,10 +177,10 @@ def measure(arguments, rate, name):
     return {**result, **(training_numbers(out) if running else {})}
 
 
-# ---- the budget, when others come and go ----
+# ---- the loss budget while the web service starts and stops ----
 
 def step_change(arguments):
-    """[(s, lost, kbit/s)] per step; requests from a third of the time to two thirds."""
+    """Returns [(s, lost, kbit/s)] per step. Requests run from a third of the time to two thirds."""
     out = arguments.out / "runs" / "step-change"
     third, rate = arguments.seconds, max(arguments.rates)
     with bed() as hosts:
@@ -206,8 +209,8 @@ def step_change(arguments):
 # ---- what the loss costs ----
 
 def cost(arguments, results):
-    """Validation loss of the same training in one process, by seed of what is lost: without loss,
-    with independent losses of the mean that the queues made, and with their trace."""
+    """The validation loss of the same training in one process, for each seed of the losses: without
+    loss, with independent losses of the same mean as the queues', and with the trace of the queues."""
     rate = max(r["rate"] for r in results if r["beside"] == "lossy, le")
     lost = next(r["lost"] for r in results if r["rate"] == rate and r["beside"] == "lossy, le")
     folder = arguments.out / "runs" / f"{rate}-lossy-le"

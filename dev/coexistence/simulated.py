@@ -1,26 +1,27 @@
 #!/usr/bin/python3
-"""Figures 6 and 7 of the RPS paper, simulated at full size (make simulate, two hours of two cores).
+"""Simulates figures 6 and 7 of the RPS paper at full size (make simulate; two cores for two hours).
 
-Runs simulated.cpp over a grid and writes simulated.csv (every run), simulated.md
-(tables) and simulated.png beside this file, or into --out. Results are kept in
-build/coexistence.jsonl, so a stopped run continues, and nothing is simulated twice.
+Runs simulated.cpp over a grid and writes simulated.csv (every run), simulated.md (tables) and
+simulated.png beside this file, or into --out. Results are kept in build/coexistence.jsonl, so a
+stopped run continues, and nothing is simulated twice.
 
-    figure 6  how much faster the web service gets, against the share of training packets lost,
-              at 2,000, 5,000 and 10,000 messages per second
-    figure 7  how many more messages per second fit through the same network at a mean completion
-              time of 2, 5 and 10 ms, and so what a message costs
+    figure 6  how much faster the web service becomes, by the share of training packets lost, at
+              2,000, 5,000 and 10,000 messages per second
+    figure 7  how many more messages per second the same network carries at a mean completion time
+              of 2, 5 and 10 ms, and so what a message costs
 
 Both compare with the same training traffic over TCP in a network that treats all packets alike
-(reliable). Servers, links, loads and message size are the paper's. It does not say which queues its
-switch had, nor how its loss rate was set. So two kinds of queues are simulated, which lose training
-packets because of a limit, --training-limit:
+(reliable). Servers, links, loads and message size are the paper's. The paper does not say which
+queues its switch had, nor how its loss rate was set. So two kinds of queues are simulated, which lose
+training packets because of a limit, --training-limit:
 
-    threshold  one queue; a training packet that finds this many packets waiting is dropped
-    priority   two queues, web first; a training packet that finds this many training packets waiting
-               is dropped
+    threshold  one queue; a training packet is dropped if this many packets are waiting
+    priority   two queues, web first; a training packet is dropped if this many training packets are
+               waiting
 
-A third way, random, drops training packets at random, and shows that the loss itself does not help. Training traffic is steady (sent evenly, overlapped with computing) or comes in
-bursts (four times as fast for a quarter of each step of 50 ms).
+A third way, random, drops training packets at random, and shows that the loss itself does not help.
+Training traffic is steady (sent evenly, overlapped with computing) or comes in bursts (four times as
+fast for a quarter of each step of 50 ms).
 """
 import argparse
 import concurrent.futures
@@ -38,7 +39,7 @@ ROOT = HERE.parent.parent
 BUILD = pathlib.Path(os.environ.get("BUILD", "build"))
 BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 PROGRAM = BUILD / "dev/coexistence/simulated"
-BUFFER = 512                      # packets; a limit of as many loses (nearly) nothing
+BUFFER = 512                      # packets; with a limit of this size, (nearly) nothing is lost
 LIMITS = (BUFFER, 50, 20, 8, 3)
 RATES = (2000, 5000, 10000, 7500, 12500, 14000)
 FIGURE_6 = (2000, 5000, 10000)
@@ -51,7 +52,7 @@ RANDOM, ALONE = "random", "no training"
 
 
 def grid(seeds):
-    """Settings of all runs, those of figure 6 first."""
+    """The settings of all runs. Those of figure 6 come first."""
     runs = []
     for seed in seeds:
         for burst in TRAFFIC:
@@ -66,7 +67,7 @@ def grid(seeds):
                 if rate in FIGURE_6 and burst == 1:
                     runs.append({**base, "order": "fifo", "random-loss": 0.1})
                     runs.append({**base, "training-gbps": 0})
-    order = (20, 3, 8, *LIMITS)  # what figures need most comes first
+    order = (20, 3, 8, *LIMITS)  # the limits that the figures need most come first
     return sorted(runs, key=lambda run: (run["seed"], run["messages"] not in FIGURE_6, run["burst"],
                                          order.index(run.get("training-limit", 20))))
 
@@ -82,7 +83,7 @@ def policy(run):
 
 
 def simulate(settings, program=PROGRAM):
-    """One run: its settings and results."""
+    """Simulates one run. Returns its settings and results."""
     done = subprocess.run([str(program), *(f"--{name}={value}" for name, value in settings.items())],
                           capture_output=True, text=True, check=False)
     if done.returncode:
@@ -92,7 +93,8 @@ def simulate(settings, program=PROGRAM):
 
 
 def run_all(runs, jobs, store):
-    """Results of runs: those in the file store from there, the others simulated and added to it."""
+    """Returns the results of runs. It simulates those that the file `store` does not have, and adds
+    them to it."""
     key = lambda run: json.dumps({name: run.get(name) for name in sorted(
         {"messages", "burst", "step-ms", "seed", "buffer", "seconds", "warmup", "reliable", "order",
          "training-limit", "random-loss", "training-gbps"})})
@@ -122,8 +124,8 @@ def select(results, **wanted):
 
 
 def mean_time(results, **wanted):
-    """Mean completion time in ms over seeds, weighted by messages; None without runs. Runs that
-    some messages did not survive (the network is overloaded) have no mean."""
+    """The mean completion time in ms over seeds, weighted by messages; None without runs. There is no
+    mean for runs in which some messages did not finish, because the network was overloaded."""
     runs = select(results, **wanted)
     if not runs or any(run["finished"] < run["messages_counted"] for run in runs):
         return None
@@ -132,8 +134,9 @@ def mean_time(results, **wanted):
 
 
 def at_loss(results, loss, **wanted):
-    """Mean completion time in ms at a loss rate, between the limits that were simulated or at the
-    least loss, if that is less than a twentieth above; None where they do not reach."""
+    """The mean completion time in ms at a loss rate, interpolated between the limits that were
+    simulated. At the least loss simulated, if the rate is less than a twentieth below it; None if the
+    rate is outside of what was simulated."""
     points = []
     for limit in LIMITS:
         runs = select(results, **{"training-limit": limit, **wanted})
@@ -147,12 +150,12 @@ def at_loss(results, loss, **wanted):
 
 
 def capacity(times, target):
-    """Messages per second at which the mean time reaches target: times is {rate: ms or None}. None
-    where no simulated rates lie on both sides."""
+    """The messages per second at which the mean time reaches `target`. times: {rate: ms or None}.
+    Returns None unless simulated rates lie on both sides."""
     points = [(rate, time) for rate, time in sorted(times.items()) if time is not None]
     for (rate, time), (next_rate, next_time) in zip(points, points[1:]):
         if time <= target <= next_time:
-            # 1/time falls about linearly with the load, as in every queue
+            # interpolated in 1/time, which falls about linearly with the load, as in every queue
             return rate + (next_rate - rate) * (1 / time - 1 / target) / (1 / time - 1 / next_time)
     return None
 
@@ -167,7 +170,7 @@ def markdown(header, rows):
 
 
 def figure_6(results):
-    """Speed-ups against loss, as text."""
+    """Speed-ups by loss, as text."""
     rows = []
     for burst in TRAFFIC:
         for rate in FIGURE_6:
@@ -193,7 +196,7 @@ def figure_6(results):
 
 
 def figure_7(results):
-    """Messages that fit at a mean time, and what one costs, as text."""
+    """Messages per second at a mean time, and the cost of a message, as text."""
     rows = []
     for burst in TRAFFIC:
         ways = {RELIABLE: {rate: mean_time(results, policy=RELIABLE, burst=burst, messages=rate)
@@ -247,7 +250,7 @@ def plot(results, path):
         row[0].set(xlabel="training packets lost, %", ylabel="speed-up of the web service",
                    title=f"Figure 6, training traffic: {TRAFFIC[burst]}", xlim=(-0.5, 30))
         low, high = row[0].get_ylim()
-        row[0].set_ylim(low, high + 0.3 * (high - low))  # for the legend
+        row[0].set_ylim(low, high + 0.3 * (high - low))  # leaves space for the legend
         row[0].legend(fontsize=7, loc="upper left", ncol=3)
         for way, style in ((RELIABLE, "k^-"), (THRESHOLD, "o-"), (PRIORITY, "s--")):
             points = []

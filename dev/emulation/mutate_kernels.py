@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Puts a fault into a CUDA kernel, one at a time, and sees whether the tests of the emulated kernels
-catch it.
+"""Puts faults into CUDA kernels, one at a time, and checks that the tests of the emulated kernels find
+each of them.
 
     make emulated_tests
     make emulated_tests BUILD=build/emulated_thread SANITIZE=thread OPTIMISE=-O1
     dev/emulation/mutate_kernels.py [-j JOBS] [WORDS ...]      only faults whose file or name has all words
 
-A fault is a piece of a source and what replaces it (FAULTS below; a piece must be there once, or the
-first is taken). The sources are not touched: the changed one lies in a folder that comes first in
-the compiler's search. Each fault is compiled into test_cuda_kernels and test_cuda_attention, which run
-until the first failure; a fault that does not show in any number is given to the thread sanitizer.
-Prints a table; exit code 1 when a fault was caught by none.
+A fault is a piece of a source file and its replacement (FAULTS below; if the piece occurs more than
+once, its first occurrence is replaced). The source files stay as they are: the changed copy is in a folder
+that the compiler searches first. Each fault is compiled into test_cuda_kernels and test_cuda_attention,
+which run until the first failure. A fault that changes no number is given to the thread sanitizer.
+Prints a table. Exit code 1: a fault was not found.
 """
 import argparse
 import concurrent.futures
@@ -23,9 +23,9 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LIMIT = 400  # seconds of CPU time for one program, whatever else the machine does
+LIMIT = 400  # seconds of CPU time for one program, so that other load does not matter
 
-# file in llmc/backend/cuda, what is wrong, the piece, what it becomes
+# file in llmc/backend/cuda, what is wrong, the piece, its replacement
 FAULTS = [
     ("common", "first barrier of a block's sum dropped",
      "    __syncthreads();\n    x = part[0];", "    x = part[0];"),
@@ -200,7 +200,7 @@ OPERATORS = [*(f"test/llmc/operators{part}.o" for part in ("", "_arrays", "_bits
 
 
 def programs(file):
-    """Those that may notice, the likelier first."""
+    """The test programs that may find a fault in this file, the most likely first."""
     return {"common": ["test_cuda_kernels", "test_cuda_attention"]}.get(
         file, ["test_cuda_attention", "test_cuda_kernels"] if "attention" in file
         else ["test_cuda_kernels"])
@@ -225,8 +225,8 @@ def build(folder, build_dir, flags, program):
 
 
 def run_until_failure(binary):
-    """What failed first: a test's name or a sanitizer's or the emulation's words; None if nothing
-    did."""
+    """Returns what failed first: the name of a test, or a message of a sanitizer or the emulation; None
+    if nothing failed."""
     environment = {**os.environ, "TSAN_OPTIONS": "halt_on_error=1"}
     process = subprocess.Popen(
         [str(binary)], cwd=ROOT, text=True, env=environment, stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes test/goldens/: what Hugging Face's Llama computes, to test the C program against.
+"""Writes test/goldens/: results of Hugging Face's Llama, which tests compare with those of the C program.
 
     pip install --no-deps -r dev/bench/cpu/requirements-bench.txt -r dev/goldens/requirements-goldens.txt
     python dev/goldens/make_goldens.py [DIRECTORY]
@@ -31,9 +31,9 @@ from transformers.models.llama import modeling_llama
 
 COMMON = dict(max_position_embeddings=64, bos_token_id=1, eos_token_id=2)
 
-# name: batch, sequence length, configuration. `plain` is Llama-2 7B in small; `grouped` is what is
-# easily got wrong: grouped-query attention, tied embeddings, no size a power of two. Both are as
-# small as they can be with all dimensions different, because the files are in the repository.
+# name: batch, sequence length, configuration. `plain` is a small Llama-2 7B. `grouped` has features that
+# are easily wrong: grouped-query attention, tied embeddings, and no size is a power of two. Both are as
+# small as possible with all dimensions different, because the files are in the repository.
 GOLDENS = {
     "plain": (2, 16, LlamaConfig(
         hidden_size=24, intermediate_size=32, num_hidden_layers=2, num_attention_heads=3,
@@ -70,7 +70,7 @@ def double_model(config, weights):
 
 
 def make_weights(model):
-    """Random enough that every gradient is far from zero; norm weights differ from 1."""
+    """Makes random weights, such that every gradient is far from zero and norm weights differ from 1."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0.0, 0.2)
@@ -84,7 +84,8 @@ def loss_of(model, tokens, targets):
 
 
 def adamw_run(model, tokens, targets):
-    """Losses and gradient norms of STEPS updates; decay is for matrices, embeddings included."""
+    """The losses and gradient norms of STEPS updates. Weight decay applies to matrices, including
+    embeddings."""
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(
         [

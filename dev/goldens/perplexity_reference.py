@@ -11,10 +11,10 @@ window scored are masked with -100, and the last window ends with the text. Loss
 the number of labels that a window scores; the page's listing takes one less for every window but
 the first, which moves the fifth digit.
 
-STRIDE 0 is what --eval does without --stride: windows side by side, CONTEXT tokens predict the
-CONTEXT tokens that follow them, so that every token but the first is scored.
+STRIDE 0 is what --eval does without --stride: windows lie side by side, and each token of a window
+predicts the token that follows it, so that every token but the first is scored.
 
-The goldens are of test/goldens/plain, told in its config.json that it takes 4,096 positions, on a
+The goldens are of the model test/goldens/plain, with a config.json that allows 4,096 positions, on a
 made-up text of 9,000 tokens (text.bin).
 """
 import json
@@ -38,13 +38,13 @@ def read_tokens(path):
 
 @torch.no_grad()
 def perplexity(model, text, context, stride):
-    """Mean negative log-likelihood and the number of tokens scored."""
+    """Returns the mean negative log-likelihood and the number of tokens scored."""
     total, scored, previous_end = 0.0, 0, 0
     for begin in range(0, len(text), stride or context):
         end = min(begin + context + (0 if stride else 1), len(text))
         labels = text[begin:end].clone()
         labels[: max(previous_end - begin, 0)] = -100
-        labels[0] = -100  # nothing predicts it; transformers drops it likewise
+        labels[0] = -100  # no token predicts the first one; transformers ignores it, too
         count = int((labels != -100).sum())
         if count:
             loss = model(input_ids=text[None, begin:end], labels=labels[None]).loss
@@ -57,7 +57,7 @@ def perplexity(model, text, context, stride):
 
 
 def made_up_text(vocabulary, count):
-    """Each token has four likely successors; every tenth is anything."""
+    """Tokens of which each has four likely successors; every tenth token is random."""
     random = np.random.default_rng(1)
     successors = random.integers(0, vocabulary, (vocabulary, 4))
     tokens = [1]

@@ -1,50 +1,50 @@
 #!/usr/bin/python3
-"""From where on lossy datagrams win: step time against workers, loss rate, round trip, link.
+"""Models when lossy datagrams are faster than reliable exchanges, by workers, loss rate, round trip, link.
 
     dev/scaling/scaling.py                                       # scaling.md, scaling.png beside this file
     dev/scaling/scaling.py --at 1024 1e-4 --gbps 400 --rtt-us 20 # one point, every exchange
 
-A model, not a measurement. A vector of --gb is averaged and handed out again; whatever the
-exchange, every worker sends and receives about twice the vector, which takes the wire time W. On
-top of W:
+This is a model, not a measurement. A vector of --gb is averaged and distributed again. In every kind
+of exchange each worker sends and receives about twice the vector, which takes the wire time W. In
+addition to W:
 
-lossy   each of the two phases costs PHASE (software, as measured) and, when something is missing,
-        GRACE. Three rounds of small messages must arrive (ends of both
-        phases, the gradient's norm), one from each worker to each other; they are repeated after
-        1, 2, 4, ... up to 20 ms, and the slowest of all N (N-1) counts. A lost packet costs no
-        time but progress: --tax 0.5 says that a run at 10% loss needs 5% more steps for the same
-        perplexity (README, "What loss costs"). The tax is on the whole step, computing included.
-ring    2 (N-1) rounds, in each of which every worker sends 1/N of the vector to the next; worker
-        i starts round k when worker i-1 has ended round k-1 (Patarasuk, Yuan 2009), so a worker
-        that waits makes others wait. Drawn round by round; a ring of 1,024 stands for longer
-        ones.
-tree    two trees that each take half of the vector up and down, pipelined, as NCCL has them
-        (Sanders, Speck, Traeff 2009). It ends with the slowest of 4 (N-1) flows; delays along a
-        path are taken to overlap. Both this and the ring's 1,024 are in favour of what is
-        reliable.
+lossy   each of the two phases costs PHASE (software, as measured) and, if packets are missing, GRACE.
+        Three rounds of small messages must arrive (the ends of both phases and the gradient's norm),
+        one from each worker to each other. They are repeated after 1, 2, 4, ... up to 20 ms, and the
+        slowest of all N (N-1) counts. A lost packet costs no time but progress: --tax 0.5 says that a
+        run at 10% loss needs 5% more steps for the same perplexity (README, "What loss costs"). The
+        tax applies to the whole step, including computing.
+ring    2 (N-1) rounds. In each, every worker sends 1/N of the vector to the next. Worker i starts
+        round k when worker i-1 has ended round k-1 (Patarasuk, Yuan 2009), so a worker that waits
+        makes others wait. The rounds are drawn at random one by one. A ring of more than 1,024
+        workers is modelled with 1,024.
+tree    two trees, each for half of the vector up and down, pipelined, as in NCCL (Sanders, Speck,
+        Traeff 2009). The exchange ends with the slowest of 4 (N-1) flows. Delays along a path are
+        assumed to overlap. This and the ring's 1,024 favour the reliable exchanges.
 
-A flow of n packets, each lost with probability p, on its own; what a loss costs depends on who
-repeats:
+A flow has n packets, each lost independently with probability p. The cost of a loss depends on the
+transport that repeats the packet:
 
-roce    go-back-N, as RDMA NICs do over Ethernet without priority flow control: a first loss costs
-        a round trip, in which what is sent is thrown away. When the packet repeated is lost
-        again, or the last of a message, nothing follows that could tell, and the ACK time-out
-        must pass, 4.096 us x 2^14 here (InfiniBand Architecture Specification 1, 9.7.6;
+roce    go-back-N, as RDMA NICs do over Ethernet without priority flow control: a first loss costs a
+        round trip, in which all packets that are sent are discarded. If the repeated packet is lost
+        again, or the last packet of a message is lost, no later packet can reveal it, and the ACK
+        time-out must pass, 4.096 us x 2^14 here (InfiniBand Architecture Specification 1, 9.7.6;
         NCCL_IB_TIMEOUT's default of 2^20, 4.3 s, is far worse). Mittal et al. 2018, "Revisiting
         network support for RDMA".
-select  selective repeat, as good as it can be (their IRN): packet i of n, sent k times, arrives
-        at (i + (k-1) RTT / spacing), everything else goes on meanwhile; a lost last packet costs
+select  selective repeat, as good as possible (their IRN): packet i of n, sent k times, arrives at
+        (i + (k-1) RTT / spacing), and all other packets go on meanwhile. A lost last packet costs
         320 us.
-tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip where that is
-        longer; a lost last packet costs a probe, 2 RTT, at least 10 ms (RFC 8985, 7.2). No flow
-        runs into the 200 ms of a time-out, and CUBIC, which halves its rate, is not here: it is
-        far slower. Its frames are of 1,500 bytes, which alone costs it 3%.
+tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip if that is longer. A
+        lost last packet costs a probe, 2 RTT, at least 10 ms (RFC 8985, 7.2). No flow waits for the
+        time-out of 200 ms. CUBIC, which halves its rate, is left out, since it is far slower. Frames
+        have 1,500 bytes, which alone costs 3%.
 
-Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (bench_network.py): PHASE from ours
-without loss, STALL from the TCP ring at 10%. scaling.md has model and measurement side by side. It is
-of an earlier protocol than dev/bench/network/README.md's table: a header of 52 bytes, and pauses of
-1 ms where lossynet/transport/progress.h now has 0.2 ms (GRACE_MIN) and 0.3 ms (RTO_MIN, then 1.5
-times as long each time, and longer where more than four peers do not answer, which is not modelled).
+Calibration: 16 MiB among 4 hosts at 1 Gbit/s and 200 Mbit/s (bench_network.py). PHASE comes from our
+exchange without loss, STALL from the TCP ring at 10%. scaling.md has model and measurement side by
+side. They are of an earlier protocol than the table of dev/bench/network/README.md: it had a header of
+52 bytes and pauses of 1 ms, where lossynet/transport/progress.h has 0.2 ms (GRACE_MIN) and 0.3 ms
+(RTO_MIN, then 1.5 times as long each time, and longer if more than four peers do not answer, which is
+not modelled).
 """
 import argparse
 import math
@@ -54,7 +54,7 @@ import sys
 import numpy as np
 
 PHASE = 2.2e-3       # s; calibrated
-GRACE = 1e-3         # s; as calibrated
+GRACE = 1e-3         # s; as in the protocol of the calibration
 RETRY, RETRY_MOST = 1e-3, 20e-3
 STALL = 150e-6       # s; calibrated
 CONTROL_ROUNDS = 3
@@ -63,13 +63,14 @@ WORKERS = (8, 16, 64, 256, 1024, 4096, 16384)
 LOSSES = tuple(10.0 ** (e / 2) for e in range(-12, -1))  # 1e-6 ... 10%
 TRANSPORTS = ("roce", "select", "tcp")
 TAXES = (0.0, 0.5, 2.0)
-# Payload and everything a packet takes on the wire, bytes; ours over RDMA and, as measured, UDP.
+# {transport: (payload, bytes that a packet takes on the wire)}. "lossy" is ours over RDMA, "udp" ours over
+# UDP as measured.
 PACKET = {"lossy": (4096 - 28, 4096 + 90), "udp": (1420, 1514), "roce": (4096, 4096 + 82),
           "select": (4096, 4096 + 82), "tcp": (1448, 1514)}
 
 
 class Network:
-    """Links of gbps, round trip of rtt seconds; everybody loses the share loss of his packets."""
+    """Every link has gbps, a round trip takes rtt seconds, and each packet is lost with probability loss."""
 
     def __init__(self, gbps, rtt, loss, ack_timeout=4.096e-6 * 2 ** 14):
         self.gbps, self.rtt, self.loss, self.ack_timeout = gbps, rtt, loss, ack_timeout
@@ -83,7 +84,7 @@ def packets(transport, size):
 
 
 def repeated(loss, flows, uniform):
-    """How often the unluckiest of so many messages is lost in a row; uniform in (0, 1)."""
+    """How often the unluckiest of `flows` messages is lost in a row. `uniform` is drawn from (0, 1)."""
     if loss == 0:
         return np.zeros(np.shape(uniform), int)
     # P(all are lost at most k times) = (1 - p^(k+1))^flows = uniform
@@ -92,21 +93,22 @@ def repeated(loss, flows, uniform):
 
 
 def control_delay(rng, loss, flows, draws):
-    """Seconds that the slowest of so many small messages takes for its repetitions."""
+    """The seconds that the slowest of `flows` small messages needs for its repetitions."""
     waits = np.cumsum([0] + [min(RETRY * 2 ** k, RETRY_MOST) for k in range(64)])
     return waits[np.minimum(repeated(loss, flows, rng.random(draws)), 64)]
 
 
 def selective_quantiles(n, net, levels):
-    """Extra seconds of selective repeat at the given levels of its distribution, from the exact
-    P(extra <= u) = prod over packets of P(it is not lost more often than there is time for)."""
+    """Quantiles, at the given levels, of the extra seconds of selective repeat. They come from the exact
+    distribution: P(extra <= u) is the product over all packets of the probability that the packet is not
+    lost more often than there is time for."""
     p, rtt, spacing = net.loss, net.rtt, net.spacing("select")
     tail = 320e-6
     most = 1 + int(math.log(1e-13 / n) / math.log(p))  # losses in a row that matter
     steps = np.unique(np.concatenate([np.arange(most + 1) * rtt, tail + np.arange(most + 1) * rtt,
                                       np.linspace(0, tail + most * rtt, 300)]))
-    # Packet j from the end, j = 1 ... n-1, has extra + j spacing left when it is first due; in that
-    # it may be lost k times, k = floor(left / rtt). Packets begin[k] ... begin[k+1]-1 may k times.
+    # Packet j from the end, j = 1 ... n-1, has left = extra + j spacing when it is first due. In that time
+    # it may be lost k = floor(left / rtt) times. This k is the same for packets begin[k] ... begin[k+1]-1.
     k = np.arange(most + 1)
     begin = np.ceil((np.arange(most + 2) * rtt - steps[:, None]) / spacing - 1e-9)
     count = np.diff(np.clip(begin, 1, n), axis=1)
@@ -118,7 +120,7 @@ def selective_quantiles(n, net, levels):
 
 
 def flow_extra(rng, transport, n, net, draws):
-    """Extra seconds that flows of n packets take for what is lost, beyond sending n packets."""
+    """The extra seconds that lost packets cost flows of n packets."""
     p = net.loss
     if p == 0:
         return np.zeros(draws)
@@ -127,11 +129,11 @@ def flow_extra(rng, transport, n, net, draws):
         resent = rng.negative_binomial(n, 1 - p, draws) * spacing
         return resent + selective_quantiles(n, net, rng.random(draws))
     stall = net.rtt if transport == "roce" else max(STALL, net.rtt)
-    firsts = rng.binomial(n - 1, p, draws)              # packets lost, all but the last
-    last = rng.geometric(1 - p, draws) - 1              # times the last one is lost
+    firsts = rng.binomial(n - 1, p, draws)              # lost packets, without the last packet
+    last = rng.geometric(1 - p, draws) - 1              # how often the last packet is lost
     again = np.zeros(draws)
     some = firsts > 0
-    again[some] = rng.negative_binomial(firsts[some], 1 - p)  # times a repetition is lost
+    again[some] = rng.negative_binomial(firsts[some], 1 - p)  # how often a repetition is lost
     if transport == "roce":
         return firsts * stall + (again + last) * net.ack_timeout
     return (firsts + again) * (stall + spacing) + last * max(2 * net.rtt, 10e-3)
@@ -139,7 +141,7 @@ def flow_extra(rng, transport, n, net, draws):
 
 def lossy(rng, net, workers, size, over="lossy", draws=64):
     """Mean seconds of an exchange of lossy datagrams."""
-    count = packets(over, size / workers)  # from each to each
+    count = packets(over, size / workers)  # from each worker to each other
     wire = 2 * (workers - 1) * count * net.spacing(over)
     flows = workers * (workers - 1)
     missing = -math.expm1(flows * count * math.log1p(-net.loss))
@@ -156,11 +158,11 @@ def ring(rng, transport, net, workers, size, draws=1):
     total = 0.0
     for _ in range(draws):
         rounds = 2 * (workers - 1)
-        few = rounds * drawn <= 1 << 17  # else every flow is drawn from a table of so many
+        few = rounds * drawn <= 1 << 17  # else flows are drawn from a table of this size
         table = flow_extra(rng, transport, n, net, rounds * drawn if few else 1 << 17)
         done = np.zeros(drawn)
         for turn in range(rounds):
-            # what the previous worker had at the end of the last round, on a link that is free
+            # A worker needs the previous worker's data of the last round, and a free link.
             done = np.maximum(np.roll(done, 1) + net.rtt / 2, done) + send
             done += table[turn * drawn:][:drawn] if few \
                 else table[rng.integers(len(table), size=drawn)]
@@ -179,7 +181,7 @@ def tree(rng, transport, net, workers, size, draws=8):
 
 
 def exchange(name, net, workers, size, seed=1):
-    """Seconds of an exchange: "lossy" (over RDMA), "udp" (lossy too), "ring roce", "tree tcp"..."""
+    """The seconds of an exchange. name: "lossy" (over RDMA), "udp" (lossy, too), "ring roce", "tree tcp"..."""
     rng = np.random.default_rng(seed)
     if name in ("lossy", "udp"):
         return lossy(rng, net, workers, size, name)
@@ -188,17 +190,17 @@ def exchange(name, net, workers, size, seed=1):
 
 
 def reliable(transport, net, workers, size):
-    """The better of ring and tree."""
+    """The seconds of the faster of ring and tree."""
     return min(exchange(f"{way} {transport}", net, workers, size) for way in ("ring", "tree"))
 
 
 def step(seconds, compute, tax=0.0, loss=0.0):
-    """Seconds per step, or, with a tax, per step's worth of progress."""
+    """The seconds of a step, or, with a tax, of as much progress as a step makes without loss."""
     return (compute + seconds) * (1 + tax * loss)
 
 
 def crossing(ours, theirs):
-    """The least loss rate from which on lossy is faster at every greater one; None: nowhere."""
+    """The least loss rate at which, and above which, lossy is faster. None if there is none."""
     wins = [our <= their for our, their in zip(ours, theirs)]
     found = None
     for loss, win in reversed(list(zip(LOSSES, wins))):
@@ -213,7 +215,7 @@ def markdown(header, rows):
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows]) + "\n"
 
 
-# What was measured, ms: 16 MiB among 4 hosts (Gbit/s, exchange, {loss: ms}).
+# Measured times of 16 MiB among 4 hosts: (Gbit/s, exchange, {loss: ms}).
 MEASURED = (
     (1, "udp", {0: 219, 0.1: 226}),
     (1, "ring tcp", {0: 211, 0.1: 573}),
@@ -313,7 +315,7 @@ def report(args):
     for gbps in (25, 100, 400):
         for rtt in (10, 100, 10000):
             other = Grid(gbps, rtt * 1e-6, size, (1024,))
-            # as much computing for each wire time
+            # the same ratio of computing to wire time for each link
             scaled = compute * args.gbps / gbps
             rows.append([f"{gbps}", f"{rtt:,}"] + [
                 percent(other.wins_from(1024, name, 0.5, scaled)) for name in TRANSPORTS])

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""What deaths cost: 4 ranks train, and every 20 seconds one of them is killed (SIGKILL) and started again.
-Counts the sequences that were trained, against the same without deaths, for
+"""Measures what deaths cost: 4 ranks train, and every 20 seconds one is killed (SIGKILL) and started again.
+Counts the sequences that were trained and compares them with a run without deaths, for these ways:
 
-    meet         train_llama2 --meet: the others go on, the new one joins (scripts/elastic.sh)
+    meet         train_llama2 --meet: the others go on, the new rank joins (scripts/elastic.sh)
     checkpoint   train_llama2 --meet, but all ranks are killed and start again from the last checkpoint,
-                 as under a launcher that ends all when one dies
-    torchft      PyTorch with torchft over Gloo: the others go on, the new one joins
+                 as under a launcher that ends all ranks if one dies
+    torchft      PyTorch with torchft over Gloo: the others go on, the new rank joins
     torchrun     PyTorch DDP over Gloo under torchrun --max-restarts: all start again from a checkpoint
 
     bench_elastic.py [--seconds 120] [--rounds 5] [--period 20] [--every 50] [--torch PYTHON] [WAY ...]
-    bench_elastic.py [--seconds 120] [--tiny] join    what a fifth rank that comes costs, every 10 seconds
-    bench_elastic.py [--rounds 5] calm       a step under mpirun and with --meet, where nobody dies, in turns
+    bench_elastic.py [--seconds 120] [--tiny] join    what it costs that a fifth rank joins, every 10 seconds
+    bench_elastic.py [--rounds 5] calm       steps under mpirun and with --meet without deaths, in turns
 
-Every way is compared with itself, undisturbed: in each round all ways train for so many seconds both with
-deaths and without, in turns, so that a machine that others use as well gives an honest ratio. It says the
-median of the rounds' ratios, and their range. Steps that are made again after a checkpoint count once. PYTHON has torch and torchft (pip install torchft); without it these two are left
-out. Ranks have one thread each.
+Every way is compared with itself without deaths. In each round all ways train for --seconds with deaths and
+without, in turns, so that the ratio is fair even if others use the machine. The report has the median of the
+rounds' ratios, and their range. Steps that are repeated after a checkpoint count once. PYTHON has torch and
+torchft (pip install torchft); without it these two ways are left out. Ranks have one thread each.
 """
 import argparse
 import json
@@ -37,19 +37,20 @@ from program import MPI, write_tokens  # pylint: disable=wrong-import-position
 
 PROGRAM = ROOT / os.environ.get("BUILD", "build") / "train_llama2"
 RANKS = 4
-WARM, START_LIMIT = 5, 300  # seconds before anything counts; in which the first steps are made
+WARM, START_LIMIT = 5, 300  # seconds of warm-up, which do not count; time limit for the first steps
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 class Way:
-    """Ranks that can be killed. trained(): {step: ranks that made it} so far."""
+    """Ranks that can be killed. trained() returns {step: number of ranks that made it} so far."""
 
     def __init__(self, folder, options):
         self.folder, self.options, self.process = folder, options, {}
         self.starts, self.steps, self.ranks, self.read = 0, {}, RANKS, {}
 
     def lines(self, path):
-        """The whole lines that were added since the last call. A log that was replaced is read again."""
+        """Reads the whole lines that were added since the last call. A log that was replaced is read from
+        its beginning."""
         with open(path, encoding="utf-8") as file:
             number = os.fstat(file.fileno()).st_ino
             known, at = self.read.get(path, (number, 0))
@@ -116,10 +117,10 @@ class Meet(Way):
 
 
 class Join(Meet):
-    """One more rank comes, and is killed again."""
+    """One more rank joins, and is killed later."""
     def come(self):
-        """(seconds from its start until it is in a view; steps of the others while it waited, registered;
-        their longest step beside that)."""
+        """Starts the rank. Returns the seconds until it is in a view, the steps of the others between its
+        registration and that view, and `pause`, their longest step at the change."""
         begun, known = time.monotonic(), len(self.etcd.leases(self.run()))
         self.start(RANKS)
         while len(self.etcd.leases(self.run())) == known:
@@ -190,7 +191,7 @@ class Torchrun(Torchft):
                 self.folder / "checkpoint", str(self.options.every), self.folder / "steps.0"]
 
     def die(self, rank):
-        """A rank is a child of torchrun."""
+        """Kills a rank, which is a child of torchrun."""
         children = subprocess.run(["pgrep", "-P", str(self.process[0].pid)], text=True,
                                   stdout=subprocess.PIPE, check=False).stdout.split()
         os.kill(int(random.choice(children)), signal.SIGKILL)
@@ -211,7 +212,7 @@ def count(way):
 
 
 def measure(kind, options, deaths):
-    """(sequences of a batch per second, longest time without a step)."""
+    """Returns (batches that ranks trained per second, all ranks together; longest time without a step)."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="elastic"))
     way = WAYS[kind](folder, options)
     try:
@@ -265,7 +266,7 @@ def joins(options):
 
 
 def step_ms(folder, command, environment):
-    """The median step of a short run."""
+    """The median time of a step in a short run."""
     shutil.rmtree(folder / "out", ignore_errors=True)
     running = [subprocess.Popen(words, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL,
                                 stderr=subprocess.DEVNULL) for words in command]

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""What groups save (--group): one replica for the ranks of a host.
+"""Measures what groups save (--group): one replica for all ranks of a host.
 
-  * host: RANKS ranks of this machine average a vector and hand the result to all, in one group (in
-    memory that they share), over UDP on loopback without groups, and by MPI_Allreduce in Open MPI's
-    shared memory, in turns.
-  * hosts: four hosts of namespaces (dev/testbed/hosts.py; root) with two ranks each and links of
-    1 Gbit/s that lose packets, without groups and in groups of two, in turns: how many packets of
-    data go between hosts, and how long an exchange takes beside line rate.
+  * host: RANKS ranks of this machine average a vector and distribute the result, in turns: in one group
+    (in memory that they share), over UDP on loopback without groups, and by MPI_Allreduce in Open MPI's
+    shared memory.
+  * hosts: four hosts of namespaces (dev/testbed/hosts.py; needs root) with two ranks each and links of
+    1 Gbit/s that lose packets, without groups and in groups of two, in turns. The table says how many
+    data packets go between hosts, and how long an exchange takes compared with line rate.
 
-Prints tables in Markdown. A rank of a group with H hosts and vectors of S bytes sends 2 (H-1)/H S / 2
-in a step, so a host sends half of what it does without groups."""
+Prints tables in Markdown. With groups of two on H hosts and vectors of S bytes, a rank sends
+2 (H-1)/H S / 2 in a step, so a host sends half as much as without groups."""
 import argparse
 import os
 import statistics
@@ -32,7 +32,7 @@ def medians(times):
 
 
 def on_this_host(ranks, mib, rounds, blocks):
-    """Milliseconds by way, in turns."""
+    """Measures all ways in turns. Returns {way: milliseconds}."""
     ways = {"one group": (EXCHANGE, "lo", 0, f"group={ranks}"), "UDP, no groups": (EXCHANGE, "lo", 0),
             "MPI_Allreduce": (COLLECTIVES, "allreduce")}
     times = {way: [] for way in ways}
@@ -48,7 +48,8 @@ def on_this_host(ranks, mib, rounds, blocks):
 
 
 def between_hosts(mib, rounds, blocks, losses, mbps):
-    """By loss and group: milliseconds, and packets of data that came to the switch in a round."""
+    """Returns for each loss rate and group size the milliseconds of a round, and the data packets that
+    entered the switch in a round."""
     found = {}
     with network.testbed.Hosts(HOSTS, rate=f"{mbps}mbit") as hosts:
         for _ in range(blocks):
@@ -92,7 +93,7 @@ def main():
             median, least, most = medians(row["ms"])
             packets = statistics.median(row["packets"])
             share = packets / statistics.median(found[loss, 1]["packets"])
-            # What a host sends over its link: everything that the switch sees, by hosts.
+            # The packets that a host sends over its link: all that enter the switch, divided by hosts.
             line = packets / HOSTS * (row["bytes"] + network.HEADERS) * 8 / (given.mbps * 1e6) * 1e3
             print(f"| {loss}% | {group} | {median:.0f} | {least:.0f} | {most:.0f} | {median / line:.3f} | "
                   f"{packets:.0f} | {share:.3f} |")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Prints what late ranks cost the others, with a deadline and without, as a table: in virtual time
-(dev/simulation/late_ranks.c), so that every machine prints the same.
+"""Prints a table of what late ranks cost the others, with a deadline and without. The numbers come from a
+simulation in virtual time (dev/simulation/late_ranks.c), so every machine prints the same.
 
     bench_late.py [RANKS ...]      4 and 16 ranks; 64 take half a minute of a core each
 """

@@ -1,24 +1,24 @@
 #!/usr/bin/env python3
-"""How fast gradients and parameters travel over a network that loses packets (make bench-network).
+"""Measures how fast gradients and parameters are exchanged if packets are lost (make bench-network).
 
 Four hosts on this machine (hosts.py), each behind a link of 1 Gbit/s (--mbps) that loses 0 to 10% of
-its packets, average and redistribute 16 and 64 MiB of float32. The same work is done by
+its packets, average 16 and 64 MiB of float32 and distribute the result. These programs do the same work:
 
   * ours: lossynet_reduce and lossynet_broadcast over UDP (bench_exchange.c)
   * Open MPI: MPI_Reduce_scatter and MPI_Allgather over TCP (bench_collectives.c)
   * a ring over TCP, streamed without blocking (bench_ring.c)
 
-the latter two under BBR and under CUBIC. The programs take turns in blocks, so that each row of the
-table was measured in the same minutes. Then ours without a rate limit, in the clear and encrypted, to
-see what it costs, and training steps with and without overlap. Prints a report in Markdown, and leaves
-it in build/bench_network.md; --quick only shows that everything runs.
+The latter two run under BBR and under CUBIC. The programs take turns in blocks, so that each row of
+the table was measured in the same minutes. After that, ours runs without a rate limit, in plain text and
+encrypted, to see what it costs in CPU time, and training steps run with and without overlap. The script
+prints a report in Markdown and writes it to build/bench_network.md. --quick only shows that all runs.
 
-Line rate: every host has to send 2 (n-1)/n of the vector, and as much is sent to it. In packets of
-P bytes of payload, with 28 bytes of our header, 8 of UDP, 20 of IP and 14 of Ethernet (all that the
-rate limit counts), that takes (bytes / P) (P + 70) 8 bit / rate. Lost packets were sent, and count.
-A limiter that was idle lets 256 KiB through at once, 2 ms at 1 Gbit/s, whoever sends. The worst is
-the slowest round. Delivered is what the program says has arrived, let through what the switch says
-it did not drop.
+Line rate: every host must send 2 (n-1)/n of the vector, and receive as much. In packets of P bytes of
+payload, with 28 bytes of our header, 8 of UDP, 20 of IP and 14 of Ethernet (all that the rate limit
+counts), that takes (bytes / P) (P + 70) 8 bit / rate. Lost packets were sent, so they count. A rate
+limiter that was idle lets 256 KiB through at once, 2 ms at 1 Gbit/s, for every program. In the table,
+"worst" is the slowest round, "delivered" is the share that arrived as the program counts it, and "let
+through" is the share that the switch did not drop as the switch counts it.
 """
 import argparse
 import json
@@ -46,26 +46,26 @@ HEADERS = 28 + 8 + 20 + 14
 LOSSES = (0, 0.1, 1, 5, 10)
 SIZES = (16, 64)  # MiB
 ROUNDS, BLOCKS = 20, 4
-SECONDS = 40      # of rounds per program and row; then fewer rounds must do
-PATIENCE = 60     # for one start of a program, the first, unmeasured round included
+SECONDS = 40      # limit for the rounds of a program in a row; after that, it makes no more rounds
+PATIENCE = 60     # seconds for one start of a program, including the first round, which does not count
 CONGESTION = ("bbr", "cubic")
 OURS, ENCRYPTED = "ours", "ours, encrypted"
 OTHERS = [f"{name} {congestion}" for name in ("mpi", "ring") for congestion in CONGESTION]
 TITLE = {"mpi bbr": "Open MPI, BBR", "mpi cubic": "Open MPI, CUBIC", "ring bbr": "TCP ring, BBR",
          "ring cubic": "TCP ring, CUBIC"}
 
-# What the exchange is held to.
+# Bars for the exchange.
 BAR_LINE_RATE = 1.05
 BAR_DELIVERED = 0.002
-BAR_MPI = {0: 1.5, 10: 5.0}             # by loss; against the better of BBR and CUBIC
-BAR_RING = {**dict.fromkeys(LOSSES, 1.0), 10: 2.0}  # against BBR
+BAR_MPI = {0: 1.5, 10: 5.0}             # by loss rate; compared with the better of BBR and CUBIC
+BAR_RING = {**dict.fromkeys(LOSSES, 1.0), 10: 2.0}  # by loss rate; compared with BBR
 
 
 # ---- running programs -------------------------------------------------------------------------
 
 
 def objects(text):
-    """The JSON lines of a program's output; a line cut short by its end is none."""
+    """The JSON lines of a program's output, without a line that the program's end cut short."""
     found = []
     for line in text.splitlines():
         try:
@@ -76,8 +76,8 @@ def objects(text):
 
 
 def run_exchange(hosts, program, mib, rounds, seconds, patience):
-    """Milliseconds of each round, the last line's counters (ours) and whether it ran out of
-    time."""
+    """Returns the milliseconds of each round, the counters in the last line (of our program), and
+    whether it ran out of time."""
     name, congestion = program, None
     if program not in (OURS, ENCRYPTED):
         name, _, congestion = program.partition(" ")
@@ -99,7 +99,7 @@ def run_exchange(hosts, program, mib, rounds, seconds, patience):
 
 
 def measure_row(hosts, mib, loss, plan):
-    """One row of the table: all programs, in turns."""
+    """Measures one row of the table: all programs, in turns."""
     row = {"mib": mib, "loss": loss, "mbps": plan.mbps, "ms": {}, "late": [], "expected": 0, "arrived": 0, "data": 0,
            "lost": 0, "overflowed": 0, "overruns": 0}
     out = set()
@@ -150,7 +150,7 @@ def line_rate_ms(mib, packet_bytes, mbps):
 
 
 def machine_cpu():
-    """CPU seconds of the machine since it started: by programs, the kernel for them, interrupts."""
+    """CPU seconds of the machine since it started: in programs, in system calls, in interrupts."""
     fields = list(map(int, pathlib.Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]))
     tick = os.sysconf("SC_CLK_TCK")
     return {"user": (fields[0] + fields[1]) / tick, "system": fields[2] / tick,
@@ -158,8 +158,8 @@ def machine_cpu():
 
 
 def measure_unlimited(plan):
-    """The programs in turns. CPU seconds of the machine are kept per GiB of payload sent, those of
-    our own processes in the counters."""
+    """Measures the programs in turns. Keeps the machine's CPU seconds per GiB of payload sent. The
+    counters have the CPU seconds of our own processes."""
     mib = 8 if plan.quick else 64
     programs = {OURS: {}, ENCRYPTED: {}, "ring bbr": {}}
     if "libcrypto" not in testbed.sh("ldd", BUILD / "dev/bench/network/bench_exchange"):
@@ -188,7 +188,7 @@ def add(sums, values):
 
 
 def profile(hosts, mib, rounds, patience):
-    """Where the CPU time of ours goes: lines of text, by perf or else by strace."""
+    """Profiles the CPU time of our program, with perf or else with strace. Returns lines of text."""
     if shutil.which("perf"):
         with tempfile.TemporaryDirectory() as folder:
             data = pathlib.Path(folder) / "perf.data"
@@ -219,7 +219,7 @@ def profile(hosts, mib, rounds, patience):
 
 
 def write_tokens(path, vocabulary, count):
-    """llm.c's format: 256 int32 (magic, version, tokens, vocabulary), then uint16 tokens."""
+    """Writes llm.c's format: 256 int32 (magic, version, tokens, vocabulary), then uint16 tokens."""
     tokens = [(7919 * i + i * i // 3) % vocabulary for i in range(count)]
     path.write_bytes(struct.pack("<256i", 20240520, 1, count, vocabulary, *[0] * 252) +
                      struct.pack(f"<{count}H", *tokens))
@@ -237,7 +237,7 @@ def train(hosts, model, data, steps, flags, log):
 
 
 def measure_training(model, steps, blocks, mbps):
-    """Step times of a training over limited links, with and without overlap, in turns."""
+    """Measures the step times of a training over rate-limited links, with and without overlap, in turns."""
     overlap = {"overlap": (), "no overlap": ("--no-overlap",)}
     result = {"model": model, "mbps": mbps, "ways": {name: [] for name in overlap}}
     with testbed.Hosts(HOSTS, rate=f"{mbps}mbit") as hosts, \
@@ -269,7 +269,8 @@ class Bars:
 
 
 def cell(ms, ours, row):
-    """Median and times ours, with the number of rounds where it is not that of the others."""
+    """A table cell: the median, its ratio to ours, and the number of rounds if it differs from the
+    others'."""
     if not ms:
         return f"none in {row['patience']} s"
     median = statistics.median(ms)
@@ -421,7 +422,7 @@ def main():
     if reason:
         print(f"bench_network: skipped: {reason}")
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # hosts are taken down on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the exit also removes the hosts
     raw = BUILD / "bench_network.json"
     results = {"rows": {}}
     if plan.add and raw.exists():

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Trains for the same time where compute times have a tail, with --deadline and without, and with PyTorch's
-DistributedDataParallel over Gloo: four hosts of namespaces with one rank each, links of 1 Gbit/s. As root.
+"""Compares training for the same time if compute times have a tail: with --deadline, without it, and PyTorch's
+DistributedDataParallel over Gloo. It needs root: four hosts of namespaces have a rank each and 1 Gbit/s links.
 
     bench_tail.py --train FILE --val FILE [--seconds 120] [--seeds 3] [--median 0.1] [--p99 3] [--torch PYTHON]
 
-A rank sleeps before it computes, with a median of --median seconds and a lognormal tail (slow_products.c,
-tail_pytorch.py). Each way is timed first, for 40 steps after those in which a deadline is learnt. Then it trains
-for --seconds, with so many steps, and with warm-up and cosine over these: the ways take turns for each seed.
-The table says what a step took, and the validation perplexity that each way has reached.
+A rank sleeps before it computes, for a lognormal time with a median of --median seconds (slow_products.c,
+tail_pytorch.py). First, each way is timed for 40 steps, after the steps in which it learns a deadline. Then it
+trains as many steps as fit into --seconds, with warm-up and cosine over these steps. For each seed the ways
+take turns. The table has the time of a step and the validation perplexity that each way reached.
 """
 import argparse
 import json
@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT / "dev"))
 from testbed import hosts as testbed  # pylint: disable=wrong-import-position
 
 HOSTS, RATE = 4, "1gbit"
-LEARNT = 20  # steps, after which there is a deadline
+LEARNT = 20  # steps in which a deadline is learnt
 TRAINING = ["--model=260K", "--batch=2", "--seq=128", "--lr=3e-3", "--device=cpu", "--threads=1", "--overwrite",
             "--eval-every=1000000"]
 WAYS = {"off": ["--deadline=off"], "auto": ["--deadline=auto"], "auto, carry": ["--deadline=auto", "--carry=1"]}
@@ -47,14 +47,14 @@ class Bench:
         self.products = made[1] - made[0]
 
     def count(self, steps):
-        """Matrix products of so many steps of one worker."""
+        """The number of matrix products in this many steps of one worker."""
         done = subprocess.run([BUILD / "train_llama2", *TRAINING, f"--train={self.plan.train}", "--workers=1",
                                f"--steps={steps}", f"--out={self.folder}/count"], check=False, text=True,
                               capture_output=True, env={**os.environ, "LD_PRELOAD": str(self.shim)})
         return int(re.search(r"^products (\d+)", check(done, "counting products"), re.M)[1])
 
     def train(self, way, steps, seed, val=True):
-        """Seconds of each step, and the perplexity at the end."""
+        """Trains. Returns the seconds of each step, and the perplexity at the end."""
         plan = self.plan
         if way == "DDP":
             done = self.hosts.mpirun(plan.torch, pathlib.Path(__file__).with_name("tail_pytorch.py"),

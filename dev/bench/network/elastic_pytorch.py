@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""One rank of a data-parallel training in PyTorch over Gloo, which bench_elastic.py kills: with torchft
-(the others go on), or under torchrun (all start again from the last checkpoint).
+"""One rank of a data-parallel training in PyTorch over Gloo. bench_elastic.py starts and kills it. With
+torchft the other ranks go on; under torchrun all ranks start again from the last checkpoint.
 
-    elastic_pytorch.py torchft NAME LIGHTHOUSE LOG      NAME: of this rank
+    elastic_pytorch.py torchft NAME LIGHTHOUSE LOG      NAME: name of this rank
     elastic_pytorch.py torchrun CHECKPOINT EVERY LOG    started by torchrun
 
-It appends "TIME RANKS PID" to LOG for every step that all ranks agree on: of torchrun rank 0, of torchft
-every rank, with the number of the step first.
+It appends "TIME RANKS PID" to LOG for every step that all ranks agree on. With torchrun only rank 0 does
+so. With torchft every rank does so, and puts the number of the step first.
 """
 import datetime
 import os

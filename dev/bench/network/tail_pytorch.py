@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""One rank of a data-parallel training in PyTorch over Gloo whose compute times have a tail: beside which
-bench_tail.py puts train_llama2. Started by mpirun; rank 0 prints one JSON line: the seconds of each step and
-the validation perplexity.
+"""One rank of a data-parallel training in PyTorch over Gloo whose compute times have a tail. bench_tail.py
+compares train_llama2 with it, and starts it by mpirun. Rank 0 prints one JSON line: the seconds of each step
+and the validation perplexity.
 
-    tail_pytorch.py ADDRESS TRAIN VAL STEPS SEED MEDIAN P99      ADDRESS: of rank 0
+    tail_pytorch.py ADDRESS TRAIN VAL STEPS SEED MEDIAN P99      ADDRESS: address of rank 0
 """
 import json
 import math
@@ -25,7 +25,7 @@ BATCH, LENGTH, PEAK, FINAL = 2, 128, 3e-3, 0.1
 
 
 class Times:
-    """What slow_products.c draws."""
+    """Draws the same times as slow_products.c."""
 
     def __init__(self, rank, median, p99):
         self.state, self.median, self.p99 = rank << 32, median, p99
@@ -48,7 +48,7 @@ def tokens_of(path):
 
 
 def rate(step, steps):
-    """Linear warm-up over a tenth, then a cosine, as train_llama2's options say."""
+    """The learning rate: linear warm-up over a tenth of the steps, then a cosine, as in train_llama2."""
     warmup = steps // 10
     if step < warmup:
         return PEAK * (step + 1) / warmup
