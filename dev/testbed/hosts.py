@@ -1,22 +1,22 @@
-"""Hosts on one machine: network namespaces behind switches, whose links one can spoil.
+"""Makes hosts on one machine: network namespaces behind switches, with links that can be disturbed.
 
       host 0  eth0 ---- p0  br0     the network under test: rate limit, loss, reordering,
       host 1  eth0 ---- p1  |       duplicates, cuts; 10.77.0.x, fd77::x
               ...           |
-      host 0  eth1 ---- q0  br1     starts programs and carries what is not under test; nothing
-              ...           |       happens to it; 10.78.0.x, fd78::x
+      host 0  eth1 ---- q0  br1     starts programs and carries traffic that is not under test,
+              ...           |       undisturbed; 10.78.0.x, fd78::x
 
-Both switches are bridges in one more namespace, and nothing leaves the namespaces. What is lost is
-lost where a datagram enters the switch, by nftables, which counts it. There each packet is at most
-one MTU long: hosts segment before their link, as a network card does, so that a loss is one packet.
+Both switches are bridges in one more namespace, and no packet leaves the namespaces. Packets are lost
+where they enter the switch, by nftables, which counts them. A packet is there at most one MTU long:
+hosts segment before their link, as a network card does, so that each loss is one packet.
 
     with Hosts(4, rate="1gbit") as hosts:
         hosts.lose(10)                              # percent
         done = hosts.mpirun("build/train_llama2", "--link=udp", ...)
         hosts.counted()                             # {"data": 52210, "lost": 5198, ...}
 
-Needs root and the tools in TOOLS; unavailable() says what is missing. Everything is taken down when
-the block is left; what a killed process left behind, the next one takes down.
+It needs root and the tools in TOOLS; unavailable() says what is missing. Everything is removed when
+the block is left. The leftovers of a killed process are removed by the next one.
 """
 import os
 import pathlib
@@ -32,16 +32,16 @@ TOOLS = ("ip", "tc", "nft", "ethtool", "unshare", "mpirun")
 PREFIX = "lossynet"
 MTU = 1500
 BURST = "256kb"  # of the rate limit; under 128 KiB the limiter loses rate by its own timers
-HOST_QUEUE, SWITCH_QUEUE = "4mb", "512kb"  # what waits for a slow link before it is dropped
+HOST_QUEUE, SWITCH_QUEUE = "4mb", "512kb"  # sizes of the queues before a slow link
 
-# Open MPI as root, more ranks than cores, and no busy waiting; where one rank has failed, the others
-# are ended at once, not a second later on one host after the other.
+# Settings for Open MPI as root, with more ranks than cores and no busy waiting. If a rank has failed, the
+# others are ended at once, and not one host after the other, each a second later.
 ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_odls_base_sigkill_timeout": "0",
                "OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": "1",
-               "GOMP_SPINCOUNT": "1000"}  # as llmc/util/threads.h says
+               "GOMP_SPINCOUNT": "1000"}  # the value of llmc/util/threads.h
 
-# Open MPI starts its daemons with this: a host is a namespace, and gets a name of its own.
+# Open MPI starts its daemons with this script instead of ssh: a host is a namespace with its own host name.
 AGENT = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do shift; done
 host=$1; shift
@@ -49,7 +49,7 @@ exec ip netns exec "$host" unshare --uts sh -c "hostname $host; mkdir -p FOLDER/
 export TMPDIR=FOLDER/$host; exec $*"
 """
 
-# Our datagrams begin with "LN"; half of their fourth byte is the type, 1 = DATA
+# Our datagrams begin with "LN". The low half of their fourth byte is the type, 1 = DATA
 # (lossynet/base/wire.h).
 OURS = "meta l4proto udp @th,64,16 0x4c4e"
 DATA = "@th,92,4 1"
@@ -109,7 +109,7 @@ table netdev spoil {{
 
 
 def unavailable():
-    """Why hosts cannot be made here, in one line; None when they can."""
+    """The reason why hosts cannot be made here, in one line; None if they can."""
     if os.geteuid():
         return "not root, so no network namespaces"
     missing = [tool for tool in TOOLS if not shutil.which(tool)]
@@ -133,9 +133,9 @@ def chance(percent):
 
 
 class Hosts:
-    """rate: of every link in both directions, as tc writes it; None: as fast as the machine.
-    congestion: TCP's congestion control; None: the system's. ipv: 4 or 6, the only one there is.
-    switch_queue: of each of the switch's ports, before it drops. mtu: of all devices."""
+    """rate: rate of every link in both directions, as tc writes it; None: as fast as the machine.
+    congestion: TCP's congestion control; None: the system's. ipv: 4 or 6; hosts have no other.
+    switch_queue: size of the queue of each port of the switch. mtu: MTU of all devices."""
 
     def __init__(self, count, rate=None, congestion=None, ipv=4, switch_queue=SWITCH_QUEUE,
                  mtu=MTU):
@@ -163,7 +163,7 @@ class Hosts:
 
     def up(self):
         sh("ip", "netns", "add", self.switch)
-        # Firewalls of bridges, where the kernel has them, cost time and have nothing to do here.
+        # If the kernel has firewalls for bridges, they are switched off: they only cost time here.
         subprocess.run(["ip", "netns", "exec", self.switch, "sysctl", "-qw",
                         "net.bridge.bridge-nf-call-iptables=0",
                         "net.bridge.bridge-nf-call-ip6tables=0"], check=False, capture_output=True)
@@ -176,8 +176,8 @@ class Hosts:
             sh("ip", "-n", name, "link", "set", "lo", "up")
             self.connect(i, "eth0", f"p{i}", "br0", 77)
             self.connect(i, "eth1", f"q{i}", "br1", 78)
-            # What crosses the link are single packets, not what segmentation will make of one. The
-            # host puts together what has come, as a network card's driver does.
+            # Single packets cross the link, not large ones that are segmented later. The host merges
+            # received packets (GRO), as a network card's driver does.
             for space, device, gro in ((name, "eth0", "on"), (self.switch, f"p{i}", "off")):
                 self.execute(space, "ethtool", "-K", device, "tso", "off", "gso", "off",
                              "tx-udp-segmentation", "off", "gro", gro)
@@ -198,7 +198,7 @@ class Hosts:
            *more)
 
     def limit(self, i):
-        """The rate of host i's link; what spoils packets needs a queue that knows them apart."""
+        """Limits the rate of host i's link in both directions."""
         if self.rate:
             sh("tc", "-n", self.names[i], "qdisc", "replace", "dev", "eth0", "root", "tbf",
                "rate", self.rate, "burst", BURST, "limit", HOST_QUEUE)
@@ -206,8 +206,8 @@ class Hosts:
                "rate", self.rate, "burst", BURST, "limit", self.switch_queue)
 
     def control_congestion(self, name):
-        """Of TCP over the network under test, from now on; set per route, since the system's
-        setting belongs to the first namespace."""
+        """Sets TCP's congestion control on the network under test. It is set per route, since the
+        system's setting belongs to the first namespace."""
         self.congestion = name
         for i, host in enumerate(self.names) if name else ():
             network = "10.77.0.0/24" if self.ipv == 4 else "fd77::/64"
@@ -222,7 +222,7 @@ class Hosts:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def stop(self):
-        """Ends what mpirun left running."""
+        """Ends all programs that still run on hosts."""
         for running in self.running:
             if running.poll() is None:
                 running.kill()
@@ -243,8 +243,9 @@ class Hosts:
     # ---- what happens to packets ----
 
     def spoil(self, lost=0, duplicated=0, reordered=0):
-        """Percentages: of all TCP and UDP lost, of DATA duplicated and of DATA sent through a
-        queue slow enough for others to overtake. Counters start from 0."""
+        """Disturbs packets from now on. Percentages: TCP and UDP packets that are lost, DATA that is
+        duplicated, and DATA that goes through a slow queue, so that other packets overtake it.
+        Counters start from 0."""
         ports = ", ".join(f"p{i}" for i in range(len(self.names)))
         port_of = ", ".join(f'{self.hardware(i)} : "p{i}"' for i in range(len(self.names)))
         for i in range(len(self.names)) if reordered else ():
@@ -258,22 +259,22 @@ class Hosts:
         self.spoil(lost=percent)
 
     def keep(self):
-        """Nothing is spoiled any longer."""
+        """Ends all disturbances of spoil()."""
         subprocess.run(["ip", "netns", "exec", self.switch, "nft", "delete", "table", "netdev",
                         "spoil"], check=False, capture_output=True)
 
     # ---- traffic classes ----
 
     def watch_marks(self, dscp):
-        """Counts what enters the switch, by what it is and whether it bears this DSCP."""
+        """Counts our packets that enter the switch: data and control, all and those with this DSCP."""
         ports = ", ".join(f"p{i}" for i in range(len(self.names)))
         marked = f"{'ip' if self.ipv == 4 else 'ip6'} dscp {dscp:#04x}"
         self.execute(self.switch, "nft", "-f", "-", text=MARKS.format(
             ports=ports, ours=OURS, data=DATA, marked=marked))
 
     def yield_to_others(self, dscp, queue, rate=None, host_queue=HOST_QUEUE):
-        """What bears this DSCP leaves switch and hosts only when nothing else waits; at the switch
-        from a queue of so many bytes. rate: and no faster than this. Needs self.rate."""
+        """Packets with this DSCP leave switch and hosts only if no others wait. queue: bytes of their
+        queue at the switch. rate: their highest rate. This needs self.rate."""
         for i, name in enumerate(self.names):
             for space, device, limits in (
                     (name, "eth0", (HOST_QUEUE, host_queue)),
@@ -281,8 +282,8 @@ class Hosts:
                 self.two_classes(space, device, dscp, limits, rate or self.rate)
 
     def two_classes(self, space, device, dscp, limits, rate):
-        """Strict priority by HTB: the lower class has next to no rate of its own, and borrows what
-        the upper leaves. (sch_prio does the same, where the kernel has it.)"""
+        """Makes strict priority with HTB: the lower class has nearly no rate of its own, and borrows
+        what the upper class leaves. (sch_prio does the same, but not every kernel has it.)"""
         tc = ("tc", "-n", space)
         sh(*tc, "qdisc", "replace", "dev", device, "root", "handle", "1:", "htb", "default", "10")
         classes = (("1:", "1:1", self.rate, self.rate, 0), ("1:1", "1:10", self.rate, self.rate, 0),
@@ -307,15 +308,15 @@ class Hosts:
                "rate", speed, "burst", 2 * self.mtu if lane == "1:20" else BURST, "quantum", self.mtu + 14)
 
     def netem(self, *arguments):
-        """Puts netem on the way to every host: "delay", "1ms", "reorder", "25%". Raises
-        CalledProcessError where the kernel has no netem."""
+        """Puts netem on the way to every host, with arguments such as "delay", "1ms", "reorder", "25%".
+        Raises CalledProcessError if the kernel has no netem."""
         for i in range(len(self.names)):
             sh("tc", "-n", self.switch, "qdisc", "replace", "dev", f"p{i}", "root", "netem",
                *arguments)
 
     def counted(self):
-        """Packets since spoil(): data, control (both ours) and other entered the switch; lost,
-        control_lost and other_lost of them were dropped; duplicated, reordered of data."""
+        """Numbers of packets since spoil(). data, control (both ours) and other: entered the switch.
+        lost, control_lost and other_lost: dropped of these. duplicated, reordered: of data."""
         text = self.execute(self.switch, "nft", "list", "counters")
         return {name: int(packets) for name, packets in
                 re.findall(r"counter (\w+) \{\s*packets (\d+)", text)}
@@ -328,28 +329,28 @@ class Hosts:
         return sum(int(dropped) for dropped in re.findall(r"dropped (\d+)", text))
 
     def dropped(self):
-        """Packets dropped for want of room, a count that only grows: by devices of hosts and
-        switch, and by the kernel's backlogs (of the whole machine). At a host 256 packets find
-        room; when the machine has no time for it, more may come before they are taken."""
+        """A growing count of packets that were dropped because a queue was full: by devices of hosts
+        and switch, and by the kernel's backlogs (of the whole machine). A host has space for 256
+        packets. On a busy machine more may come before the host takes them."""
         devices = "".join(sh("ip", "-n", name, "-s", "-j", "link") for name in [*self.names, self.switch])
         with open("/proc/net/softnet_stat", encoding="ascii") as file:
             backlogs = sum(int(line.split()[1], 16) for line in file)
         return self.overflowed() + backlogs + sum(map(int, re.findall(r'"dropped": ?(\d+)', devices)))
 
     def narrow(self, i, mtu):
-        """What is larger is dropped on its way to host i and from it, and nothing says so."""
+        """Larger packets to and from host i are dropped without any message."""
         sh("ip", "-n", self.switch, "link", "set", f"p{i}", "mtu", mtu)
 
     def cut(self, i):
-        """Pulls host i's plug at the switch."""
+        """Switches off host i's port of the switch."""
         sh("ip", "-n", self.switch, "link", "set", f"p{i}", "down")
 
     def mend(self, i):
         sh("ip", "-n", self.switch, "link", "set", f"p{i}", "up")
 
     def part(self, one, other, both=True):
-        """Nothing goes from hosts `one` to hosts `other` over the network under test, nor, with
-        both, the other way. Adds to what is parted already."""
+        """Blocks all packets from hosts `one` to hosts `other` in the network under test, and with
+        `both` also in the other direction. Earlier blocks stay."""
         ways = [(a, other) for a in one] + [(b, one) for b in other if both]
         chains = (f"""
   chain from{a} {{
@@ -360,14 +361,14 @@ class Hosts:
                      text=f"table netdev part {{{''.join(chains)}\n}}\n")
 
     def unite(self):
-        """No hosts are parted any longer."""
+        """Ends all blocks of part()."""
         subprocess.run(["ip", "netns", "exec", self.switch, "nft", "delete", "table", "netdev",
                         "part"], check=False, capture_output=True)
 
     # ---- programs ----
 
     def shell(self, i):
-        """Words before a program that runs on host i."""
+        """The words to put before a command so that it runs on host i."""
         return ["ip", "netns", "exec", self.names[i], "unshare", "--uts", "sh", "-c",
                 'hostname "$1"; shift; exec "$@"', "sh", self.names[i]]
 
@@ -375,8 +376,9 @@ class Hosts:
         return sh("ip", "netns", "exec", space, *command, text=text)
 
     def start(self, program, *arguments, ranks=0, each=1, mpi="eth1", flags=(), environment=None):
-        """Starts `each` ranks of a program on each of the first `ranks` hosts (0: all; `each` may also
-        be a list, of the ranks of each host), under mpirun, whose own messages go over `mpi`. Returns the Popen, with pipes for its output."""
+        """Starts `each` ranks of a program on each of the first `ranks` hosts (0: all), under mpirun,
+        whose own messages go over device `mpi`. `each` may also be a list with the number of ranks of
+        each host. Returns the Popen, with pipes for its output."""
         first = self.names[0]
         hosts = self.names[:ranks] if ranks else self.names
         slots = each if isinstance(each, list) else [each] * len(hosts)
@@ -389,7 +391,7 @@ class Hosts:
                    "--host", ",".join(f"{name}:{n}" for name, n in zip(hosts, slots)),
                    "-np", sum(slots), program,
                    *arguments]
-        # The folder for Open MPI's sockets has to be a short path.
+        # The path of the folder for Open MPI's sockets must be short.
         command = ["ip", "netns", "exec", first, "unshare", "--uts", "sh", "-c",
                    f"hostname {first}; mkdir -p {self.folder}/{first}; "
                    f"export TMPDIR={self.folder}/{first}; exec \"$@\"", "sh", *map(str, command)]
@@ -401,8 +403,8 @@ class Hosts:
         return running
 
     def mpirun(self, program, *arguments, timeout=300, **keywords):
-        """The same to its end. Returns a CompletedProcess; after `timeout` seconds everything is
-        ended and returncode is None."""
+        """As start(), but waits for the end. Returns a CompletedProcess. After `timeout` seconds all
+        processes are ended, and returncode is None."""
         running = self.start(program, *arguments, **keywords)
         try:
             stdout, stderr = running.communicate(timeout=timeout)
@@ -421,7 +423,8 @@ def processes(namespace):
 
 
 def end_processes(namespace):
-    """Kills them and sees them gone, so that nothing writes to the folder any longer."""
+    """Kills all processes of a namespace and waits until they are gone, so that none of them writes to
+    the folder any longer."""
     end = time.monotonic() + 5
     while (pids := processes(namespace)) and time.monotonic() < end:
         for pid in pids:
@@ -438,7 +441,7 @@ def remove_namespace(name):
 
 
 def remove_leftovers():
-    """Takes down what processes made that are no more."""
+    """Removes the namespaces and folders of processes that do not exist any more."""
     for line in sh("ip", "netns", "list").splitlines():
         made = re.match(PREFIX + r"(\d+)[hs]\d*\b", line)
         if made and not pathlib.Path("/proc", made.group(1)).exists():

@@ -1,4 +1,4 @@
-/* capture.h — what a test's code writes to stderr. */
+/* capture.h — captures what the code under test writes to stderr. */
 #ifndef TEST_CAPTURE_H
 #define TEST_CAPTURE_H
 
@@ -15,7 +15,7 @@ static inline void capture_begin(void) {
     dup2(fileno(capture_file), STDERR_FILENO);
 }
 
-/* What was written to stderr since capture_begin; the next capture_end overwrites it. */
+/* Returns the text written to stderr since capture_begin. The next capture_end overwrites it. */
 static inline const char *capture_end(void) {
     static char text[8192];
     fflush(stderr);

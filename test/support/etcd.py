@@ -1,4 +1,4 @@
-"""An etcd of a test's own, on loopback or on a host of namespaces (dev/testbed)."""
+"""Starts an etcd for a test, on loopback or on a host of namespaces (dev/testbed)."""
 import base64
 import json
 import shutil
@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 
 
-# Whether keys can be read, which is later than that the port is open.
+# Checks whether keys can be read. The port is open earlier than that.
 ASK = """import sys, urllib.request
 urllib.request.urlopen(sys.argv[1] + "/v3/kv/range", b'{"key": "AA=="}', timeout=5)"""
 
@@ -24,8 +24,8 @@ def free_port():
 
 
 class Etcd:
-    """Started when made; stop() ends it, and start() goes on with the same data. shell: words before a
-    program that runs where `address` is."""
+    """The constructor starts etcd, stop() ends it, and start() starts it again with the same data. shell:
+    the words to put before a command so that it runs on the host with `address`."""
 
     def __init__(self, folder, address="127.0.0.1", shell=()):
         if not shutil.which("etcd"):
@@ -53,19 +53,19 @@ class Etcd:
                               check=False, stderr=subprocess.DEVNULL).returncode == 0
 
     def ask(self, path, body):
-        """The answer of its JSON gateway; on loopback."""
+        """Asks the JSON gateway and returns its answer. This works only on loopback."""
         request = urllib.request.Request(f"http://{self.address}:{self.port}{path}", json.dumps(body).encode())
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
     def leases(self, run):
-        """Of the processes that are registered."""
+        """The leases of all registered processes."""
         first, end = (base64.b64encode(f"{run}/member{c}".encode()).decode() for c in "/0")
         found = self.ask("/v3/kv/range", {"key": first, "range_end": end})
         return {entry["lease"] for entry in found.get("kvs", [])}
 
     def lapse(self, run):
-        """Ends them, as after a long silence."""
+        """Ends all leases, as etcd does if a process is silent for long."""
         for lease in self.leases(run):
             self.ask("/v3/lease/revoke", {"ID": lease})
 

@@ -1,7 +1,7 @@
-"""Hugging Face transformers, from PyPI, in a virtual environment under build/.
+"""Installs Hugging Face transformers from PyPI in a virtual environment under build/, and asks it.
 
-The environment is that of `make bench` (PyTorch: 2.6 GB to download, 4.4 GB on disk) with
-transformers added; it is made once. HUGGINGFACE=0 does without.
+The environment is that of `make bench` (PyTorch: 2.6 GB to download, 4.4 GB on disk) with transformers
+added. It is made once. With HUGGINGFACE=0 tests that need it are skipped.
 """
 import atexit
 import functools
@@ -20,9 +20,9 @@ from program import BUILD, ROOT
 
 VENV = BUILD / "venv-bench"
 PYTHON = VENV / "bin" / "python"
-ROOM = 8e9  # bytes, while it is installed
-PATIENCE = 1800  # seconds
-ANSWER = 600  # seconds; a hang is a failure
+ROOM = 8e9  # bytes of free disk that the installation needs
+PATIENCE = 1800  # time limit of the installation in seconds
+ANSWER = 600  # time limit of an answer in seconds; a hang is a failure
 
 
 def is_installed(name):
@@ -48,7 +48,7 @@ def install(name):
 
 
 def environment():
-    """The Python that has transformers; skips the test where it cannot be had."""
+    """Returns the Python that has transformers. Skips the test if it cannot be installed."""
     if os.environ.get("HUGGINGFACE") == "0":
         pytest.skip("HUGGINGFACE=0: transformers was not tried")
     if not is_installed("requirements.txt")[0]:
@@ -61,7 +61,7 @@ def environment():
         except subprocess.CalledProcessError as error:
             pytest.skip(f"cannot make a virtual environment: {error}")
     try:
-        install("requirements-goldens.txt")  # small: says soon when PyPI is out of reach
+        install("requirements-goldens.txt")  # it is small, so it fails early if PyPI cannot be reached
         install("requirements.txt")
     except subprocess.TimeoutExpired:
         pytest.skip(f"PyPI took more than {PATIENCE} s")
@@ -69,14 +69,14 @@ def environment():
 
 
 def is_there():
-    """Whether environment() would find all installed."""
+    """Whether all packages for environment() are installed already."""
     return is_installed("requirements-goldens.txt")[0] and is_installed("requirements.txt")[0]
 
 
 @functools.cache
 def answering():
-    """The process that answers, and what it prints. One for all tests: it takes ten seconds of a
-    core to import transformers."""
+    """Returns the process that answers, and its output. All tests share one process, because it takes
+    ten seconds of a core to import transformers."""
     printed = tempfile.TemporaryFile("w+")
     process = subprocess.Popen([environment(), ROOT / "test" / "support" / "huggingface_tasks.py"],
                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=printed,
@@ -87,7 +87,7 @@ def answering():
 
 
 def ask(*tasks):
-    """Has test/support/huggingface_tasks.py do them. Returns a list of answers."""
+    """Has test/support/huggingface_tasks.py do the tasks. Returns a list of answers."""
     process, printed = answering()
     print(json.dumps(tasks, default=str), file=process.stdin, flush=True)
     ready, _, _ = select.select([process.stdout], [], [], ANSWER)

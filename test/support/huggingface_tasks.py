@@ -1,8 +1,8 @@
-"""What the tests ask of transformers: each line of stdin is a JSON list of tasks, and the line of
-stdout that follows is the list of their answers.
+"""Runs tasks with transformers for tests: each line of stdin is a JSON list of tasks, and the answer is a
+line of stdout with the list of their results.
 
-Runs in the environment that huggingface.py makes, and takes of this project only the perplexity of
-dev/goldens.
+It runs in the environment that huggingface.py makes. From this project it uses only the perplexity
+of dev/goldens.
 """
 import json
 import pathlib
@@ -17,7 +17,7 @@ import perplexity_reference  # pylint: disable=wrong-import-position
 
 
 def make(directory, seed, dtype="float32", max_shard_size="1GB", **config):
-    """A model with random weights, saved as transformers saves it."""
+    """Makes a model with random weights and saves it with transformers."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**config)).to(getattr(torch, dtype))
     with torch.no_grad():
@@ -40,7 +40,7 @@ def load(directory):
 
 
 def loss(directory, tokens, seq):
-    """Every token but the first is predicted once, in windows of seq. Natural logarithm."""
+    """The mean loss (natural logarithm). Every token but the first is predicted once, in windows of seq."""
     model = load(directory).eval()
     text = torch.from_numpy(np.fromfile(tokens, "<u2", offset=1024).astype(np.int64))
     total = 0.0
@@ -53,7 +53,7 @@ def loss(directory, tokens, seq):
 
 
 def perplexity(directory, tokens, cases):
-    """For each (context, stride)."""
+    """The perplexity for each case (context, stride)."""
     model, text = load(directory), perplexity_reference.read_tokens(tokens)
     return [perplexity_reference.perplexity(model, text, *case) for case in cases]
 
@@ -63,7 +63,7 @@ def resave(directory, to, **settings):
 
 
 if __name__ == "__main__":
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with answers
     for line in sys.stdin:
         print(json.dumps([globals()[task.pop("do")](**task) for task in json.loads(line)]),
               file=answers, flush=True)

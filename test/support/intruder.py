@@ -1,14 +1,14 @@
-"""Throws bad datagrams at ranks, from inside the switch, until it is told to end (SIGTERM).
+"""Sends bad datagrams to ranks, from inside the switch, until it gets SIGTERM.
 
     intruder.py SEED PORT...
 
-Listens on the switch's ports and sends frames on to the host whose address they bear, so what it
-sends looks as if a peer had: right addresses, right ports. Of every few datagrams of a run it
-throws one again, as it was, later, cut short or with bits flipped; or noise, or another run's
-datagram, in its place, from the peer or from a stranger. UDP's own checksum is off (0), so that the
-kernel lets everything through. Prints what it threw as JSON.
+It listens on the switch's ports and sends frames to the hosts that they are addressed to. They look as
+if a peer had sent them, with the right addresses and ports. For one in a few datagrams of the run, it
+sends the same datagram again, an older one, one that is cut short or has flipped bits, noise, one of
+another run, or one from a stranger. It sets UDP's own checksum to 0 (off), so that the kernel accepts
+everything. At the end it prints as JSON how many datagrams of each kind it sent.
 
-Frames: Ethernet 14, IPv4 20, UDP 8, then lossynet/base/wire.h.
+Frames: Ethernet 14 bytes, IPv4 20, UDP 8, then the headers of lossynet/base/wire.h.
 """
 import errno
 import json
@@ -21,11 +21,11 @@ import sys
 ETHERNET, IP, UDP = 14, 20, 8
 BODY = ETHERNET + IP + UDP
 HEADER = 28
-OUTGOING = 4  # PACKET_OUTGOING: our own frames
-ETH_P_ALL = 3  # what a bridge takes, only those who ask for everything see
+OUTGOING = 4  # PACKET_OUTGOING: frames that this machine sends itself
+ETH_P_ALL = 3  # all protocols; otherwise the bridge takes frames before this socket sees them
 MAGIC = b"LN"
-ONE_IN = 4    # datagrams seen to datagrams thrown
-HELD = 4000   # datagrams kept, to be thrown later
+ONE_IN = 4    # a bad datagram is sent for one in so many that are seen
+HELD = 4000   # datagrams that are kept, to be sent again later
 
 
 def checksum(header):
@@ -54,7 +54,7 @@ def crc32c(data):
 
 
 def with_body(frame, body, source=None, port=None):
-    """The frame with another payload and, if given, another sender."""
+    """The frame with another payload and, if it is given, another sender."""
     head = bytearray(frame[:BODY])
     struct.pack_into(">H", head, ETHERNET + 2, IP + UDP + len(body))
     if source:
@@ -68,7 +68,7 @@ def with_body(frame, body, source=None, port=None):
 
 
 def another_run(body, chance):
-    """The same datagram with another run id, other numbers, and a checksum that is right."""
+    """The same datagram with another run id, other numbers, and the right checksum for them."""
     out = bytearray(body)
     words = (len(out) - HEADER) // 4
     out[4] ^= 1
@@ -86,7 +86,7 @@ def flip(body, chance):
 
 
 def choose(frame, held, chance):
-    """What to throw for one frame seen: its kind and the frame."""
+    """Makes a bad frame from one that was seen. Returns its kind and the frame."""
     body = frame[BODY:]
     kind = chance.choice(["again", "later", "short", "flipped", "noise", "stranger", "other run"])
     if kind == "again":
@@ -137,7 +137,7 @@ def main():
             if bad[:6] in port_of:
                 try:
                     ports[port_of[bad[:6]]].send(bad)
-                except OSError as error:  # the host has no room for one more
+                except OSError as error:  # the host's queue is full
                     if error.errno != errno.ENOBUFS:
                         raise
                     continue

@@ -1,6 +1,6 @@
-/* llmc_test.h — what the tests of llmc's files share: a scratch directory, and catching reports.
+/* llmc_test.h — helpers for tests of llmc: a scratch directory, and checks of error messages.
  *
- * Included once by each test program, after cmocka.h.
+ * Each test program includes it once, after cmocka.h.
  */
 #ifndef LLMC_TEST_H
 #define LLMC_TEST_H
@@ -34,7 +34,7 @@ static int remove_scratch(void **state) {
     return system(command);
 }
 
-/* A path in the scratch directory, valid to the end. */
+/* Returns a path in the scratch directory. It stays valid until the program ends. */
 static inline const char *in_scratch(const char *name) {
     static char paths[64][512];
     char path[512];
@@ -56,7 +56,7 @@ static inline void write_text(const char *path, const char *text) {
     write_bytes(path, text, strlen(text));
 }
 
-/* The whole file, ended by a zero byte; the caller frees. */
+/* Returns the whole file with a zero byte behind it. The caller frees it. */
 static inline char *read_bytes(const char *path, size_t *bytes) {
     FILE *file = fopen(path, "rb");
     assert_non_null(file);
@@ -90,7 +90,7 @@ static inline void assert_caught(const char *text, const char *file, int line) {
     fail();
 }
 
-/* The call fails with -1 after exactly one line on stderr, which holds the text. */
+/* Checks that the call fails with -1 after exactly one line on stderr, which contains the text. */
 #define assert_reports(call, text)                                                                 \
     do {                                                                                           \
         capture_begin();                                                                           \

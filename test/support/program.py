@@ -1,4 +1,4 @@
-"""What the tests of the built program share: starting it, reading its log, small token files."""
+"""Functions for tests of the built program: they start it, read its log, and make small token files."""
 import json
 import os
 import pathlib
@@ -14,24 +14,24 @@ PROGRAM = BUILD / "train_llama2"
 SANITIZED = BUILD / "sanitize" / "train_llama2"
 TIMEOUT = 300  # seconds for one run; a hang is a failure
 
-# Open MPI in a container: as root, more ranks than cores, and no busy waiting.
+# Settings for Open MPI in a container: as root, with more ranks than cores, and without busy waiting.
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
        "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
        "OMPI_MCA_btl": "self,vader,tcp", "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
        "OMPI_MCA_orte_tmpdir_base": "/tmp",
-       "GOMP_SPINCOUNT": "0",  # other tests have work for the core
-       "CUDA_VISIBLE_DEVICES": ""}  # the CPU, where not told otherwise: results are compared with it
+       "GOMP_SPINCOUNT": "0",  # no busy waiting: other tests need the core
+       "CUDA_VISIBLE_DEVICES": ""}  # no GPU by default, since results are compared with the CPU's
 
 
 def environment_of(given=None):
-    """The environment of every program that a test starts, with what it is given."""
+    """The environment of every program that a test starts, with the given variables."""
     return {**os.environ, **MPI, "OMP_NUM_THREADS": "2", **(given or {})}
 
 
 def launch(*arguments, ranks=0, program=PROGRAM, flags=(), shell=()):
-    """The command, under mpirun when ranks are given. Unless told otherwise the trainer's link is
-    then mpi and all ranks wait for each other, so that nothing is lost on a busy machine either.
-    `flags` are mpirun's, and `shell` are words before each rank's program."""
+    """The command of a program, under mpirun if ranks are given. By default the trainer's link is then
+    mpi and all ranks wait for each other, so that no packet is lost even on a busy machine. `flags` are
+    options of mpirun. `shell` are words to put before each rank's program."""
     command = [*shell, str(program), *map(str, arguments)]
     if not ranks:
         return command
@@ -42,14 +42,14 @@ def launch(*arguments, ranks=0, program=PROGRAM, flags=(), shell=()):
 
 
 def start(*arguments, environment=None, **keywords):
-    """Starts the program, under mpirun when ranks are given. Returns the process, with pipes for
-    its output."""
+    """Starts the program, under mpirun if ranks are given. Returns the process, with pipes for its
+    output."""
     return subprocess.Popen(launch(*arguments, **keywords), cwd=ROOT, env=environment_of(environment),
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def run(*arguments, ranks=0, program=PROGRAM, environment=None, cwd=ROOT):
-    """Runs the program, under mpirun when ranks are given. Returns the completed process."""
+    """Runs the program, under mpirun if ranks are given. Returns the completed process."""
     return subprocess.run(launch(*arguments, ranks=ranks, program=program), cwd=cwd, text=True,
                           env=environment_of(environment), capture_output=True, timeout=TIMEOUT,
                           check=False)
@@ -62,7 +62,7 @@ def succeed(*arguments, **keywords):
 
 
 def read_log(path):
-    """The events of a log; every line must be a JSON object without NaN or infinity."""
+    """Reads the events of a log. Every line must be a JSON object without NaN or infinity."""
     def refuse(text):
         raise AssertionError(f"{path}: {text} is not JSON")
     with open(path, encoding="utf-8") as file:
@@ -81,7 +81,7 @@ def write_tokens(path, tokens, vocabulary=0, magic=20240520, version=1, count=No
 
 
 def markov_tokens(count, vocabulary, seed):
-    """Text with something to learn: each token has four likely successors."""
+    """Made-up text that a model can learn: each token has four likely successors."""
     random = np.random.default_rng(seed)
     successors = np.random.default_rng(7).integers(0, vocabulary, (vocabulary, 4))
     choice = random.integers(0, 4, count)
@@ -94,19 +94,19 @@ def markov_tokens(count, vocabulary, seed):
 
 
 def planned_memory(shown):
-    """What --dry-run has printed of memory, in GB."""
+    """The sizes of memory that --dry-run has printed, in GB."""
     return {line[2:22].strip(): float(line[22:33]) for line in shown.splitlines() if line[33:36] == " GB"}
 
 
 def markov_files(folder, vocabulary, train, val):
-    """train.bin and val.bin with so many tokens in a folder, which is returned."""
+    """Writes train.bin and val.bin with `train` and `val` tokens into a folder. Returns the folder."""
     for name, count, seed in (("train", train, 1), ("val", val, 2)):
         write_tokens(folder / f"{name}.bin", markov_tokens(count, vocabulary, seed), vocabulary)
     return folder
 
 
 def tensors(path):
-    """A safetensors file as {name: bytes}."""
+    """Reads a safetensors file as {name: bytes}."""
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8:8 + length])

@@ -1,9 +1,9 @@
 #!/bin/sh
-# build.sh DIR: makes in DIR what run.sh boots: `vmlinux`, Debian's own kernel, and `initrd.gz`, which
-# loads the modules of Soft-RoCE and then uses this machine's root file system, read-only, as its own.
+# build.sh DIR: makes the virtual machine that run.sh boots. DIR gets `vmlinux`, Debian's own kernel, and
+# `initrd.gz`, which loads the modules of Soft-RoCE and then uses this machine's root file system, read-only.
 #
-# Installs nothing; downloads one package, and nothing at all when DIR has the machine already.
-# Exit status 77, with the reason on the last line, where this cannot be.
+# It installs nothing. It downloads one package, or nothing if DIR has the machine already. If the machine
+# cannot be made here, the exit status is 77 and the last line says why.
 set -eu
 directory=${1:?usage: dev/testbed/rdma_vm/build.sh DIR}
 here=$(dirname "$(realpath "$0")")
@@ -21,7 +21,7 @@ for tool in apt-get apt-cache dpkg python3 qemu-system-x86_64; do
 done
 busybox=$(command -v busybox) || cannot "busybox is missing (scripts/dependencies.sh test)"
 
-# What is there already is good if these very scripts made it.
+# An existing machine is used if the same versions of these scripts made it.
 recipe=$(cat "$here/build.sh" "$here/init" | sha256sum | cut -d' ' -f1)
 if [ -f vmlinux ] && [ -f initrd.gz ] && [ "$(cat recipe 2>/dev/null)" = "$recipe" ]; then exit 0; fi
 rm -f recipe
@@ -50,7 +50,7 @@ dpkg -x "$package"_*.deb kernel || {
     cannot "the package $package is damaged"
 }
 
-# qemu boots an unpacked kernel at once; to unpack itself takes one that is emulated seconds.
+# The kernel is unpacked here, because on an emulated processor it would take seconds to unpack itself.
 python3 - "kernel/boot/vmlinuz-$version" vmlinux <<'PYTHON'
 import lzma
 import sys
@@ -64,7 +64,7 @@ mkdir -p root/bin root/modules root/dev root/proc root/sys root/new root/over
 cp "$busybox" root/bin/busybox
 cp "$here/init" root/init
 chmod +x root/init
-# In the order in which they need each other.
+# The modules are in the order in which they depend on each other.
 for module in crc32_generic virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev \
     virtio_pci 9pnet 9pnet_virtio netfs fscache 9p overlay udp_tunnel ip6_udp_tunnel ib_core ib_uverbs \
     rdma_rxe veth llc stp bridge sch_netem; do

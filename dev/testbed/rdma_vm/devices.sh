@@ -1,11 +1,10 @@
-# devices.sh: for scripts that run in the guest. Sourced; makes and changes Soft-RoCE devices.
+# devices.sh: functions that make and change Soft-RoCE devices, to be sourced by scripts in the guest.
 #
 #     rxe0 (on v0, 10.9.8.1) ... rxe3 (on v3, 10.9.8.4), all on one bridge
 #
-# Each device stands on a veth of its own: what stays within one device never meets a queue, and
-# would lose nothing.
+# Each device has a veth of its own: packets within one device pass no queue, and none would be lost.
 
-# devices_make COUNT MTU: 9000 makes room for datagrams of 4096 bytes, 1500 for 1024.
+# devices_make COUNT MTU: makes devices. An MTU of 9000 allows datagrams of 4096 bytes, 1500 of 1024.
 devices_make() {
     ip link add br0 type bridge mcast_snooping 0
     ip link set br0 mtu "$2" up
@@ -14,10 +13,10 @@ devices_make() {
         ip link add "v$i" mtu "$2" type veth peer name "b$i" mtu "$2"
         ip link set "b$i" master br0
         ip link set "b$i" up
-        # The address first: the device's second GID is made from it.
+        # The address must come first, because the device's second GID is made from it.
         ip addr add "10.9.8.$((i + 1))/24" dev "v$i"
         ip link set "v$i" up
-        # One kernel that has all the addresses must answer for each on its own veth alone.
+        # One kernel has all the addresses. It must answer for each address only on its own veth.
         for c in all default "v$i"; do
             echo 1 >"/proc/sys/net/ipv4/conf/$c/accept_local"
             echo 0 >"/proc/sys/net/ipv4/conf/$c/rp_filter"
@@ -34,7 +33,7 @@ devices_make() {
     done
 }
 
-# devices_lose COUNT PERCENT: what leaves each device is lost at random. Counters start at 0.
+# devices_lose COUNT PERCENT: packets that leave each device are lost at random. Counters start at 0.
 devices_lose() {
     i=0
     while [ $i -lt "$1" ]; do

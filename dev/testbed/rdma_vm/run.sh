@@ -2,12 +2,12 @@
 # run.sh DIR SHARE SCRIPT: boots the machine that build.sh made in DIR, runs `sh SCRIPT` in it as root
 # with folder SHARE as its working directory, and powers off.
 #
-# The guest sees this machine's files, and can write those in SHARE. There it leaves `output.txt`,
-# what the script printed, and `status`, its exit status, which run.sh takes for its own; SHARE's
-# `console.txt` is for finding out why there is none. No network leads out of it.
+# The guest sees this machine's files, and can write to SHARE only. It writes the script's output to
+# SHARE/output.txt and its exit status to SHARE/status; run.sh exits with this status. If there is none,
+# SHARE/console.txt helps to find out why. The guest has no network to the outside.
 #
-# The processor is emulated, because virtual machines seldom let another one in. It is an old one: AVX
-# would be slower than SSE. LIMIT is a bound in seconds (300).
+# The processor is emulated, because virtual machines seldom allow virtual machines inside. It is an old
+# model without AVX, because emulated AVX would be slower than SSE. LIMIT is the time limit in seconds (300).
 set -eu
 directory=$(realpath "${1:?usage: dev/testbed/rdma_vm/run.sh DIR SHARE SCRIPT}")
 share=$(realpath "${2:?usage: dev/testbed/rdma_vm/run.sh DIR SHARE SCRIPT}")
