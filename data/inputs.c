@@ -69,8 +69,8 @@ static int add_standard_input(struct inputs *inputs, const char *directory) {
 
 /* ---- folders -------------------------------------------------------------------------------- */
 
-/* Returns 1 if there is a zero byte among the first 8,192: git and grep take such a file for binary.
- * Returns 0 if there is none, and -1 after reporting an error. */
+/* Returns 1 if there is a zero byte among the first 8,192: git and grep regard such a file as
+ * binary. Returns 0 if there is none, and -1 after reporting an error. */
 static int is_binary(const char *path) {
     char start[8192];
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);

@@ -106,7 +106,7 @@ struct job {
     struct inputs inputs;
     struct token_writer outputs[2];
     uint64_t done;          /* bytes of text */
-    uint64_t before, split; /* bytes of all inputs before this one; bytes before validation begins */
+    uint64_t before, split; /* bytes of inputs before this one; bytes before the validation text */
     double start;
     struct piece pieces[BATCH_PIECES];
     int piece_count;
@@ -178,8 +178,8 @@ static int add_document(struct job *job, const char *text, size_t bytes, int out
     return 0;
 }
 
-/* A document that contains the split is cut at the next start of a line. Its rest becomes a document
- * of the validation text. */
+/* A document that contains the split is cut at the next start of a line. Its rest becomes a
+ * document of the validation text. */
 static int split_document(struct job *job, const char *input, const char *text, size_t bytes) {
     uint64_t position = job->before + (uint64_t)(text - input);
     size_t train = bytes;
@@ -390,7 +390,7 @@ static int parse_number(const char *name, const char *text, long long least, lon
     return usage(what, text);
 }
 
-/* Returns 0 if the program should continue, the exit code after an error, or -1 if help was asked for. */
+/* Returns 0 if the program should continue, the exit code after an error, or -1 after --help. */
 static int parse(int argc, char **argv, struct settings *s) {
     static const struct option options[] = {{"tokenizer", required_argument, NULL, 't'},
                                             {"input", required_argument, NULL, 'i'},

@@ -441,7 +441,7 @@ def remove_namespace(name):
 
 
 def remove_leftovers():
-    """Removes the namespaces and folders of processes that do not exist any more."""
+    """Removes the namespaces that processes made which do not exist any more."""
     for line in sh("ip", "netns", "list").splitlines():
         made = re.match(PREFIX + r"(\d+)[hs]\d*\b", line)
         if made and not pathlib.Path("/proc", made.group(1)).exists():

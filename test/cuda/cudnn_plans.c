@@ -1,10 +1,10 @@
-/* cudnn_plans.c — makes cuDNN's plans for attention without a device: test_cudnn.py.
+/* cudnn_plans.c — makes cuDNN's plans for attention without a device, for test_cudnn.py.
  *
  *     cudnn_plans PROPERTIES B T H K D ...
  *
- * PROPERTIES: a file with a device's properties as cuDNN writes them (JSON). Prints the version,
- * and for each shape the bytes of workspace and what the memory plan counts, or why there is no
- * plan. */
+ * PROPERTIES is a file with a device's properties as cuDNN writes them (JSON). The program prints
+ * cuDNN's version. For each shape it prints the bytes of workspace and the bytes that the memory
+ * plan counts, or the reason why there is no plan. */
 #include "llmc/backend/cuda/attention/cudnn_plan.h"
 
 #include <stdio.h>

@@ -1,14 +1,14 @@
-/* fake_cudnn.c — a libcudnn.so.9 that computes on the CPU: test_attention_choice.py. It carries out
- * the operations of a graph one after the other, in float32 and rounded to each tensor's type, by
- * what cuDNN's developer guide says of them, and so tells whether our graphs are attention.
+/* fake_cudnn.c — a libcudnn.so.9 that computes on the CPU, for test_attention_choice.py. It
+ * executes the operations of a graph one after the other, as cuDNN's developer guide defines them,
+ * in float32 and rounded to each tensor's type. So it shows whether our graphs compute attention.
  *
  *     FAKE_CUDNN=KIND       old     a version that is too old
  *                           newer   another version
  *                           none    no kernel for any graph
  *                           fails   runs nothing
- *                           wrong   sees the keys behind a query
+ *                           wrong   also uses keys that come after a query
  *                           row     leaves out the last row of the last head
- *                           random  other bits every time
+ *                           random  gives other bits in every run
  *     FAKE_CUDNN_RANK=N     only on Open MPI's rank N
  */
 #include "llmc/backend/cuda/attention/cudnn_api.h"

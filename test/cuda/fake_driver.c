@@ -1,6 +1,6 @@
-/* fake_driver.c — a libcuda.so.1 without a GPU: test_cudnn.py. With it, cuDNN makes plans for a
- * device that it only knows by its properties: it asks for these functions, and loads what it has
- * compiled. Nothing can be launched. CUDA Driver API. */
+/* fake_driver.c — a libcuda.so.1 without a GPU, for test_cudnn.py. With it, cuDNN makes plans for a
+ * device of which it knows only the properties. cuDNN calls these functions (CUDA Driver API), and
+ * loads the kernels that it has compiled. Nothing can be launched. */
 #include <stddef.h>
 
 enum { SUCCESS, INVALID_VALUE, NO_DEVICE = 100 };

@@ -1,13 +1,13 @@
-/* test_cuda_attention.c — the attention kernels of llmc/backend/cuda, run by the emulation, in more
- * shapes than the operator tests have time for: every length around a tile's edge, every head size
- * of a preset, groups, logits that grow along the sequence, every order of threads.
+/* test_cuda_attention.c — tests the attention kernels of llmc/backend/cuda in the emulation, in
+ * more shapes than the operator tests have time for: every length around a tile's edge, every head
+ * size of a preset, groups, logits that grow along the sequence, every order of threads.
  *
- * Errors are per row of a head, D numbers: the norm of the difference over the norm of the
- * reference's row, or over the root mean square of all rows where that is larger. A norm over the
- * whole array would hide a wrong row. log_sum_exp is compared as it is.
+ * Errors are measured per row of a head (D numbers): the norm of the difference is divided by the
+ * norm of the reference's row, or by the root mean square of all rows if that is larger. A norm
+ * over the whole array would hide a wrong row. log_sum_exp is compared directly.
  *
- * dq in bfloat16 is the least exact: delta = rowsum(dO * O) is taken from O as it was rounded, and
- * in the first rows, which see few keys, dP - delta is a small difference of large numbers.
+ * dq in bfloat16 is the least exact: delta = rowsum(dO * O) uses the rounded O, and in the first
+ * rows, which have few keys, dP - delta is a small difference of large numbers.
  */
 #include "test/llmc/operators.h"
 

@@ -1,8 +1,8 @@
 /* test_cuda_kernels.c — the operator tests (operators.h) on the CUDA kernels, run by the emulation
  * (dev/emulation) in float32 and bfloat16, with the threads in several orders.
  *
- * Under sanitizers, which are slow, it takes small shapes, and the first order for float32, the
- * second for bfloat16 alone; test_same_bits_in_any_order_of_threads takes three for both.
+ * With sanitizers, which are slow, it uses small shapes, and only the first order for float32 and
+ * the second for bfloat16; test_same_bits_in_any_order_of_threads uses three orders for both.
  */
 #include "test/llmc/operators.h"
 #include "test/cuda/kernels_backend.h"

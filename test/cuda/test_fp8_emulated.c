@@ -1,6 +1,7 @@
-/* test_fp8_emulated.c — products of 8-bit numbers (--dtype fp8, llmc/backend/cuda/fp8.cuh) on the
- * emulated device: the same bits as in bfloat16 where 8 bits hold the numbers, rounding against the
- * formats' definition, and what is left in bfloat16. */
+/* test_fp8_emulated.c — tests products of 8-bit numbers (--dtype fp8, llmc/backend/cuda/fp8.cuh)
+ * on the emulated device: products give the same bits as in bfloat16 if 8 bits can represent the
+ * numbers exactly, rounding follows the formats' definition, and some products stay in bfloat16.
+ * */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* test_operators_device.c — the operator tests (operators.h) on the CUDA backend as the program
- * uses it (llmc/backend/cuda/backend_cuda.cu), in float32 and bfloat16, on a GPU. Where there is
- * none, it says so and exits with 77. OPERATORS_MOST_WORK=N leaves out shapes of more than N
+ * uses it (llmc/backend/cuda/backend_cuda.cu), in float32 and bfloat16, on a GPU. If there is no
+ * GPU, it says so and exits with 77. OPERATORS_MOST_WORK=N leaves out shapes of more than N
  * elements. (test_operators_emulated.c is the same on the emulated device.)
  */
 #include "test/llmc/operators.h"

@@ -1,4 +1,5 @@
-/* operators.c — each operation of a backend against its float64 reference; see operators.h. */
+/* operators.c — compares each operation of a backend with its float64 reference; see operators.h.
+ * */
 #include "test/llmc/operators.h"
 #include "test/llmc/operators_reference.h"
 

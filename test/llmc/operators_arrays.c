@@ -1,4 +1,4 @@
-/* operators_arrays.c — numbers in a backend's memory beside their float64 reference; see
+/* operators_arrays.c — arrays in a backend's memory, together with their float64 reference; see
  * operators.h. */
 #include "test/llmc/operators.h"
 

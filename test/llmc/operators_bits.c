@@ -1,6 +1,6 @@
-/* operators_bits.c — the same bits every time: each operation once, to be compared with itself on
- * other numbers of threads or in another order of threads, and at any alignment; see
- * operators.h. */
+/* operators_bits.c — tests that operations give the same bits every time. It runs each operation
+ * once; callers compare the bits for other numbers and orders of threads, and for any alignment.
+ * See operators.h. */
 #include "test/llmc/operators.h"
 
 /* Shapes that make several tiles, blocks, chunks and segments. A head size of 64 is one that every

@@ -1,5 +1,5 @@
-/* operators_device.c — what a device's memory needs beside operations: conversion, and the copies
- * of packets and elements that lossynet asks for; see operators.h. */
+/* operators_device.c — tests functions for a device's memory: conversion, and the copies of packets
+ * and elements that lossynet needs; see operators.h. */
 #include "test/llmc/operators.h"
 
 #include "lossynet/partition/partition.h"

@@ -1,5 +1,5 @@
-/* operators_vectors.c — operations on flat vectors, which know no model: optimiser, norm, and the
- * masked average; see operators.h. */
+/* operators_vectors.c — tests operations on flat vectors, independent of a model: optimiser, norm,
+ * and the masked average; see operators.h. */
 #include "test/llmc/operators.h"
 #include "test/llmc/operators_reference.h"
 

@@ -1,4 +1,4 @@
-/* test_config.c — presets and config.json: what is read, what is written, what is refused. */
+/* test_config.c — tests presets and config.json: reading, writing, and refusing bad files. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,5 @@
-/* test_data.c — token files and the order in which sequences come out of them. */
+/* test_data.c — tests token files and the order in which the dataloader reads sequences from them.
+ * */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

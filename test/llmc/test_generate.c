@@ -1,5 +1,6 @@
-/* test_generate.c — drawing text: what is fed to the model, what is shown, and attention that goes
- * on behind earlier tokens. The model is a function made here; test_model.c has the real one.
+/* test_generate.c — tests generating text: the tokens that the model gets, the text that is shown,
+ * and attention that continues after earlier tokens. The model is a function of this test;
+ * test_model.c has the real one.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,9 @@
-/* test_handover.c — what ranks keep and deal out when their number changes (llmc/comm/handover.c).
+/* test_handover.c — tests what ranks keep and redistribute when their number changes
+ * (llmc/comm/handover.c).
  *
- * Ranks are threads that meet over loopback, each with workers, a comm over UDP and a model of its
- * own. They train with gradients that are functions of the element, lose packets, and meet again
- * without some of the ranks and with new ones. */
+ * Ranks are threads that meet over loopback. Each has workers, a comm over UDP and its own model.
+ * They train with gradients that are functions of the element, and lose packets. Then they meet
+ * again without some of the ranks and with new ones. */
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>

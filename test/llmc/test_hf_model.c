@@ -1,5 +1,5 @@
-/* test_hf_model.c — safetensors and checkpoint directories: round trips, every refusal, hostile
- * files, and writes that fail at any byte. */
+/* test_hf_model.c — tests safetensors files and checkpoint directories: round trips, every error
+ * message, hostile files, and writes that fail at any byte. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
-/* test_host_memory.c — what limits memory, read from a proc and a sys that are made up, and which
- * host lacks it.
+/* test_host_memory.c — tests how much memory a process may use, read from made-up /proc and /sys,
+ * and which host is named if it has too little.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* test_membership.c — membership.h and the store of etcd.h against a real etcd, which this test
- * starts. Skipped where etcd is not installed. Members are threads of this process. */
+/* test_membership.c — tests membership.h and the store of etcd.h with a real etcd, which this test
+ * starts. It is skipped if etcd is not installed. Members are threads of this process. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,21 +1,22 @@
-/* test_membership_histories.c — 10,000 made-up histories of up to six processes, and some of 64, that
- * agree on views (llmc/membership/agreement.h, as it is) through a store in memory, in made-up time.
+/* test_membership_histories.c — tests the agreement on views (llmc/membership/agreement.h,
+ * unchanged) in 10,000 made-up histories of up to six processes, and some of 64. The store is in
+ * memory, and time is simulated.
  *
- * A history is 40 s of faults: processes are killed, restarted and frozen, the network is cut in
- * two or in one direction, the store is away, or cannot be reached by some, loses leases, answers
- * and takes writes late. Then everything is healed, and perhaps all processes but one are killed.
- * What must hold:
+ * A history is 40 s of faults: processes are killed, restarted and frozen; the network is cut in
+ * two, or in one direction; the store is away, or some processes cannot reach it; it loses leases,
+ * and answers and takes writes late. Then all faults end, and in some histories all processes but
+ * one are killed. These properties must hold:
  *
- *   always       no epoch is written twice; a process takes what was written; members keep their
- *                order; no uid that was left out comes back; at most one view is alive. A view is
- *                alive if all its members are inside it: the side of a cut that could train.
- *                Whether its members hear each other is not even asked.
- *   in the end   all processes that are left are in one view
+ *   always       No epoch is written twice. A process takes the view that was written. Members keep
+ *                their order. No uid that was left out comes back. At most one view is alive: a
+ *                view is alive if all its members are inside it, so that this side of a cut could
+ *                train. (The test does not even ask whether the members hear each other.)
+ *   in the end   All processes that are left are in one view.
  *
- * While a process waits for the store, for a moment or for many seconds, all others go on: whatever
- * happens between reading and writing, happens here. HISTORY=N runs history N alone and tells it.
- * PROCESSES=N runs one history of N processes alone, and says what an agreement of N takes, up to 1,024
- * (a minute or two, and a stack of 256 MiB, ulimit -s).
+ * While a process waits for the store, for a moment or for many seconds, all others go on. So
+ * anything may happen between a process's reading and writing. HISTORY=N runs history N alone and
+ * prints it. PROCESSES=N, up to 1,024, runs one history of N processes alone, and prints what an
+ * agreement of N costs. (1,024 take a minute or two, and a stack of 256 MiB, ulimit -s.)
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-/* test_model.c — the whole model against Hugging Face's LlamaForCausalLM.
+/* test_model.c — compares the whole model with Hugging Face's LlamaForCausalLM.
  *
  * test/goldens/NAME holds what dev/goldens/make_goldens.py computed with transformers in float64: a
  * model, a batch, its logits, its loss, the gradient of every parameter, and the losses of 20 AdamW
@@ -7,10 +7,10 @@
  * is one, or the emulated one (test_model_emulated.c).
  *
  * Errors are norms of differences over norms. In float32 logits, losses and every gradient are
- * within 1e-5. In bfloat16 the weights and every tensor between two operations are rounded (a norm
- * by 0.17% each): through all layers that is up to 2% of the logits, 0.3% of the loss, and 6% of a
- * gradient (3.7% was seen: the embedding's, at the end of the way back); after 20 steps 1% of the
- * loss.
+ * within 1e-5. In bfloat16 the weights and every tensor between two operations are rounded, each
+ * with an error of 0.17%. The errors add up over the layers, so the test allows 2% for the logits,
+ * 0.3% for the loss, 6% for a gradient (the largest seen was 3.7%, of the embedding, the last of
+ * the backward pass), and 1% for the loss after 20 steps.
  */
 #define TESTING /* without main */
 #pragma GCC diagnostic ignored "-Wunused-function"

@@ -1,5 +1,5 @@
-/* test_operators.c — the operator tests (operators.h) on every CPU backend that this machine can
- * run, and each backend against itself on other numbers of threads. */
+/* test_operators.c — runs the operator tests (operators.h) on every CPU backend that this machine
+ * can run, and compares each backend's bits for different numbers of threads. */
 #include "test/llmc/operators.h"
 
 #include <omp.h>

@@ -1,4 +1,4 @@
-/* Which node --preflight names, for networks and hosts that are made up. */
+/* test_preflight.c — tests which node --preflight names, with made-up networks and hosts. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-/* test_sharded_model.c — models in several safetensors files: what transformers' index may say, and
- * what a broken or hostile one may. */
+/* test_sharded_model.c — tests models in several safetensors files: indexes as transformers writes
+ * them, and broken or hostile ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

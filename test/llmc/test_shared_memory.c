@@ -1,5 +1,5 @@
-/* test_shared_memory.c — processes that share memory and wait for each other. Each rank is a process
- * of this test's; they meet in a page that was mapped before. */
+/* test_shared_memory.c — tests processes that share memory and wait for each other. Each rank is a
+ * child process. To meet, they use a page that was mapped before they were started. */
 #include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>

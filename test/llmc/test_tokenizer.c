@@ -1,8 +1,8 @@
-/* test_tokenizer.c — the SentencePiece wrapper and build/tokenize.
+/* test_tokenizer.c — tests the SentencePiece wrapper and build/tokenize.
  *
- * The models are made here, by hand, as the protocol buffers that SentencePiece reads
- * (sentencepiece_model.proto), so that every odd kind of model can be had.
- * TOKENIZE names the program to test; without it, it lies above this one: build/tokenize.
+ * The test writes the models itself, as the protocol buffers that SentencePiece reads
+ * (sentencepiece_model.proto), so that it can make unusual models of every kind.
+ * TOKENIZE names the program to test. By default it is found relative to this one: build/tokenize.
  */
 #include <setjmp.h>
 #include <stdarg.h>

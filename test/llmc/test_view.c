@@ -1,4 +1,5 @@
-/* test_view.c — views: the next one, when it is proposed, its text; the URL of a run. */
+/* test_view.c — tests views: the next view, when it is proposed, and its text; and the URL of a
+ * run. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

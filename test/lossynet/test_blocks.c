@@ -1,7 +1,7 @@
-/* test_blocks.c — elements that are rounded in blocks with a scale on their way: bounds of the
- * error, rounding that is right on average, what a phase leaves where, what is counted, and error
- * feedback of what rounding takes away. The same bits over links and ranks: test_same_bits.c,
- * test_lossynet_udp.c, test_lossynet_mpi.c.
+/* test_blocks.c — tests elements that are sent in blocks, rounded with a scale per block: bounds
+ * of the error, rounding that is right on average, the values that a phase leaves in each vector,
+ * counters, and error feedback of the rounding errors. test_same_bits.c, test_lossynet_udp.c and
+ * test_lossynet_mpi.c test that bits are the same over links and ranks.
  */
 #include "test_lossynet.h"
 

@@ -1,6 +1,6 @@
-/* test_elements.c — elements that are rounded to bfloat16 on their way: against rounding worked out
- * in float64, what a phase leaves where, and what is counted. The same bits over links and ranks:
- * test_same_bits.c, test_lossynet_udp.c, test_lossynet_mpi.c.
+/* test_elements.c — tests elements that are sent as bfloat16: rounding compared with a reference in
+ * float64, the values that a phase leaves in each vector, and counters. test_same_bits.c,
+ * test_lossynet_udp.c and test_lossynet_mpi.c test that bits are the same over links and ranks.
  */
 #include "test_lossynet.h"
 

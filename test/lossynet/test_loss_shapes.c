@@ -1,5 +1,6 @@
-/* test_loss_shapes.c — losses that are neither independent nor even: links that are down for whole
- * steps, and links with a rate of their own. What owners and replicas make of them.
+/* test_loss_shapes.c — tests losses that are neither independent nor equal on all links: links
+ * that are down for whole steps, and links with their own loss rates. It checks their effect on
+ * the owners' averages and on replicas.
  */
 #include "test_lossynet.h"
 

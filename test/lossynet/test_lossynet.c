@@ -1,8 +1,9 @@
-/* test_lossynet.c — partition, injected loss, phases within one rank, settings and memory.
+/* test_lossynet.c — tests the partition, injected loss, phases within one rank, settings and
+ * memory.
  *
- * Programs of their own: test_estimators.c, test_drift.c, test_lossynet_receive.c (what a broken or
- * hostile peer can send), test_lossynet_ranks.c, test_same_bits.c and test_lossynet_mpi.c (several
- * ranks).
+ * Other programs test the rest: test_estimators.c, test_drift.c, test_lossynet_receive.c (what a
+ * broken or hostile peer can send), and test_lossynet_ranks.c, test_same_bits.c and
+ * test_lossynet_mpi.c (several ranks).
  */
 #include "test_lossynet.h"
 

@@ -1,11 +1,11 @@
-/* test_lossynet_mpi.c — the same bits however the workers are spread over ranks.
+/* test_lossynet_mpi.c — tests that bits do not depend on how the workers are spread over MPI ranks.
  *
- * Runs a scenario of 8 workers (test_lossynet.h) under several loss models and estimators, and
- * prints one line per case from rank 0:
+ * It runs a scenario of 8 workers (test_lossynet.h) with several loss models and estimators. Rank 0
+ * prints one line per case:
  *
  *     bernoulli mean 0.2 3f0c...
  *
- * Compare the lines of
+ * The lines of these commands must be the same:
  *     build/test/test_lossynet_mpi
  *     mpirun -np 1 build/test/test_lossynet_mpi      (also 2, 4, 8)
  *

@@ -1,11 +1,11 @@
-/* test_lossynet_ranks.c — the exchange between ranks over a link of mailboxes in memory.
+/* test_lossynet_ranks.c — tests the exchange between ranks over a link of mailboxes in memory.
  *
- * Under the sanitizers (the same bits over the same link: test_same_bits.c):
- *   - phases begun early, buckets made ready one by one and waited for one by one give the bits of
- *     one rank;
- *   - owners tell senders exactly what arrived;
- *   - ranks with other settings, or that give up, are named by the others;
- *   - a link that fails at its k-th call is reported by every rank, without a leak.
+ * It also runs with the sanitizers. (test_same_bits.c compares bits over the same link.)
+ *   - If phases begin early, and buckets are made ready and waited for one by one, the bits are
+ *     those of one rank.
+ *   - Owners acknowledge exactly the packets that arrived.
+ *   - Ranks name a rank that has other settings or that gives up.
+ *   - If a link fails at its k-th call, every rank reports it, and no memory leaks.
  */
 #include "mailboxes.h"
 

@@ -1,8 +1,8 @@
-/* test_lossynet_receive.c — what a rank does with the datagrams it gets, good, broken and hostile.
+/* test_lossynet_receive.c — tests how a rank handles datagrams: good, broken and hostile ones.
  *
- * A comm of rank 0 of 2, two workers in each; its only peer is this test, which speaks through a
- * link that carries nothing by itself. Run under the address sanitizer, a read or write outside of
- * what a datagram may touch ends the test.
+ * The comm is of rank 0 of 2, with two workers in each rank. Its only peer is this test, which
+ * puts datagrams into a link that carries nothing by itself. Under the address sanitizer, a read
+ * or write outside of what a datagram may touch ends the test.
  */
 #include "fake_link.h"
 

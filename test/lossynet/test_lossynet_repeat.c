@@ -1,9 +1,9 @@
-/* test_lossynet_repeat.c — how often a rank repeats itself to peers that do not answer, or only
- * that they are there.
+/* test_lossynet_repeat.c — tests how often a rank repeats messages to peers that do not answer, or
+ * answer only that they are alive.
  *
- * A comm of rank 0 of many, one worker in each; the others are this test, which counts what is sent
- * to them and answers, or not. Nothing here depends on how fast the machine is: a slow one repeats
- * less.
+ * The comm is of rank 0 of many, with one worker in each rank. This test plays the others: it
+ * counts the messages to them, and answers or not. The limits do not depend on the machine's
+ * speed, because a slow machine repeats less.
  */
 #include "fake_link.h"
 

@@ -1,9 +1,10 @@
-/* test_lossynet_secure.c — several ranks in one process over encrypted UDP datagrams on loopback.
+/* test_lossynet_secure.c — tests several ranks in one process over encrypted UDP datagrams on
+ * loopback.
  *
- *   - the scenario of test_lossynet.h gives the bits of one rank with eight workers;
- *   - no word of a vector can be read in any datagram;
- *   - what is changed on its way is refused, and counted;
- *   - ranks of which only some encrypt do not begin.
+ *   - The scenario of test_lossynet.h gives the bits of one rank with eight workers.
+ *   - No word of a vector is readable in any datagram.
+ *   - Datagrams that are changed on their way are refused and counted.
+ *   - Ranks do not start if only some of them encrypt.
  */
 #include "test_lossynet_threads.h"
 

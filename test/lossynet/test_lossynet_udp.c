@@ -1,11 +1,11 @@
-/* test_lossynet_udp.c — several ranks in one process, over real UDP sockets on loopback.
+/* test_lossynet_udp.c — tests several ranks in one process over real UDP sockets on loopback.
  *
- * Each rank is a thread with a comm and a socket of its own. A hook on what arrives drops, repeats,
- * reorders and damages exactly chosen datagrams:
- *   - the scenario of test_lossynet.h gives the bits of one rank with eight workers, whatever
- *     happens to control datagrams, and when the network is cut for a while;
- *   - a packet that is lost, late, repeated or damaged is counted as what it is, and no other is;
- *   - a rank that stays silent is named, by every other, within the time-out.
+ * Each rank is a thread with its own comm and socket. A hook on arriving datagrams drops, repeats,
+ * reorders and damages exactly chosen ones:
+ *   - The scenario of test_lossynet.h gives the bits of one rank with eight workers, whatever
+ *     happens to control datagrams, and even if the network is cut for a while.
+ *   - Lost, late, repeated and damaged packets are counted as such, and no others are.
+ *   - Every other rank names a rank that stays silent, within the time-out.
  */
 #include "test_lossynet_threads.h"
 

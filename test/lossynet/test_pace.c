@@ -1,5 +1,5 @@
-/* test_pace.c — the loss budget's rule, against links that let a known rate through: step by step,
- * and with what a peer of a made-up network reports, second by second.
+/* test_pace.c — tests the rule of the loss budget with simulated links of a known rate: step by
+ * step, and second by second with the reports of a peer on a made-up network.
  */
 #include "test_lossynet.h"
 

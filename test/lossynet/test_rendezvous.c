@@ -1,4 +1,5 @@
-/* Ranks that meet without MPI (lossynet/rendezvous.c): threads with a world each, over loopback. */
+/* test_rendezvous.c — tests how ranks meet without MPI (lossynet/rendezvous.c). Each rank is a
+ * thread with its own world, and they meet over loopback. */
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <pthread.h>

@@ -1,11 +1,11 @@
-/* test_same_bits.c — the same bits however the workers are spread over ranks, over a link of mailboxes
- * in memory.
+/* test_same_bits.c — tests that bits do not depend on how the workers are spread over ranks, over a
+ * link of mailboxes in memory.
  *
- * The scenario of test_lossynet.h gives the bits of one rank with eight workers, for 2, 4 and 8
- * ranks, over both kinds of link, with ranks that run at different speeds: under several loss models
- * and estimators, from a device's memory, retransmitted, with error feedback, in groups, rounded, and
- * with what owners hold apart from vectors. What an adapter may read in place does not change before
- * it has settled.
+ * For 2, 4 and 8 ranks the scenario of test_lossynet.h must give the bits of one rank with eight
+ * workers, over both kinds of link, and with ranks of different speeds. This holds for several
+ * loss models and estimators, vectors in a device's memory, retransmission, error feedback,
+ * groups, rounded elements, and owners' values stored apart from vectors. Memory that an adapter
+ * may read in place must not change until the link has settled.
  */
 #include "mailboxes.h"
 

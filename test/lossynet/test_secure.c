@@ -1,7 +1,8 @@
-/* test_secure.c — encryption of datagrams: what was sealed opens, and nothing else does.
+/* test_secure.c — tests the encryption of datagrams: a sealed datagram opens, and nothing else
+ * does.
  *
- * Four ranks are threads that exchange keys at a barrier; a hook changes chosen bytes of what one
- * of them sees. Afterwards one thread plays all ranks. Allocations of OpenSSL are counted.
+ * Four ranks are threads that exchange keys at a barrier. A hook changes chosen bytes of what one
+ * of them sees. After that, one thread plays all ranks. Allocations of OpenSSL are counted.
  */
 #include "test_lossynet.h"
 

@@ -1,8 +1,8 @@
-/* test_drift.c — measured drift against the formulas, through the real broadcast.
+/* test_drift.c — compares the drift that the real broadcast causes with the formulas.
  *
- * The owners' values walk at random: independent steps, or steps that follow an AR(1) process. The
- * change's variance and correlations are known, so the formulas of drift.c make a prediction
- * without a free parameter; bound: 2%. Seeds are fixed.
+ * The owners' values follow a random walk: its steps are independent, or follow an AR(1) process.
+ * The variance and the correlations of the changes are known, so the formulas of drift.c predict
+ * the drift without a free parameter. Measurements must be within 2%. Seeds are fixed.
  */
 #include <omp.h>
 

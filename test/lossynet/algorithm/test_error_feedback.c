@@ -1,6 +1,5 @@
-/* test_error_feedback.c — lost gradients that are added to the next ones, against a reference that
- * keeps, for every packet and sender, what it holds in double; and what must be true of sums over
- * time.
+/* test_error_feedback.c — tests that lost gradients are added to the next ones. A reference keeps
+ * the residual of every packet and sender in double. Also tests what must hold for sums over time.
  */
 #include "test/lossynet/test_lossynet.h"
 

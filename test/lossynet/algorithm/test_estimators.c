@@ -1,14 +1,14 @@
-/* test_estimators.c — the four estimators against their closed forms, by Monte Carlo over arrival
- * masks through lossynet_reduce itself.
+/* test_estimators.c — compares the four estimators with their closed forms, by Monte Carlo over
+ * arrival masks with lossynet_reduce itself.
  *
- * Weights are read off directly: with packets of 16 elements and N <= 16 workers, worker i's vector
- * is 1 where the element's place in its packet is i, and 0 elsewhere, so that the reduced packet
- * holds w_0 ... w_{N-1}. Place 15 (when N < 16) carries a gradient that differs between workers.
+ * The results show the weights directly: packets have 16 elements, there are N <= 16 workers, and
+ * in each packet worker i's vector is 1 at place i and 0 elsewhere. So the reduced packet contains
+ * w_0 ... w_{N-1}. Place 15 (if N < 16) has a gradient that differs between workers.
  *
  * Expected values: S ~ binomial(N-1, q), and by symmetry every moment of the weights is a sum over
- * S. Where DESIGN gives a closed form, that is compared as well. Tolerances are five standard
- * errors, taken from the exact variance (for the mean) and the fourth moment (for the variance);
- * seeds are fixed.
+ * S. If DESIGN gives a closed form, it is compared as well. Tolerances are five standard errors,
+ * from the exact variance (for the mean) and the fourth moment (for the variance). Seeds are
+ * fixed.
  */
 #include "test/lossynet/test_lossynet.h"
 

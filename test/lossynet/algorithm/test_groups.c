@@ -1,5 +1,5 @@
-/* test_groups.c — workers with one replica: each averages and receives what its partners own, and
- * nothing else of the vector is touched or sent.
+/* test_groups.c — tests groups of workers that share a replica: each worker averages and receives
+ * its share of the vector (what it and its partners own), and nothing else is touched or sent.
  */
 #include "test/lossynet/test_lossynet.h"
 

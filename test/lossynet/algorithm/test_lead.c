@@ -1,8 +1,9 @@
-/* test_lead.c — the lead of lead.c: the mean replica is the model, whatever is lost and how.
+/* test_lead.c — tests the lead of lead.c: the mean replica equals the model, however packets are
+ * lost.
  *
- * The owners' values walk as in test_drift.c, with changes that follow an AR(1) process (beta = 1:
- * they never change), and owners broadcast ahead of them by what lossynet_lead says. Seeds are
- * fixed.
+ * The owners' values follow a random walk as in test_drift.c, with changes that follow an AR(1)
+ * process (beta = 1: the change is constant). Owners broadcast values that are ahead of theirs by
+ * the lead of lossynet_lead. Seeds are fixed.
  */
 #include <omp.h>
 

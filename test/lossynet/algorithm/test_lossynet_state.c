@@ -1,5 +1,5 @@
-/* test_lossynet_state.c — a comm's state saved and loaded: what follows is the same to the last
- * bit, and the state of another comm is refused and changes nothing. */
+/* test_lossynet_state.c — tests saving and loading a comm's state: later steps give the same bits,
+ * and the state of another comm is refused and changes nothing. */
 #include "test/lossynet/test_lossynet.h"
 
 enum { STEPS = 20, HALF = 9 };

@@ -1,6 +1,7 @@
-/* test_owned.c — vectors of bfloat16, and what owners hold apart from vectors (lossynet_owned_apart):
- * the bits of vectors of float32 that hold all, in averages, replicas, drift, the gathered model and
- * states. Between ranks: test_same_bits.c, test_lossynet_udp.c.
+/* test_owned.c — tests vectors of bfloat16, and owners' values that are stored apart from the
+ * vectors (lossynet_owned_apart). Averages, replicas, drift, the gathered model and states must
+ * have the same bits as with vectors of float32 that hold everything. test_same_bits.c and
+ * test_lossynet_udp.c test the same between ranks.
  */
 #include "test/lossynet/test_lossynet.h"
 

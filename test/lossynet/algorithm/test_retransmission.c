@@ -1,8 +1,8 @@
-/* test_retransmission.c — packets sent again, against a reference that asks for each packet and
- * round in turn whether it is lost: who has what, what was sent, what the owners average; how much
- * loss is left; and the drift that follows from it. Under a budget: how much a worker asks for,
- * that it is what has been missing longest, that no packet goes without for ever, and that only
- * what was asked for comes.
+/* test_retransmission.c — tests packets that are sent again. A reference asks the loss model for
+ * each packet and round whether it is lost. The tests compare which packets arrive, what is sent,
+ * what the owners average, how much loss is left, and the drift that follows from it. With a
+ * budget they check how much a worker requests, that it requests the packets that have been
+ * missing longest, that no packet is left out for ever, and that only requested packets come.
  */
 #include "test/lossynet/test_lossynet.h"
 

@@ -1,6 +1,6 @@
-/* test_unconfirmed.c — error feedback where acknowledgements come late or never, and workers leave
- * steps out or have no gradient: in recorded runs that are made up at random. Every gradient must
- * count once.
+/* test_unconfirmed.c — tests error feedback if acknowledgements come late or never, and workers
+ * leave out steps or have no gradient. It replays records of runs that are made up at random.
+ * Every gradient must count exactly once.
  */
 #include "test/lossynet/test_lossynet.h"
 

@@ -1,7 +1,8 @@
-/* test_interfaces.c — which network interface a UDP socket takes, and what becomes of datagrams
- * that are larger than its MTU.
+/* test_interfaces.c — tests which network interface a UDP socket uses, and what happens to
+ * datagrams that are larger than its MTU.
  *
- * In a network namespace of its own, which needs root or user namespaces, and the program ip.
+ * It runs in a network namespace of its own, which needs root or user namespaces, and the program
+ * ip.
  */
 #include "test/lossynet/test_lossynet.h"
 

@@ -1,10 +1,10 @@
-/* test_link_verbs.c — verbs.c alone: four ranks, each on an RDMA port of its own.
+/* test_link_verbs.c — tests verbs.c alone: four ranks, each on its own RDMA port.
  *
- * Made for the virtual machine of dev/testbed/rdma_vm, where test_verbs.py runs it; there are
- * devices rxe0 to rxe3, on a network that loses nothing. Elsewhere only what needs no device is
- * tried.
+ * It is made for the virtual machine of dev/testbed/rdma_vm, where test_verbs.py runs it. That
+ * machine has devices rxe0 to rxe3, on a network that loses nothing. On other machines, only tests
+ * that need no device run.
  *
- * Threads open the four links, because that is collective. Afterwards one thread holds all four.
+ * Four threads open the links, because opening is collective. After that, one thread uses all four.
  */
 #include "test/lossynet/test_lossynet.h"
 

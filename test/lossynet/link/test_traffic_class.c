@@ -1,5 +1,5 @@
-/* test_traffic_class.c — names of traffic classes, and what they put on datagrams: over UDP, as the
- * receiving socket sees it, and on the address handles of RDMA.
+/* test_traffic_class.c — tests the names of traffic classes and the marks that datagrams get: over
+ * UDP, as the receiving socket sees them, and in the address handles of RDMA.
  */
 #include "test/lossynet/test_lossynet.h"
 
