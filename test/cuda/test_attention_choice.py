@@ -1,6 +1,6 @@
-"""--attention: cuDNN's kernels are taken only where they give the own kernels' results, and then by all ranks
-and resumed runs. On the emulated device, with a cuDNN that carries out our graphs on the CPU
-(fake_cudnn.c): they are attention, within what rounding to bfloat16 explains."""
+"""Tests --attention: cuDNN's kernels are used only if they give the results of our own kernels, and then by
+all ranks and by resumed runs. The tests use the emulated device and a cuDNN that executes our graphs on the
+CPU (fake_cudnn.c): the graphs compute attention, up to errors that rounding to bfloat16 explains."""
 import json
 import re
 
@@ -10,7 +10,7 @@ from cudnn import fake_cudnn
 from program import BUILD, events, markov_files, run, succeed
 
 EMULATED = BUILD / "emulated" / "train_llama2"
-FASTER, SLOWER = "0,8,8,12", "0,4,4,8"  # seconds: own kernels from 0 to 8, cuDNN's from 8 to 12
+FASTER, SLOWER = "0,8,8,12", "0,4,4,8"  # clock in seconds; FASTER: own kernels from 0 to 8, cuDNN's 8 to 12
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +30,12 @@ def arguments(data, out, *more):
 
 
 def settings(place, kind="", clock=FASTER, **more):
-    # A folder that is empty comes before those of a machine that has cuDNN.
+    # An empty folder stands before the folders of a machine that has cuDNN.
     return {"LD_LIBRARY_PATH": str(place), "FAKE_CUDNN": kind, "EMULATED_CLOCK": clock, **more}
 
 
 def train(data, out, place, *more, ranks=0, **how):
-    """The losses and norms of two workers' steps, and what the terminal showed."""
+    """Trains two workers. Returns the losses and norms of their steps, and the terminal's output."""
     done = succeed(*arguments(data, out, *more), program=EMULATED, ranks=ranks,
                    environment=settings(place, **how))
     return [(e["step"], e["loss"], e["grad_norm"]) for e in events(out / "log.jsonl", "step")], done.stdout
@@ -74,7 +74,7 @@ def test_auto_takes_cudnn_where_it_is_faster(own, cudnn):
     assert steps[0][2] == pytest.approx(own[1][0][2], rel=1e-2)
 
 
-# What keeps the own kernels, and the reason that is said.
+# {fault of cuDNN, which must keep the own kernels: reason that is shown}
 REASONS = {"none": "cuDNN: a plan for attention: CUDNN_STATUS_NOT_SUPPORTED: fake",
            "fails": "cuDNN: attention: CUDNN_STATUS_EXECUTION_FAILED: fake",
            "wrong": "cuDNN's log-sum-exp is not that of the own kernels: expected the same but for rounding",
@@ -111,7 +111,8 @@ def test_no_cudnn_or_half_of_one(data, own, tmp_path):
 
 @pytest.mark.parametrize("way, more", (("auto", 2.282), ("cudnn", 2.282), ("own", 0)))
 def test_the_memory_plan_counts_what_cudnn_works_in(data, tmp_path, way, more):
-    """32 heads, 8 sequences of 2048: 2 bytes for each logit, and all heads' gradients of keys and values."""
+    """The plan includes cuDNN's workspace. With 32 heads and 8 sequences of 2048, it has 2 bytes for each
+    logit, and the gradients of keys and values for all heads."""
     def total(way):
         done = succeed("--model=1.1B", "--batch=8", "--seq=2048", "--device=cuda", "--dtype=bf16", "--dry-run",
                        f"--attention={way}", program=EMULATED)

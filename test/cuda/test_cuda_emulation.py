@@ -1,4 +1,4 @@
-"""The emulation that runs CUDA kernels on a CPU (dev/emulation): it finds faults made on purpose,
+"""Tests the emulation that runs CUDA kernels on a CPU (dev/emulation): it finds faults made on purpose,
 and the thread sanitizer finds no race in the kernels."""
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""cuDNN's attention without a GPU. Where cuDNN is installed, the numbers of its API that we declare are its
-own, and it makes plans for our graphs on GPUs of which it only knows the properties: it finds kernels,
-compiles them, and loads them by a driver that does nothing (fake_driver.c)."""
+"""Tests cuDNN's attention without a GPU, if cuDNN is installed. The enumerators that we declare must have the
+numbers of cuDNN's headers. cuDNN must make plans for our graphs on GPUs of which it knows only the properties:
+it finds kernels, compiles them, and loads them with a driver that does nothing (fake_driver.c)."""
 import glob
 import json
 import os
@@ -31,7 +31,7 @@ def compiled(folder, name, *arguments):
 # ---- the header ----
 
 def values(text):
-    """Enumerators and their numbers."""
+    """Reads enumerators and their numbers."""
     return {name: int(number) for name, number in re.findall(r"(CUDNN_\w+)(?: CUDNN_DEPRECATED_ENUM)?\s*= (\d+)",
                                                              text)}
 
@@ -63,7 +63,7 @@ def test_our_prototypes_are_those_of_the_header():
 
 # ---- plans ----
 
-# What cuDNN asks of a device; the numbers are those of NVIDIA's data sheets.
+# The properties that cuDNN needs of a device. Their numbers are those of NVIDIA's data sheets.
 DEVICE = {"maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
           "warpSize": 32, "maxSharedMemoryPerBlock": 49152, "reservedSharedMemoryPerBlock": 1024,
           "maxRegistersPerSM": 65536, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048,
@@ -76,7 +76,7 @@ A100 = DEVICE | {"deviceName": "NVIDIA A100", "deviceVer": 800, "multiProcessorC
 
 
 def plans(folder, device, *shapes):
-    """The lines of cudnn_plans."""
+    """Runs cudnn_plans and returns its lines."""
     library = installed("lib/libcudnn.so.9", "lib64/libcudnn.so.9", "targets/*/lib/libcudnn.so.9")
     if not library:
         pytest.skip("no libcudnn.so.9 on this machine")
@@ -95,7 +95,8 @@ def plans(folder, device, *shapes):
     return done.stdout.splitlines()[1:]
 
 
-# B, T, H, K, D: heads of 128 as Llama-2 7B, of 64 in groups as 1.1B, and a sequence in no whole tiles.
+# B, T, H, K, D: heads of 128 as in Llama-2 7B, grouped heads of 64 as in 1.1B, and a length that is no
+# multiple of a tile.
 SHAPES = ((2, 2048, 32, 32, 128), (2, 2048, 32, 4, 64), (2, 100, 6, 2, 48))
 
 
@@ -106,7 +107,7 @@ def test_cudnn_has_kernels_for_our_graphs(tmp_path, device):
     for line in lines:
         assert re.fullmatch(r"\d+ \d+", line), line
         workspace, counted = map(int, line.split())
-        assert counted <= workspace <= counted + 4096  # what the memory plan counts
+        assert counted <= workspace <= counted + 4096  # counted: bytes in the memory plan
 
 
 def test_what_cudnn_cannot_do_is_said(tmp_path):

@@ -1,6 +1,6 @@
-"""Training on a device whose memory the host cannot touch: the CUDA backend's own sources on the
-emulated device (build/emulated/train_llama2), beside the CPU; and what is said where there is no
-GPU. Sizes are small: every CUDA thread is a fiber."""
+"""Tests training on a device whose memory the host cannot access: the CUDA backend's own sources on the
+emulated device (build/emulated/train_llama2), compared with the CPU. Also tests the messages if there is no
+GPU. Sizes are small, because every CUDA thread is a fiber."""
 import pytest
 
 from program import BUILD, PROGRAM, events, markov_files, run, start, succeed
@@ -15,7 +15,8 @@ def data(tmp_path_factory):
 
 
 def train(data, out, *more, program=EMULATED, environment=None):
-    """Two steps of three workers; the log's steps, its evaluation, and what the terminal showed."""
+    """Trains two steps of three workers. Returns the log's steps, its evaluation, and the terminal's
+    output."""
     done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
                    "--workers=3", "--batch=1", "--seq=16", "--steps=2", "--lr=3e-3", "--seed=5",
                    "--packet-bytes=512", "--eval-sequences=3", f"--out={out}", *more,
@@ -46,8 +47,8 @@ def test_float32_trains_as_the_cpu(data, tmp_path, algorithm, wire, carry):
 
 
 def test_bf16_trains_nearly_as_the_cpu(data, tmp_path):
-    """Rounded weights and activations; master weights, gradients and moments are float32, so the
-    drift of float32 replicas is nearly the CPU's."""
+    """Weights and activations are rounded, but master weights, gradients and moments are float32. So the
+    drift of float32 replicas is nearly the same as on the CPU."""
     steps, evaluation, shown = train(data, tmp_path / "device", "--device=cuda",
                                      "--loss-rate=0.3")
     expected, expected_evaluation, _ = train(data, tmp_path / "cpu", "--device=cpu",
@@ -57,13 +58,13 @@ def test_bf16_trains_nearly_as_the_cpu(data, tmp_path):
         same(one, other, 1e-3, "loss")
         same(one, other, 0.02, "grad_norm", "drift")
     same(evaluation, expected_evaluation, 1e-3, "val_loss")
-    # What was saved are the master weights: the CPU reads them, and finds the same loss.
+    # The checkpoint has the master weights. The CPU reads them and finds the same loss.
     (model,) = (tmp_path / "device").glob("checkpoint-*")
     evaluated = tmp_path / "eval.jsonl"
     succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=16",
             "--eval-sequences=3", "--device=cpu", f"--log={evaluated}")
     same(events(evaluated, "eval")[0], evaluation, 1e-3, "val_loss")
-    # And the device reads what the CPU saved.
+    # The device reads a checkpoint of the CPU.
     (model,) = (tmp_path / "cpu").glob("checkpoint-*")
     succeed("--eval", f"--model={model}", f"--val={data}/val.bin", "--seq=16",
             "--eval-sequences=3", "--device=cuda", f"--log={evaluated}", "--overwrite", program=EMULATED)
@@ -79,7 +80,7 @@ def test_recomputing_changes_nothing(data, tmp_path, level):
 
 
 def needed(data, recompute, batch):
-    """Bytes that a run of one worker takes, by --dry-run's arithmetic on a device that has none."""
+    """The bytes that --dry-run plans for a run of one worker, from its error on a device without memory."""
     done = run("--model=260K", f"--train={data}/train.bin", "--device=cuda", f"--batch={batch}",
                f"--recompute={recompute}", "--steps=1", "--seq=64", program=EMULATED,
                environment={"EMULATED_MEMORY": "1000"})
@@ -90,7 +91,7 @@ def needed(data, recompute, batch):
 
 
 def test_memory_decides_what_is_computed_again(data):
-    """--recompute auto takes the least that fits."""
+    """--recompute auto recomputes as little as the memory allows."""
     none, block = needed(data, "none", 8), needed(data, "block", 8)
     assert block < none
     command = ["--model=260K", f"--train={data}/train.bin", "--batch=8", "--seq=64", "--steps=1"]
@@ -126,7 +127,7 @@ def test_no_gpu(data, tmp_path, program, environment):
 
 
 def of_rank(rank, setting):
-    """Words before each rank's program that change the environment of one."""
+    """The words to put before each rank's program to change the environment of one rank."""
     return ["sh", "-c", f'[ "$OMPI_COMM_WORLD_RANK" != {rank} ] || export {setting}; exec "$@"', "sh"]
 
 
@@ -140,7 +141,7 @@ def start_ranks(data, *more, ranks=2, shell=(), environment=None):
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_without_a_gpu_is_named(data, device, rank):
-    """And no rank computes on its CPU beside others' GPUs."""
+    """The error names the rank, and no rank trains on its CPU while others use GPUs."""
     status, _, err = start_ranks(data, f"--device={device}", ranks=3,
                                  shell=of_rank(rank, "EMULATED_DEVICE=none"))
     (line,) = [line for line in err.splitlines() if line.startswith("train_llama2: ")]
@@ -166,7 +167,8 @@ def test_a_fault_is_not_lack_of_memory(data):
 
 
 def test_ranks_that_share_a_gpu_share_its_memory(data):
-    """Each of them alone would find enough."""
+    """Ranks that share a GPU are refused if its memory is too small for all of them, although it is large
+    enough for each."""
     enough = needed(data, "none", 1) * 1.5
     shared = {"EMULATED_MEMORY": str(int(enough)), "EMULATED_DEVICES": "1"}
     more = ["--batch=1", "--seq=64", "--recompute=none"]
@@ -187,9 +189,9 @@ def test_ranks_that_share_a_gpu_share_its_memory(data):
     ("lossy", "udp", "int8", 0), ("lossy", "mpi", "int8", 0.7), ("lossy", "udp", "int4", 1),
     ("reliable", "mpi", "int4", 0)])
 def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, carry):
-    """Three ranks with a GPU each, whose vectors the network reads in the host's memory: the same
-    numbers as three workers of one rank, that exchange on the device. (What is called on an
-    emulated stream happens as late as it may.)"""
+    """Three ranks with a GPU each, whose vectors the network reads in the host's memory, give the same
+    numbers as three workers of one rank, which exchange on the device. (Emulated streams run their
+    work as late as they may.)"""
     options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3",
                f"--wire-dtype={wire}", f"--carry={carry}"]
     one = train(data, tmp_path / "one", *options)
@@ -209,8 +211,8 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, 
                                      ["--wire-dtype=int4", "--repair=1"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_groups_of_devices(data, tmp_path, options):
-    """Four workers, of which two each share a replica: in one process; in two, with a GPU and a whole
-    group each; in four, whose GPUs reach the group's vectors in memory that the processes share."""
+    """Four workers in groups of two give the same bits in one process; in two processes with a GPU and a
+    whole group each; and in four, whose GPUs access the group's vectors in memory that processes share."""
     logs = []
     for ranks in [0, 2, 4]:
         log = tmp_path / f"{ranks}.jsonl"
@@ -232,10 +234,10 @@ def test_groups_of_devices(data, tmp_path, options):
                                                        ("bf16", ["others"], 0, "float32"),
                                                        ("float32", ["soon"], 1, "int8")])
 def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry, wire):
-    """Buckets leave during backward and come during forward, whichever of the device's streams is
-    ahead: the same bits as when nothing overlaps. Two workers in each rank; two micro-batches, of
-    which only the last one's gradients leave; an evaluation in between, for which all parameters
-    come at once."""
+    """Buckets are sent during backward and received during forward, whichever of the device's streams is
+    ahead. The bits are the same as without overlap. There are two workers in each rank, and two
+    micro-batches, of which only the last one's gradients are sent. An evaluation in between needs all
+    parameters at once."""
     logs = []
     for mode in [None, *modes]:
         log = tmp_path / f"{mode}.jsonl"
@@ -258,8 +260,8 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry, wire):
 @pytest.mark.parametrize("algorithm, wire, carry", [("lossy", "float32", 0), ("lossy", "bf16", 1),
                                                     ("lossy", "int4", 1), ("naive", "float32", 0)])
 def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
-    """Moments, lost gradients and stale packets are read from the device and go back to it and, of
-    several ranks, to where the network reads them."""
+    """Moments, lost gradients and stale packets are read from the device for a checkpoint. A resumed run
+    copies them back to it and, with several ranks, to the memory that the network reads."""
     def steps(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", "--device=cuda", "--workers=3",
                 "--batch=1", "--seq=16", f"--steps={count}", "--lr=3e-3", "--lr-final=1",
@@ -276,7 +278,8 @@ def test_resumes_to_the_last_bit(data, tmp_path, algorithm, wire, carry, ranks):
 
 
 def test_weights_that_adamw_writes_are_those_that_are_converted(data, tmp_path):
-    """Who is alone has AdamW write the bfloat16 weights; after --resume they are converted once."""
+    """If there is only one worker, AdamW itself writes the bfloat16 weights. After --resume they are
+    converted once, and must be the same."""
     def losses(out, count, *more):
         succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--device=cuda",
                 "--batch=1", "--seq=16", f"--steps={count}", "--lr=3e-3", "--lr-final=1", "--warmup=0",

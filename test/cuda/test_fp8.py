@@ -1,5 +1,5 @@
-"""--dtype fp8: training beside bf16, the same run in other processes and after a stop, and who is
-refused. On the emulated device; test_fp8_emulated.c has the products."""
+"""Tests --dtype fp8 on the emulated device: training compared with bf16, the same run with other numbers of
+processes and after a stop, and devices that are refused. test_fp8_emulated.c tests the products."""
 import json
 import random
 import struct
@@ -19,7 +19,7 @@ def data(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A model all of whose layers' products are of sides that 16 divides."""
+    """A model with layers whose products all have sizes that are multiples of 16."""
     folder = tmp_path_factory.mktemp("model")
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH,
               "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": 2,
@@ -56,8 +56,8 @@ def train(data, model, out, *more, ranks=0):
 
 @pytest.mark.parametrize("seed", [5, 6])
 def test_trains_as_bf16(data, model, tmp_path, seed):
-    """Where steps are small enough for losses to be compared: each is within 1% of bf16's, and the
-    model's within 0.5% (measured for three seeds: 0.25% and 0.07%; float32 beside bf16: 0.02%)."""
+    """Steps are small, so that losses can be compared. Each loss is within 1% of that with bf16, and the
+    final model's within 0.5% (measured for three seeds: 0.25% and 0.07%; float32 and bf16: 0.02%)."""
     more = ["--workers=1", "--steps=60", "--batch=4", "--seq=32", "--lr=3e-3", f"--seed={seed}"]
     half, half_loss, _ = train(data, model, tmp_path / "bf16", "--dtype=bf16", *more)
     eight, eight_loss, shown = train(data, model, tmp_path / "fp8", "--dtype=fp8", *more)
@@ -76,7 +76,7 @@ def test_the_same_bits_in_any_process(data, model, tmp_path):
 
 
 def test_a_resumed_run_is_the_same_run(data, model, tmp_path):
-    """There is no state beside the model: each scale comes from the array that it is for."""
+    """fp8 needs no state beside the model, because each scale is computed from the array it belongs to."""
     more = ["--dtype=fp8", "--workers=1", "--steps=4", "--save-every=2"]
     whole = train(data, model, tmp_path / "whole", *more)
     steps, loss, shown = train(data, model, tmp_path / "rest", *more,
@@ -102,7 +102,7 @@ def test_a_cpu_is_a_usage_error(data, model, more):
 
 
 def test_is_counted(tmp_path):
-    """--dry-run counts the rounded copies of what the largest product multiplies."""
+    """--dry-run counts the memory for rounded copies of the factors of the largest product."""
     plans = [planned_memory(succeed("--model=1.1B", "--vocab-size=32000", "--dry-run", "--device=cuda",
                                     "--batch=8", "--seq=2048", "--workers=1", f"--dtype={dtype}",
                                     program=EMULATED).stdout) for dtype in ("bf16", "fp8")]

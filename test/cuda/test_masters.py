@@ -1,6 +1,6 @@
-"""Ranks with a GPU each, that compute in bfloat16: float32 is on a GPU only for what its worker owns, and
-gradients are there only of the last buckets; with --wire-dtype bf16, int8 and int4 the network's copies are bfloat16,
-too (llmc/comm/worker.h). On the emulated device."""
+"""Tests ranks with a GPU each that compute in bfloat16, on the emulated device. A GPU has float32 only for the
+parameters that its worker owns, and gradients only of the last buckets. With --wire-dtype bf16, int8 and int4
+the network's copies are bfloat16, too (llmc/comm/worker.h)."""
 import pytest
 
 from program import BUILD, events, markov_files, planned_memory, succeed
@@ -16,7 +16,7 @@ def data(tmp_path_factory):
 
 
 def train(data, out, ranks, *more, streams="late", peers="all"):
-    """What steps and evaluations measured, and the bytes of the last model."""
+    """Trains. Returns the numbers of steps and evaluations, and the bytes of the last model."""
     model = [] if any(option.startswith("--model") for option in more) else ["--model=260K"]
     succeed(*model, f"--train={data}/train.bin", f"--val={data}/val.bin", "--batch=1", "--seq=16",
             "--lr=3e-3", "--lr-final=1", "--warmup=0", "--seed=5", "--packet-bytes=512", "--eval-sequences=4",
@@ -56,8 +56,8 @@ def train(data, out, ranks, *more, streams="late", peers="all"):
     ("late", 3, ["--loss-rate=0.3", "--group=2", "--wire-dtype=int8", "--carry=0.9"]),
 ], ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
 def test_as_in_one_process(data, tmp_path, streams, workers, options):
-    """Where whole float32 replicas and gradients are on the device: the same bits. An evaluation, which
-    computes with other weights, comes between the second step and the third."""
+    """The bits are the same as in one process, where whole float32 replicas and gradients are on the
+    device. An evaluation, which uses other weights, comes between the second and the third step."""
     more = [f"--workers={workers}", "--steps=3", *options]
     one = train(data, tmp_path / "one", 0, *more)
     several = train(data, tmp_path / "several", workers, *more, streams=streams)
@@ -67,7 +67,8 @@ def test_as_in_one_process(data, tmp_path, streams, workers, options):
 
 @pytest.mark.parametrize("carry", [0, 1])
 def test_two_workers_in_each_rank(data, tmp_path, carry):
-    """They have no masters, and copies of float32 in the host's memory."""
+    """With two workers in a rank there are no separate master weights, and float32 copies in the host's
+    memory. The bits are the same as in one process."""
     options = ["--workers=4", "--steps=3", "--loss-rate=0.3", "--wire-dtype=int8", f"--carry={carry}"]
     assert train(data, tmp_path / "two", 2, *options) == train(data, tmp_path / "one", 0, *options)
 
@@ -75,8 +76,8 @@ def test_two_workers_in_each_rank(data, tmp_path, carry):
 @pytest.mark.parametrize("peers, wire", [("none", "int8"), ("none", "bf16"), ("2", "bf16")])
 @pytest.mark.parametrize("workers", [3, 4])
 def test_groups_whose_gpus_do_not_reach_each_other(data, tmp_path, workers, peers, wire):
-    """Their gradients meet in the host's memory: the same bits as in one process. With "2", all GPUs but
-    one reach each other; then the others do without, too."""
+    """Their gradients are exchanged in the host's memory, and the bits are the same as in one process.
+    With peers "2", all GPUs but one reach each other; then none uses direct access."""
     more = [f"--workers={workers}", "--group=2", "--steps=3", "--loss-rate=0.3", f"--wire-dtype={wire}"]
     one = train(data, tmp_path / "one", 0, *more)
     assert train(data, tmp_path / "several", workers, *more, streams="others", peers=peers) == one
@@ -85,7 +86,8 @@ def test_groups_whose_gpus_do_not_reach_each_other(data, tmp_path, workers, peer
 @pytest.mark.parametrize("wire", ["float32", "bf16", "int8"])
 @pytest.mark.parametrize("first, then", [(0, 3), (3, 0)])
 def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
-    """Also where the ranks that go on keep other vectors than those that wrote the checkpoint."""
+    """A resumed run gives the same bits, even if its ranks keep other vectors than the ranks that wrote the
+    checkpoint."""
     options = ["--workers=3", "--loss-rate=0.3", f"--wire-dtype={wire}"]
     whole = train(data, tmp_path / "whole", 0, "--steps=4", *options)
     train(data, tmp_path / "parts", first, "--steps=2", *options)
@@ -94,7 +96,7 @@ def test_resumes_to_the_last_bit(data, tmp_path, first, then, wire):
 
 
 def test_begins_with_a_model(data, tmp_path):
-    """Each rank reads a bucket after another of it, and keeps what it owns."""
+    """With --model each rank reads one bucket after another, and keeps the parameters that it owns."""
     train(data, tmp_path / "first", 0, "--workers=3", "--steps=1", "--algorithm=reliable", "--link=mpi",
           "--shard-size=1e-4")
     options = [f"--model={tmp_path}/first/checkpoint-00000001", "--workers=4", "--group=2", "--steps=2",
@@ -110,7 +112,7 @@ def test_begins_with_a_model(data, tmp_path):
                                      ["--group=2", "--wire-dtype=bf16", "EMULATED_PEERS=none"]],
                          ids=lambda value: "_".join(value).replace("--", "") or "plain")
 def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
-    """Within 5%, but for the driver and libraries, which the emulated device has not."""
+    """Memory is within 5% of the plan, without the driver and libraries, which the emulated device lacks."""
     reach = "EMULATED_PEERS=none" not in options
     options = ["--model=15M", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4", "--batch=1",
                "--seq=16", "--steps=1", "--eval-sequences=4", "--device=cuda", "--dtype=bf16",
@@ -121,15 +123,15 @@ def test_a_gpu_takes_what_dry_run_says(data, tmp_path, options):
     table = planned_memory(shown)
     opened = (64 << 20) + 600e6
     half = any(option.startswith("--wire-dtype=") for option in options)  # copies are bfloat16
-    parts = 2 if half else 1  # of 64 MiB: what comes, and what leaves
+    parts = 2 if half else 1  # staging buffers of 64 MiB: for received and for sent copies
     received = parts * (64 << 20) if "float32 of the 1/N it owns" in shown else 0
     peaks = [[int(word) for word in path.read_text().split()] for path in tmp_path.glob("peak.*")]
     assert len(peaks) == 4
     for peak, registered in peaks:
         assert peak == pytest.approx(1e9 * table["total"] - opened - received, rel=0.05)
-        # A rank pins all that its group shares, and the half of the sums that it sends. Beside these,
-        # copies of what it owns travel: 12 bytes of a quarter of the parameters. Where GPUs reach each
-        # other, of which --dry-run knows nothing, a group shares the replica alone.
+        # A rank pins all memory that its group shares, and the half of the sums that it sends. It also
+        # pins copies of what it owns, 12 bytes for a quarter of the parameters. If GPUs reach each other,
+        # which --dry-run does not know, a group shares only the replica.
         if half and "--group=2" in options:
             sums, copies = 2 * PARAMETERS / 2, 12 * PARAMETERS / 4
             shared = 1e9 * table["copies that travel"] - copies - sums

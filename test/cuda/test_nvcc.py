@@ -1,12 +1,12 @@
-"""All CUDA sources as nvcc compiles them, for sm_80 and sm_90: no warnings, no spills, and no
-kernel beyond its budget of registers and static shared memory (nvcc_budget.txt).
+"""Tests all CUDA sources as nvcc compiles them for sm_80 and sm_90: no warnings, no spills, and no kernel
+exceeds its budget of registers and static shared memory (nvcc_budget.txt).
 
-The budget is what a kernel's occupancy was chosen for. After a change on purpose write it anew with
+A kernel's occupancy was chosen for this budget. After an intended change, write the budget anew with
 
     make && UPDATE_BUDGET=1 python3 -m pytest test/cuda/test_nvcc.py
 
-and look at the difference. What is read is what the build left beside its objects; with -Werror it
-also ends at a warning.
+and check the difference. The test reads the reports that the build wrote beside its objects. With
+-Werror, the build also ends at a warning.
 """
 import os
 import pathlib
@@ -19,7 +19,7 @@ from program import BUILD, ROOT
 
 BUDGET = pathlib.Path(__file__).with_name("nvcc_budget.txt")
 ARCHITECTURES = ("sm_80", "sm_90")
-# One after the other they instantiate every kernel.
+# Together these objects instantiate every kernel.
 LOGS = [BUILD / "llmc" / "backend" / "cuda" / f"{name}.cu.o.log" for name in (
     "backend_cuda.float32", "backend_cuda.bf16", "device", "streams", "product")]
 HEADER = """\
@@ -32,12 +32,12 @@ def demangle(names):
     done = subprocess.run(["c++filt"], input="\n".join(names), text=True, capture_output=True,
                           check=True)
     text = done.stdout.replace("__nv_bfloat16", "bfloat16").replace("void ", "")
-    # Up to the arguments; those of a template may hold casts, as in kernel<64, (bool)1>.
+    # The name up to its arguments. Arguments of a template may contain casts, as in kernel<64, (bool)1>.
     return [re.match(r"\w+(<.*?>(?=\())?", name).group() for name in text.splitlines()]
 
 
 def usage_of(text):
-    """(kernel, architecture) -> (registers, shared bytes, spilled bytes), from ptxas -v."""
+    """Returns {(kernel, architecture): (registers, shared bytes, spilled bytes)} from ptxas -v."""
     found = re.findall(r"entry function '(\w+)' for '(sm_\d+)'(.*?)Used (\d+) registers([^\n]*)",
                        text, re.DOTALL)
     names = demangle([entry[0] for entry in found]) if found else []
@@ -57,7 +57,7 @@ def kernels():
     usage = {}
     for path in LOGS:
         text = path.read_text(encoding="utf-8")
-        # Some of nvcc's own system headers may warn; what is ours may not.
+        # nvcc's own system headers may cause warnings, but our sources may not.
         assert "warning" not in text.lower(), text[-4000:]
         usage.update(usage_of(text))
     assert len(usage) > 2 * 20, "hardly any kernel found in what nvcc says"
@@ -65,7 +65,8 @@ def kernels():
 
 
 def test_static_shared_memory_is_small(kernels):
-    """launch() (common.cuh) asks for more than 48 KiB of both from 32 KiB of dynamic memory on."""
+    """Static shared memory must be small, because launch() (common.cuh) asks for more than 48 KiB of static
+    and dynamic memory together only if the dynamic part is 32 KiB or more."""
     large = [f"{name} on {sm}: {shared} bytes" for (name, sm), (_, shared, _) in kernels.items()
              if shared > 16 << 10]
     assert not large, "\n".join(large)
@@ -105,7 +106,7 @@ def test_kernels_keep_to_their_budget(kernels):
             over.append(f"{name}: not in {BUDGET.name}")
             continue
         at = 2 * ARCHITECTURES.index(sm)
-        # nvcc's releases differ by a few registers; 8 is the step in which they are allocated.
+        # nvcc's releases differ by a few registers. Registers are allocated in steps of 8.
         if registers > (budget[name][at] + 7) // 8 * 8 or shared > budget[name][at + 1]:
             over.append(f"{name} on {sm}: {registers} registers, {shared} bytes of shared memory; "
                         f"budget {budget[name][at]}, {budget[name][at + 1]}")
@@ -114,7 +115,7 @@ def test_kernels_keep_to_their_budget(kernels):
 
 
 def test_the_main_file_is_cpp_too():
-    """train_llama2.cu is compiled as C11, and stays in what C++20 accepts (designated
+    """train_llama2.cu is compiled as C11, but must also be valid C++20 (which has designated
     initialisers)."""
     done = subprocess.run(["g++", "-std=c++20", "-x", "c++", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
                            "-fopenmp", "-I.", "-D_GNU_SOURCE", "train_llama2.cu"], cwd=ROOT, text=True,

@@ -1,6 +1,6 @@
-"""--tune: rank 0 times the algorithms for products, and all ranks and resumed runs take what it chose.
-On the emulated device, whose algorithms differ in their bits, and whose clock says which is the
-fastest (EMULATED_FASTEST)."""
+"""Tests --tune: rank 0 times the algorithms for products, and all ranks and resumed runs use its choices.
+The emulated device's algorithms differ in their bits, and EMULATED_FASTEST says which of them its clock
+shows as the fastest."""
 import json
 
 import pytest
@@ -9,7 +9,7 @@ from program import BUILD, events, markov_files, succeed
 
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
-SHAPES = 12  # 15, of which the classifier's three are those of the queries, keys and values
+SHAPES = 12  # not 15, because the classifier's three shapes equal those of the queries, keys and values
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def data(tmp_path_factory):
 
 
 def train(data, out, *more, fastest="0", ranks=0, device="emulated"):
-    """The losses and norms of two workers' steps, and what the terminal showed."""
+    """Trains two workers. Returns the losses and norms of their steps, and the terminal's output."""
     done = succeed("--model=260K", f"--train={data}/train.bin", "--workers=2", "--batch=1", "--seq=16",
                    "--steps=4", "--lr=3e-3", "--loss-rate=0.2", "--packet-bytes=512", "--device=cuda",
                    "--dtype=float32", "--save-every=2", f"--out={out}", *more, program=EMULATED, ranks=ranks,
@@ -50,7 +50,7 @@ def test_takes_what_is_fastest(data, tuned, tmp_path):
 
 
 def test_ranks_take_what_rank_0_chose(data, tuned, tmp_path):
-    """Rank 1 would have chosen another."""
+    """All ranks use rank 0's choice, although rank 1 would have chosen another algorithm."""
     steps, shown = train(data, tmp_path / "run", "--tune", "--link=udp", fastest="5,9", ranks=2)
     assert shown.count("timed") == 1 and steps == tuned[1]
 

@@ -1,7 +1,7 @@
-"""Readers of strangers' files: the stored corpus under sanitizers, some seconds of libFuzzer, and
-the program itself on malformed models of every kind.
+"""Tests the readers of untrusted files: the stored corpus with sanitizers, some seconds of libFuzzer, and
+the program itself with malformed models of every kind.
 
-FUZZ_SECONDS=600 fuzzes for longer; what it finds is printed, and belongs into test/corpus/formats.
+FUZZ_SECONDS=600 fuzzes for longer. It prints the inputs it finds; add them to test/corpus/formats.
 """
 import base64
 import json
@@ -55,7 +55,7 @@ def test_fuzzing_finds_nothing(tmp_path):
     assert done.returncode == 0, "\n".join([done.stderr[-4000:], *inputs])
     (runs,) = [int(line.split()[-1]) for line in done.stderr.splitlines()
                if "number_of_executed_units" in line]
-    assert runs > 100  # it did fuzz, even on a machine with much else to do
+    assert runs > 100  # it did fuzz, even on a busy machine
 
 
 # ---- the program on malformed models: one line, exit code 1, no complaint of a sanitizer ----
@@ -72,7 +72,7 @@ def write_model(path, header, data, length=None):
 
 
 def edited(change):
-    """A header with one tensor's entry changed."""
+    """A model whose header has one changed entry of a tensor."""
     def edit(header, data):
         change(header["model.norm.weight"], header)
         return header, data
@@ -80,7 +80,7 @@ def edited(change):
 
 
 def overlapping(header, data):
-    """The tensor that comes second in the data begins where the first does."""
+    """Makes the tensor that is second in the data begin where the first begins."""
     first, second = sorted((entry for name, entry in header.items() if name != "__metadata__"),
                            key=lambda entry: entry["data_offsets"])[:2]
     size = second["data_offsets"][1] - second["data_offsets"][0]
@@ -89,7 +89,7 @@ def overlapping(header, data):
 
 
 def without_last(header, data):
-    """The last tensor is left out, with its data."""
+    """Leaves out the last tensor and its data."""
     last = max((name for name in header if name != "__metadata__"),
                key=lambda name: header[name]["data_offsets"])
     return header, data[:header.pop(last)["data_offsets"][0]]

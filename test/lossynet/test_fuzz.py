@@ -1,14 +1,14 @@
-"""lossynet on a simulated network that a fuzzer makes up (dev/fuzz/fuzz_packets.c).
+"""Tests lossynet on a simulated network whose behaviour a fuzzer makes up (dev/fuzz/fuzz_packets.c).
 
-test/corpus/packets holds inputs that reach different code, and each that once found a defect. They
-are replayed here, under the address and undefined-behaviour sanitizers of two compilers; then
-libFuzzer goes on from them for a while, from a fixed seed. To search longer, with another seed:
+test/corpus/packets has inputs that reach different code, and all inputs that once found a defect.
+They are replayed here, with the address and undefined-behaviour sanitizers of two compilers. Then
+libFuzzer continues from them for a while, with a fixed seed. To search longer, with another seed:
 
     make instrumented
     cp -r test/corpus/packets /tmp/corpus
     build/fuzz_packets -max_total_time=3600 -len_control=0 -max_len=2500 -close_fd_mask=2 /tmp/corpus
 
-and to keep what is new and worth it, few and small:
+To add the few small inputs that reach new code:
 
     build/fuzz_packets -set_cover_merge=1 -close_fd_mask=2 test/corpus/packets /tmp/corpus
 """
@@ -73,5 +73,5 @@ def test_new_inputs(fuzzer, tmp_path):
     shutil.copytree(CORPUS, tmp_path / "corpus")
     done = run(fuzzer, f"-max_total_time={SECONDS}", "-len_control=0", "-max_len=2500", "-seed=1",
                "-timeout=60", f"-artifact_prefix={tmp_path}/", tmp_path / "corpus")
-    assert done.returncode == 0, explain(done)  # the input stands there in Base64
+    assert done.returncode == 0, explain(done)  # the message has the input in Base64
     assert "Done " in done.stderr

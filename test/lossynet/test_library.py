@@ -1,4 +1,5 @@
-"""lossynet as others use it: installed, found by pkg-config, and dev/examples/average.c with it."""
+"""Tests lossynet as other programs use it: installed, found by pkg-config, and used by
+dev/examples/average.c."""
 import os
 import re
 import socket
@@ -20,7 +21,7 @@ def shell(command, **environment):
 
 def make(target, **variables):
     words = " ".join(f"{name}='{value}'" for name, value in variables.items())
-    # The variables of a `make test` above it would otherwise be inherited.
+    # Without this, the variables of `make test` would be inherited.
     return shell(f"make --no-print-directory {target} BUILD='{BUILD}' {words}",
                  MAKEFLAGS="", MAKEOVERRIDES="", MFLAGS="")
 
@@ -97,7 +98,7 @@ def test_two_processes_average(prefix, tmp_path, kind):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    # As in two terminals; the second comes first, and waits.
+    # Both ranks run as in two terminals. The second is started first, and waits.
     ranks = [subprocess.Popen([program, str(rank), address], env=environment, text=True,
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in (1, 0)]
     for rank in ranks:
@@ -106,9 +107,9 @@ def test_two_processes_average(prefix, tmp_path, kind):
         steps = re.findall(r"step (\d): (\d+) of (\d+) packets arrived, ([\d.]+)% of", output)
         assert [int(step) for step, *_ in steps] == list(range(STEPS))
         for _, arrived, expected, averaged in steps:
-            # A busy machine may lose some more than the 10%.
+            # On a busy machine, more than the injected 10% may be lost.
             assert 0.5 < int(arrived) / int(expected) < 0.93
-            # Half of the elements need one packet, the others two: (0.9 + 0.81) / 2.
+            # Half of the elements arrive if one packet arrives, the others if two do: (0.9 + 0.81) / 2.
             assert 50 < float(averaged) < 89
 
 

@@ -1,5 +1,5 @@
-"""What a step costs by round trip and loss, and what late ranks cost the others, in virtual time
-(dev/simulation): a function of the program and of nothing else."""
+"""Tests what a step costs by round trip and loss, and what late ranks cost the others. Times are virtual
+(dev/simulation), so results depend only on the program."""
 import os
 import subprocess
 
@@ -22,26 +22,28 @@ def simulate(round_trip, lost, queue=1024, ranks=4):
     (1e-1, 0.0, 40, 252), (1e-1, 0.1, 40, 300),
 ])
 def test_control_datagrams(round_trip, lost, control, step_ms):
-    """Per peer and step. What is not answered yet is not repeated before it can have been, but once. A step of two
-    phases and two exchanges waits for five one-way trips, and at 10% loss not for two round trips more."""
+    """Limits the control datagrams per peer and step, and the time of a step. A message is repeated at most once
+    before its answer can have arrived. A step has two phases and two exchanges, and waits for five one-way trips.
+    At 10% loss it waits less than two round trips more."""
     got = simulate(round_trip, lost)
     assert got["control"] <= control and got["step_ms"] <= step_ms, got
 
 
 def test_many_ranks():
-    """Of 16 some always lack a datagram; nobody waits for it longer than a retransmission time-out or two."""
+    """With 16 ranks, some always lack a datagram. No rank waits longer for it than one or two retransmission
+    time-outs."""
     got = simulate(2e-4, 0.1, ranks=16)
     assert got["control"] <= 22 and got["step_ms"] <= 8, got
 
 
 def test_a_lost_message():
-    """Costs one retransmission time-out of 0.3 ms, and turns of the progress engine."""
+    """A lost message costs one retransmission time-out of 0.3 ms, and some turns of the progress engine."""
     got = simulate(2e-4, 0)
     assert 0.1 < got["lost_message_ms"] <= 0.6, got
 
 
 def test_others_are_sent_to():
-    """A rank that comes late to a phase, or stops, does not keep the others from sending one another."""
+    """If a rank is late for a phase, or stops, the others still send to each other."""
     got = simulate(2e-4, 0, queue=48)
     assert got["beside_late_ms"] <= 50 and got["beside_stopped_ms"] <= 150, got
 
@@ -55,14 +57,15 @@ def long_path(round_trip, queue, mib=32, ranks=4):
 
 @pytest.mark.parametrize("round_trip,busy", [(2e-4, 0.98), (1e-2, 0.94), (1e-1, 0.85)])
 def test_windows_follow_the_path(round_trip, busy):
-    """Links of 1 Gbit/s stay busy where receive buffers hold what the path does, and short paths do not queue more."""
+    """Links of 1 Gbit/s stay busy if receive buffers are as large as the path's bandwidth-delay product. On
+    short paths, this does not make queues longer."""
     got, said = long_path(round_trip, 33825)
     assert got["busy"] >= busy and got["queue_ms"] <= 12, got
     assert "receive buffer" not in said
 
 
 def test_a_small_receive_buffer_on_a_long_path():
-    """One line, of each end at most, says what it costs and what to set."""
+    """A rank prints at most one line, which says what the small buffer costs and what to set."""
     got, said = long_path(1e-1, 4226)
     assert got["busy"] < 0.4 and 1 <= said.count("receive buffer has room for 704 packets") <= 2, (got, said)
     assert "leaves at most 85" in said and "32 MiB on each host: as root, sysctl -w net.core.rmem_max=33554432" in said, said
@@ -91,8 +94,9 @@ def test_without_a_deadline_nothing_is_lost():
     (4, False, 1.2, 0.85, 0.6), (16, False, 1.3, 0.8, 0.8), (64, False, 1.3, 0.77, 0.8),
     (4, True, 1.25, 0.8, 0.6), (16, True, 1.35, 0.74, 0.8)])
 def test_a_tail_of_computing_times(ranks, repair, mean, pace, delay):
-    """Waiting for all takes 1.75, 2.4 and 3.1 times the median. What is late comes in the step after: who is late is
-    asked what it has, or 1.5 to 2.3 steps would be between a gradient and its average."""
+    """A step that waits for all 4, 16 or 64 ranks takes 1.75, 2.4 and 3.1 times the median compute time. With a
+    deadline it is much faster. A late gradient is averaged in the next step, because the others ask late ranks
+    for it. Without that, 1.5 to 2.3 steps would lie between a gradient and its average."""
     got = late_ranks(ranks, "tail", "auto", repair=repair)
     assert got["mean"] <= mean and got["pace"] >= pace and got["lost"] <= 0.02, got
     assert got["delay"] <= delay, got
@@ -105,14 +109,15 @@ def test_late_ranks_answer_over_a_network_that_loses(repair):
 
 
 def test_late_data_do_not_lengthen_the_deadline():
-    """They say nothing of how long datagrams are on their way."""
+    """The time at which late data arrive does not show how long datagrams travel, so it must not count."""
     assert late_ranks(16, "tail", "0.01")["mean"] <= 1.22
 
 
 @pytest.mark.parametrize("ranks", [4, 16])
 @pytest.mark.parametrize("carry,repair", [(False, False), (True, False), (True, True)])
 def test_a_rank_that_stops(ranks, carry, repair):
-    """For a tenth of the time; the others go on, also in rounds of retransmission. Soon after, it takes part again."""
+    """A rank stops for a tenth of the time. The others go on, even in rounds of retransmission, and the rank
+    takes part again soon after."""
     got = late_ranks(ranks, "stop", "auto", carry=carry, repair=repair)
     assert got["p99"] <= 1.3 * got["p50"] and got["pace"] >= 0.97, got
     assert got["idle"] + got["left_out"] <= 0.13 / ranks, got
@@ -120,7 +125,7 @@ def test_a_rank_that_stops(ranks, carry, repair):
 
 @pytest.mark.parametrize("repair", [False, True])
 def test_a_slow_rank(repair):
-    """The others go on without it, at the speed that they have alone, and all that it computes counts."""
+    """The others go on without waiting, as fast as without the slow rank, and all its gradients count."""
     got = late_ranks(4, "slow", "auto", repair=repair)
     assert got["pace"] >= 0.9 and got["p50"] <= 1.05 and got["lost"] <= 0.01, got
 
@@ -128,8 +133,8 @@ def test_a_slow_rank(repair):
 @pytest.mark.parametrize("carry", [False, True])
 @pytest.mark.parametrize("repair", [False, True])
 def test_random_stops_and_loss(carry, repair):
-    """Every run ends, and all ranks end at the same step, which late_ranks itself looks for. With carry every gradient
-    counts once."""
+    """Every run ends, and late_ranks itself checks that all ranks end at the same step. With carry every gradient
+    counts exactly once."""
     for seed in range(1, 4):
         got = late_ranks(4, "random", "auto", seed, carry, repair)
         assert got["steps"] >= 400 and (not carry or got["uncounted"] == 0), got

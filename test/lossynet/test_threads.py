@@ -1,5 +1,5 @@
-"""Ranks that are threads of one process, each with its engine's own thread, over loopback UDP,
-under the thread sanitizer (the Makefile says how it is built)."""
+"""Runs C tests with the thread sanitizer: their ranks are threads of one process, each with its engine's
+own thread, over loopback UDP. The Makefile says how they are built."""
 import os
 import shutil
 import subprocess
@@ -22,7 +22,7 @@ def test_no_race(tmp_path):
     if "unexpected memory mapping" in reports + done.stderr:
         if not shutil.which("setarch"):
             pytest.skip("the thread sanitizer of this compiler does not know this kernel's memory map")
-        # Addresses are random in more bits than it knows.
+        # The kernel randomises more bits of addresses than the thread sanitizer supports.
         done = run(log, "setarch", "-R", program)
         reports = "".join(file.read_text() for file in tmp_path.glob("log*"))
     assert done.returncode == 0 and "WARNING" not in reports, \

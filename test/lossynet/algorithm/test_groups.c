@@ -1,5 +1,5 @@
-/* test_groups.c — tests groups of workers that share a replica: each worker averages and receives
- * its share of the vector (what it and its partners own), and nothing else is touched or sent.
+/* test_groups.c — tests groups of workers that share a replica. Each worker averages and receives
+ * only the elements that its partners own. No others of the vector are touched or sent.
  */
 #include "test/lossynet/test_lossynet.h"
 
