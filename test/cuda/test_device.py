@@ -80,7 +80,7 @@ def test_recomputing_changes_nothing(data, tmp_path, level):
 
 
 def needed(data, recompute, batch):
-    """The bytes that --dry-run plans for a run of one worker, from its error on a device without memory."""
+    """The bytes that a run of one worker needs, read from its error on a device with nearly no memory."""
     done = run("--model=260K", f"--train={data}/train.bin", "--device=cuda", f"--batch={batch}",
                f"--recompute={recompute}", "--steps=1", "--seq=64", program=EMULATED,
                environment={"EMULATED_MEMORY": "1000"})

@@ -1,5 +1,5 @@
-"""--dtype bf16 on the CPU: the loss of float32, the same bits however the run is spread,
-checkpoints, text, and what the program says of the processor."""
+"""Tests --dtype bf16 on the CPU: the loss is that of float32, bits do not depend on how workers are spread
+over ranks, checkpoints, generated text, and the program's message about the processor."""
 import math
 
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from program import markov_files, read_log, run, succeed, tensors
 
 VOCABULARY = 256
-# Instructions that are there on every machine that the tests run on, and the best there are.
+# Instructions that every machine of the tests has, and the best of this machine.
 INSTANCES = ["", "x86_64_v3"]
 
 
@@ -46,8 +46,8 @@ def test_processes_and_threads_do_not_change_a_bit(data, tmp_path, algorithm, is
 
 
 def test_the_loss_is_that_of_float32(data, tmp_path):
-    """500 steps with three seeds: in bf16 the mean over 50 steps differs from float32's by less
-    than the seeds differ among themselves, all along the way."""
+    """Trains 500 steps with three seeds. At every time, the mean loss over 50 steps in bf16 differs from
+    that in float32 by less than the seeds differ from each other."""
     curves = {}
     for dtype in ("float32", "bf16"):
         for seed in (1, 2, 3):
@@ -55,7 +55,7 @@ def test_the_loss_is_that_of_float32(data, tmp_path):
                         workers=2, loss_rate=0)
             curve = losses(log)
             curves[dtype, seed] = [sum(curve[i:i + 50]) / 50 for i in range(0, 500, 50)]
-    assert curves["float32", 1][-1] < curves["float32", 1][0] - 1  # there was something to learn
+    assert curves["float32", 1][-1] < curves["float32", 1][0] - 1  # the model has learnt something
     for part in range(10):
         exact = [curves["float32", seed][part] for seed in (1, 2, 3)]
         rounded = [curves["bf16", seed][part] for seed in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""A run on many nodes, rehearsed on this machine: --preflight, and the scripts that start it."""
+"""Tests on this machine what a run on many nodes needs: --preflight, and the scripts that start it."""
 import os
 import re
 import shutil
@@ -18,7 +18,7 @@ import hosts as testbed  # pylint: disable=wrong-import-position
 # ---- --preflight on this machine ----
 
 def findings(done):
-    """What it named; mpirun adds lines of its own."""
+    """The problems that the pre-flight named, without lines that mpirun adds."""
     return [line.split(": ", 1)[1] for line in done.stderr.splitlines()
             if line.startswith("train_llama2: ")]
 
@@ -45,7 +45,7 @@ def test_one_rank_alone():
 
 
 def test_what_is_wrong_with_this_host(tmp_path):
-    # 70B parameters in float32, twice, on every rank: nobody has that.
+    # No machine has memory for 70B parameters in float32, twice, on every rank.
     done = run("--preflight", "--model", "70B", "--seq", 128, "--batch", 1, "--device", "cpu",
                ranks=2)
     assert done.returncode == 1
@@ -69,7 +69,7 @@ def test_two_modes_at_once():
 
 @pytest.fixture(scope="module")
 def measured_hosts():
-    """Their rates are measured, so no other test runs beside them (test/conftest.py)."""
+    """Hosts whose rates are measured, so no other test may run at the same time (test/conftest.py)."""
     reason = testbed.unavailable()
     if reason:
         pytest.skip(f"{reason}; a real network between hosts was not tried")
@@ -83,7 +83,7 @@ def preflight_of(hosts, *arguments):
 
 
 def slow_port(hosts, i, rate):
-    """What the switch sends to host i."""
+    """Limits the rate at which the switch sends to host i."""
     testbed.sh("tc", "-n", hosts.switch, "qdisc", "replace", "dev", f"p{i}", "root", "tbf", "rate",
                rate, "burst", testbed.BURST, "limit", "16mb")
 
@@ -142,7 +142,7 @@ def test_a_pulled_plug_is_named(measured_hosts):
 
 
 def test_no_shared_directory(measured_hosts, tmp_path):
-    """Host 3 has a directory of its own in the place of --out."""
+    """Host 3 has its own directory at the path of --out, and the pre-flight names it."""
     (tmp_path / "out").mkdir()
     (tmp_path / "own").mkdir()
     script = tmp_path / "start.sh"
@@ -209,7 +209,7 @@ def test_wrong_use(arguments, text):
 
 
 def test_commands(tmp_path):
-    """What it would call: for mpirun, for Slurm with and without PMIx."""
+    """--print shows the commands: for mpirun, for Slurm with and without PMIx."""
     (tmp_path / "hosts").write_text("node1 slots=8\n")
     arguments = ("--print", "--from", "Llama-2-7b-hf", "--loss", "0.2", "--interface", "mlx5_0")
     done = script("--hosts", tmp_path / "hosts", *arguments, "--", "--seed", "7")
@@ -229,7 +229,7 @@ def test_commands(tmp_path):
 
 
 def test_the_arithmetic_of_its_comment():
-    """Every number marked = is what --dry-run says, or follows from the others."""
+    """Every number marked = in the script's comment equals --dry-run's, or follows from the others."""
     text = SCRIPT.read_text(encoding="utf-8")
     name, said = "", {}
     for found in re.finditer(r"^#   ([^=\n]*)= ([\d.]+) ?(GB|ms|s|h)? *(.*)$", text, re.MULTILINE):
@@ -287,7 +287,7 @@ echo "$@" >>"$(dirname "$0")/scontrol.log"
 
 
 class Slurm:
-    """What the batch file needs of Slurm: sbatch's options and variables, srun, scontrol."""
+    """Imitates what the batch file needs of Slurm: sbatch's options and variables, srun, scontrol."""
 
     KNOWN = {"job-name", "nodes", "ntasks-per-node", "gpus-per-node", "exclusive", "mem", "time",
              "signal", "requeue", "open-mode", "output"}
@@ -306,8 +306,8 @@ class Slurm:
         return log.read_text().splitlines() if log.exists() else []
 
     def sbatch(self, overriding, *arguments, meanwhile=None):
-        """Runs the job to its end, as often as it is requeued. `meanwhile(shell)` is called after
-        its first start. Returns exit status and output of the last start."""
+        """Runs the job until it is not requeued any more. `meanwhile(shell)` is called after its first
+        start. Returns the exit status and the output of the last start."""
         options = {}
         for line in BATCH.read_text(encoding="utf-8").splitlines():
             if line.startswith("#SBATCH "):
@@ -340,7 +340,7 @@ class Slurm:
 
 
 SHORT = ("--rehearse", "--ranks", 8, "--steps", 12)
-LONGEST = 600  # seconds, on a machine that does much else
+LONGEST = 600  # seconds, also on a busy machine
 
 
 def rehearse(folder, out, *arguments):
@@ -349,7 +349,7 @@ def rehearse(folder, out, *arguments):
 
 @pytest.fixture(scope="module")
 def rehearsal(tmp_path_factory):
-    """A rehearsal that nobody interrupts, and its data."""
+    """A rehearsal without interruptions, and its data."""
     folder = tmp_path_factory.mktemp("rehearsal")
     done = rehearse(folder, folder / "out")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -357,7 +357,8 @@ def rehearsal(tmp_path_factory):
 
 
 def numbers(out):
-    """The log's steps without times and what the network did to datagrams; the last model."""
+    """The log's steps, without times and counts of what the network did to datagrams; and the last
+    model."""
     varies = {"tokens_per_second", "step_ms", "communication_ms", "late", "duplicate", "rejected",
               "overruns", "stragglers"}
     steps = [{key: value for key, value in event.items() if key not in varies}
@@ -404,8 +405,8 @@ def test_the_preflight_stops_it(rehearsal, tmp_path):
     assert "the pre-flight found something" in done.stderr and "== Training" not in done.stdout
 
 
-# A save every third step takes more than a second, and the next one waits for it. So a signal that
-# passes through two shells and mpirun arrives before the last step.
+# Every third step saves, which takes more than a second, and the next save waits for it. So there is
+# time for a signal to pass through two shells and mpirun before the last step.
 SLOW_SAVES = {"TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "500"}
 SAVES = ("--", "--save-every", 3)
 

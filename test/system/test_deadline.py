@@ -1,4 +1,4 @@
-"""--deadline: steps that go on without late ranks."""
+"""Tests --deadline: steps go on without late ranks."""
 import os
 import re
 import signal
@@ -13,8 +13,7 @@ from test_udp import one_line, start
 
 
 def steps_recorded(path):
-    """The last step that a rank has recorded as done, in how many it idled, and how many it has
-    made."""
+    """From a rank's record: its last step, the number of its idle steps, and the number of its steps."""
     text = path.read_text() if path.exists() else ""
     steps = {int(step): what for step, what in
              re.findall(r"^# step (\d+), worker \d+ (computes|idles)", text, re.M)}
@@ -29,7 +28,7 @@ def await_step(running, record, step):
 
 
 def replay(tmp_path, data, out, **changes):
-    """The recorded run once more, in one process."""
+    """Replays the recorded run in one process. The final models must be the same."""
     again = tmp_path / "replay"
     succeed(*settings(data, again, loss_model=f"replay:{tmp_path / 'record'}", val=None, **changes))
     assert weights(again) == weights(out)
@@ -47,8 +46,8 @@ def replay(tmp_path, data, out, **changes):
     {"robust": True},
 ])
 def test_a_live_run_and_its_replay(data, tmp_path, changes):
-    """The others go on while a rank is stopped. It comes back, leaves steps out and has no gradient
-    in the next; one process that makes the same again ends with the same bits."""
+    """The others go on while a rank is stopped. The rank comes back, leaves steps out and has no gradient
+    in its next step. One process that replays the record ends with the same bits."""
     out, record = tmp_path / "live", tmp_path / "record"
     common = {"steps": 300, "workers": 4, "seq": 16, "packet_bytes": 512, **changes}
     running, pids = start(data, out, 4, deadline=0.05, record_loss=record, **common)
@@ -73,7 +72,7 @@ def test_a_live_run_and_its_replay(data, tmp_path, changes):
 
 @pytest.mark.parametrize("changes", [{}, {"repair": 2, "repair_budget": 0.1}, {"robust": True}])
 def test_nothing_is_late(data, tmp_path, changes):
-    """With a deadline that nobody misses the bits are those of a run in which all wait."""
+    """If no rank misses the deadline, the bits are those of a run in which all wait."""
     common = {"link": "udp", "loss_rate": 0.1, "steps": 8, "packet_bytes": 512, **changes}
     off = train(data, tmp_path / "off", ranks=2, **common)
     on = train(data, tmp_path / "on", ranks=2, **common, deadline=60)
@@ -83,7 +82,8 @@ def test_nothing_is_late(data, tmp_path, changes):
 
 
 def test_all_stop_and_go_on_together(data, tmp_path):
-    """Ranks that are told to stop while one of them is behind meet, save, and can be resumed."""
+    """If ranks are told to stop while one of them is behind, they stop at the same step and save a
+    checkpoint, from which they can resume."""
     running, pids = start(data, tmp_path, 4, deadline=0.05, record_loss=tmp_path / "record", steps=100000,
                           eval_every=40)
     other = tmp_path / "record.1"
@@ -102,14 +102,15 @@ def test_all_stop_and_go_on_together(data, tmp_path):
 
 
 def test_shorter_than_a_round_trip(data, tmp_path):
-    """Such a deadline is raised, and one line says so."""
+    """A deadline that is shorter than a round trip is raised, and one line says so."""
     done = succeed(*settings(data, tmp_path, link="udp", deadline=1e-6, val=None, steps=20), ranks=2)
     (line,) = [line for line in done.stderr.splitlines() if "deadline" in line]
     assert "deadline 1e-06 s: expected at least three round trips: raised to" in line
 
 
 def test_made_up_runs(data, tmp_path):
-    """Late ranks that a script makes up: where nobody is late, the run is an ordinary one."""
+    """Runs with late ranks as scripts/late_ranks.py makes them up. If no rank is late, the run equals an
+    ordinary one."""
     record, made_up = tmp_path / "record", tmp_path / "made up"
     plain = {"val": None, "carry": 1, "workers": 4, "steps": 12}
     train(data, tmp_path / "plain", **plain, record_loss=record)

@@ -1,4 +1,4 @@
-"""A run does not overwrite what an earlier one left, unless it is told to."""
+"""Tests that a run does not overwrite files of an earlier run, unless it is told to."""
 import hashlib
 
 import pytest
@@ -34,7 +34,7 @@ def refused(done, code, *texts):
 
 @pytest.fixture(scope="module")
 def earlier(data, tmp_path_factory):
-    """A run of 4 steps, which the tests that use it must leave as it is."""
+    """A run of 4 steps. Tests must not change it."""
     out = tmp_path_factory.mktemp("earlier")
     succeed(*line(data, f"--out={out}"))
     before = contents(out)
@@ -100,7 +100,8 @@ def test_overwrite_spares_the_model_it_starts_from(data, tmp_path):
 
 
 def test_resuming_from_elsewhere(data, earlier, tmp_path):
-    """From the run's own checkpoints it goes on; with another run's it would be overwritten."""
+    """A run may resume from its own checkpoints. It may not resume from those of another run, since it
+    would overwrite its own."""
     succeed(*line(data, f"--out={tmp_path}/other"))
     there = tmp_path / "other" / "checkpoint-00000002"
     refused(run(*line(data, f"--out={earlier}", f"--resume={there}")), 1, "holds an earlier run")

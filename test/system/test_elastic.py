@@ -1,4 +1,4 @@
-"""--meet: ranks that die, come back and join, while the others train on."""
+"""Tests --meet: ranks die, come back and join, while the others continue to train."""
 import json
 import os
 import re
@@ -24,8 +24,8 @@ def etcd(tmp_path_factory):
 
 
 class Ranks:
-    """Processes of one run. A machine that is busy may keep a rank from answering for a while, so
-    that the others go on without it: it then joins again, and tests bear that."""
+    """The processes of one run. On a busy machine a rank may not answer for a while, so that the others go
+    on without it. It then joins again, and tests must allow that."""
 
     def __init__(self, data, out, url, ranks, **changes):
         common = {"workers": None, "seq": 32, "val": None, "peer_timeout": 2, "loss_rate": 0.1,
@@ -36,7 +36,7 @@ class Ranks:
             self.start()
 
     def words(self, i):  # pylint: disable=unused-argument
-        """Of the command of process i, before the program and after it."""
+        """The words of process i's command before the program and after it."""
         return [], []
 
     def start(self, *more):
@@ -52,7 +52,7 @@ class Ranks:
             return said.read()
 
     def log(self):
-        """The whole lines so far."""
+        """The events in the whole lines of the log so far."""
         path = self.out / "log.jsonl"
         try:
             lines = path.read_text().splitlines(keepends=True)
@@ -81,13 +81,13 @@ class Ranks:
         return self.process[i].pid
 
     def named(self, i, views):
-        """Whether views name process i as gone, ... as new."""
+        """Returns whether views name process i as gone, and whether they name it as new."""
         me = f":{self.pid(i)}"
         return tuple(any(name.endswith(me) for v in views for name in v[key].split(", "))
                      for key in ("left", "joined"))
 
     def end(self):
-        """SIGTERM to one ends the run for all, with a checkpoint."""
+        """Ends the run for all with a checkpoint, by a SIGTERM to one process."""
         alive = [p for p in self.process if p.poll() is None]
         alive[0].send_signal(signal.SIGTERM)
         for p in alive:
@@ -101,7 +101,7 @@ class Ranks:
 
 @pytest.fixture
 def ranks(data, tmp_path, etcd):
-    """Starts ranks of a run of this test."""
+    """A function that starts the ranks of a run of this test."""
     made = []
 
     def start(count, **changes):
@@ -115,7 +115,7 @@ def ranks(data, tmp_path, etcd):
 
 
 def contiguous(log):
-    """Every step is logged once, in order. With --deadline a rank may leave steps out."""
+    """Whether every step is logged once and in order. With --deadline a rank may leave steps out."""
     steps = [e["step"] for e in log if e["event"] == "step"]
     if log[0]["options"]["deadline"] != "off":
         return all(a < b for a, b in zip(steps, steps[1:]))
@@ -128,7 +128,7 @@ def contiguous(log):
     {"encrypt": True, "deadline": "auto", "dtype": "bf16"},
 ])
 def test_a_rank_dies_and_another_comes(ranks, changes):
-    """Rank 0 dies, with the log; the next one goes on with it. A new rank is taken in."""
+    """Rank 0, which writes the log, dies. The next rank continues the log. Then a new rank joins."""
     run3 = ranks(3, **changes)
     run3.wait_steps(5)
     dead = json.loads((run3.out / "log.jsonl").read_text().splitlines()[0])
@@ -148,7 +148,7 @@ def test_a_rank_dies_and_another_comes(ranks, changes):
     workers = 2 if "workers" in changes else 1
     for v in run3.views():
         assert v["workers"] == workers * v["ranks"]
-    # Nothing is wrong with the model: it is as good as it was, and a run can go on with it.
+    # The model is still good: its loss did not rise, and there is a checkpoint after the last step.
     steps = [e for e in log if e["event"] == "step"]
     assert all(e["loss"] < 1.2 * steps[0]["loss"] for e in steps)
     (checkpoint,) = run3.out.glob("checkpoint-*")
@@ -169,7 +169,8 @@ def test_the_last_of_four_ends_with_a_model(ranks):
 
 
 def test_a_rank_that_was_stopped_comes_back(ranks):
-    """The others go on without it; when it wakes up, it learns that, and joins as a new one."""
+    """The others go on without the stopped rank. When it continues, it notices that, and joins as a new
+    rank."""
     run3 = ranks(3)
     run3.wait_steps(5)
     os.kill(run3.pid(1), signal.SIGSTOP)
@@ -183,8 +184,8 @@ def test_a_rank_that_was_stopped_comes_back(ranks):
 
 
 def test_a_store_that_is_away(ranks, etcd, tmp_path):
-    """Training does not notice, also where registrations have lapsed: they are made again. Only where
-    somebody dies meanwhile, the others stand still until the store is back, and say so."""
+    """Training goes on if the store does not answer, or if registrations have lapsed: they are made again.
+    Only if a rank dies meanwhile, the others wait until the store is back, and say so."""
     run3 = ranks(3)
     run3.wait_steps(5)
     views = len(run3.views())
@@ -196,7 +197,7 @@ def test_a_store_that_is_away(ranks, etcd, tmp_path):
     assert len(run3.views()) == views
     etcd.pause()
     try:
-        time.sleep(6)  # longer than a registration holds
+        time.sleep(6)  # longer than a registration is valid
         run3.wait_steps(5)
         assert len(run3.views()) == views
         run3.process[1].kill()
@@ -213,7 +214,7 @@ def test_a_store_that_is_away(ranks, etcd, tmp_path):
 
 
 def test_ranks_are_asked_to_stop_between_two_views(ranks, etcd):
-    """They stop in the next one, with a checkpoint."""
+    """Ranks that get a signal between two views stop in the next view, with a checkpoint."""
     run3 = ranks(3)
     run3.wait_steps(5)
     etcd.pause()
@@ -242,7 +243,8 @@ def test_nobody_dies_same_bits(data, tmp_path, etcd):
 
 
 def test_the_global_batch_stays(ranks, data, tmp_path, etcd):
-    """--meet-keep global-batch: who is left takes the micro-batches of who is gone."""
+    """With --meet-keep global-batch, the ranks that are left take over the micro-batches of a rank that is
+    gone."""
     run3 = ranks(3, meet_keep="global-batch", workers=6)
     run3.wait_steps(3)
     run3.process[0].kill()
@@ -256,7 +258,7 @@ def test_the_global_batch_stays(ranks, data, tmp_path, etcd):
 
 
 def test_the_global_batch_is_the_mean_over_it(ranks, data, tmp_path):
-    """A third worker comes, and 2, 1 and 1 micro-batches train as the four of one worker do."""
+    """A third worker joins. Then 2, 1 and 1 micro-batches give the same losses as four of one worker."""
     common = {"loss_rate": 0, "lead": "off", "lr_final": 1}
     run2 = ranks(2, micro_batches=2, meet_keep="global-batch", peer_timeout=60, **common)
     run2.wait_steps(3)
@@ -274,8 +276,8 @@ def test_the_global_batch_is_the_mean_over_it(ranks, data, tmp_path):
 
 
 def test_a_checkpoint_that_ranks_were_writing_is_made_up_for(ranks, monkeypatch):
-    """In the next view, right away, when shards have other writers. Earlier checkpoints stay, although
-    --overwrite was given."""
+    """If a rank dies while ranks write a checkpoint, the next view writes one right away, with other
+    writers of the shards. Earlier checkpoints stay, although --overwrite was given."""
     monkeypatch.setenv("TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS", "600")
     run3 = ranks(3, save_every=100, keep=0, overwrite=True, shard_size=2e-4)
     run3.wait((run3.out / "checkpoint-00000200.partial").exists)
@@ -294,7 +296,7 @@ def test_a_checkpoint_that_ranks_were_writing_is_made_up_for(ranks, monkeypatch)
 
 
 def test_a_checkpoint_of_some_ranks_is_resumed_by_others(data, tmp_path, etcd):
-    """And a run that has ended is not begun again."""
+    """Two ranks resume the checkpoint of three. A process that joins a run which is complete ends at once."""
     first = Ranks(data, tmp_path / "out", etcd.url("before"), 3, steps=20, save_every=10,
                   shard_size=1e-4)
     for p in first.process:
@@ -308,7 +310,7 @@ def test_a_checkpoint_of_some_ranks_is_resumed_by_others(data, tmp_path, etcd):
 
 
 def test_a_run_that_was_stopped_begins_again(data, tmp_path, etcd):
-    """Under the same name, with other options and another number of ranks."""
+    """A stopped run can start again under the same name, with other options and another number of ranks."""
     url = etcd.url("stopped")
     first = Ranks(data, tmp_path / "out", url, 2, steps=FOREVER)
     first.wait_steps(5)
@@ -339,19 +341,19 @@ def test_wrong_use(data, tmp_path, etcd):
     done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None), ranks=2)
     assert done.returncode == 2 and "started one by one" in done.stderr
     assert "etcd running there" in refused(1, meet=f"etcd://127.0.0.1:{free_port()}/run")
-    # With other options than the run that is there.
+    # A process with other options than the existing run is refused.
     succeed(*settings(data, tmp_path / "out", meet=url, workers=None, val=None, steps=2))
     assert read_log(tmp_path / "out" / "log.jsonl")[-1]["status"] == "complete"
     done = run(*settings(data, tmp_path / "out", meet=url, workers=None, val=None, steps=2))
     assert done.returncode == 0 and "is complete" in done.stdout
-    # An earlier run of the same name is not replaced without being asked.
+    # An earlier run of the same name is not replaced, unless the user asks for it.
     line = refused(2, meet=etcd.url("other"), steps=2)
     assert "holds an earlier run" in line and "--overwrite" in line
     assert events(tmp_path / "out" / "log.jsonl", "end")[0]["status"] == "complete"
 
 
 def test_preflight_asks_the_store(data, tmp_path, etcd, ranks):
-    """It registers nothing, and says whether a rank could come."""
+    """--preflight registers nothing in the store, and says whether a rank could join."""
     def preflight(url, status, **changes):
         done = run(*settings(data, tmp_path / "out", **{
             "meet": url, "meet_ranks": 2, "workers": None, "seq": 32, "val": None, "steps": FOREVER,
@@ -371,7 +373,8 @@ def test_preflight_asks_the_store(data, tmp_path, etcd, ranks):
 
 
 def test_dry_run_counts_a_change_of_ranks(data, tmp_path, etcd):
-    """What 4 ranks hand over: parameters and moments twice, and the messages with what a rank owns."""
+    """--dry-run counts the memory in which 4 ranks hand over state: parameters and moments twice, and the
+    messages with what a rank owns."""
     def dry_run(**changes):
         done = succeed(*settings(data, tmp_path / "out", dry_run=True, workers=None, **changes))
         return dict(re.findall(r"^  (\S.*?) {2,}([\d.]+) GB", done.stdout, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""--meet where the network is cut, between network namespaces, with etcd on a host of its own."""
+"""Tests --meet when the network is cut: ranks are in network namespaces, and etcd has its own host."""
 import json
 import pathlib
 import sys
@@ -31,7 +31,8 @@ def etcd(hosts, tmp_path_factory):
 
 
 class RanksOnHosts(Ranks):
-    """Each has a log of its own, which shows whether it trains where it believes to be rank 0."""
+    """Ranks on hosts. Each process has its own log, which shows whether it trains and believes to be
+    rank 0."""
 
     def __init__(self, hosts, data, out, url, **changes):
         self.hosts = hosts
@@ -41,7 +42,7 @@ class RanksOnHosts(Ranks):
         return self.hosts.shell(i), [f"--log={self.said}.log.{i}"]
 
     def log(self):
-        """The steps and views of all, in order."""
+        """The steps and views in the logs of all processes, in order."""
         events = [e for i in range(len(self.process)) for e in self.log_of(i)]
         return sorted(events, key=lambda e: (e.get("step", 0), e.get("view", 0)))
 
@@ -64,7 +65,7 @@ def ranks(hosts, etcd, data, tmp_path):
 
 
 def goes_on_alone(ranks, some):
-    """Waits until these and no others train; returns the steps that they have made."""
+    """Waits until only the processes `some` train. Returns the number of their steps."""
     others = [i for i in range(RANKS) if i not in some]
     ranks.wait(lambda: ranks.views()[-1]["ranks"] == len(some))
     ranks.wait_steps(5)
@@ -86,7 +87,8 @@ def all_again(ranks):
 
 @pytest.mark.parametrize("living", [[0, 1], [2]], ids=["2-2", "1-3"])
 def test_the_side_with_the_store_goes_on(hosts, ranks, living):
-    """The other stands still, and says so."""
+    """If the network is cut in two, the side that reaches the store goes on, however small it is. The other
+    side waits, and says so."""
     ranks.wait_steps(5)
     others = [i for i in range(RANKS) if i not in living]
     hosts.part(living + [STORE], others)
@@ -98,7 +100,7 @@ def test_the_side_with_the_store_goes_on(hosts, ranks, living):
 
 @pytest.mark.parametrize("one", [[0, 1], [1]], ids=["2-2", "1-3"])
 def test_one_side_goes_on_where_both_have_the_store(hosts, ranks, one):
-    """The larger one; of halves, one of them."""
+    """If both sides reach the store, the larger one goes on, or one of two halves. The other waits."""
     ranks.wait_steps(5)
     others = [i for i in range(RANKS) if i not in one]
     hosts.part(one, others)
@@ -114,7 +116,8 @@ def test_one_side_goes_on_where_both_have_the_store(hosts, ranks, one):
 
 
 def test_a_link_that_loses_everything_one_way(hosts, ranks):
-    """Three go on; one of the two that cannot talk to each other both ways is left out."""
+    """If datagrams from one rank to another are all lost, one of these two ranks is left out, and three go
+    on."""
     ranks.wait_steps(5)
     hosts.part([1], [2], both=False)
     ranks.wait(lambda: ranks.views()[-1]["ranks"] == RANKS - 1)

@@ -1,4 +1,4 @@
-"""scripts/elastic.sh --srun: a Slurm of the test's own, whose nodes are network namespaces."""
+"""Tests scripts/elastic.sh --srun with a Slurm that the test starts. Its nodes are network namespaces."""
 import os
 import re
 import shutil
@@ -13,8 +13,8 @@ from test_program import data  # pylint: disable=unused-import
 from test_udp import namespaces  # pylint: disable=unused-import
 
 TOOLS = ("slurmctld", "slurmd", "srun", "salloc", "scontrol", "etcd")
-PATIENCE = 60  # seconds in which Slurm begins
-# Without MUNGE and control groups, which belong to a whole machine.
+PATIENCE = 60  # seconds in which Slurm must start
+# Slurm runs without MUNGE and control groups, which need a whole machine.
 CONFIGURATION = """ClusterName=test
 SlurmctldHost={controller}({address})
 SlurmUser=root
@@ -51,14 +51,14 @@ def configure(hosts, folder):  # pylint: disable=redefined-outer-name
 
 
 def why_not(folder):
-    """The last line of each log."""
+    """The last line of each log, which says why Slurm does not start."""
     logs = sorted(folder.glob("*.log"))
     return "; ".join(log.read_text(encoding="utf-8").strip().rpartition("\n")[2] for log in logs)
 
 
 @pytest.fixture(scope="module")
 def allocation(hosts, tmp_path_factory):  # pylint: disable=redefined-outer-name
-    """The environment of a program in an allocation of hosts 0 and 1."""
+    """The environment variables of a program in an allocation of hosts 0 and 1."""
     search = os.environ["PATH"] + ":/usr/sbin"
     missing = [name for name in TOOLS if not shutil.which(name, path=search)]
     if missing:

@@ -1,4 +1,4 @@
-"""scripts/elastic.sh over several hosts: OpenSSH servers and ranks in network namespaces."""
+"""Tests scripts/elastic.sh on several hosts: OpenSSH servers and ranks run in network namespaces."""
 import json
 import os
 import pathlib
@@ -47,7 +47,7 @@ def hosts(namespaces):  # pylint: disable=unused-argument
 
 @pytest.fixture(scope="module")
 def servers(hosts, tmp_path_factory):
-    """Those of hosts 0 and 1; the folder of an ssh that knows them."""
+    """Starts SSH servers on hosts 0 and 1. Returns the folder of an `ssh` that knows them."""
     missing = [name for name in ("ssh", "ssh-keygen", "etcd") if not shutil.which(name)]
     if missing or not SSHD:
         pytest.skip(f"not installed: {', '.join(missing or ['sshd'])} (scripts/dependencies.sh test); "
@@ -63,7 +63,7 @@ def servers(hosts, tmp_path_factory):
     (folder / "ssh").write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/client "$@"\n',
                                 encoding="utf-8")
     (folder / "ssh").chmod(0o755)
-    pathlib.Path("/run/sshd").mkdir(exist_ok=True)  # where it wants to be, as Debian starts it
+    pathlib.Path("/run/sshd").mkdir(exist_ok=True)  # sshd needs this folder; Debian makes it at its start
     started = [subprocess.Popen([*hosts.shell(i), SSHD, "-D", "-e", "-f", folder / "server"],
                                 stderr=subprocess.DEVNULL) for i in FAR]
     end = time.monotonic() + TIMEOUT
@@ -79,7 +79,7 @@ def servers(hosts, tmp_path_factory):
 
 
 class Run:
-    """elastic.sh on one host, with four ranks on two others. far: words that say how it reaches them."""
+    """elastic.sh on one host, with four ranks on two others. far: its options for reaching them."""
 
     def __init__(self, hosts, data, folder, far, **environment):
         self.hosts, self.out, self.said, self.view = hosts, folder / "out", folder / "said", 0
@@ -105,8 +105,8 @@ class Run:
             time.sleep(0.05)
 
     def wait_steps(self, ranks):
-        """Until so many ranks are in a view that is newer than at the last call, and have made some steps
-        in it."""
+        """Waits until this many ranks are in a view that is newer than at the last call, and have made some
+        steps in it."""
         def made():
             views = self.log("view")
             return views and views[-1]["view"] > self.view and views[-1]["ranks"] == ranks and \
@@ -122,14 +122,14 @@ class Run:
                 if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == name:
                     found.append(pid)
             except OSError:
-                pass  # it has ended
+                pass  # the process has ended
         return found
 
     def trainers(self, i):
         return self.started(i, PROGRAM.name)
 
     def end(self):
-        """What a test that failed has left."""
+        """Ends the processes that a failed test has left."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -148,7 +148,8 @@ def run(hosts, servers, data, tmp_path):  # pylint: disable=redefined-outer-name
 
 
 def a_host_loses_its_ranks(run):
-    """They are started again and join; the run ends on all hosts, with a model. Returns what was said."""
+    """Kills all ranks of a host. They are started again and join, and the run ends on all hosts with a model.
+    Returns the script's output."""
     run.wait_steps(4)
     assert [len(run.trainers(i)) for i in FAR] == [2, 2]
     dead = run.trainers(1)
@@ -173,7 +174,8 @@ def test_all_ranks_of_a_host_die(run):
 
 
 def test_a_connection_ends(run):
-    """Its rank is killed, and another one joins; the run does not end. With elastic.sh, all end."""
+    """If a connection ends, its rank is killed and another one joins, and the run goes on. If elastic.sh
+    ends, all ranks end."""
     run.wait_steps(4)
     before = {pid for i in FAR for pid in run.trainers(i)}
     os.kill(run.started(HERE, "ssh")[0], signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""--encrypt: training is the same to the last bit; without OpenSSL the program says so."""
+"""Tests --encrypt: training gives the same bits, and a program without OpenSSL says that it has none."""
 import subprocess
 
 from program import ROOT, markov_tokens, read_log, run, succeed, write_tokens
@@ -26,7 +26,7 @@ def test_same_bits(tmp_path):
 
 
 def test_key_file(tmp_path):
-    """Nor does a secret change anything but who can take part."""
+    """A secret only decides which ranks can take part. It does not change the bits either."""
     key = tmp_path / "key"
     key.write_bytes(bytes(range(32)))
     plain, shared = tmp_path / "plain", tmp_path / "shared"
@@ -59,7 +59,7 @@ int main(void) {
 
 
 def test_built_without(tmp_path):
-    """The stubs of crypto.c."""
+    """Compiles crypto.c without OpenSSL and tests its stubs."""
     (tmp_path / "main.c").write_text(WITHOUT)
     done = subprocess.run(["gcc", "-std=c11", "-D_GNU_SOURCE", "-I.", tmp_path / "main.c",
                            "lossynet/crypto/crypto.c", "-o", tmp_path / "without"], cwd=ROOT,

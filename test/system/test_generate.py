@@ -1,4 +1,4 @@
-"""Text out of the program: --generate and --sample-every."""
+"""Tests generated text: --generate and --sample-every."""
 import subprocess
 
 import pytest
@@ -8,7 +8,7 @@ from program import BUILD, PROGRAM, events, read_log, run, succeed
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """Token files with a tokenizer beside."""
+    """A folder with token files and a tokenizer."""
     folder = tmp_path_factory.mktemp("text")
     text = "".join(f"The {c}at sat on the mat {i} times .\n" for i in range(300) for c in "bchrs")
     (folder / "text").write_text(text, encoding="utf-8")
@@ -56,14 +56,14 @@ def test_generate_reads_shards(data, model, tmp_path):
 
 
 def test_generate_beyond_what_the_model_can_look_at(model):
-    """The model takes 512 positions; more tokens than that, from a prompt that is longer."""
+    """The model takes 512 positions. It generates more tokens than that, from a longer prompt."""
     prompt = "The cat sat on the mat . " * 60
     done = succeed("--generate", prompt, "--model", model, "--tokens", 600)
     assert done.stdout.startswith(prompt) and len(done.stdout) > len(prompt) + 600
 
 
 def test_text_comes_while_it_is_made(model):
-    """The first part is there long before the last: output is not held back in a buffer."""
+    """The first part of the text is shown long before the last: output is not held back in a buffer."""
     with subprocess.Popen([str(PROGRAM), "--generate", "The cat", "--model", str(model), "--tokens",
                            "100000"], stdout=subprocess.PIPE) as process:
         first = process.stdout.read(20)
@@ -97,7 +97,8 @@ def test_samples_need_a_tokenizer(data, tmp_path):
 
 
 def test_a_device_writes_the_same(data, model, tmp_path):
-    """The emulated device keeps no keys and values, so the model sees the whole text every time."""
+    """A device gives the same text. It keeps no keys and values, so the model computes the whole text again
+    for each token."""
     emulated = BUILD / "emulated" / "train_llama2"
     command = ["--generate", "The cat sat", "--model", model, "--temperature", 0, "--tokens", 6]
     on_device = succeed(*command, "--device", "cuda", "--dtype", "float32", program=emulated)

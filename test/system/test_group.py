@@ -1,5 +1,5 @@
-"""--group: workers that share a replica. The same bits wherever they live, what resumes, and what is
-refused."""
+"""Tests --group: workers that share a replica. Bits do not depend on the processes that workers are in; runs
+can resume; wrong options are refused."""
 import sys
 
 import pytest
@@ -22,7 +22,7 @@ def options(data, *more):
 
 
 def numbers(out):
-    """All that a run computes: of steps, evaluations and the model."""
+    """All numbers that a run computes: of steps, of evaluations, and its models."""
     timing = {"tokens_per_second", "step_ms", "communication_ms", "network", "pace_kbps"}
     log = out / "log.jsonl"
     steps = [{name: value for name, value in event.items() if name not in timing}
@@ -37,8 +37,9 @@ def numbers(out):
                                    "--wire-dtype=bf16"], ["--algorithm=reliable", "--loss-rate=0"], ["--pace-gbps=0.02"]],
                          ids=["plain", "carry", "burst", "repair", "reliable", "slow"])
 def test_same_bits_wherever_members_live(data, tmp_path, more):
-    """Two groups of two: in one process, in two of a whole group each, and in four of a member each,
-    whose groups share memory. Where packets are slow, forward waits for what comes to each member."""
+    """Two groups of two give the same bits in one process, in two with a whole group each, and in four with
+    a member each, whose groups share memory. If packets are slow, forward waits for the packets of every
+    member."""
     found = []
     for ranks in [0, 2, 4]:
         out = tmp_path / str(ranks)
@@ -57,7 +58,8 @@ def test_same_bits_wherever_members_live(data, tmp_path, more):
                                    "--wire-dtype=bf16"], ["--link=udp", "--pace-gbps=0.02"]],
                          ids=["reliable", "carry", "burst", "repair", "slow"])
 def test_a_shorter_last_group(data, tmp_path, workers, group, more):
-    """Groups of four and of two, or of two and of one: in one process, and in one for each worker."""
+    """Groups of four and two workers, or of two and one, give the same bits in one process and in one
+    process per worker."""
     found = []
     for ranks in [0, workers]:
         out = tmp_path / str(ranks)
@@ -71,7 +73,7 @@ def test_a_shorter_last_group(data, tmp_path, workers, group, more):
 
 
 def test_unequal_groups_weigh_by_size(data, tmp_path):
-    """Without loss the average is the one over all workers, as without groups but for rounding."""
+    """Without loss the average counts every worker once, so it equals that without groups, up to rounding."""
     found = []
     for group in [1, 4]:
         out = tmp_path / str(group)
@@ -83,8 +85,8 @@ def test_unequal_groups_weigh_by_size(data, tmp_path):
 
 
 def test_members_who_wait_still_send(data, tmp_path):
-    """MPI moves a message only within the sender's calls where it is longer than the eager limit:
-    here all are. A member that waits for another at their barrier must call it, or all wait."""
+    """A member that waits for another at their barrier must still call MPI, or all ranks would hang: MPI
+    moves messages above the eager limit only inside the sender's calls, and here all are above it."""
     moved = {"OMPI_MCA_btl_vader_eager_limit": "64"}
     succeed(*options(data, "--group=2", "--steps=6", "--save-every=3", f"--out={tmp_path}/out"),
             ranks=4, environment=moved)
@@ -105,7 +107,7 @@ def test_one_group_shares_everything(data, tmp_path):
 @pytest.mark.parametrize("group", [2, 3])
 @pytest.mark.parametrize("ranks", [0, 4])
 def test_resumes_to_the_last_bit(data, tmp_path, ranks, group):
-    """From a checkpoint of one process, in one or in four."""
+    """One process or four resume from a checkpoint of one process, bit for bit."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     more = [f"--group={group}", "--carry=1", "--steps=6", "--save-every=3", "--keep=0"]
     succeed(*options(data, *more, f"--out={whole}"))
@@ -157,7 +159,7 @@ def on_hosts(hosts, each, arguments):
 
 
 def test_the_last_host_has_fewer_ranks(namespaces, data, tmp_path):
-    """Two, two and one: as in one process with --group 2."""
+    """Hosts with two, two and one ranks give the bits of one process with --group 2."""
     more = ["--workers=5", "--steps=4", "--save-every=4", "--link=mpi"]
     done = on_hosts(namespaces, [2, 2, 1], options(data, *more, "--group=host", f"--out={tmp_path}/hosts"))
     assert "groups of 2 workers, the last of 1, share a replica" in done.stdout
@@ -166,8 +168,8 @@ def test_the_last_host_has_fewer_ranks(namespaces, data, tmp_path):
 
 
 def test_hosts_of_any_number_of_ranks(namespaces, data, tmp_path):
-    """One, three and two: without loss the average over six workers, as without groups; with loss, a run
-    that is resumed is the run that was not stopped."""
+    """Hosts have one, three and two ranks. Without loss the average is over six workers, as without groups.
+    With loss, a resumed run gives the same bits as a run that was not stopped."""
     more = ["--workers=6", "--link=mpi"]
     lossless = ["--steps=4", "--loss-rate=0"]
     done = on_hosts(namespaces, [1, 3, 2], options(data, *more, *lossless, "--group=host", f"--out={tmp_path}/hosts"))

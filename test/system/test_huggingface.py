@@ -1,4 +1,4 @@
-"""transformers -> here -> transformers: the same models, the same losses."""
+"""Tests that this program and transformers read each other's models, and find the same losses."""
 import json
 
 import pytest
@@ -10,7 +10,7 @@ VOCABULARY, SEQ = 96, 48
 SHAPE = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "hidden_size": 48,
          "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 6}
 
-# What changes the mathematics, in all combinations that matter, as transformers writes it.
+# Options that change the mathematics, in all combinations that matter, as transformers writes them.
 MODELS = {
     "llama2": {"num_key_value_heads": 6, "tie_word_embeddings": False},
     "shards": {"num_key_value_heads": 6, "tie_word_embeddings": False, "max_shard_size": "40KB",
@@ -21,10 +21,10 @@ MODELS = {
                          "dtype": "float16", "max_shard_size": "100KB", "rms_norm_eps": 1e-5},
 }
 
-# Trained here, they are saved in shards, which transformers reads.
+# This program trains these models and saves them in shards, which transformers reads.
 IN_SHARDS = ("llama2", "tied-bfloat16")
 
-# Features that this program does not have, and the field it must name.
+# Features that this program does not have, and the field that its error must name.
 UNSUPPORTED = {
     "rope_scaling": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
     "rope": {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4,
@@ -75,8 +75,8 @@ def weights(folder):
 
 
 def test_round_trip(data, models, tmp_path):
-    """Each model: its loss there and here; trained here, its loss here and there; saved there
-    again, its loss here."""
+    """For each model transformers and this program find the same loss: for a model of transformers, after
+    this program trained it, and after transformers saved it again."""
     ours, trained = {}, {}
     for name in MODELS:
         ours[name] = our_loss(models / name, data, tmp_path)
@@ -95,7 +95,7 @@ def test_round_trip(data, models, tmp_path):
         assert ours[name, "trained"] == pytest.approx(theirs[len(MODELS) + i], abs=1e-5), name
         assert our_loss(tmp_path / f"{name}-again", data, tmp_path) == ours[name, "trained"]
     assert len(list((models / "shards").glob("model-*.safetensors"))) > 3
-    for name in IN_SHARDS:  # and as transformers writes them
+    for name in IN_SHARDS:  # also with shards as transformers writes them
         index, again = (json.loads((folder / "model.safetensors.index.json").read_text())
                         for folder in (trained[name], tmp_path / f"{name}-again"))
         assert index["weight_map"].keys() == again["weight_map"].keys()
@@ -103,7 +103,7 @@ def test_round_trip(data, models, tmp_path):
 
 
 def test_weights_come_back_bit_for_bit(data, models, tmp_path):
-    """A step with learning rate 0 changes nothing: read and written here, all bits are the same."""
+    """A step with learning rate 0 changes nothing, so a model that is read and written has the same bits."""
     for name in ("llama2", "shards"):
         checkpoint = train(models / name, data, tmp_path / name, "--steps", 1, "--lr", 0)
         assert weights(checkpoint) == weights(models / name)
