@@ -100,8 +100,8 @@ def test_overwrite_spares_the_model_it_starts_from(data, tmp_path):
 
 
 def test_resuming_from_elsewhere(data, earlier, tmp_path):
-    """A run may resume from its own checkpoints. It may not resume from those of another run, since it
-    would overwrite its own."""
+    """A run goes on from its own checkpoints, and a run in a new folder from any. If the folder has another
+    run, it is refused, since that run would be overwritten."""
     succeed(*line(data, f"--out={tmp_path}/other"))
     there = tmp_path / "other" / "checkpoint-00000002"
     refused(run(*line(data, f"--out={earlier}", f"--resume={there}")), 1, "holds an earlier run")

@@ -1,5 +1,5 @@
-"""Memory of a run on CPUs: what --dry-run counts is what a run takes, and a run that needs more
-than there is does not begin (the kernel would kill it without a word)."""
+"""Tests the memory of a run on CPUs: a run takes as much as --dry-run counts. A run that needs more than
+there is does not begin, because the kernel would kill it without a message."""
 import os
 import pathlib
 import re
@@ -21,13 +21,13 @@ def data(tmp_path_factory):
 
 
 def environment(threads=2):
-    # A save is stretched, so that its copies are seen.
+    # Saves are slowed down, so that peaks() sees their copies.
     return {**os.environ, **MPI, "OMP_NUM_THREADS": str(threads),
             "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS": "30"}
 
 
 def resident(process):
-    """Bytes that only swap space could take from the process; mapped files are not of these."""
+    """The resident bytes of a process, without mapped files, which the kernel can drop at any time."""
     try:
         status = pathlib.Path(f"/proc/{process}/status").read_text(encoding="ascii")
     except OSError:
@@ -37,7 +37,7 @@ def resident(process):
 
 
 def peaks(command, ranks):
-    """The most that each rank takes."""
+    """Runs a command. Returns the peak memory of each rank."""
     running = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
     most = {}
@@ -54,7 +54,7 @@ def peaks(command, ranks):
 
 
 def planned(options, ranks=0):
-    """What --dry-run says that the run, as it was started, needs beside its program."""
+    """The bytes that --dry-run counts for the run, including the program of each rank."""
     done = succeed("--dry-run", f"--vocab-size={VOCABULARY}", *options, ranks=ranks)
     (needed,) = re.findall(r"^  needed +([\d.]+) GB  (?:1 rank|2 ranks) on ", done.stdout, re.MULTILINE)
     (program,) = re.findall(r"^  program +([\d.]+) GB", done.stdout, re.MULTILINE)
@@ -87,7 +87,7 @@ def table(*options):
 
 
 def test_nobody_needs_the_whole_model_to_save_it():
-    """7B on 64 GPUs: rank 0 copies one shard of at most 1 GB."""
+    """To save 7B on 64 GPUs, rank 0 needs a copy of one file of at most 1 GB, not of the whole model."""
     options = ["--model=7B", "--workers=64", "--group=8", "--dtype=bf16", "--wire-dtype=bf16",
                "--device=cuda", "--batch=2", "--seq=4096"]
     shards, one = table(*options), table(*options, "--shard-size=27")
@@ -102,7 +102,7 @@ def test_nobody_needs_the_whole_model_to_save_it():
 
 @pytest.mark.parametrize("wire, gradients", [("bf16", 2), ("int8", 33 / 32), ("int4", 17 / 32)])
 def test_few_bytes_leave_a_gpu(wire, gradients):
-    """7B on 64 GPUs in groups of 8: each sends 7/64 of a vector in a phase."""
+    """With 7B on 64 GPUs in groups of 8, each GPU sends 7/64 of a vector in a phase."""
     needed = table("--model=7B", "--workers=64", "--group=8", "--device=cuda", "--batch=2", "--seq=4096",
                    f"--wire-dtype={wire}")
     sent = 1e-9 * 6738415616 * 7 / 64
@@ -114,7 +114,8 @@ def test_few_bytes_leave_a_gpu(wire, gradients):
 
 
 def test_a_shorter_last_group_is_the_busiest():
-    """60 workers in groups of 8: in the last, of 4, each exchanges two shards with each of the 7 others."""
+    """The last of the groups of 8 has 4 of 60 workers. Each of them exchanges two shards with each of the 7
+    other groups."""
     needed = table("--model=7B", "--workers=60", "--group=8", "--device=cuda", "--wire-dtype=bf16")
     sent = 2e-9 * 6738415616 * 7 * 2 / 60
     assert needed["gradient phase"] == pytest.approx(sent, abs=1e-3)
@@ -132,7 +133,7 @@ def refused(done, *texts):
 
 
 def test_a_run_that_nobody_has_memory_for(data, tmp_path):
-    """The host itself, without any help of the test: 64 replicas of 13B, 6 TB."""
+    """No host has memory for 64 replicas of 13B, 6 TB. The test sets no limits of its own."""
     options = ["--model=13B", f"--train={data}/train.bin", "--seq=64", "--batch=1", "--workers=64",
                "--device=cpu", f"--out={tmp_path}/out"]
     done = run(*options)
@@ -170,7 +171,7 @@ def test_evaluation_and_text(data, tmp_path):
 # ---- a control group ----
 
 class Group:
-    """A control group of version 1 or 2 that processes are started in."""
+    """A control group of version 1 or 2, in which the test starts processes."""
 
     def __init__(self, megabytes):
         v1 = pathlib.Path("/sys/fs/cgroup/memory")
@@ -198,8 +199,8 @@ class Group:
 
 
 def test_a_control_group_decides(data):
-    """With less than the run needs it is refused, and told to go on it is killed; with a little
-    more than it needs it ends well."""
+    """If a control group has less memory than the run needs, the run is refused; if it is forced to go on,
+    it is killed. With a little more than it needs, it ends well."""
     options = [*SMALL, "--model=42M", f"--train={data}/train.bin", "--device=cpu"]
     megabytes = int(planned(options) / 1e6)
     with Group(int(0.9 * megabytes)) as group:

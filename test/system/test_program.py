@@ -1,4 +1,4 @@
-"""The program as a user starts it: bit-identity, edge cases, modes, the log, wrong input."""
+"""Tests the program as a user starts it: same bits, edge cases, modes, the log, wrong input."""
 import json
 import math
 import os
@@ -22,7 +22,7 @@ def data(tmp_path_factory):
 
 
 def settings(data, out, **changes):
-    """A short training of the smallest model; keywords replace or add options."""
+    """The options of a short training of the smallest model. Keywords replace or add options."""
     options = {"model": "260K", "train": data / "train.bin", "val": data / "val.bin",
                "workers": 8, "batch": 1, "seq": 64, "steps": 6, "lr": 3e-3, "seed": 5,
                "packet-bytes": 1024, "out": out}
@@ -37,7 +37,7 @@ def train(data, out, ranks=0, **changes):
 
 
 def numbers(log):
-    """What must not depend on how workers are spread: all but times and the options."""
+    """The values of a log that must not depend on how workers are spread: all but times and options."""
     timing = {"tokens_per_second", "step_ms", "communication_ms", "training_seconds", "checkpoint"}
     return [{k: v for k, v in event.items() if k not in timing} for event in log
             if event["event"] != "run"]
@@ -82,7 +82,8 @@ def test_processes_do_not_change_a_bit(data, tmp_path, changes):
 
 
 def test_network_digests_do_not_depend_on_ranks():
-    """lossynet alone: parameters, fresh runs, counters and drift of many settings, as digests."""
+    """lossynet alone gives the same digests of parameters, fresh runs, counters and drift, for many
+    settings, in any number of ranks."""
     program = BUILD / "test" / "lossynet" / "test_lossynet_mpi"
     digests = {ranks: succeed(ranks=ranks, program=program).stdout for ranks in (0, 1, 2, 4, 8)}
     assert len(digests[0].splitlines()) >= 8
@@ -113,8 +114,8 @@ def test_loss_rate_zero_equals_reliable(data, tmp_path, estimator, wire):
 
 
 def test_a_fixed_lead_is_the_same_where_nothing_is_lost(data, tmp_path):
-    """Replicas are then ahead of the model by one change, which the log says and evaluation
-    shows."""
+    """With a fixed lead, replicas are ahead of the model by one change. The log says so, and the evaluation
+    shows it."""
     runs = [train(data, tmp_path / "r", algorithm="reliable", lead=1),
             train(data, tmp_path / "l", loss_rate=0, lead=1),
             train(data, tmp_path / "x", loss_rate=0, lead_extra=1),
@@ -135,14 +136,14 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(data, tmp_path):
     assert numbers(train(data, tmp_path / "3", loss_rate=0.1, seed=6)) != first
     other_loss = numbers(train(data, tmp_path / "4", loss_rate=0.1, loss_seed=6))
     assert other_loss != first
-    assert other_loss[0]["loss"] == first[0]["loss"]  # same weights and data, other packets
+    assert other_loss[0]["loss"] == first[0]["loss"]  # weights and data are the same; lost packets differ
 
 
 @pytest.mark.parametrize("wire, sent", [("bf16", [0.5, 0.5]), ("int8", [33 / 128, 33 / 128]),
                                         ("int4", [17 / 128, 33 / 128])])
 def test_rounded_on_the_wire(data, tmp_path, wire, sent):
-    """Fewer bytes in fewer packets; nearly the same losses, but not the same; without loss no
-    drift. The model that is saved is the owners': not rounded."""
+    """Rounded elements need fewer bytes and packets. Losses are nearly the same. Without packet loss there
+    is no drift. The saved model has the owners' values, which are not rounded."""
     exact = train(data, tmp_path / "4", wire_dtype="float32")
     half = train(data, tmp_path / "2", wire_dtype=wire)
     for a, b in zip(exact, half):
@@ -174,7 +175,8 @@ def test_one_worker_loses_nothing(data, tmp_path):
 
 
 def test_the_log_tells_what_each_link_lost(data, tmp_path):
-    """Row: to, column: from. One link is bad; the same wherever the workers live."""
+    """The log has a row for each receiver and a column for each sender. One link is bad, and the log is the
+    same for every spread of the workers."""
     logs = [train(data, tmp_path / str(ranks), ranks=ranks, workers=4, steps=30, loss_rate=0.1,
                   loss_at="2-1=0.6") for ranks in (0, 2)]
     links = [[event["lost"] for event in log if event["event"] == "links"] for log in logs]
@@ -188,7 +190,7 @@ def test_the_log_tells_what_each_link_lost(data, tmp_path):
 
 
 def test_workers_share_the_batch(data, tmp_path):
-    """4 workers x 2 sequences see the same batch as 1 worker x 8: the same loss to rounding."""
+    """4 workers x 2 sequences see the same batch as 1 worker x 8, so losses are the same up to rounding."""
     one = train(data, tmp_path / "1", workers=1, batch=8)
     four = train(data, tmp_path / "4", workers=4, batch=2)
     for a, b in zip(one, four):
@@ -259,8 +261,8 @@ def test_robust_is_short_for_options(data, tmp_path):
 
 
 def test_robust_sends_at_most_a_tenth_more(data, tmp_path):
-    """A fifth of the gradient phase, which is half of the traffic; parameters are not sent
-    again."""
+    """--robust sends at most a fifth of the gradient phase again, which is half of the traffic. Parameters
+    are not sent again."""
     for rate, sent in ((0.1, 0.05), (0.2, 0.1), (0.4, 0.1)):
         log = train(data, tmp_path / str(rate), loss_rate=rate, robust=True, steps=10)
         assert log[-1]["extra_traffic"] == pytest.approx(sent, abs=0.01)
@@ -278,7 +280,8 @@ def test_trace_decides_what_is_lost(data, tmp_path):
 
 
 def test_outages_take_whole_steps(data, tmp_path):
-    """One link each way: a phase's packets all arrive or none does, and both phases alike."""
+    """There is one link in each direction. In a step, a link's packets all arrive or are all lost, in both
+    phases alike."""
     log = train(data, tmp_path, workers=2, steps=60, loss_rate=0.5, loss_model="outage:4", val=None)
     steps = [e for e in log if e["event"] == "step"]
     seen = {(e["gradient_loss_rate"], e["parameter_loss_rate"]) for e in steps}
@@ -287,7 +290,8 @@ def test_outages_take_whole_steps(data, tmp_path):
 
 
 def test_one_worker_is_cut_off(data, tmp_path):
-    """2 x 7 of the 56 links; its replica hears nothing, and nobody hears of its shards."""
+    """2 x 7 of the 56 links are down. The worker's replica receives nothing, and no other worker receives
+    its shards."""
     log = train(data, tmp_path / "worker", loss_at="3=1")
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.25, abs=0.002)
     steps = [e for e in log if e["event"] == "step"]
@@ -305,8 +309,8 @@ def test_one_worker_is_cut_off(data, tmp_path):
 # ---- whose data ----
 
 def test_workers_may_have_data_of_their_own(data, tmp_path):
-    """Text in the first half of the file, one token over and over in the second: worker 0 of 2 sees
-    what a run on the first half alone does, worker 1 the second."""
+    """The first half of the file is text, and the second half repeats one token. Worker 0 of 2 sees what a
+    run on the first half alone sees, and worker 1 sees the second half."""
     windows, seq = 100, 64
     text = markov_tokens(windows * seq, VOCABULARY, 3)
     whole = np.concatenate([text, np.full(windows * seq + 1, 5)])
@@ -355,7 +359,8 @@ def test_drift_follows_the_formula(data, tmp_path, rate):
                                      {"loss_rate": 0.3, "repair": 1}],
                          ids=lambda c: "-".join(str(v) for v in c.values()))
 def test_replicas_do_not_lag(data, tmp_path, changes):
-    """Behind by about the mean age with --lead off; with auto the mean replica is the model."""
+    """With --lead off, replicas lag behind the model by about the mean age. With auto, the mean replica
+    equals the model."""
     def lag(**more):
         log = train(data, tmp_path / more["lead"], steps=200, packet_bytes=256, val=None, warmup=10,
                     drift_samples=4096, workers=8, batch=1, seq=16, **changes, **more)
@@ -389,7 +394,7 @@ def test_optimizer_state_is_sharded(data, tmp_path):
 
 def test_training_learns(data, tmp_path):
     log = train(data, tmp_path, loss_rate=0.1, steps=150, batch=4, seq=32, lr=5e-3)
-    assert log[-1]["val_perplexity"] < 30  # uniform: 128; the chain's own entropy: about 6
+    assert log[-1]["val_perplexity"] < 30  # 128 for guessing, about 6 for a perfect model
 
 
 # ---- modes ----
@@ -435,7 +440,7 @@ def test_training_goes_on_from_a_model_directory(data, model, tmp_path):
 
 
 def test_dry_run_7b_on_64_workers():
-    """Checked by hand: P = 6,738,415,616; 4P = 26.954 GB; 8P/64 = 0.842 GB;
+    """The numbers are calculated by hand: P = 6,738,415,616; 4P = 26.954 GB; 8P/64 = 0.842 GB;
     4P*63/64 = 26.533 GB = 6,477,664 packets of 4,096 bytes, each with 28 + 66 bytes around it;
     26.533e9*8 + 6,477,664*94*8 bits at 100 Gbit/s = 2,122.6 + 48.7 = 2,171.3 ms.
     Activations of 2,048 tokens: 32 layers x 4 bytes x 2,048 x (8*4,096 + 3*11,008 + 2 + 32) and
@@ -451,7 +456,7 @@ def test_dry_run_7b_on_64_workers():
                  "6477664 packets of at most 4096 bytes", "steps uncorrelated 0.1992",
                  "the paper's 2p/(1+p) 0.1818"):
         assert line in text, f"{line!r} not in\n{done.stdout}"
-    # receive buffers of 26.533 GB, then one byte or word per packet and worker, and trains for MPI
+    # receive buffers of 26.533 GB, one byte or word per packet and worker, and buffers for MPI's messages
     (network,) = re.findall(r"network ([\d.]+) GB", text)
     assert 26.533 < float(network) < 26.533 * 1.02
     layer = 4 * 2048 * (8 * 4096 + 3 * 11008 + 2 + 32)
@@ -478,7 +483,7 @@ def test_version_is_that_of_the_headers_and_the_changelog():
     library = defined("lossynet/lossynet.h", "LOSSYNET_VERSION")
     text = succeed("--version").stdout
     assert text.startswith(f"train_llama2 {program} (lossynet {library}), ")
-    assert len(text.split(", ")) >= 3  # git's name of the revision, and the backend
+    assert len(text.split(", ")) >= 3  # they include git's name of the revision, and the backend
     latest = re.search(r"^## (.*)$", (ROOT / "dev/CHANGELOG.md").read_text(encoding="utf-8"), re.M)[1]
     assert f"train_llama2 {program}, lossynet {library}" in latest
 
@@ -582,7 +587,7 @@ def test_workers_must_divide_by_ranks(data, tmp_path):
 
 
 def broken(folder, name):
-    """A broken token file and what the program must say about it."""
+    """Makes a broken token file. Returns it and the message that the program must print."""
     path = folder / "broken.bin"
     tokens = markov_tokens(1000, VOCABULARY, 3)
     if name == "missing":
@@ -637,7 +642,7 @@ def test_unwritable_output(data, tmp_path, place):
         (tmp_path / "file").write_text("in the way")
         out = tmp_path / "file" / "run"
     else:
-        out = "/proc/nothing/here"  # nobody can write there, root included
+        out = "/proc/nothing/here"  # not even root can write there
     line = one_line(run(*settings(data, out)), 1)
     assert str(out).split("/run")[0].split("/nothing")[0] in line
 
@@ -696,7 +701,7 @@ def test_errors_of_one_rank_end_all(data, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["lossy", "rps", "naive", "reliable"])
 def test_sanitized_training(data, tmp_path, algorithm):
-    """Address and undefined-behaviour sanitizers over a short training, leaks included."""
+    """A short training passes the address, leak and undefined-behaviour sanitizers."""
     done = run(*settings(data, tmp_path, algorithm=algorithm, loss_rate=0.2, steps=3, workers=4,
                          estimator="balanced"), program=SANITIZED)
     assert done.returncode == 0 and done.stderr == "", done.stderr[-3000:]
@@ -729,7 +734,8 @@ def test_nvcc_accepts_the_main_file(tmp_path):
     ("--threads=1", 0, ""),
 ])
 def test_ranks_started_differently_end_at_once(data, tmp_path, odd, code, said):
-    """One line and the exit code, where the others would wait for ever, or train something else."""
+    """Ranks that are started with different options end with one line and an exit code. Otherwise they
+    would wait for ever, or train something else."""
     line = settings(data, tmp_path / "out", workers=2, steps=2, link="mpi")
     done = run(*line, ":", "-np", 1, PROGRAM, *line, odd, ranks=1)
     lines = [text for text in done.stderr.splitlines() if text.startswith("train_llama2")]
@@ -744,7 +750,7 @@ def test_a_tokenizer_that_is_not_there_is_told_before_training(data, tmp_path):
 
 
 def test_a_folder_that_is_no_model(data, tmp_path):
-    """People give a run's folder instead of its checkpoint's."""
+    """Users may give a run's folder instead of its checkpoint's."""
     done = run(*settings(data, tmp_path / "out", model=tmp_path))
     assert "has no config.json: expected a Hugging Face Llama directory, or checkpoint-N" in \
         one_line(done, 1)

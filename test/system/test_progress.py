@@ -1,5 +1,5 @@
-"""The progress bar: on a terminal, and nowhere else. Open MPI gives every rank a pseudo terminal,
-also where mpirun itself writes to a file."""
+"""Tests the progress bar: it is shown on a terminal, and nowhere else. This is not obvious, because Open MPI
+gives every rank a pseudo terminal, even if mpirun itself writes to a file."""
 import os
 import pty
 import re
@@ -14,7 +14,7 @@ BAR = "\r\033[K["
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """The words of a short run on `ranks` ranks."""
+    """A function that returns the command of a short run on `ranks` ranks."""
     train = tmp_path_factory.mktemp("data") / "train.bin"
     write_tokens(train, [1] * 1000, 512)
     def words(ranks, *more):
@@ -30,22 +30,22 @@ def start(words, stdout):
 
 
 def on_terminal(words):
-    """What they print when their stdout is a terminal."""
+    """The output of a command if its stdout is a terminal."""
     ours, theirs = pty.openpty()
-    start(words, theirs)  # it prints less than the terminal holds
+    start(words, theirs)  # it prints less than the terminal can buffer
     os.close(theirs)
     text = b""
     try:
         while part := os.read(ours, 4096):
             text += part
-    except OSError:  # all is read and nobody holds the other end
+    except OSError:  # everything is read, and the other end is closed
         pass
     os.close(ours)
     return text.decode()
 
 
 def in_shell(words):
-    """Wrapped, as people do to set limits or a device for each rank."""
+    """Wraps the command in a shell, as users do to set limits or a device for each rank."""
     split = words.index("2") + 1
     return [*words[:split], "sh", "-c", '"$@"; exit $?', "sh", *words[split:]]
 
@@ -69,7 +69,7 @@ def test_file_and_pipe(command, tmp_path, ranks):
 
 
 def test_a_file_from_a_terminal(command, tmp_path):
-    """The user sits at a terminal: mpirun ... > said"""
+    """The user is at a terminal and calls: mpirun ... > said"""
     words = ["sh", "-c", f'"$@" > {tmp_path}/said', "sh", *command(2)]
     assert BAR not in on_terminal(words)
     assert is_plain((tmp_path / "said").read_bytes().decode())
@@ -79,7 +79,7 @@ def test_a_file_from_a_terminal(command, tmp_path):
 def test_terminal(command, ranks):
     text = on_terminal(command(ranks))
     assert BAR in text and text.count("tokens/s") == 4, text
-    assert text.count("100%") == 1, text  # of one rank
+    assert text.count("100%") == 1, text  # only one rank shows progress
 
 
 def test_a_shell_between_mpirun_and_the_ranks(command):

@@ -1,4 +1,4 @@
-"""Checkpoints of a training run: resumed bit for bit, and what can go wrong with them."""
+"""Tests checkpoints of a training run: runs resume bit for bit, and errors are handled."""
 import hashlib
 import json
 import os
@@ -18,7 +18,7 @@ from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens,
                      read_log, run, succeed, tensors, write_tokens)
 
 VOCABULARY = 64
-PAUSE = "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS"  # between the stages of a save
+PAUSE = "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS"  # a pause between the stages of a save
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +50,7 @@ def checkpoints(out):
 
 
 def state(folder):
-    """All tensors of a checkpoint, whatever files they are in."""
+    """All tensors of a checkpoint, from all its files."""
     found = {}
     for path in folder.glob("*.safetensors"):
         found.update(tensors(path))
@@ -58,7 +58,7 @@ def state(folder):
 
 
 def numbers(path, step=0):
-    """What a log says from a step on, times aside."""
+    """The values of a log from a step on, without times."""
     timing = {"tokens_per_second", "step_ms", "communication_ms", "training_seconds", "checkpoint"}
     return [{k: v for k, v in event.items() if k not in timing} for event in read_log(path)
             if event["event"] in ("eval", "end") or
@@ -109,7 +109,8 @@ def test_resumed_run_is_the_same(data, tmp_path, ranks, then, changes):
 
 
 def test_what_is_saved(data, tmp_path):
-    """Only what is needed: each moment once, and of a replica only what is not the model."""
+    """A checkpoint has only what is needed: each moment once, and of each replica only the stale packets,
+    which differ from the model."""
     succeed(*settings(data, tmp_path, val=None))
     folder = checkpoint(tmp_path, 12)
     assert sorted(path.name for path in folder.iterdir()) == [
@@ -120,7 +121,7 @@ def test_what_is_saved(data, tmp_path):
     model = sum(len(v) for v in tensors(folder / "model.safetensors").values())
     assert sum(len(saved[f"worker.{w}.m"]) for w in range(4)) == model
     stale = sum(len(saved[f"worker.{w}.replica"]) for w in range(4))
-    assert 0.02 * 3 * model < stale < 0.2 * 3 * model  # 10% of what a worker does not own
+    assert 0.02 * 3 * model < stale < 0.2 * 3 * model  # about 10% of the elements that a worker does not own
     trainer = json.loads((folder / "trainer.json").read_text())
     assert trainer["step"] == 12 and trainer["sequence"] == 48
     assert {name: entry["bytes"] for name, entry in trainer["files"].items()} == {
@@ -139,10 +140,10 @@ def test_checksums_are_what_xxhsum_prints(data, tmp_path):
 
 
 def test_resumed_where_it_stood(data, tmp_path):
-    """auto takes the newest checkpoint; the log of the steps after it is cut off and made again."""
+    """--resume auto takes the newest checkpoint. The log is cut after its step and written again."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     succeed(*settings(data, whole))
-    done = succeed(*settings(data, out, resume="auto"))  # nothing there yet
+    done = succeed(*settings(data, out, resume="auto"))  # there is no checkpoint yet
     assert f"no checkpoint in {out} yet: training starts at the first step" in done.stdout
     shutil.rmtree(checkpoint(out, 12))
     with open(out / "log.jsonl", "a", encoding="utf-8") as log:
@@ -153,13 +154,14 @@ def test_resumed_where_it_stood(data, tmp_path):
     assert [e["event"] for e in read_log(out / "log.jsonl")] == (
         ["run"] + 6 * ["step"] + ["run", "resume"] + 6 * ["step"] + ["eval", "links", "end"])
     assert state(checkpoint(out, 12)) == state(checkpoint(whole, 12))
-    done = succeed(*settings(data, out, resume="auto"))  # nothing left to do
+    done = succeed(*settings(data, out, resume="auto"))  # the run is complete already
     assert "after 12 steps" in done.stdout
     assert checkpoints(out) == [6, 12]
 
 
 def test_tokenizer_stays_with_the_model(data, tmp_path):
-    """Also where the data has none, and when the checkpoint it came from was removed."""
+    """A checkpoint has the tokenizer, even if the data has none and the checkpoint that the run started from
+    was removed."""
     plain = tmp_path / "train.bin"
     shutil.copy(data / "train.bin", plain)
     common = dict(steps=8, save_every=2, val=None)
@@ -186,7 +188,7 @@ def model_files(folder):
 
 @pytest.fixture(scope="session")
 def sharded(data, tmp_path_factory):
-    """The same run in one process with one file, in one with shards, and in 4 with shards."""
+    """Makes the same run in one process with one file, in one with shards, and in 4 with shards."""
     folder = tmp_path_factory.mktemp("sharded")
     for name, ranks, changes in (("file", 0, {}), ("one", 0, SHARDS), ("four", 4, SHARDS)):
         succeed(*settings(data, folder / name, **changes), ranks=ranks)
@@ -210,7 +212,7 @@ def test_shards_do_not_depend_on_the_ranks(sharded):
 
 
 def test_every_file_is_listed(sharded):
-    """Also those that other ranks wrote; their own lists are gone."""
+    """trainer.json lists every file, including those that other ranks wrote. Their own lists are removed."""
     folder = checkpoint(sharded / "four", 12)
     files = json.loads((folder / "trainer.json").read_text())["files"]
     assert {name: entry["bytes"] for name, entry in files.items()} == {
@@ -219,7 +221,7 @@ def test_every_file_is_listed(sharded):
 
 @pytest.mark.parametrize("name, ranks", [("one", 2), ("four", 0), ("four", 2)])
 def test_resumed_from_shards(data, sharded, tmp_path, name, ranks):
-    """As from one file, bit for bit, also into another number of files."""
+    """A run resumes from shards as from one file, bit for bit, even if it writes another number of files."""
     done = succeed(*settings(data, tmp_path, resume=checkpoint(sharded / name, 6),
                              shard_size=3e-4), ranks=ranks)
     assert "after 6 steps, bit for bit" in done.stdout
@@ -228,7 +230,7 @@ def test_resumed_from_shards(data, sharded, tmp_path, name, ranks):
 
 
 def test_shards_are_a_model(data, sharded, tmp_path):
-    """To evaluate, and to begin with. test_generate.py makes up text with one."""
+    """A run can evaluate shards and start from them. (test_generate.py generates text with them.)"""
     lost, made = [], []
     for name, ranks in (("file", 0), ("four", 0), ("four", 2)):
         out, model = tmp_path / f"{name}{ranks}", checkpoint(sharded / name, 12)
@@ -257,7 +259,7 @@ def test_a_damaged_shard_is_named(data, sharded, tmp_path, damage, said, ranks):
     lines = [line for line in done.stderr.splitlines() if line.startswith("train_llama2: ")]
     assert done.returncode == 1 and len(lines) == 1, done.stderr
     assert f"{folder}/{name}'" in lines[0] and said in lines[0]
-    if damage != "flip":  # what is no training run's has no checksums
+    if damage != "flip":  # models that no training run wrote have no checksums
         assert name in one_line(run("--eval", f"--model={folder}", f"--val={data}/val.bin"), 1)
 
 
@@ -270,8 +272,8 @@ def test_wrong_shard_sizes(data):
 # ---- with other settings ----
 
 def test_other_numbers_of_workers(data, tmp_path):
-    """Without loss, 4 workers with 2 sequences are 2 with 4 and 8 with 1, up to rounding: moments
-    dealt out wrongly, or data not gone on with, would show."""
+    """Without loss, 4 workers with 2 sequences give the same as 2 with 4 and 8 with 1, up to rounding. The
+    test would show wrongly distributed moments, and data that does not continue."""
     whole = tmp_path / "whole"
     common = dict(algorithm="reliable", loss_rate=0, lr=1e-2)
     succeed(*settings(data, whole, batch=2, **common))
@@ -332,7 +334,7 @@ def test_a_network_that_loses_is_named(data, tmp_path):
 # ---- kept, and written while training goes on ----
 
 def test_the_newest_are_kept(data, tmp_path):
-    other = checkpoint(tmp_path, 99)  # not of this run
+    other = checkpoint(tmp_path, 99)  # it does not belong to this run
     other.mkdir()
     succeed(*settings(data, tmp_path, save_every=1, keep=2, steps=5, overwrite=True))
     assert checkpoints(tmp_path) == [4, 5, 99]
@@ -360,7 +362,7 @@ def steps_done(out):
 
 
 def test_training_does_not_wait_for_the_disk(data, tmp_path):
-    """The save of step 5 takes minutes; steps go on until the next one, which waits for it."""
+    """The save of step 5 takes minutes. Steps go on until the next save, which waits for it."""
     process = start(*settings(data, tmp_path, steps=40, save_every=5, val=None), pause=60_000)
     try:
         wait_for(lambda: steps_done(tmp_path) == 10, process, "step 10")
@@ -386,11 +388,11 @@ def test_signal_saves_and_stops(data, tmp_path, ranks, number):
     whole, out = tmp_path / "whole", tmp_path / "out"
     common = dict(steps=40, save_every=4, keep=1, val=None)
     succeed(*settings(data, whole, **{**common, "save_every": 0}))
-    before = signal.signal(number, lambda *_: None)  # what is ignored here would be there, too
-    process = start(*settings(data, out, **common), ranks=ranks, pause=100)  # 8 steps a second
+    before = signal.signal(number, lambda *_: None)  # the program would inherit an ignored signal
+    process = start(*settings(data, out, **common), ranks=ranks, pause=100)  # about 8 steps per second
     signal.signal(number, before)
     wait_for(lambda: steps_done(out) >= 5, process, "step 5")
-    # mpirun passes it on to all; with 2 ranks only one hears it
+    # mpirun passes the signal on to all; with 2 ranks only one of them gets it
     target = children(process.pid)[-1] if ranks == 2 else process.pid
     os.kill(target, number)
     output, errors = process.communicate(timeout=TIMEOUT)
@@ -410,8 +412,8 @@ def blocked(thread, number):
 
 
 def test_no_thread_that_computes_takes_a_signal(data, tmp_path):
-    """The frame of a handler would lie on that thread's stack, which oneDNN's sgemm keeps in the
-    heap."""
+    """Signals must not interrupt threads that compute, because the handler's frame would be written to the
+    thread's stack, and oneDNN's sgemm moves its stack into the heap."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     process = start(*settings(data, tmp_path, steps=10_000))
     signal.signal(signal.SIGINT, before)
@@ -443,7 +445,8 @@ def digest(folder):
 
 @pytest.mark.parametrize("ranks, kills", [(0, 100), (2, 8)])
 def test_killed_at_any_moment(data, tmp_path, ranks, kills):
-    """SIGKILL, and whatever has a checkpoint's name is that step's checkpoint, to the last bit."""
+    """After a SIGKILL at any time, every folder with a checkpoint's name has that step's checkpoint, bit for
+    bit."""
     common = dict(workers=2, seq=16, steps=30, save_every=1, keep=2, val=None, loss_rate=0.2)
     whole, out = tmp_path / "whole", tmp_path / "out"
     succeed(*settings(data, whole, **{**common, "keep": 0}))
@@ -454,7 +457,7 @@ def test_killed_at_any_moment(data, tmp_path, ranks, kills):
     while killed < kills:
         before = runs_begun(out)
         process = start(*settings(data, out, resume="auto", **common), ranks=ranks, pause=3)
-        if chance.random() < 0.8:  # else perhaps while it starts
+        if chance.random() < 0.8:  # otherwise the kill may come while the program starts
             wait_while(lambda: runs_begun(out) == before, process)
             goal = steps_done(out) + chance.randint(0, 3)
             wait_while(lambda: steps_done(out) < goal, process)
@@ -484,7 +487,7 @@ def test_killed_at_any_moment(data, tmp_path, ranks, kills):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A function that mounts a file system of so many kilobytes at tmp_path/disk."""
+    """A function that mounts a file system of the given size, in kilobytes, at tmp_path/disk."""
     disk = tmp_path / "disk"
     disk.mkdir()
 
@@ -507,12 +510,12 @@ def test_full_disk_from_the_start(data, tmp_path, small_disk):
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 3 and all("No space left" in line for line in lines[:2]), done.stderr
     assert f"no checkpoint could be written to '{disk}'" in lines[2]
-    assert list(disk.iterdir()) == []  # a full disk needs the room
+    assert list(disk.iterdir()) == []  # nothing is left behind on a full disk
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_disk_that_fills_up(data, tmp_path, small_disk, ranks):
-    disk = small_disk(5000)  # room for one
+    disk = small_disk(5000)  # large enough for one checkpoint
     done = run(*settings(data, disk, save_every=3, **SHARDS if ranks else {}), ranks=ranks)
     assert done.returncode == 0, done.stderr
     assert checkpoints(disk) == [3] and "No space left" in done.stderr
@@ -534,7 +537,7 @@ def test_full_disk_that_gets_room_again(data, tmp_path, small_disk):
 
 
 def test_full_disk_and_the_log(data, tmp_path, small_disk):
-    """The log on a full disk: what is missing are whole lines, said once."""
+    """If the log's disk is full, whole lines are missing, and one message says so."""
     disk = small_disk(8)
     done = succeed(*settings(data, None, log=disk / "log.jsonl", steps=60, val=None,
                              save_every=None))
@@ -546,7 +549,7 @@ def test_read_only_disk(data, tmp_path, small_disk):
     disk, log = small_disk(20_000), tmp_path / "log.jsonl"
     process = start(*settings(data, disk, log=log, save_every=10, steps=60, val=None), pause=100)
     wait_for(lambda: 10 in checkpoints(disk), process, "checkpoint")
-    # while a checkpoint is written the file system is busy
+    # the file system cannot be made read-only while a checkpoint is written
     while subprocess.run(["mount", "-o", "remount,ro", disk], capture_output=True,
                          check=False).returncode:
         assert process.poll() is None, "never became read-only"
@@ -563,12 +566,12 @@ def test_vanished_directory(data, tmp_path, ranks):
     wait_for(lambda: 5 in checkpoints(out), process, "checkpoint")
     out.rename(tmp_path / "elsewhere")
     errors = process.communicate(timeout=TIMEOUT)[1]
-    # Rank 0 alone ends with an error; it meets the others, so that mpirun need not end them.
+    # Only rank 0 ends with an error. It still meets the others, so that mpirun need not end them.
     assert process.returncode == 1 and len(events(log, "step")) == 60, errors
     assert "MPI_ABORT" not in errors
     assert "No such file or directory" in errors
     assert f"no checkpoint could be written to '{out}'" in errors
-    assert not out.exists()  # what was mounted there may come back
+    assert not out.exists()  # the run does not make the folder again: a mount may come back there
 
 
 # ---- damaged checkpoints ----
@@ -598,7 +601,7 @@ def test_damaged_files_are_refused(data, good, tmp_path, name, damage, ranks):
         path.write_bytes(raw[:-1])
     else:
         at = len(raw) - 3 if name != "trainer.json" else raw.index(b'"step": 6') + 8
-        raw[at] ^= 1  # a space becomes !, a 6 a 7, a float another float
+        raw[at] ^= 1  # changes a space to !, a 6 to a 7, or a float to another one
         path.write_bytes(raw)
     done = run(*settings(data, tmp_path / "out", resume=folder), ranks=ranks)
     assert done.returncode == 1
@@ -615,7 +618,7 @@ def test_auto_looks_for_a_whole_one(data, good, tmp_path):
     shutil.copytree(good, partial)
     done = succeed(*settings(data, tmp_path, resume="auto", val=None))
     assert "checkpoint-00000006 after 6 steps" in done.stdout and FILES[2] in one_line(done, 0)
-    assert not partial.exists()  # what killed runs leave is cleaned up
+    assert not partial.exists()  # files that killed runs left are removed
     for step in (6, 12):
         (checkpoint(tmp_path, step) / "model.safetensors").unlink()
     done = run(*settings(data, tmp_path, resume="auto", val=None))
@@ -651,7 +654,8 @@ def test_wrong_use(data, good, tmp_path):
 
 
 def test_measuring_how_fast_a_model_is_read(tmp_path):
-    """It runs and finds every kind of model; what it measures depends on who else is here."""
+    """The program runs and finds every kind of model. Its times are not tested, since they depend on what
+    else the machine does."""
     done = run(tmp_path / "model", 0, program=BUILD / "bench_load")
     assert done.returncode in (0, 1) and done.stderr == ""
     found = re.findall(r"^(F32|BF16) +(1 file|4 shards) .* ([0-9]+)%$", done.stdout, re.MULTILINE)

@@ -1,5 +1,5 @@
-"""How the ranks of a run leave: together, also where all end with an error; MPI_Abort, which makes
-mpirun print a page and sometimes crash, is for a rank that does not come."""
+"""Tests how the ranks of a run end: together, even if all end with an error. MPI_Abort makes mpirun print a
+page and sometimes crash, so it is used only if a rank does not come to this end."""
 import time
 
 import pytest
@@ -22,7 +22,7 @@ def test_an_option_that_is_wrong(tmp_path):
 
 
 def test_a_rank_that_does_not_come_is_ended(tmp_path):
-    """Rank 1 finds no data; rank 0 waits for it in the network and would do so for ever."""
+    """Rank 1 finds no data. Rank 0 waits for it in the network, and would do so for ever."""
     write_tokens(tmp_path / "train.bin", [1] * 1000, 512)
     line = ["--model=260K", "--vocab-size=512", "--seq=64", "--link=mpi"]
     before = time.monotonic()
@@ -30,5 +30,5 @@ def test_a_rank_that_does_not_come_is_ended(tmp_path):
                f"--train={tmp_path}/none.bin", ranks=1, environment={"OMP_NUM_THREADS": "1"})
     seconds = time.monotonic() - before
     assert done.returncode == 1, done.stderr
-    assert "rank 1: no file matches" in done.stderr  # what mpirun adds is sometimes garbled
-    assert 3 <= seconds < 60  # rank 1 waited for a while before it did so
+    assert "rank 1: no file matches" in done.stderr  # lines that mpirun adds are sometimes garbled
+    assert 3 <= seconds < 60  # rank 1 waited for a while before it called MPI_Abort

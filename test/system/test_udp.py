@@ -1,4 +1,4 @@
-"""--link udp: real datagrams between processes, and between network namespaces that lose them."""
+"""Tests --link udp: real datagrams between processes, and between network namespaces that lose them."""
 import hashlib
 import json
 import math
@@ -28,7 +28,7 @@ def one_line(done, status):
 
 
 def contents(checkpoint):
-    """Digests of its files."""
+    """The digests of a checkpoint's files."""
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()
             for path in checkpoint.iterdir()}
 
@@ -77,7 +77,7 @@ def test_wrong_use(data, tmp_path):
 # ---- ranks that stop ----
 
 def start(data, out, ranks, *flags, **changes):
-    """Starts a long training; returns it and the ranks' process ids, once two steps are done."""
+    """Starts a long training, and waits for two steps. Returns it and the ranks' process ids."""
     shell = ("sh", "-c", '"$@"; echo "rank $OMPI_COMM_WORLD_RANK ended with $?" >&2', "sh")
     running = program.start(*settings(data, out, link="udp", loss_rate=0.1, val=None, **changes),
                             ranks=ranks, flags=flags, shell=shell, environment={"OMP_NUM_THREADS": "1"})
@@ -95,7 +95,7 @@ def start(data, out, ranks, *flags, **changes):
                 text = (folder / "environ").read_text(errors="replace")
                 pids[int(re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", text).group(1))] = int(folder.name)
         except OSError:
-            pass  # it has ended
+            pass  # the process has ended
     assert sorted(pids) == list(range(ranks))
     return running, pids
 
@@ -111,7 +111,7 @@ def test_a_rank_that_stops_for_a_while(data, tmp_path):
     assert running.returncode == 0, stderr
     steps = events(tmp_path / "log.jsonl", "step")
     assert len(steps) == 150
-    # Each time at most three steps lose much; after that all is as fast as before.
+    # Each stop makes at most three steps lose many packets. After them, loss and speed are as before.
     lossy = [e["step"] for e in steps if e["gradient_loss_rate"] > 0.3]
     assert len(lossy) <= 9, lossy
     before, after = (statistics.median(e["step_ms"] for e in part) for part in
@@ -121,8 +121,8 @@ def test_a_rank_that_stops_for_a_while(data, tmp_path):
 
 
 def test_a_rank_that_dies(data, tmp_path):
-    """The others notice, say which and when, and exit; the last checkpoint stays as it was. They are
-    far from their last step, so that they end at all shows that they noticed."""
+    """The others notice that a rank died, say which one and when, and exit. The last checkpoint stays as it
+    was. The last step is far away, so the ranks would not end if they did not notice."""
     running, pids = start(data, tmp_path, 4, "--enable-recovery", steps=100000, peer_timeout=2,
                           save_every=50)
     while not list(tmp_path.glob("checkpoint-????????")):
@@ -135,12 +135,12 @@ def test_a_rank_that_dies(data, tmp_path):
     print(stderr)
     ended = dict(re.findall(r"rank (\d) ended with (\d+)", stderr))
     assert ended.pop("2") == "137"
-    assert ended and set(ended.values()) <= {"1", "143"}  # those that MPI_Abort ended: SIGTERM
+    assert ended and set(ended.values()) <= {"1", "143"}  # 143: MPI_Abort ended it with SIGTERM
     assert "1" in ended.values()
     told = re.search(r"lossynet: rank \d, step (\d+), peer rank 2 has ended: its host refuses", stderr)
     assert told and 49 <= int(told.group(1)) < 100000
     assert contents(first) == saved
-    last = max(tmp_path.glob("checkpoint-????????"))  # what bears the name is complete
+    last = max(tmp_path.glob("checkpoint-????????"))  # every folder with such a name is complete
     assert int(last.name.split("-")[1]) <= int(told.group(1)) + 1
     done = run("--eval", "--model", last, "--val", data / "val.bin", "--seq", 64)
     assert done.returncode == 0 and "perplexity" in done.stdout, done.stderr
@@ -155,9 +155,8 @@ def namespaces():
         pytest.skip(f"{reason}; a real network between hosts was not tried")
 
 
-# So large that what peers send one host in both phases of a step, 162 packets, always finds room
-# there (Hosts.dropped): where a test says that nothing is lost on the wire, nothing is, however
-# busy the machine.
+# Packets are so large that all packets to one host in both phases of a step, 162, fit into its queue
+# (Hosts.dropped). So nothing is lost on the wire if a test says so, however busy the machine is.
 MTU, PACKET = 9000, 8944
 
 
@@ -173,8 +172,8 @@ def options(data, out, **changes):
 
 
 def train_on(hosts, data, out, **changes):
-    """A phase goes on without a rank that is silent for a fifth of the peer time-out, as one is that
-    a busy machine keeps from running: here it is waited for."""
+    """Trains on hosts. A phase goes on without a rank that is silent for a fifth of the peer time-out. A busy
+    machine may keep a rank from running for long, so the time-out is long here."""
     changes = {"peer_timeout": 60, **changes}
     done = hosts.mpirun(PROGRAM, *options(data, out, **changes), timeout=TIMEOUT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -182,7 +181,7 @@ def train_on(hosts, data, out, **changes):
 
 
 def reference(data, out, **changes):
-    """The same training over a link that loses nothing."""
+    """Makes the same training over a link that loses nothing."""
     return train(data, out, ranks=2, **{"link": "mpi", "workers": 4, "packet_bytes": PACKET,
                                         **changes})
 
@@ -199,7 +198,7 @@ NETWORK = {"late", "duplicate", "rejected", "overruns", "stragglers"}
 
 
 def results(log):
-    """numbers(), without what the network did to datagrams that changed nothing."""
+    """numbers(), without counts of network events that do not change results."""
     return [{key: value for key, value in event.items() if key not in NETWORK}
             for event in numbers(log)]
 
@@ -207,7 +206,7 @@ def results(log):
 # ---- namespaces: loss, disorder, strangers ----
 
 def test_same_bits_between_hosts(hosts, data, tmp_path):
-    """Nothing is lost on the wire, 10% by injection: the files that come out are those of mpi."""
+    """Nothing is lost on the wire, and 10% by injection. The model files are the same as over mpi."""
     changes = {"loss_rate": 0.1, "steps": 20}
     mine = train_on(hosts, data, tmp_path / "udp", **changes)
     other = train(data, tmp_path / "mpi", ranks=4, link="mpi", workers=4, packet_bytes=PACKET,
@@ -219,13 +218,13 @@ def test_same_bits_between_hosts(hosts, data, tmp_path):
     assert files[0] == files[1] and "model.safetensors" in files[0]
 
 
-# Of the validation loss after 100 steps at 10% injected loss, over 40 seeds of what is lost. Then
-# the mean is 2.646; without loss it is 2.610, at 20% 2.684.
+# The standard deviation of the validation loss after 100 steps at 10% injected loss, over 40 seeds of the
+# losses. The mean is 2.646; without loss it is 2.610, and at 20% 2.684.
 DEVIATION = 0.009
 
 
 def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused-argument
-    """10% of all our datagrams, control included, are lost; the log says what the kernel did, and
+    """The kernel drops 10% of all our datagrams, including control. The log has the kernel's loss rate, and
     the model is as good as with injected loss."""
     made = []
     for attempt in range(2):
@@ -259,7 +258,8 @@ def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused
 
 
 def test_what_the_kernel_lost_is_sent_again(hosts, data, tmp_path):
-    """Within the budget, which is more than is lost, and then half of it."""
+    """Lost packets are sent again within a budget. The first budget is larger than the loss. The second is
+    half of the loss."""
     for budget, left in ((0.2, 0.1 ** 2), (0.05, 0.1 - 0.05 * 0.9)):
         hosts.lose(10)
         log = train_on(hosts, data, tmp_path / str(budget), steps=30, packet_bytes=None,
@@ -287,8 +287,8 @@ def test_reordering_and_duplicates_change_nothing(hosts, data, tmp_path, kernel)
         now = hosts.counted() if kernel == "slow lane" else {}
         counted, before = {name: now[name] - before.get(name, 0) for name in now}, now
         print(counted, {name: total(log, name) for name in NETWORK})
-        # A host that is stopped for longer than the grace makes a packet late, which then counts as
-        # lost; only a run without late packets must have the same bits.
+        # If a host stops for longer than the grace, a packet is late and counts as lost. Only a run
+        # without late packets must have the same bits.
         if results(log) == expected or not total(log, "late"):
             break
     assert results(log) == expected
@@ -301,7 +301,7 @@ def test_reordering_and_duplicates_change_nothing(hosts, data, tmp_path, kernel)
 
 
 def test_intruders_change_nothing(hosts, data, tmp_path):
-    """Replayed, shortened and damaged datagrams, noise and strangers, thrown at every rank."""
+    """Every rank gets replayed, shortened and damaged datagrams, noise, and datagrams of strangers."""
     ports = [f"p{i}" for i in range(4)]
     intruder = subprocess.Popen(["ip", "netns", "exec", hosts.switch, sys.executable,
                                  ROOT / "test" / "support" / "intruder.py", "7", *ports],
@@ -333,8 +333,8 @@ def test_ipv6_alone(namespaces, data, tmp_path):  # pylint: disable=unused-argum
 
 
 def test_a_path_that_drops_what_is_large(namespaces, data, tmp_path):  # pylint: disable=unused-argument
-    """A port of the switch drops what is over 1,350 bytes, both ways, without a word. Packets become
-    smaller, and one line says why; packets of a given size are refused."""
+    """A port of the switch silently drops packets over 1,350 bytes in both directions. The program makes
+    packets smaller, and one line says why. If the user has set a larger size, it is refused."""
     with testbed.Hosts(2) as hosts:
         hosts.narrow(1, 1350)
         command = [PROGRAM, *options(data, tmp_path, steps=2, workers=2, packet_bytes=None)]
@@ -353,7 +353,7 @@ def test_a_path_that_drops_what_is_large(namespaces, data, tmp_path):  # pylint:
 # ---- namespaces: hosts that falter ----
 
 class Running:
-    """A training on hosts, to which a test does something."""
+    """A training on hosts that a test disturbs."""
 
     def __init__(self, hosts, data, out, flags=(), **changes):
         self.hosts, self.path = hosts, out / "log.jsonl"
@@ -386,8 +386,7 @@ class Running:
 
 
 def test_a_slow_rank(hosts, data, tmp_path):
-    """Two busy loops share one rank's core for a second: nothing hangs, and nothing is lost for
-    good."""
+    """Two busy loops share one rank's core for a second. The run must not hang, and must recover."""
     running = Running(hosts, data, tmp_path, steps=300, val=None)
     pid, core = running.pid(1), {min(os.sched_getaffinity(0))}
     for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
@@ -423,7 +422,7 @@ def test_a_cut_of_three_seconds(hosts, data, tmp_path):
                            for e in steps if e["gradient_loss_rate"] or e["step_ms"] > 100])
     assert len(steps) == 400
     assert max(e["step_ms"] for e in steps) < 10000
-    # What the cut cost is over soon after it; a starved machine delays a packet for too long now
-    # and then.
+    # Soon after the cut there is no more loss, except that a busy machine may delay a packet for too long
+    # now and then.
     lossy = [e["step"] for e in steps[mended:] if e["gradient_loss_rate"] + e["parameter_loss_rate"]]
     assert len(lossy) <= 10, lossy

@@ -1,8 +1,8 @@
-"""--link verbs: RDMA datagrams between devices of Soft-RoCE, in a virtual machine
+"""Tests --link verbs: RDMA datagrams between devices of Soft-RoCE, in a virtual machine
 (dev/testbed/rdma_vm).
 
-The machine is started once and does all its work then (JOB); the tests look at what it left. It has
-four devices, one for each rank. Its processor is emulated, so models and sequences are tiny.
+The machine is started once and then does all its work (JOB). The tests check the files that it wrote. It
+has four devices, one for each rank. Its processor is emulated, so models and sequences are tiny.
 """
 import json
 import re
@@ -16,7 +16,7 @@ from test_device import EMULATED
 from test_program import numbers, weights
 
 VM = ROOT / "dev" / "testbed" / "rdma_vm"
-LIMIT = 900  # seconds that the machine may take; a fifth where little else runs
+LIMIT = 900  # seconds that the machine may take; on an idle host it takes a fifth of them
 STEPS = 4
 
 JOB = """
@@ -69,7 +69,7 @@ train missing --link=verbs --interface=rxe0,rxe9
 
 @pytest.fixture(scope="session")
 def guest(tmp_path_factory):
-    """The folder that the guest worked in."""
+    """Runs the guest. Returns the folder that it worked in."""
     machine = BUILD / "rdma_vm"
     built = subprocess.run([VM / "build.sh", machine], text=True, capture_output=True, check=False)
     if built.returncode == 77:
@@ -112,7 +112,7 @@ CASES = re.findall(r"(?:cmocka_unit_test|IN_THE_GUEST)\((\w+)\)",
 
 @pytest.mark.parametrize("case", CASES + ["exit_status"])
 def test_link(guest, case):
-    """test_link_verbs.c, most of which is not run where there are no devices; sanitized."""
+    """Runs test_link_verbs.c with sanitizers. Most of its cases run only here, since they need devices."""
     text = (guest / "link.tap").read_text(errors="replace")
     if case == "exit_status":
         assert text.endswith("exit status 0\n"), text[-3000:]
@@ -121,8 +121,8 @@ def test_link(guest, case):
 
 
 def assert_same(want, log, folders):
-    """With injected loss only. A machine that stalls for seconds can make ranks give up waiting;
-    then the log says in which step, and what was before is compared."""
+    """Compares a run with injected loss only. If the machine stalls for seconds, ranks may stop waiting for
+    packets. The log says in which step, and only earlier steps are compared."""
     assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4068
     stalled = [e["step"] for e in steps(log) if e["late"] or e["stragglers"] or e["overruns"]]
     if stalled:
@@ -143,7 +143,7 @@ def test_same_bits_as_one_process(guest, name):
 
 
 def test_from_the_memory_of_a_gpu(guest, tmp_path):
-    """--gpu-direct: the adapter reads gradients where only operations of the device may."""
+    """With --gpu-direct, the adapter reads gradients from memory that only the device can access."""
     log = trained(guest, "direct")
     assert log[0]["sends"] == "in place, gradients by the GPU"
     succeed("--model=260K", f"--train={guest}/train.bin", "--workers=2", "--batch=1", "--seq=8",
@@ -155,7 +155,7 @@ def test_from_the_memory_of_a_gpu(guest, tmp_path):
 
 
 def test_kernel_made_loss(guest):
-    """10% of all that leaves a device is lost; the log says what the kernel did."""
+    """The kernel drops 10% of all packets that leave a device. The log has the same loss rate."""
     log = trained(guest, "lossy")
     assert len(steps(log)) == STEPS
     devices = [d for d in json.loads((guest / "qdisc.json").read_text())
@@ -168,9 +168,9 @@ def test_kernel_made_loss(guest):
     sent = sum(after) - sum(before)
     logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
     print(sent, passed, dropped, logged)
-    assert passed + dropped == pytest.approx(sent, rel=0.01)  # the rest: ARP
+    assert passed + dropped == pytest.approx(sent, rel=0.01)  # the difference is ARP
     assert dropped / (passed + dropped) == pytest.approx(0.1, abs=0.015)
-    # Control packets are lost alike, but repeated and not logged.
+    # Control packets are lost as well, but they are repeated, and their losses are not logged.
     assert logged == pytest.approx(dropped / (passed + dropped), abs=0.013)
     assert all(e["rejected"] == e["duplicate"] == e["overruns"] == 0 for e in steps(log))
 
@@ -185,7 +185,7 @@ def test_no_such_device(guest):
 
 
 def test_without_a_device(tmp_path):
-    """Also where there is no virtual machine."""
+    """Tests the message without a device. This needs no virtual machine."""
     write_tokens(tmp_path / "train.bin", markov_tokens(2_000, 512, 1), 512)
     done = run("--model=260K", f"--train={tmp_path}/train.bin", "--steps=1", "--seq=8",
                "--link=verbs", "--interface=nowhere0", f"--out={tmp_path}/out", ranks=2)

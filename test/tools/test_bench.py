@@ -1,4 +1,4 @@
-"""make bench-network runs and writes its report; how fast anything is, a test cannot judge."""
+"""Tests that make bench-network runs and writes its report. It does not test speeds."""
 import subprocess
 import sys
 

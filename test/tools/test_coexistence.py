@@ -1,5 +1,5 @@
-"""--traffic-class: DATA in a class of its own, whose queues other traffic goes before;
---loss-budget, and --record-loss: the share that such queues lose, and which packets."""
+"""Tests --traffic-class, which puts DATA in a class with queues that other traffic overtakes; --loss-budget,
+which limits the share of packets that such queues lose; and --record-loss, which records these packets."""
 import http.server
 import json
 import shutil
@@ -25,8 +25,8 @@ def test_no_such_class(data, tmp_path, name):
 @pytest.mark.parametrize("ipv, name, dscp", [(4, "le", 1), (6, "le", 1), (4, "af13", 14),
                                              (6, "40", 40)])
 def test_marks_on_the_wire(namespaces, data, tmp_path, ipv, name, dscp):
-    """All DATA is marked, control is not but for the few that count on coming behind DATA; and the
-    model is the one of a network without classes."""
+    """All DATA is marked. Control is not, except the few datagrams that must not overtake DATA. The model is
+    the same as without classes."""
     changes = {"loss_rate": 0.1, "steps": 10, "packet_bytes": PACKET - 20}
     with testbed.Hosts(4, ipv=ipv, mtu=MTU) as made:
         made.watch_marks(dscp)
@@ -46,7 +46,7 @@ def test_default_class_marks_nothing(hosts, data, tmp_path):
 
 
 def test_control_that_overtakes_ends_no_phase(namespaces, data, tmp_path):
-    """DATA waits in a slow queue that control passes by: it is waited for, nothing is late or
+    """DATA waits in a slow queue and control overtakes it. Ranks still wait for DATA, so nothing is late or
     lost, and the bits are those of a link that loses nothing."""
     changes = {"loss_rate": 0.1, "steps": 8, "packet_bytes": 1400}
     with testbed.Hosts(4, rate="1gbit") as made:
@@ -59,7 +59,7 @@ def test_control_that_overtakes_ends_no_phase(namespaces, data, tmp_path):
     assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
 
 
-# ---- the loss budget, and what arrived ----
+# ---- the loss budget, and records of what arrived ----
 
 def test_budget_needs_a_pace(data, tmp_path):
     line = one_line(run(*settings(data, tmp_path), "--loss-budget=0.1"), 2)
@@ -67,13 +67,14 @@ def test_budget_needs_a_pace(data, tmp_path):
 
 
 def lost(log, last):
-    """Share of packets lost in the last so many steps."""
+    """The share of packets lost in the last `last` steps."""
     steps = [event for event in log if event["event"] == "step"][-last:]
     return sum(e["gradient_loss_rate"] + e["parameter_loss_rate"] for e in steps) / (2 * last)
 
 
 def test_loss_budget(namespaces, data, tmp_path):
-    """A short queue loses much of what comes as fast as it can, and about the budget under one."""
+    """A short queue loses many packets of a sender without a budget. With a budget, it loses about the
+    budget."""
     with testbed.Hosts(4, rate="100mbit") as made:
         made.yield_to_others(1, queue="20kb")
         changes = {"traffic_class": "le", "steps": 50, "packet_bytes": 1444, "val": None}
@@ -93,7 +94,7 @@ def share(files):
 
 
 def check_trace(log, files):
-    """The trace says what the log says."""
+    """Checks that the trace has the same losses as the log."""
     told, text = share(files)
     logged = (log[-1]["gradient_loss_rate"] + log[-1]["parameter_loss_rate"]) / 2
     assert told["share"] == pytest.approx(logged, abs=1e-9) and told["lost"] > 100
@@ -110,7 +111,7 @@ def test_trace_of_a_network(hosts, data, tmp_path):
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_trace_of_injected_bursts(data, tmp_path, ranks):
-    """Recorded as they were injected, and injected again as they were recorded."""
+    """The record of injected bursts is right, and a run that injects the record has the same losses."""
     changes = {"loss_rate": 0.2, "steps": 20, "ranks": ranks}
     log = train(data, tmp_path / "burst", loss_model="burst:6", record_loss=tmp_path / "t", **changes)
     files = [f"{tmp_path}/t.{rank}" for rank in range(ranks)] or [tmp_path / "t"]
@@ -132,7 +133,7 @@ def test_trace_that_cannot_be_written(data, tmp_path):
 # ---- the experiment ----
 
 class Slow(http.server.BaseHTTPRequestHandler):
-    """Serves one request at a time, in 20 ms."""
+    """Serves one request at a time, each in 20 ms."""
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):  # pylint: disable=invalid-name
@@ -159,8 +160,8 @@ def fetch(path, rate=100):
 
 
 def test_client_waits_for_nobody():
-    """A server of 50 requests per second gets 100: requests begin when they are due, and the time
-    that each waits for those before it counts."""
+    """The client makes 100 requests per second, and the server can serve 50. Requests begin when they are
+    due, and the time that each waits for earlier ones counts."""
     lines = fetch("/object")
     assert 60 < len(lines) < 150 and all(took != "failed" for _, took in lines)
     assert max(float(begun) for begun, _ in lines) < 1
@@ -175,7 +176,8 @@ def test_client_knows_an_error():
 
 
 def test_experiment(namespaces, tmp_path):  # pylint: disable=unused-argument
-    """dev/coexistence/measured.py does what it says; how fast is not for a busy machine to say."""
+    """dev/coexistence/measured.py makes all its measurements. Their values are not tested, since the machine
+    may be busy."""
     if not shutil.which("nginx"):
         pytest.skip("no nginx (package nginx-light); a web service beside training was not tried")
     done = subprocess.run([sys.executable, ROOT / "dev" / "coexistence" / "measured.py", "--quick", "--out",

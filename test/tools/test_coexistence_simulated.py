@@ -1,4 +1,4 @@
-"""The simulated network of dev/coexistence against what queueing theory says exactly, and its
+"""Compares the simulated network of dev/coexistence with exact results of queueing theory, and tests its
 report."""
 import pathlib
 import subprocess
@@ -14,7 +14,7 @@ import simulated  # pylint: disable=wrong-import-position
 
 PROGRAM = BUILD / "dev" / "coexistence" / "simulated"
 WIRE = (1502 * 8 + 288) * 1e-9  # seconds that a packet of 1,500 bytes keeps a link of 1 Gbit/s busy
-TX = 1502 * 8e-9                # until its last bit has left
+TX = 1502 * 8e-9                # seconds until its last bit has left
 SMALL = {"servers": 8, "messages": 2500, "seconds": 0.06, "warmup": 0.02}
 
 if not pathlib.Path("/usr/include/ns3/internet-module.h").exists():
@@ -27,8 +27,8 @@ def simulate(**settings):
 
 
 def test_waiting_is_that_of_the_queue_m_d_1():
-    """Packets that leave a server at random wait as Pollaczek and Khinchine say, and nowhere
-    else."""
+    """Packets that leave a server at random times wait as long as the formula of Pollaczek and Khinchine
+    says, and nowhere else in the network."""
     result = simulate(servers=2, messages=0, training_gbps=1.2, poisson=1, seconds=0.4)
     gap = 1500 * 8 / 0.6e9
     load = WIRE / gap
@@ -38,8 +38,8 @@ def test_waiting_is_that_of_the_queue_m_d_1():
 
 
 def blocked(load, places):
-    """Share of arrivals that find M/D/1 full, with so many places, the one in service included,
-    from the chain of queue lengths that departures leave behind."""
+    """The share of arrivals that find an M/D/1 queue full. `places` includes the packet in service. It is
+    computed from the Markov chain of queue lengths at departures."""
     k = np.arange(places)
     arrivals = np.exp(-load + k * np.log(load) - np.array([sum(np.log(np.arange(1, i + 1)))
                                                            for i in k]))
@@ -55,7 +55,8 @@ def blocked(load, places):
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_short_queues_lose_what_m_d_1_k_loses(limit):
-    """One packet is sent and one waits in the network card, beside those in the port's queue."""
+    """A short queue loses as many packets as M/D/1/K. In addition to the port's queue, one packet is being
+    sent and one waits in the network card."""
     result = simulate(servers=2, messages=0, training_gbps=1.8, poisson=1, seconds=0.4,
                       training_limit=limit)
     expected = blocked(WIRE / (1500 * 8 / 0.9e9), limit + 2)
@@ -69,7 +70,7 @@ def test_web_first_does_not_feel_training():
     mixed = simulate(**SMALL, training_gbps=2.4)
     assert alone["finished"] == alone["messages_counted"] > 100
     assert first["messages_counted"] == alone["messages_counted"]
-    # a packet that is being sent, and one in the network card, are not called back
+    # web packets still wait for a packet that is being sent and for one in the network card
     assert alone["mean_ms"] <= first["mean_ms"] < 1.06 * alone["mean_ms"]
     assert mixed["mean_ms"] > 1.2 * first["mean_ms"]
     assert first["training_loss"] > 0.01 and mixed["training_loss"] == 0
@@ -106,7 +107,7 @@ def test_wrong_options_are_refused():
 
 
 def test_report_reads_between_the_runs(tmp_path):
-    """Made-up results whose answers are known: times of 1 / (1 - rate / limit)."""
+    """The report interpolates made-up results with known answers: times of 1 / (1 - rate / limit)."""
     def run(rate, mean, loss=0.0, **way):
         return {"messages": rate, "burst": 1, "mean_ms": mean, "training_loss": loss, "finished": 9,
                 "messages_counted": 9, **way}

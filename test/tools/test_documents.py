@@ -1,4 +1,4 @@
-"""The README of the repository and of its folders: short, and true of the files that are there."""
+"""Tests the READMEs of the repository and its folders: they are short, and name files that exist."""
 import fnmatch
 import os
 import pathlib
@@ -14,7 +14,7 @@ FILES = [pathlib.PurePath(name) for name in subprocess.run(
          if (ROOT / name).exists()]
 if not FILES:
     pytest.skip("this is no clone of the repository: git lists no files", allow_module_level=True)
-# Inputs and reference values; the README above them describes them.
+# Folders of inputs and reference values. The README of the folder above describes them.
 DATA = ("test/corpus/", "test/goldens/")
 FOLDERS = sorted({str(path.parent) for path in FILES if not str(path).startswith((".", *DATA))
                   and path.parent != pathlib.PurePath(".")})

@@ -1,4 +1,5 @@
-"""scripts/elastic.sh, with a made-up trainer and a real etcd, and once with the real trainer."""
+"""Tests scripts/elastic.sh with a stand-in for the trainer and a real etcd, and once with the real
+trainer."""
 import os
 import pathlib
 import shutil
@@ -13,8 +14,8 @@ from test_program import data, settings  # pylint: disable=unused-import
 
 needs_etcd = pytest.mark.skipif(not shutil.which("etcd"), reason="etcd is not installed")
 
-# Notes how it is started, and does what comes next in `plan`: a signal, an exit code, "wait", or
-# "deaf" to SIGTERM.
+# The stand-in for the trainer. It notes how it is started, and does the next entry of `plan`: it ends by a
+# signal or with an exit code, waits ("wait"), or ignores SIGTERM ("deaf").
 TRAINER = """#!/bin/bash
 exec 9>"$NOTES/lock"; flock 9
 echo "$$ $*" >>"$NOTES/started"
@@ -29,7 +30,8 @@ wait) echo ready >>"$NOTES/ready"; while :; do sleep 0.1; done ;;
 *) exit "$what" ;;
 esac
 """
-# Goes to no host: notes its name, and runs the command as ssh does, in the login's shell.
+# The stand-in for ssh. It notes the host's name, and runs the command here, in the user's shell as ssh
+# does.
 SSH = """#!/bin/sh
 while [ "$1" = -o ]; do shift 2; done
 echo "$1" >>"$NOTES/hosts"
@@ -44,7 +46,7 @@ def program(path, text):
 
 
 class Script:
-    """One call of elastic.sh; its notes."""
+    """One call of elastic.sh, and the notes of the stand-ins."""
 
     def __init__(self, folder):
         self.folder, self.process = folder, None
@@ -58,14 +60,14 @@ class Script:
             "TRAIN_LLAMA2": str(trainer or self.folder / "trainer"), "NOTES": str(self.folder),
             "PATH": f"{self.folder}:{os.environ['PATH']}", "TMPDIR": str(self.folder / "tmp"),
             "OMP_NUM_THREADS": "1"})
-        # A session of its own: signals go to the script alone.
+        # The script has a session of its own, so that only it gets the signals.
         self.process = subprocess.Popen([ROOT / "scripts/elastic.sh", *map(str, arguments)], cwd=ROOT,
                                         env=environment, text=True, stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, start_new_session=True)
         return self.process
 
     def end(self):
-        """Ends what a test that failed has left."""
+        """Ends the processes that a failed test has left."""
         if self.process and self.process.poll() is None:
             self.process.terminate()
             for line in self.lines("started"):
@@ -99,7 +101,7 @@ def script(tmp_path):
 
 
 def lives(pid):
-    """Whether a process is there that has not ended; nobody may have waited for it."""
+    """Whether a process still runs. (A zombie does not: it has ended, but no process has waited for it.)"""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
@@ -179,13 +181,14 @@ def test_hosts(script):
 def test_a_connection_that_ends_takes_its_rank_along(script):
     process = script.start("wait wait", "-n", 2, "--hosts", "a", *URL, "--")
     script.wait(lambda: len(script.lines("ready")) == 2)
-    process.kill()  # and with it its ends of the connections
+    process.kill()  # this also closes its ends of the connections
     script.wait(lambda: not any(lives(line.split(" ")[0]) for line in script.lines("started")))
     assert not script.lines("signals")
 
 
 def test_who_only_lost_its_connection_may_be_alive(script):
-    """So the word that all are dead is given to nobody any more."""
+    """A process that lost its connection may still be alive. So elastic.sh gives --meet-anew, which says that
+    all are dead, to no process after that."""
     script.run("255 1 0", "-n", 1, "--hosts", "a", *URL, "--")
     assert "--meet-anew" not in "".join(script.lines("started")[1:])
 
@@ -234,7 +237,7 @@ def test_no_etcd(script):
 
 
 def trainers_of(script):
-    """The processes of a script that run the trainer."""
+    """The process ids of a script's trainers."""
     children = pathlib.Path(f"/proc/{script}/task/{script}/children").read_text(encoding="utf-8")
     return [int(pid) for pid in children.split()
             if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == PROGRAM.name]
@@ -242,7 +245,7 @@ def trainers_of(script):
 
 @needs_etcd
 def test_a_rank_of_a_run_dies(script, data):  # pylint: disable=redefined-outer-name
-    """It is started again and joins; the run ends as if nothing had happened."""
+    """A rank that dies is started again and joins. The run ends normally."""
     out = script.folder / "out"
     common = settings(data, out, workers=None, seq=16, val=None, steps=10 ** 6, peer_timeout=2)
     process = script.start("", "-n", 2, "--", *common, trainer=PROGRAM)

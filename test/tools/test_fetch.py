@@ -1,4 +1,4 @@
-"""data/fetch.py against a server on this machine that serves small stand-ins, and misbehaves."""
+"""Tests data/fetch.py with a server on this machine that serves small stand-ins, and makes errors."""
 import gzip
 import hashlib
 import http.server
@@ -17,7 +17,7 @@ SCRIPT = ROOT / "data" / "fetch.py"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Serves server.files with ranges; the first answers may be cut short."""
+    """Serves server.files, also ranges of them. The first answers may be cut short."""
 
     def do_GET(self):
         server = self.server
@@ -64,7 +64,7 @@ def make_server():
 
 
 def table(*names):
-    """The script's own paths, with the checksums as they are."""
+    """The script's own table of paths and checksums."""
     text = SCRIPT.read_text(encoding="utf-8")
     scope = {}
     exec(text[text.index("TABLE = "):text.index("MOST_FILES")], scope)  # pylint: disable=exec-used
@@ -83,7 +83,7 @@ def fetch(server, *arguments, script=SCRIPT, base=None, expect=0):
 
 
 def with_checksums(tmp_path, data):
-    """A copy of the script that expects these bytes: {known checksum: bytes}."""
+    """Makes a copy of the script that expects other data: {checksum in the script: bytes}."""
     text = SCRIPT.read_text(encoding="utf-8")
     for known, content in data.items():
         assert text.count(known) == 1
@@ -123,7 +123,7 @@ def test_a_wrong_checksum_is_refused_and_not_kept(server, tmp_path):
     said = fetch(server, "tinystories", tmp_path, expect=1)
     assert f"expected {known}" in said and "not kept" in said
     assert list(tmp_path.iterdir()) == []
-    # the same for a file that was brought by hand: it stays, but is not used
+    # A file that the user copied there is treated the same: it stays, but is not used.
     (tmp_path / "TinyStories-train.txt").write_bytes(b"something else")
     assert "remove it to fetch anew" in fetch(server, "tinystories", tmp_path, expect=1)
     assert [p.name for p in tmp_path.iterdir()] == ["TinyStories-train.txt"]
@@ -190,7 +190,7 @@ def test_wikitext(server, tmp_path, name):
     fetch(server, name, tmp_path / "out", script=script)
     for split, text in (("train", "train"), ("val", "valid"), ("test", "test")):
         assert (tmp_path / "out" / f"{split}.txt").read_text() == ROWS + text + "\n"
-    # as "\n\n".join(dataset["text"]) of Hugging Face's rows
+    # This equals "\n\n".join(dataset["text"]) of Hugging Face's rows.
     rows = ["", " = Title = \n", "", " Some text . \n", " More . \n", "", "test\n"]
     assert (tmp_path / "out" / "test.joined.txt").read_text() == "\n\n".join(rows)
 
@@ -207,7 +207,7 @@ def test_c4_is_trusted_on_first_use(server, tmp_path):
     expected = "<|endoftext|>\n".join(text + "\n" for text in documents * 2)
     assert (tmp_path / "train.txt").read_text(encoding="utf-8") == expected
     assert "no checksum" not in fetch(server, "c4", tmp_path, "--files", 2)
-    # another file under the same name, later: refused
+    # A later download with other data under the same name is refused.
     name = tmp_path / train.format(i=0).rsplit("/", 1)[1]
     name.unlink()
     server.files[train.format(i=0)] = gzip.compress(b'{"text": "forged"}\n')
@@ -216,8 +216,8 @@ def test_c4_is_trusted_on_first_use(server, tmp_path):
 
 
 def test_fineweb(server, tmp_path):
-    """Without pyarrow the script says what to do. A stand-in for it beside the script shows that
-    the column "text" is what is written."""
+    """Without pyarrow the script says what to do. With a stand-in for pyarrow beside it, the script writes the
+    column "text"."""
     ((path, _, _),) = table("fineweb")
     server.files = {path.format(i=0): b"PAR1"}
     script = with_checksums(tmp_path, {})

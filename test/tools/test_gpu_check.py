@@ -1,6 +1,5 @@
-"""dev/bench/gpu/gpu_check.py, the whole of it on the emulated device with tiny shapes: that
-everything runs, that nothing is lost when it is ended, that a later call goes on, and that the
-report's arithmetic is right. Not how fast anything is."""
+"""Tests all of dev/bench/gpu/gpu_check.py on the emulated device with tiny shapes: everything runs, no result
+is lost if it is ended, a later call continues, and the report's arithmetic is right. Speeds are not tested."""
 import importlib.util
 import json
 import math
@@ -30,7 +29,7 @@ def start(out, *more, libraries=""):
     environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",
                    "GOMP_SPINCOUNT": "0",
                    "EMULATED_FASTEST": "5", "LD_LIBRARY_PATH": str(libraries),
-                   "EMULATED_MEMORY": "4000000000"}  # else what other programs leave of this machine's
+                   "EMULATED_MEMORY": "4000000000"}  # otherwise it would be this machine's free memory
     return subprocess.Popen([sys.executable, SCRIPT, "--emulated", f"--out={out}", *more], cwd=ROOT,
                             env=environment, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.STDOUT)
@@ -50,8 +49,8 @@ def kept(out):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """(results, report) of all parts, in two calls. The first is ended from outside when it has
-    made its second check; the other makes what is left, and nothing again."""
+    """Returns (results, report) of all parts, which two calls make. The first is ended from outside after its
+    second check. The other makes the rest, and repeats nothing."""
     out, libraries = tmp_path_factory.mktemp("check"), fake_cudnn(tmp_path_factory.mktemp("libraries"))
     first = start(out, "--limit=3000", libraries=libraries)
     while first.poll() is None and len(kept(out)) < 2:
@@ -69,7 +68,7 @@ def measured(tmp_path_factory):
 
 
 def rows(report, section):
-    """The rows of a section's table, as dicts by its header."""
+    """The rows of a section's table, as dicts whose keys are the header."""
     lines = report.split(f"## {section}\n")[1].split("\n## ")[0].splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")]
              for line in lines if line.startswith("|")]
@@ -99,7 +98,7 @@ def test_steps_and_their_arithmetic(measured):
     x = results["step 260K 1x32"]
     C, L, H, K, D, F, V, T = 64, 2, 8, 4, 8, 172, 500, 32
     layer = (H + 2 * K) * D * C + H * D * C + 3 * C * F + 2 * C
-    N = L * layer + C + V * C  # the table is the classifier's too
+    N = L * layer + C + V * C  # embedding and classifier share one table
     assert x["parameters"] == N
     assert x["flops_6n"] == pytest.approx(6 * N * T, rel=1e-6)
     assert x["flops"] == pytest.approx(6 * N * T + 6 * L * H * D * T * T, rel=1e-6)
@@ -190,7 +189,7 @@ def test_runs_with_loss(measured):
 
 
 def test_variants(measured):
-    """--tune has timed all shapes, --dtype fp8 rounds, and --attention cudnn computes by it."""
+    """--tune has timed all shapes, --dtype fp8 rounds, and --attention cudnn computes with cuDNN."""
     results, report = measured
     base = results["step 260K 1x32"]
     table = {row["with"]: row for row in rows(report, "With --tune, --dtype fp8 and --attention cudnn")}
@@ -236,7 +235,7 @@ def test_another_loss_is_wrong(measured):
 
 
 def test_files_that_a_lent_machine_returns():
-    """report.md, results.json and the logs."""
+    """The output has only few files: report.md, results.json and the logs."""
     assert len({gpu_check.LOGS.get(part, part) for part in gpu_check.PARTS}) + 2 == 8
 
 
@@ -252,7 +251,7 @@ def test_says_what_is_missing(measured):
 
 
 class Options:
-    """As of the command line."""
+    """Options as the command line gives them."""
     emulated, parts, tokens = True, "right", None
 
     def __init__(self, out, limit):
@@ -264,8 +263,8 @@ def task(key, command, seconds=1000, ours=True):
 
 
 def test_out_of_time_is_not_wrong(tmp_path):
-    """Of a check that hangs what it printed is kept, it does not keep the others from their turn,
-    and it comes last in the next call."""
+    """A check that hangs is ended. Its output so far is kept, the other checks run, and it comes last in the
+    next call."""
     hangs = task("hangs", ["sh", "-c", "echo '{\"a\": 1}'; echo '{\"a\": '; sleep 1000 & sleep 1000"], 5)
     fails = task("fails", ["sh", "-c", "echo '{\"a\": 2}'; echo an error; echo more; exit 1"])
     absent = task("absent", ["sh", "-c", "echo no such device; exit 77"])
@@ -283,7 +282,7 @@ def test_out_of_time_is_not_wrong(tmp_path):
                       "good": ("done", "", 3)}
     assert one.status(tasks) == 1 and one.status([hangs, good]) == 3 and one.status([good, absent]) == 0
     assert gpu_check.in_order(tasks, one.results) == [fails, absent, theirs, hangs]
-    two = gpu_check.Check(Options(tmp_path, 0))  # no time at all: what is known stays
+    two = gpu_check.Check(Options(tmp_path, 0))  # there is no time at all; known results stay
     for each in gpu_check.in_order([*tasks, task("late", ["true"])], two.results):
         two.run(each)
     states = {key: x["state"] for key, x in kept(tmp_path).items()}
@@ -302,8 +301,8 @@ def test_no_device_is_told_from_a_failure(mode):
 
 
 def test_functions_that_stand_in_for_libraries():
-    """Of Jansson and xxHash all that the program calls, which else could not be linked without them.
-    A macro declares json_is_..."""
+    """dev/bare must have all functions of Jansson and xxHash that the program calls, or it could not be linked
+    without these libraries. (A macro declares json_is_...)"""
     sources = [ROOT / "train_llama2.cu", *ROOT.glob("llmc/**/*.[ch]")]
     used = {name for source in sources
             for name in re.findall(r"\b(json_(?!is_)\w+|XXH\w+)\(", source.read_text(encoding="utf-8"))}
@@ -313,7 +312,7 @@ def test_functions_that_stand_in_for_libraries():
 
 
 def words(command):
-    """A command as its set of words, without those that only make needs."""
+    """The set of a command's words, without those that only make needs."""
     return frozenset(word for word in command if word not in ("-MMD", "-MP"))
 
 
@@ -325,7 +324,7 @@ def test_builds_without_make_as_with_make(tmp_path):
     done = subprocess.run(["make", "-Bn", *gpu_build.OPTIONS, f"NVCC={nvcc}", f"BUILD={tmp_path}", "CC=gcc",
                            "CXX=g++", *linked], cwd=ROOT, text=True, capture_output=True, check=True,
                           env={**os.environ, "MAKEFLAGS": ""})
-    # make also has nvcc say what registers kernels take, for test_nvcc.py.
+    # make also has nvcc report the registers of kernels, for test_nvcc.py.
     told = [line.partition(" 2>")[0].replace(" -Xptxas -v", "").split()
             for line in done.stdout.replace("\\\n", " ").splitlines()
             if line.startswith(("gcc ", "g++ ", f"{nvcc} "))]
@@ -334,7 +333,7 @@ def test_builds_without_make_as_with_make(tmp_path):
 
 
 def test_stands_beside_the_faster_pytorch(measured, tmp_path):
-    """What PyTorch measured, put in by hand."""
+    """The report compares with the fastest measurement of PyTorch. The test writes these measurements."""
     results = dict(measured[0])
     seconds = results["step 260K 1x32"]["seconds"]
     done = {"part": "pytorch", "state": "done", "why": "", "took": 0}

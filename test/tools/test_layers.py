@@ -1,4 +1,4 @@
-"""dev/check_layers.py finds an include and a call that run upward, and a struct that is too long."""
+"""Tests that dev/check_layers.py finds an upward include, an upward call, and a struct that is too long."""
 import shutil
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def check(root, build):
 
 @pytest.fixture(name="copy")
 def copy_(tmp_path):
-    """The sources and objects, to plant something in."""
+    """A copy of the sources and objects, in which a test can make faults."""
     shutil.copytree(ROOT / "lossynet", tmp_path / "lossynet")
     for path in (BUILD / "lossynet").rglob("*.o"):
         if (ROOT / path.relative_to(BUILD).with_suffix(".c")).exists():

@@ -1,4 +1,5 @@
-"""Perplexity beside transformers: goldens, the library where it is installed, and the script."""
+"""Compares perplexity with that of transformers: with goldens, and with the library if it is installed. Also
+tests the script."""
 import json
 import math
 import os
@@ -17,7 +18,7 @@ CASES = json.loads((GOLDENS / "perplexity" / "expected.json").read_text(encoding
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """test/goldens/plain, told that it takes 4,096 positions."""
+    """The model test/goldens/plain, with a config.json that allows 4,096 positions."""
     folder = tmp_path_factory.mktemp("model")
     shutil.copy(GOLDENS / "plain" / "model.safetensors", folder)
     config = json.loads((GOLDENS / "plain" / "config.json").read_text(encoding="utf-8"))
@@ -70,7 +71,8 @@ def test_stride_out_of_range(model, seq, stride, said):
 
 
 def test_perplexity_beside_transformers_live(tmp_path):
-    """A model trained here, on tokens that it learnt from, with grouped-query attention."""
+    """This program trains a model with grouped-query attention, and both measure its perplexity on the tokens
+    that it was trained on."""
     if not is_there():
         pytest.skip(f"no transformers in {VENV} (test_huggingface.py installs it): perplexity was "
                     "compared with stored values only")
@@ -87,14 +89,14 @@ def test_perplexity_beside_transformers_live(tmp_path):
         event, _ = evaluate(model, tmp_path / "v.bin", context, stride, tmp_path)
         assert event["tokens"] == expected["tokens"]
         assert event["val_perplexity"] == pytest.approx(math.exp(expected["loss"]), rel=1e-4)
-        assert event["val_perplexity"] < 400  # it has learnt something: 512 is guessing
+        assert event["val_perplexity"] < 400  # it has learnt something: guessing gives 512
 
 
 # ---- scripts/perplexity.sh ----
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
-    """A checkpoint with a tokenizer of its own, and the text."""
+    """A checkpoint with its own tokenizer, and a text."""
     folder = tmp_path_factory.mktemp("script")
     text = "".join(f"In {i} the river rose and {i % 7} boats left the town .\n" for i in range(300))
     (folder / "text.txt").write_text(text, encoding="utf-8")
@@ -145,7 +147,7 @@ def test_script_says_what_is_missing(trained, tmp_path):
     assert "positive whole number" in script(checkpoint, text, STRIDE="0").stderr
     done = script(checkpoint, tmp_path / "absent.txt")
     assert done.returncode == 1 and "absent.txt" in done.stderr
-    # WikiText-2 is fetched; without a network, one line says so
+    # WikiText-2 would be downloaded; without a network, one line says so
     done = script(checkpoint, DATA=str(tmp_path / "wikitext"), FETCH_BASE_URL="http://127.0.0.1:9",
                   FETCH_PAUSE="0")
     assert done.returncode == 1 and "cannot reach http://127.0.0.1:9" in done.stderr

@@ -1,5 +1,5 @@
-"""What `make check` and `make test` are made of: test/run.py on a folder of small tests, and the
-check of formatting on a file that is not formatted."""
+"""Tests the parts of `make check` and `make test`: test/run.py with a folder of small tests, and the check of
+formatting with a file that is not formatted."""
 import os
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ def run(folder, *arguments):
 
 @pytest.fixture(name="folder")
 def make_folder(tmp_path):
-    """Names of files decide what conftest.py makes of them."""
+    """Makes a folder of tests. Their file names decide how conftest.py marks them."""
     (tmp_path / "tests").mkdir()
     for name in ("run.py", "conftest.py"):
         shutil.copy(ROOT / "test" / name, tmp_path / "tests")

@@ -1,4 +1,4 @@
-"""scripts/run_report.py: what it says of runs whose logs are made up, and of logs that are none."""
+"""Tests scripts/run_report.py: its report of made-up logs, and its errors about files that are no logs."""
 import json
 import subprocess
 
@@ -43,7 +43,7 @@ def test_a_run_of_even_steps(tmp_path):
 
 
 def test_changes_are_told_once_each(tmp_path):
-    """Steps slow down from 81 to 140, gradients are lost from 121 on."""
+    """Steps 81 to 140 are slow, and gradients are lost from step 121 on. Each change is reported once."""
     done = report(tmp_path, [step(i, 300 if 81 <= i <= 140 else 100, 0.3 if i > 120 else 0.1, stragglers=int(i == 90))
                              for i in range(200)])
     assert done.returncode == 0, done.stderr
@@ -60,7 +60,7 @@ def test_one_slow_step_is_named(tmp_path):
 
 
 def test_a_run_that_goes_on_and_one_that_was_resumed(tmp_path):
-    """The last line is not whole; steps that were made again count once."""
+    """The last line of the log may be cut short. Steps that were repeated count once."""
     done = report(tmp_path, [step(0), step(1, 900.0), step(1), step(2)], tail='{"event":"step","st')
     assert done.returncode == 0, done.stderr
     assert ": 3 of 200 steps" in done.stdout and "900" not in done.stdout

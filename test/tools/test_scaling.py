@@ -1,4 +1,4 @@
-"""dev/scaling/scaling.py against what can be computed exactly, in small cases."""
+"""Compares dev/scaling/scaling.py with exact results in small cases."""
 import sys
 
 import numpy as np
@@ -13,13 +13,14 @@ DRAWS = 400_000
 
 
 def expected_most(loss, flows):
-    """E max over flows of the times a message is lost in a row: sum over k of P(somebody > k)."""
+    """The expected maximum, over flows, of how often a message is lost in a row: the sum over k of the
+    probability that one of them is lost more than k times."""
     return sum(1 - (1 - loss ** k) ** flows for k in range(1, 400))
 
 
 @pytest.mark.parametrize("loss, flows", [(0.1, 1), (0.5, 2), (0.1, 12), (0.01, 100_000)])
 def test_unluckiest_message(loss, flows):
-    """The maximum over flows of geometric repetitions, as control messages have them."""
+    """The number of repetitions of a control message is geometric. Tests its maximum over flows."""
     rng = np.random.default_rng(1)
     drawn = scaling.repeated(loss, flows, rng.random(DRAWS)).mean()
     assert drawn == pytest.approx(expected_most(loss, flows), rel=0.01)
@@ -27,7 +28,7 @@ def test_unluckiest_message(loss, flows):
 
 
 def test_go_back_n_of_one_packet_waits_for_time_outs():
-    """A message of one packet has nothing after it: every loss is a time-out."""
+    """If a message has one packet, no later packet reveals its loss, so every loss costs a time-out."""
     net = scaling.Network(100, 10e-6, 0.2, ack_timeout=0.067)
     rng = np.random.default_rng(1)
     extra = scaling.flow_extra(rng, "roce", 1, net, DRAWS)
@@ -53,7 +54,7 @@ def test_selective_repeat_equals_packets_drawn_one_by_one():
     lost = rng.geometric(1 - loss, (DRAWS, n)) - 1
     late = lost * rtt - spacing * np.arange(n - 1, -1, -1)
     late[:, -1] = np.where(lost[:, -1] > 0, 320e-6 + (lost[:, -1] - 1) * rtt, 0)
-    # extra is drawn on a grid of a round trip and of 1/300 of the range
+    # the extra time is drawn on a grid of round trips and of 1/300 of the range
     assert drawn.mean() == pytest.approx(np.maximum(late.max(axis=1), 0).mean(), rel=0.02)
     assert np.mean(drawn > 300e-6) == pytest.approx(loss, rel=0.02)
 
@@ -72,12 +73,12 @@ def test_without_loss_everything_takes_the_wire_time():
 
 
 def test_a_ring_waits_for_its_slowest_link():
-    """Two workers and one round each way: the mean of the slowest, by hand."""
+    """Two workers and one round each way. The mean of the slowest is computed by hand."""
     net = scaling.Network(100, 0, 0.3, ack_timeout=1.0)
     rng = np.random.default_rng(1)
     times = np.mean([scaling.ring(rng, "roce", net, 2, 2 * 4096) for _ in range(3000)])
     lost = rng.geometric(0.7, (DRAWS, 2, 2)) - 1  # draws, rounds, links; one packet in each
-    first = lost[:, 0].max(axis=1)                # both links wait for both
+    first = lost[:, 0].max(axis=1)                # in the second round, each link waits for both
     assert times == pytest.approx((first + lost[:, 1].max(axis=1)).mean(), rel=0.05)
 
 

@@ -1,4 +1,4 @@
-"""The scripts, as people call them."""
+"""Tests the scripts as users call them."""
 import subprocess
 
 import numpy as np
@@ -14,7 +14,7 @@ def call(*command, **environment):
 
 
 def test_quickstart_from_text_to_plot(tmp_path):
-    """All of it, with 8 steps instead of 560, and evaluated on a little of the held-out text."""
+    """The whole quickstart runs, with 8 steps instead of 560, and evaluates on a part of the held-out text."""
     held_out = tmp_path / "data" / "kjv_val.bin"
     done = call("scripts/quickstart.sh", tmp_path, TRAIN_LLAMA2="false")
     assert done.returncode == 1 and "2/6  No loss" in done.stdout and "3/6" not in done.stdout
@@ -30,7 +30,7 @@ def test_quickstart_from_text_to_plot(tmp_path):
     for name in ("reliable", "lead-off", "lossy", "rps"):
         assert read_log(tmp_path / name / "log.jsonl")[-1]["status"] == "complete"
         assert (tmp_path / name / "checkpoint-00000008" / "tokenizer.model").exists()
-    done = call("scripts/quickstart.sh", tmp_path, STEPS="4")  # again: it takes the runs' place
+    done = call("scripts/quickstart.sh", tmp_path, STEPS="4")  # a second call replaces the runs
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "rps").glob("checkpoint-*")] == ["checkpoint-00000004"]
     text = (tmp_path / "data" / "kjv.txt").read_text(encoding="utf-8")
@@ -39,7 +39,7 @@ def test_quickstart_from_text_to_plot(tmp_path):
 
 
 def test_make_links_again_where_cuda_has_come(tmp_path):
-    """But not where nothing has changed."""
+    """make links the program again if CUDA was installed, but not if nothing has changed."""
     def make(cuda):
         done = call("make", f"BUILD={tmp_path}", f"CUDA={cuda}", f"{tmp_path}/with_cuda")
         assert done.returncode == 0, done.stderr

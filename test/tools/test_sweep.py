@@ -1,4 +1,4 @@
-"""scripts/sweeps/sweep.py, with real runs of seconds: what it runs, what it repeats, and its
+"""Tests scripts/sweeps/sweep.py with real runs that take seconds: which runs it makes and repeats, and its
 arithmetic."""
 import csv
 import gzip
@@ -83,7 +83,7 @@ def results(path):
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
-    """A sweep that ran to its end: settings, output folder, what it printed."""
+    """A finished sweep: its settings, output folder, and printed text."""
     folder = tmp_path_factory.mktemp("sweep")
     settings = write(folder / "tiny", SETTINGS, data)
     done = sweep(settings, "--out", folder / "out", "--jobs", "2")
@@ -101,7 +101,7 @@ def rows_of(out):
 def test_runs_every_combination_once(finished):
     _, out, done = finished
     entries = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
-    # 3 seeds x 2 rates; one phase adds one; continued: no loss counts once for both estimators
+    # 3 seeds x 2 rates; [one phase] adds one; in [continued] both estimators share the run without loss
     assert len(entries) == 6 + 1 + 3 == len({entry["id"] for entry in entries})
     assert all(entry["status"] == "complete" and entry["revision"] for entry in entries)
     assert str(out) not in (out / "results.jsonl").read_text()
@@ -127,8 +127,8 @@ def test_a_finished_run_is_not_repeated(finished, data, tmp_path):
 
 
 def test_the_lead_tells_runs_apart(data, tmp_path):
-    """Results from before --lead existed are those of --lead off; without loss only a number
-    counts."""
+    """Results from before --lead existed have the ids of --lead off. Without loss, only a number as --lead
+    makes another run."""
     def ids(lead):
         text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
         listed = sweep(write(tmp_path / "lead", text.replace("steps = 6", f"steps = 6\n{lead}"), data),
@@ -142,7 +142,7 @@ def test_the_lead_tells_runs_apart(data, tmp_path):
 
 
 def test_a_sweep_can_compute_in_bf16(finished, data, tmp_path):
-    """Settings choose --dtype; such runs are others than those in float32, and learn as well."""
+    """Settings can choose --dtype. Runs in bf16 are different from those in float32, and learn as well."""
     text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
     settings = write(tmp_path / "half", text.replace("device = cpu", "device = cpu\ndtype = bf16"), data)
     done = sweep(settings, "--out", tmp_path / "out")
@@ -154,8 +154,8 @@ def test_a_sweep_can_compute_in_bf16(finished, data, tmp_path):
 
 
 def test_runs_are_compared_with_what_against_names(data, tmp_path):
-    """The baseline has the named values and the same loss; one that carries what rounding took is
-    another run without loss, too."""
+    """The baseline has the values that `against` names, and the same loss. A run with --carry and rounding
+    differs without loss, too."""
     text = SETTINGS.split("[steep]")[0].replace("packet-bytes = 128\n", "") + """
 against = wire-dtype=float32 packet-bytes=256 carry=0
 wire-dtype/packet-bytes/carry = float32/256/0 int8/68/0 int4/68/1
@@ -181,8 +181,8 @@ loss-rate = 0 0.25
 
 
 def test_links_with_rates_of_their_own_lose(data, tmp_path):
-    """A run that loses on one link only is no baseline; "none" is the default, as are equal
-    models."""
+    """A run with loss on one link only is no baseline. "none" is the default of --loss-at, and equal loss
+    models for both phases are the default, too."""
     settings = write(tmp_path / "uneven", SETTINGS.split("[steep]")[0] + """
 data-split = contiguous
 [uneven]
@@ -204,7 +204,8 @@ loss-model = bernoulli outage:2
 
 
 def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
-    """The sweep does not run it: it must be the same to the last digit."""
+    """The sweep does not run naive without loss, because its result must equal the baseline's to the last
+    digit."""
     perplexities = set()
     for algorithm in ("reliable", "lossy", "naive"):
         log = tmp_path / f"{algorithm}.jsonl"
@@ -218,7 +219,7 @@ def test_naive_without_loss_is_the_baseline_itself(data, tmp_path):
 
 
 def test_goes_on_after_kill_and_interrupt(data, tmp_path):
-    """SIGINT saves what runs; SIGKILL loses what was not saved; the end is the same, bit for
+    """After SIGINT the runs save. After SIGKILL, unsaved steps are lost. The final result is the same, bit for
     bit."""
     text = SETTINGS.split("[one phase]")[0].replace("steps = 6", "steps = 150\nsave-every = 10")
     text = text.replace("seed = 1 2 3", "seed = 1").replace("eval-sequences = 8",
@@ -229,7 +230,7 @@ def test_goes_on_after_kill_and_interrupt(data, tmp_path):
     out = tmp_path / "cut"
     resumed = 0
     for number in (signal.SIGINT, signal.SIGKILL):
-        # In a process group of its own, all of which gets the signal, as from a terminal.
+        # The sweep has its own process group. The whole group gets the signal, as from a terminal.
         process = subprocess.Popen(command(settings, "--out", out, "--jobs", "2"), cwd=ROOT,
                                    env=environment(), stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True)
@@ -263,7 +264,8 @@ def test_two_sweeps_do_not_share_a_folder(finished):
 
 
 def test_a_run_that_fails_does_not_stop_the_others(data, tmp_path):
-    """The program judges by --dry-run first, so only what it cannot foresee comes to this."""
+    """If a run fails, the others go on. Options are checked by --dry-run before, so only errors that it cannot
+    foresee make a run fail."""
     text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
     settings = write(tmp_path / "broken", text, data)
     fake = tmp_path / "program"
@@ -291,7 +293,7 @@ def test_launcher_stands_before_every_command(data, tmp_path):
 
 
 def test_gcide_makes_text_and_tokens(tmp_path):
-    """Entries on one line each, without pronunciation and source; every 50th is held out."""
+    """Each entry is one line, without pronunciation and source. Every 50th is held out."""
     random = np.random.default_rng(1)
     words = ["".join(random.choice(list("abcdefghijklmnopqrstuvwxyz"), 7)) for _ in range(300)]
     words[9], words[4] = "owner", "packet"
@@ -315,7 +317,7 @@ def test_gcide_makes_text_and_tokens(tmp_path):
 # ---- arithmetic -----------------------------------------------------------------------------
 
 def test_table_is_what_the_logs_say(finished):
-    """Every number of one row again, from the runs' logs."""
+    """Computes every number of one row again, from the runs' logs."""
     _, out, _ = finished
     pairs, lost, drift = {}, [], []
     for path in out.glob("runs/*/log.jsonl"):
@@ -355,8 +357,8 @@ def test_table_is_what_the_logs_say(finished):
 @pytest.mark.parametrize("freedom, quantile", [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776),
                                                (9, 2.262), (29, 2.045)])
 def test_interval_is_students(freedom, quantile):
-    """Against the printed tables. Half of these values are 1 above their mean, half 1 below; one
-    more is the mean where their number is odd."""
+    """Compares the interval with printed tables. Half of the values are 1 above their mean and half 1 below.
+    If their number is odd, one more is the mean."""
     values = [(-1.0) ** i for i in range((freedom + 1) // 2 * 2)] + [0.0] * ((freedom + 1) % 2)
     error = math.sqrt((freedom + 1) // 2 * 2 / freedom / (freedom + 1))
     assert sweep_report.interval(values) == pytest.approx(quantile * error, abs=6e-4)
@@ -379,8 +381,8 @@ def test_step_tax_reads_the_curve_backwards():
 
 
 def test_cost_curves_are_those_of_three_rules(data, tmp_path):
-    """The curve of --robust begins at its look-ahead without loss, the others at 0; n of m seeds
-    count."""
+    """The curve of --robust begins with the cost of its look-ahead without loss, the others begin at 0. Rows
+    with only some of the seeds count, too."""
     path = write(tmp_path / "rules", SETTINGS.split("[steep]")[0] + """
 [other]
 title = No rules
@@ -412,7 +414,7 @@ loss-rate/lead/lead-extra/carry/gradient-repair/repair-budget = 0/off/0/0/0/0 0/
     assert [point[:2] for point in robust] == [(0, pytest.approx(-4.5)), (10, pytest.approx(-4.5)),
                                                (30, pytest.approx(-5))]
     assert [len(point[3]) for point in paper] == [0, 2, 1]
-    assert not any(point[2] for point in paper)  # two seeds have no interval worth drawing
+    assert not any(point[2] for point in paper)  # intervals of two seeds are too wide to draw
     sweep_report.report(settings, results, tmp_path, plots=True)
     assert (tmp_path / "cost.png").stat().st_size > 5000
 
@@ -467,7 +469,7 @@ def test_bad_calls_get_one_line(tmp_path):
 @pytest.mark.parametrize("name", sorted(
     path.name for path in (ROOT / "scripts" / "sweeps" / "settings").iterdir() if not path.suffix))
 def test_ready_made_settings_are_well_formed(name, data, tmp_path):
-    """With other data and without their launcher, the program accepts every run."""
+    """The program accepts every run of the settings, with other data and without their launcher."""
     text = (ROOT / "scripts" / "sweeps" / "settings" / name).read_text()
     text = re.sub(r"^(prepare|launch) = .*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^train = .*$", f"train = {data}/train.bin", text, flags=re.MULTILINE)

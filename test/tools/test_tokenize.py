@@ -1,4 +1,4 @@
-"""build/tokenize on texts as users have them, beside the sentencepiece library itself."""
+"""Tests build/tokenize on typical texts of users, and compares it with the sentencepiece library."""
 import os
 import random
 import re
@@ -13,15 +13,15 @@ from program import BUILD, run
 TOKENIZE = BUILD / "tokenize"
 HEADER = 1024
 
-# What tokenisers stumble over: long words, runs of spaces, every kind of line end, characters of
-# several bytes, byte order marks, the symbol that stands for a space.
+# Difficult text for tokenizers: long words, runs of spaces, every kind of line end, characters of several
+# bytes, byte order marks, and the symbol that stands for a space.
 PARTS = ["the ", "And God said, ", "Let there be light", ".", "\n", "\n\n", "  ", "\t", "\r\n", "ü",
          "漢字", "😀", "\ufeff", "\u2581", "\u00a0", "\u2028", "x" * 50, "1234567890", "<s>", "a\nb"]
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """A model with Llama-2's settings, trained on text of the test's own."""
+    """A model with Llama-2's settings, trained on a text of this test."""
     folder = tmp_path_factory.mktemp("tokenizer")
     random_text = random.Random(3)
     words = ["".join(random_text.choices("abcdefghij", k=random_text.randint(1, 7)))
@@ -72,7 +72,7 @@ def library(model):
 
 
 def test_documents_are_those_of_the_library(model, library, tmp_path):
-    """Ids, number of words and of bytes, document by document, from a few bytes to 200 KB."""
+    """Ids and the numbers of words and bytes are the library's, for documents from a few bytes to 200 KB."""
     documents = [random_document(seed, pieces) for seed, pieces in
                  enumerate([1, 2, 3, 5, 10, 100, 1000, 5000, 30000])]
     documents += ["\n", " ", "no newline at all " * 3000, "\n" * 30000]
@@ -160,7 +160,7 @@ def test_shards_put_together_are_the_whole(model, tmp_path):
 
 
 def test_progress_on_a_terminal(model, tmp_path):
-    """Percent, speed and time left, on one line that is cleared in the end."""
+    """A terminal shows percent, speed and time left on one line, which is cleared at the end."""
     write(tmp_path / "text", random_document(2, 1_000_000))
     terminal, end = os.openpty()
     with subprocess.Popen([str(TOKENIZE), "--tokenizer", str(model), "--train", "t.bin", "--threads",
@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_nothing(model, tmp_path):
 
 
 def test_the_program_reads_what_tokenize_writes(model, tmp_path):
-    """Shards and all: one step of training on them."""
+    """The program trains one step on the files that tokenize writes, including shards."""
     write(tmp_path / "text", random_document(5, 20000))
     tokenize(model, "--train", "t.bin", "--shard-tokens", 4000, "text", cwd=tmp_path)
     done = run("--model", "260K", "--train", tmp_path / "t_*.bin", "--seq", 64, "--steps", 1)
