@@ -70,7 +70,7 @@ def test_web_first_does_not_feel_training():
     mixed = simulate(**SMALL, training_gbps=2.4)
     assert alone["finished"] == alone["messages_counted"] > 100
     assert first["messages_counted"] == alone["messages_counted"]
-    # web packets still wait for a packet that is being sent and for one in the network card
+    # A web packet still waits for a training packet that is being sent, and for one in the network card.
     assert alone["mean_ms"] <= first["mean_ms"] < 1.06 * alone["mean_ms"]
     assert mixed["mean_ms"] > 1.2 * first["mean_ms"]
     assert first["training_loss"] > 0.01 and mixed["training_loss"] == 0

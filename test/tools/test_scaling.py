@@ -38,7 +38,8 @@ def test_go_back_n_of_one_packet_waits_for_time_outs():
 
 
 def test_go_back_n_of_many_packets():
-    """A round trip per packet lost, a time-out per repetition lost and per loss of the last."""
+    """A lost packet costs a round trip. A lost repetition, and each loss of the last packet, cost a
+    time-out."""
     net = scaling.Network(100, 10e-6, 0.1, ack_timeout=0.067)
     extra = scaling.flow_extra(np.random.default_rng(1), "roce", 50, net, DRAWS)
     exact = 49 * 0.1 * 10e-6 + 0.067 * (49 * 0.1 * 0.1 / 0.9 + 0.1 / 0.9)
