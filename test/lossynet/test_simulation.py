@@ -94,7 +94,7 @@ def test_without_a_deadline_nothing_is_lost():
     (4, False, 1.2, 0.85, 0.6), (16, False, 1.3, 0.8, 0.8), (64, False, 1.3, 0.77, 0.8),
     (4, True, 1.25, 0.8, 0.6), (16, True, 1.35, 0.74, 0.8)])
 def test_a_tail_of_computing_times(ranks, repair, mean, pace, delay):
-    """A step that waits for all 4, 16 or 64 ranks takes 1.75, 2.4 and 3.1 times the median compute time. With a
+    """A step that waits for all 4, 16 or 64 ranks takes 1.75, 2.4 and 3.0 times the median compute time. With a
     deadline it is much faster. A late gradient is averaged in the next step, because the others ask late ranks
     for it. Without that, 1.5 to 2.3 steps would lie between a gradient and its average."""
     got = late_ranks(ranks, "tail", "auto", repair=repair)
