@@ -151,12 +151,12 @@ static struct udp_address group_of(uint64_t run, int family) {
 }
 
 /* Sends tests to the group until the tests of all other ranks have come, or until TEST_SECONDS have
- * passed. Returns whether all came. */
-static bool hear_everyone(struct link_udp *u, uint64_t run) {
+ * passed. `heard` has a zero for each rank, and then a one for each that came. Returns whether all
+ * came. */
+static bool hear_everyone(struct link_udp *u, uint64_t run, uint8_t *heard) {
     double start = lossynet_now(), sent = 0;
     int missing = u->world.ranks - 1;
-    uint8_t *heard = lossynet_memory_take((size_t)u->world.ranks, 1);
-    while (heard && lossynet_now() < start + TEST_SECONDS) {
+    while (lossynet_now() < start + TEST_SECONDS) {
         struct lossynet_arrival arrivals[LOSSYNET_BATCH];
         if (lossynet_now() > sent + TEST_PAUSE) {
             const struct wire_header h = {.magic = WIRE_MAGIC,
@@ -183,7 +183,6 @@ static bool hear_everyone(struct link_udp *u, uint64_t run) {
         if (missing == 0 && lossynet_now() > start + 0.1) break;
         if (n == 0) link_wait(&u->link, 0.005);
     }
-    free(heard);
     return missing == 0;
 }
 
@@ -196,14 +195,14 @@ static lossynet_status try_multicast(struct link_udp *u,
     bool works = udp_socket_open(&u->group, &bound) == LOSSYNET_OK &&
                  udp_socket_join(&u->group, &u->group_address, interface) &&
                  udp_socket_multicast(&u->socket, interface);
-    uint8_t *all = lossynet_memory_take((size_t)ranks, 1);
+    uint8_t *all = lossynet_memory_take((size_t)ranks, 2); /* the second half: see hear_everyone */
     if (!all) return LOSSYNET_NO_MEMORY;
     all[u->world.rank] = works;
     lossynet_status status = settings->share(settings->share_context, &u->world, all, 1);
     for (int r = 0; r < ranks; r++) works &= all[r];
     u->link.features.multicast = works; /* link_wait looks at the group */
     if (!status && works) {
-        all[u->world.rank] = hear_everyone(u, settings->run);
+        all[u->world.rank] = hear_everyone(u, settings->run, all + ranks);
         status = settings->share(settings->share_context, &u->world, all, 1);
         for (int r = 0; r < ranks; r++) works &= all[r];
     }
