@@ -99,7 +99,8 @@ def summarise(group):
         row["taxes"].append(step_tax(base, result["perplexity"]))
     row["mean"] = average(row["changes"])
     row["interval"] = interval(row["changes"])
-    row["step_tax"] = average(row["taxes"])
+    taxes = [tax for tax in row["taxes"] if tax is not None]
+    row["step_tax"], row["tax_interval"] = average(taxes), interval(taxes)
     return row
 
 
@@ -117,7 +118,7 @@ def percent_pair(row):
 
 
 HEADINGS = ("run", "lost, %", "seeds", "perplexity", "change per seed, %", "mean, %", "±95%",
-            "step tax", "drift", "formula", "paper", "mean age", "oldest", "sent again")
+            "step tax", "±95%", "drift", "formula", "paper", "mean age", "oldest", "sent again")
 
 
 def cells(row):
@@ -125,7 +126,7 @@ def cells(row):
     return (row["run"], percent_pair(row), str(len(row["seeds"])),
             number(row["perplexity"], "{:.3f}") + (" (diverged)" if row["diverged"] else ""),
             changes, number(row["mean"], "{:+.2f}"), number(row["interval"], "{:.2f}"),
-            "" if row["step_tax"] is None else f"{100 * row['step_tax']:.0f}%",
+            number(row["step_tax"], "{:.0%}"), number(row["tax_interval"], "{:.0%}"),
             number(row["drift"] or None, "{:.3g}"), number(row["drift_expected"] or None, "{:.3g}"),
             number(row["drift_paper"] or None, "{:.3g}"), number(row["mean_age"], "{:.3f}"),
             str(row["max_age"]),
@@ -160,9 +161,9 @@ def as_text(rows):
 
 def write_csv(rows, path):
     names = ["section", "run", "seeds", "perplexity", "replica_perplexity", "changes", "mean",
-             "interval", "step_tax", "gradient_loss_rate", "parameter_loss_rate", "drift",
-             "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age", "max_age",
-             "extra_traffic", "diverged", "seconds"]
+             "interval", "step_tax", "tax_interval", "gradient_loss_rate", "parameter_loss_rate",
+             "drift", "drift_expected", "drift_paper", "drift_ratio", "mean_age", "late_mean_age",
+             "max_age", "extra_traffic", "diverged", "seconds"]
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(names)

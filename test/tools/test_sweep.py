@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -378,6 +379,21 @@ def test_step_tax_reads_the_curve_backwards():
     assert tax(80.0) == pytest.approx(1 - 14 / 40)
     assert tax(200.0) == 1
     assert sweep_report.step_tax({"evaluations": [[40, 40.0]]}, 50.0) is None
+
+
+def test_the_step_tax_has_an_interval_over_seeds():
+    """Three runs lose 10, 20 and 30% of the steps; a fourth has no curve to compare with."""
+    base = {"perplexity": 20.0, "evaluations": [[0, 120.0], [100, 20.0]]}
+    without = {"perplexity": 20.0}
+    run = types.SimpleNamespace(id="lossy", baseline="lossless")
+    members = [(str(seed), {"perplexity": p, "max_age": 0, "status": "complete"}, b, run)
+               for seed, p, b in ((1, 30.0, base), (2, 40.0, base), (3, 50.0, base), (4, 60.0, without))]
+    row = sweep_report.summarise({"section": types.SimpleNamespace(title="t"), "label": "l",
+                                  "members": members})
+    assert row["step_tax"] == pytest.approx(0.2)
+    assert row["tax_interval"] == pytest.approx(0.2484, abs=1e-4)  # as in test_interval_of_few_values
+    assert "| 20% | 25% |" in sweep_report.as_markdown([row | {
+        "gradient_loss_rate": None, "drift": None, "drift_expected": None, "drift_paper": None}])
 
 
 def test_cost_curves_are_those_of_three_rules(data, tmp_path):

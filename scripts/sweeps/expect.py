@@ -1,0 +1,190 @@
+#!/usr/bin/python3
+"""What loss may cost a larger model, from the kept results of runs from scratch.
+
+    scripts/sweeps/expect.py [--parameters 7e9] [--tokens 140e9] [--plot out/expect.png]
+
+1. A lossy run ends where a run without loss is after fewer steps. Of each pair of runs this program reads
+   the share of steps that loss costs (step_tax in sweep_report.py).
+2. It takes the mean of that share over settings (size of the model, workers, tokens a step, steps,
+   learning rate), and asks whether the share changes with the size of the model or with the steps.
+3. It asks two published laws of L(N, D), the loss after D tokens, what losing that share of D costs a
+   model of N parameters. The term of N is the same with and without loss, so the change is B / D^beta.
+
+The last step is an expectation and no measurement: no run here has more parameters than its table says.
+"""
+import argparse
+import glob
+import json
+import math
+import os
+import sys
+
+from sweep_report import ABOUT_LOSS, PAPER, RULES, average, finish, interval, step_tax
+from sweep_results import read_results
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# B and beta. Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", equation 10; and
+# Besiroglu et al. 2024, "Chinchilla Scaling: A replication attempt", which fits the same data again.
+LAWS = (("Hoffmann et al.", 410.7, 0.28), ("Besiroglu et al.", 2085.43, 0.3658))
+EARLIER = {**ABOUT_LOSS, "lead": "off"}  # what the key of a result leaves out (sweep_settings.py)
+
+
+# ---- what was measured ------------------------------------------------------------------------
+
+def read_taxes(paths):
+    """Reads kept results. Returns {(label of the rule, loss rate): {setting: shares of steps, one per
+    seed}}. A setting is a tuple (parameters, steps, workers, tokens of a step, learning rate). A rule at a
+    loss rate of which there is only one run is left out, and so are runs that go on from a model or have
+    another optimiser."""
+    runs = {}
+    for path in paths:
+        for result in read_results(path).values():
+            # Files share runs; one of them may have been measured without a curve.
+            if len(result.get("evaluations") or []) >= len(
+                    runs.get(result["id"], {}).get("evaluations") or []):
+                runs[result["id"]] = result
+    options = lambda key: {name: value for name, value in key.items()
+                           if name not in ABOUT_LOSS and name != "loss-rate"}
+    name = lambda key: json.dumps(options(key), sort_keys=True)
+    bases = {name(result["key"]): result for result in runs.values()
+             if result["key"].get("algorithm") == "reliable"}
+    taxes = {}
+    for result in runs.values():
+        key, base = result["key"], bases.get(name(result["key"]))
+        rate, chosen = key.get("loss-rate"), {**EARLIER, **key}
+        tax = step_tax(base, result["perplexity"]) if base else None
+        if tax is None or not rate or key.keys() & {"start", "beta1", "clip"}:
+            continue
+        for label, _, changes in RULES:
+            if all(chosen[option] == {**ABOUT_LOSS, **changes}[option] for option in ABOUT_LOSS):
+                workers = key.get("workers", 1)
+                setting = (result["parameters"], key["steps"], workers,
+                           workers * key.get("batch", 8) * key["seq"], key.get("lr", 1e-3))
+                taxes.setdefault((label, rate), {}).setdefault(setting, []).append(tax)
+    return {which: settings for which, settings in taxes.items() if sum(map(len, settings.values())) > 1}
+
+
+def middle(settings):
+    """The mean of the settings' means and half its 95% interval: over settings, or over the seeds of the
+    only setting. The interval is None where there is one number."""
+    means = [average(values) for values in settings.values()]
+    return average(means), interval(means if len(means) > 1 else next(iter(settings.values())))
+
+
+def slope(settings, column):
+    """How much the share changes when a number of the setting grows tenfold: the slope of a straight line
+    through the settings' means, and half its 95% interval. None if there are few settings, or if that
+    number hardly varies."""
+    from scipy import stats
+    x = [math.log10(setting[column]) for setting in settings]
+    y = [average(values) for values in settings.values()]
+    if len(x) < 5 or max(x) - min(x) < 0.3:
+        return None
+    line = stats.linregress(x, y)
+    return line.slope, float(stats.t.ppf(0.975, len(x) - 2)) * line.stderr
+
+
+# ---- what it lets expect ----------------------------------------------------------------------
+
+def cost(share, tokens, law):
+    """The change of perplexity, in %, of a run that loses this share of its tokens."""
+    _, B, beta = law
+    return 100 * math.expm1(B / tokens ** beta * ((1 - share) ** -beta - 1))
+
+
+def share(change, tokens, law):
+    """The inverse of cost()."""
+    _, B, beta = law
+    return 1 - (1 + math.log1p(change / 100) * tokens ** beta / B) ** (-1 / beta)
+
+
+def tables(taxes, parameters, tokens):
+    lines = ["Steps that loss costs, from scratch (mean of settings, 95%); what that is worth to",
+             f"{parameters:.3g} parameters after {tokens:.3g} tokens, by two laws, in % of perplexity", "",
+             "| rule | lost | settings | runs | steps | expected | the paper |",
+             "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for label, _, _ in RULES:
+        for rate in sorted(rate for rule, rate in taxes if rule == label):
+            settings = taxes[label, rate]
+            mean, half = middle(settings)
+            ends = [mean] if half is None else [max(0, mean - half), min(0.99, mean + half)]
+            costs = [cost(end, tokens, law) for law in LAWS for end in ends]
+            paper = dict(PAPER).get(rate) if label == RULES[0][0] else None
+            lines.append(f"| {label} | {100 * rate:g}% | {len(settings)} | "
+                         f"{sum(map(len, settings.values()))} | {mean:.0%}"
+                         f"{'' if half is None else f' ± {100 * half:.0f}'} | "
+                         f"+{min(costs):.1f} to +{max(costs):.1f} | {f'+{paper}' if paper else ''} |")
+    lines += ["", "Per tenfold of ..., as in the paper:"]
+    for column, what in enumerate(("parameters", "steps", "workers", "tokens a step", "learning rate")):
+        for rate in sorted(rate for rule, rate in taxes if rule == RULES[0][0]):
+            found = slope(taxes[RULES[0][0], rate], column)
+            if found:
+                lines.append(f"  {what}, {100 * rate:g}% lost: {100 * found[0]:+.0f} ± "
+                             f"{100 * found[1]:.0f} points")
+    lines += ["", "The paper's points as shares of steps, if its run had as many tokens:"]
+    for rate, change in PAPER:
+        low, high = sorted(share(change, tokens, law) for law in LAWS)
+        lines.append(f"  {100 * rate:g}% lost, +{change}%: {100 * low:.0f} to {100 * high:.0f}%")
+    return "\n".join(lines)
+
+
+def plot(taxes, tokens, path):
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    figure, axes = plt.subplots(figsize=(8, 4.8))
+    for (label, colour, _), shift in zip(RULES, (-0.6, 0, 0.6)):
+        points = [(100 * rate + shift, 100 * average(values)) for (rule, rate), settings in taxes.items()
+                  if rule == label for values in settings.values()]
+        means = {rate: 100 * middle(settings)[0] for (rule, rate), settings in taxes.items()
+                 if rule == label}
+        axes.plot(*zip(*points), "o", color=colour, ms=5, alpha=0.45, mew=0)
+        x, y = zip(*[(0, 0)] + [(100 * rate, means[rate]) for rate in sorted(means)])
+        axes.plot(x, y, "-", color=colour, lw=2)
+        axes.annotate(label, (x[-1], y[-1]), xytext=(10, 0), textcoords="offset points", va="center",
+                      color=colour)
+    for rate, change in PAPER:
+        shares = sorted(100 * share(change, tokens, law) for law in LAWS)
+        axes.plot([100 * rate] * 2, shares, "-", color="black", lw=5, alpha=0.6, solid_capstyle="butt")
+    axes.annotate("the paper's 7B model, by two laws", (100 * PAPER[-1][0], shares[1]), xytext=(0, 6),
+                  textcoords="offset points", ha="center", fontsize=8)
+    last = 100 * max(rate for _, rate in taxes)
+    axes.set(xlabel="packets lost, %", ylabel="steps that this costs, %", xlim=(0, 1.4 * last),
+             xticks=range(0, int(last) + 1, 10), ylim=(0, None))
+    axes.set_title("The share of steps that loss costs a run from scratch (one point per setting)",
+                   fontsize=9)
+    finish(axes, legend=False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110, metadata={"Software": None} if path.endswith(".png") else None)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="expect", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="*", help="files of results [settings/*.jsonl]")
+    parser.add_argument("--parameters", type=float, default=7e9, metavar="N", help="default: 7e9")
+    parser.add_argument("--tokens", type=float, metavar="D", help="default: 20 N")
+    parser.add_argument("--plot", metavar="FILE", help="draw a picture (PNG, SVG or PDF)")
+    arguments = parser.parse_args()
+    tokens = arguments.tokens or 20 * arguments.parameters
+    if not (arguments.parameters > 0 and tokens > 1):
+        print("expect: --parameters and --tokens must be positive numbers", file=sys.stderr)
+        return 2
+    paths = arguments.results or sorted(glob.glob(os.path.join(HERE, "settings", "*.jsonl")))
+    missing = [path for path in paths if not os.path.exists(path)]
+    if missing:
+        print(f"expect: there is no file '{missing[0]}'", file=sys.stderr)
+        return 2
+    taxes = read_taxes(paths)
+    if not taxes:
+        print("expect: no pair of runs from scratch with and without loss in these results; "
+              "run scripts/sweeps/sweep.py lead", file=sys.stderr)
+        return 1
+    print(tables(taxes, arguments.parameters, tokens))
+    if arguments.plot:
+        plot(taxes, tokens, arguments.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
