@@ -41,6 +41,8 @@ def read_run(directory):
     run["name"] = options["algorithm"]
     if run["name"] == "lossy" and options.get("lead", "off") == "off":
         run["name"] = "lead off"  # the lossy algorithm exactly as in its paper
+    if all(options.get(name) for name in ("lead-extra", "carry", "gradient-repair")):
+        run["name"] = "robust"  # or the same options one by one
     return run
 
 

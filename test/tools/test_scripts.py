@@ -17,17 +17,17 @@ def test_quickstart_from_text_to_plot(tmp_path):
     """The whole quickstart runs, with 8 steps instead of 560, and evaluates on a part of the held-out text."""
     held_out = tmp_path / "data" / "kjv_val.bin"
     done = call("scripts/quickstart.sh", tmp_path, TRAIN_LLAMA2="false")
-    assert done.returncode == 1 and "2/6  No loss" in done.stdout and "3/6" not in done.stdout
+    assert done.returncode == 1 and "2/7  No loss" in done.stdout and "3/7" not in done.stdout
     write_tokens(held_out, np.fromfile(held_out, dtype="<u2", offset=1024)[:1500], 2048)
     done = call("scripts/quickstart.sh", tmp_path, STEPS="8")
     assert done.returncode == 0, done.stderr
     rows = [line.split()[0] for line in done.stdout.splitlines()
-            if line.startswith(("reliable ", "lead off ", "lossy ", "rps ")) and "%" in line]
-    assert rows == ["reliable", "lead", "lossy", "rps"]
+            if line.startswith(("reliable ", "lead off ", "lossy ", "robust ", "rps ")) and "%" in line]
+    assert rows == ["reliable", "lead", "lossy", "robust", "rps"]
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if str(tmp_path) not in line)
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
-    assert len((tmp_path / "table.md").read_text().splitlines()) == 6
-    for name in ("reliable", "lead-off", "lossy", "rps"):
+    assert len((tmp_path / "table.md").read_text().splitlines()) == 7
+    for name in ("reliable", "lead-off", "lossy", "robust", "rps"):
         assert read_log(tmp_path / name / "log.jsonl")[-1]["status"] == "complete"
         assert (tmp_path / name / "checkpoint-00000008" / "tokenizer.model").exists()
     done = call("scripts/quickstart.sh", tmp_path, STEPS="4")  # a second call replaces the runs
