@@ -152,6 +152,9 @@ def main():
     if {"lead off", "lossy"} <= {run["name"] for run in runs}:
         print("lead off: lossy as in its paper; lossy: owners broadcast ahead of the model,\n"
               "so that replicas do not lag behind it (--lead auto, the default).")
+    if "robust" in {run["name"] for run in runs}:
+        print("robust: lossy with --robust. It sends lost gradients again once; 'lost' is what\n"
+              "stays lost.")
     with open(os.path.join(arguments.out, "table.md"), "w", encoding="utf-8") as file:
         file.write(as_markdown(rows))
     plot(runs, os.path.join(arguments.out, "plot.png"))
