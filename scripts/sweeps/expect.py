@@ -65,10 +65,11 @@ def read_taxes(paths):
 
 
 def middle(settings):
-    """The mean of the settings' means and half its 95% interval: over settings, or over the seeds of the
-    only setting. The interval is None where there is one number."""
+    """The mean of the settings' means and half its 95% interval: over settings, or over all runs where there
+    are only one or two settings."""
     means = [average(values) for values in settings.values()]
-    return average(means), interval(means if len(means) > 1 else next(iter(settings.values())))
+    runs = [tax for values in settings.values() for tax in values]
+    return average(means), interval(means if len(means) > 2 else runs)
 
 
 def slope(settings, column):
@@ -107,12 +108,11 @@ def tables(taxes, parameters, tokens):
         for rate in sorted(rate for rule, rate in taxes if rule == label):
             settings = taxes[label, rate]
             mean, half = middle(settings)
-            ends = [mean] if half is None else [max(0, mean - half), min(0.99, mean + half)]
+            ends = [max(0, mean - half), min(0.99, mean + half)]
             costs = [cost(end, tokens, law) for law in LAWS for end in ends]
             paper = dict(PAPER).get(rate) if label == RULES[0][0] else None
             lines.append(f"| {label} | {100 * rate:g}% | {len(settings)} | "
-                         f"{sum(map(len, settings.values()))} | {mean:.0%}"
-                         f"{'' if half is None else f' ± {100 * half:.0f}'} | "
+                         f"{sum(map(len, settings.values()))} | {mean:.0%} ± {100 * half:.0f} | "
                          f"+{min(costs):.1f} to +{max(costs):.1f} | {f'+{paper}' if paper else ''} |")
     lines += ["", "Per tenfold of ..., as in the paper:"]
     for column, what in enumerate(("parameters", "steps", "workers", "tokens a step", "learning rate")):
