@@ -16,7 +16,8 @@
 # BLAS=none takes plain loops. BARE=1 is for GPU machines without Jansson, xxHash, SentencePiece, cmocka
 # and libcurl: dev/bare replaces them, so there is no JSON (no logs, no checkpoints) and no tokenizer.
 # WERROR= allows warnings, for compilers that the project was not tested with. SANITIZE=address,undefined
-# builds with sanitizers; give it a BUILD of its own.
+# builds with sanitizers. With other flags than before, make builds again what depends on them; a BUILD
+# of its own keeps both.
 
 # Without this, make would try to build the .d files below by its built-in rules.
 MAKEFLAGS += --no-builtin-rules
@@ -30,13 +31,13 @@ JOBS := -j$(shell nproc)
 WERROR ?= -Werror
 WARNINGS := -Wall -Wextra $(WERROR)
 OPTIMISE ?= -O3 -fno-math-errno -fno-trapping-math
-CPPFLAGS += -I. -D_GNU_SOURCE
+CPPFLAGS := $(CPPFLAGS) -I. -D_GNU_SOURCE
 # The distribution's Python, because the Python packages are Debian's.
 PYTHON ?= /usr/bin/python3
 COMMON = $(OPTIMISE) -g -fopenmp $(WARNINGS) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
 CFLAGS += -std=c11 $(COMMON)
 CXXFLAGS += -std=c++17 $(COMMON)
-LDLIBS += -lm -ldl
+LDLIBS := $(LDLIBS) -lm -ldl
 
 # ---- libraries, each with its switch ------------------------------------------------------
 MPI ?= $(if $(shell command -v mpicc),1)
@@ -138,6 +139,28 @@ NVCCFLAGS += -std=c++17 -O3 $(ARCHITECTURES) $(if $(WERROR),-Werror all-warnings
 EMULATION_FLAGS := -std=c++17 -DCUDA_EMULATION -O2 -g -fopenmp $(WARNINGS) -Wno-unknown-pragmas \
                    -Wno-unused-function -fno-strict-aliasing \
                    $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-sanitize-recover=all)
+
+# ---- flags --------------------------------------------------------------------------------
+# What is built with flags depends on a file that holds them. If they are others now, the file is
+# written, and what depends on it is made again: after `make`, `make MPI=0` makes all that it must.
+FLAGS := $(BUILD)/flags
+flags_compile := $(CC) $(CPPFLAGS) $(CFLAGS) and $(CXX) $(CXXFLAGS)
+flags_nvcc := $(NVCC) $(NVCCFLAGS)
+flags_emulated := $(CXX) $(EMULATION_FLAGS)
+flags_instrumented := $(CC) $(SECURE) $(WARNINGS)
+flags_link := $(CXX) $(COMMON) $(LDFLAGS) $(OBJECTS) $(LDLIBS)
+flags_revision := $(REVISION)
+define flags_file
+ifneq ($$(strip $$(file <$(FLAGS)/$(1))),$$(strip $$(flags_$(1))))
+$(FLAGS)/$(1): FORCE
+endif
+$(FLAGS)/$(1):
+	@mkdir -p $$(@D)
+	@printf '%s\n' '$$(subst ','\'',$$(flags_$(1)))' >$$@
+endef
+$(foreach flags,compile nvcc emulated instrumented link revision,$(eval $(call flags_file,$(flags))))
+FORCE:
+
 TESTS := $(patsubst test/%.c,$(BUILD)/test/%,$(wildcard test/*/test_*.c test/*/*/test_*.c))
 
 GPU_PROGRAMS := gpu_check gpu_bench
@@ -157,41 +180,35 @@ tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(GPU_
 define link
 @echo '  LINK $@'
 @mkdir -p $(@D)
-@$(or $(2),$(CXX) $(COMMON)) $(LDFLAGS) $^ $(1) -o $@
+@$(or $(2),$(CXX) $(COMMON)) $(LDFLAGS) $(filter-out $(FLAGS)/%,$^) $(1) -o $@
 endef
 
-$(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS)
+$(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS))
-
-# The program is made again if CUDA was installed since the last build, or is now left out.
-$(BUILD)/train_llama2.o: $(BUILD)/with_cuda
-$(BUILD)/with_cuda: FORCE
-	@mkdir -p $(@D)
-	@echo '$(CUDA)' | cmp -s - $@ || echo '$(CUDA)' > $@
-FORCE:
 
 # The same program on the emulated device, for tests: --device cuda works without a GPU.
-$(BUILD)/emulated/train_llama2: $(BUILD)/train_llama2.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)
+$(BUILD)/emulated/train_llama2: $(BUILD)/train_llama2.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS) \
+    $(FLAGS)/link
 	$(call link,$(LDLIBS))
 
-$(BUILD)/tokenize: $(TOKENIZE:%.c=$(BUILD)/%.o) $(OBJECTS)
+$(BUILD)/tokenize: $(TOKENIZE:%.c=$(BUILD)/%.o) $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS))
 
-$(BUILD)/bench_load: $(BUILD)/dev/bench/cpu/bench_load.o $(OBJECTS)
+$(BUILD)/bench_load: $(BUILD)/dev/bench/cpu/bench_load.o $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS))
 
-$(BUILD)/train_llama2.o: train_llama2.cu | $(BUILD)/
+$(BUILD)/train_llama2.o: train_llama2.cu $(FLAGS)/compile $(FLAGS)/revision
 	@echo '  CC   $<'
 	@$(CC) $(CPPFLAGS) -DGIT_REVISION='"$(REVISION)"' $(CFLAGS) -MMD -MP -x c -c $< -o $@
 
 # These check whether a GPU computes right results, and how fast (dev/bench/gpu/gpu_check.py).
 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%): $(BUILD)/emulated/%: $(BUILD)/dev/bench/gpu/%.o $(COMMON_OBJECTS) \
-    $(EMULATED_OBJECTS)
-$(GPU_PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/dev/bench/gpu/%.o $(OBJECTS)
+    $(EMULATED_OBJECTS) $(FLAGS)/link
+$(GPU_PROGRAMS:%=$(BUILD)/%): $(BUILD)/%: $(BUILD)/dev/bench/gpu/%.o $(OBJECTS) $(FLAGS)/link
 $(foreach program,$(GPU_PROGRAMS),$(BUILD)/$(program) $(BUILD)/emulated/$(program)):
 	$(call link,$(LDLIBS))
 
-$(BUILD)/llmc/backend/cpu/backend_cpu.%.o: llmc/backend/cpu/backend_cpu.c
+$(BUILD)/llmc/backend/cpu/backend_cpu.%.o: llmc/backend/cpu/backend_cpu.c $(FLAGS)/compile
 	@mkdir -p $(@D)
 	@echo '  CC   $< for $*'
 	@$(CC) $(CPPFLAGS) $(CFLAGS) $(isa_flags_$(patsubst .%,%,$(suffix $*))) -ffp-contract=fast \
@@ -205,39 +222,39 @@ define nvcc
 @! grep -i warning $@.log || $(if $(WERROR),false,true)
 endef
 
-$(BUILD)/llmc/backend/cuda/backend_cuda.%.cu.o: llmc/backend/cuda/backend_cuda.cu
+$(BUILD)/llmc/backend/cuda/backend_cuda.%.cu.o: llmc/backend/cuda/backend_cuda.cu $(FLAGS)/nvcc
 	@mkdir -p $(@D)
 	@echo '  NVCC $< for $*'
 	$(call nvcc,-DBACKEND_DTYPE=$*)
 
-$(BUILD)/llmc/backend/cuda/%.cu.o: llmc/backend/cuda/%.cu
+$(BUILD)/llmc/backend/cuda/%.cu.o: llmc/backend/cuda/%.cu $(FLAGS)/nvcc
 	@mkdir -p $(@D)
 	@echo '  NVCC $<'
 	$(call nvcc)
 
-$(BUILD)/emulated/llmc/backend/cuda/backend_cuda.%.o: llmc/backend/cuda/backend_cuda.cu
+$(BUILD)/emulated/llmc/backend/cuda/backend_cuda.%.o: llmc/backend/cuda/backend_cuda.cu $(FLAGS)/emulated
 	@mkdir -p $(@D)
 	@echo '  CXX  $< for $*, emulated'
 	@$(CXX) -I. -D_GNU_SOURCE $(EMULATION_FLAGS) -DBACKEND_DTYPE=$* -MMD -MP -x c++ -c $< -o $@
 
-$(BUILD)/emulated/%.o: %.cu
+$(BUILD)/emulated/%.o: %.cu $(FLAGS)/emulated
 	@mkdir -p $(@D)
 	@echo '  CXX  $<, emulated'
 	@$(CXX) -I. -D_GNU_SOURCE $(EMULATION_FLAGS) -MMD -MP -x c++ -c $< -o $@
 
 # The scheduler of fibers is not instrumented with the thread sanitizer, but calls its interface.
-$(BUILD)/emulated/%.o: %.cpp
+$(BUILD)/emulated/%.o: %.cpp $(FLAGS)/emulated
 	@mkdir -p $(@D)
 	@echo '  CXX  $<, emulated'
 	@$(CXX) -I. -D_GNU_SOURCE $(if $(filter thread,$(SANITIZE)),-DCUDA_EMU_TSAN) \
 	    $(filter-out -fsanitize=thread,$(EMULATION_FLAGS)) -MMD -MP -c $< -o $@
 
-$(BUILD)/%.o: %.c
+$(BUILD)/%.o: %.c $(FLAGS)/compile
 	@mkdir -p $(@D)
 	@echo '  CC   $<'
 	@$(CC) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
-$(BUILD)/%.o: %.cpp
+$(BUILD)/%.o: %.cpp $(FLAGS)/compile
 	@mkdir -p $(@D)
 	@echo '  CXX  $<'
 	@$(CXX) $(CPPFLAGS) $(CXXFLAGS) -MMD -MP -c $< -o $@
@@ -260,7 +277,7 @@ $(BUILD)/test/cuda/test_cuda_attention: $(BUILD)/test/cuda/test_cuda_attention.o
     $(BUILD)/test/llmc/operators_arrays.o $(BUILD)/emulated/test/cuda/kernels_backend.o $(EMULATOR)
 $(BUILD)/test/cuda/emulation_faults: $(BUILD)/emulated/test/cuda/emulation_faults.o $(EMULATOR)
 emulated_tests: $(EMULATED_TESTS)
-$(EMULATED_TESTS):
+$(EMULATED_TESTS): $(FLAGS)/link
 	$(call link,$(CMOCKA))
 
 # Tests in which lossynet's allocations fail (test/lossynet/failing_memory.h).
@@ -270,20 +287,20 @@ $(BUILD)/test/lossynet/test_lossynet $(BUILD)/test/lossynet/test_secure: \
 HOOKED := $(patsubst %,test/lossynet/test_%,lossynet_ranks lossynet_secure lossynet_udp same_bits)
 $(HOOKED:%=$(BUILD)/%) $(HOOKED:%=$(BUILD)/thread/%): LDFLAGS += -Wl,--wrap=lossynet_dispatch
 
-$(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS)
+$(BUILD)/test/%_emulated: $(BUILD)/test/%_emulated.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS) $(CMOCKA))
 
-$(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS)
+$(BUILD)/test/%: $(BUILD)/test/%.o $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS) $(CMOCKA))
 
 # ns-3 is built without sanitizers, and its pkg-config files name directories that do not exist.
-$(NS3): dev/coexistence/simulated.cpp
+$(NS3): dev/coexistence/simulated.cpp $(FLAGS)/compile
 	@echo '  CXX  $<'
 	@mkdir -p $(@D)
 	@$(CXX) -std=c++17 -O2 -g $(WARNINGS) $< -o $@ -lns3-internet -lns3-point-to-point \
 	    -lns3-traffic-control -lns3-network -lns3-core
 
-$(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS)
+$(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS))
 
 # ---- lossynet alone, instrumented ---------------------------------------------------------
@@ -309,7 +326,7 @@ instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(BUILD)/late_ranks $
               $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
 
 $(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
-$(BUILD)/fuzz/%.o: %.c
+$(BUILD)/fuzz/%.o: %.c $(FLAGS)/instrumented
 	@mkdir -p $(@D)
 	@echo '  FUZZ $<'
 	@clang $(INSTRUMENTED) $(SIMULATION) $(COVERAGE) -MMD -c $< -o $@
@@ -317,7 +334,7 @@ $(BUILD)/fuzz/%.o: %.c
 $(BUILD)/fuzz_packets: $(SIMULATED:%.c=$(BUILD)/fuzz/%.o)
 	$(call link,$(LOSSYNET_LIBS),clang -fsanitize=fuzzer$(comma)address$(comma)undefined)
 
-$(BUILD)/replay/%.o: %.c
+$(BUILD)/replay/%.o: %.c $(FLAGS)/instrumented
 	@mkdir -p $(@D)
 	@echo '  CC   $<, simulated'
 	@$(CC) $(INSTRUMENTED) $(SIMULATION) -DREPLAY -MMD -c $< -o $@
@@ -329,7 +346,7 @@ $(BUILD)/round_trips: $(patsubst %.c,$(BUILD)/replay/%.o,$(LOSSYNET) dev/simulat
                        dev/simulation/simulation.c)
 	$(call link,$(LOSSYNET_LIBS),$(CC) -fsanitize=address$(comma)undefined)
 
-$(BUILD)/simulated/%.o: %.c
+$(BUILD)/simulated/%.o: %.c $(FLAGS)/instrumented
 	@mkdir -p $(@D)
 	@echo '  CC   $<, simulated'
 	@$(CC) $(INSTRUMENTED) -O2 -include dev/simulation/threads.h -MMD -c $< -o $@
@@ -339,7 +356,7 @@ $(SIMULATED_RANKS): $(BUILD)/%: $(patsubst %.c,$(BUILD)/simulated/%.o,$(LOSSYNET
                                   dev/simulation/simulation.c) $(BUILD)/simulated/dev/simulation/%.o
 	$(call link,$(LOSSYNET_LIBS))
 
-$(BUILD)/thread/%.o: %.c
+$(BUILD)/thread/%.o: %.c $(FLAGS)/instrumented
 	@mkdir -p $(@D)
 	@echo '  CC   $<, thread sanitizer'
 	@$(CC) $(INSTRUMENTED) -fsanitize=thread -MMD -c $< -o $@
@@ -359,7 +376,7 @@ LIBRARY_LIBS := $(LOSSYNET_LIBS) $(if $(filter 1,$(VERBS)),$(shell pkg-config --
 
 liblossynet: $(LIBRARY)/liblossynet.a $(LIBRARY)/liblossynet.so $(LIBRARY)/lossynet.h
 
-$(LIBRARY)/lossynet/%.o: lossynet/%.c
+$(LIBRARY)/lossynet/%.o: lossynet/%.c $(FLAGS)/compile
 	@mkdir -p $(@D)
 	@echo '  CC   $<, library'
 	@$(CC) $(CPPFLAGS) $(CFLAGS) -fPIC -fvisibility=hidden -MMD -MP -c $< -o $@
@@ -369,9 +386,10 @@ $(LIBRARY)/liblossynet.a: $(LIBRARY_OBJECTS)
 	@rm -f $@
 	@$(AR) rcs $@ $^
 
-$(LIBRARY)/liblossynet.so: $(LIBRARY_OBJECTS)
+$(LIBRARY)/liblossynet.so: $(LIBRARY_OBJECTS) $(FLAGS)/link
 	@echo '  LINK $@'
-	@$(CC) $(COMMON) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--no-undefined $^ $(LIBRARY_LIBS) -o $@
+	@$(CC) $(COMMON) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--no-undefined $(LIBRARY_OBJECTS) \
+	    $(LIBRARY_LIBS) -o $@
 
 $(LIBRARY)/lossynet.h: lossynet/lossynet.h lossynet/base/types.h
 	@mkdir -p $(@D)
@@ -404,15 +422,12 @@ FUZZED := dev/fuzz/fuzz_formats.c llmc/checkpoint/hf_model.c llmc/model/config.c
           lossynet/loss/loss_replay.c
 FUZZ_FLAGS := -std=c11 -O1 -g -Wall -Wextra -fno-sanitize-recover=all \
               -Wl,--wrap=file_map,--wrap=file_unmap
-$(BUILD)/fuzz_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h) | $(BUILD)/
+$(BUILD)/fuzz_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h) $(FLAGS)/compile
 	clang $(CPPFLAGS) $(FUZZ_FLAGS) -Wno-unknown-pragmas -Wno-source-uses-openmp \
 	    -fsanitize=fuzzer,address,undefined $(FUZZED) -lm -ljansson -lxxhash -o $@
-$(BUILD)/replay_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h) | $(BUILD)/
+$(BUILD)/replay_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*/*.h) $(FLAGS)/compile
 	$(CC) $(CPPFLAGS) $(FUZZ_FLAGS) -DREPLAY -fopenmp -fsanitize=address,undefined $(FUZZED) \
 	    -lm -ljansson -lxxhash -o $@
-
-$(BUILD)/:
-	@mkdir -p $@
 
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 

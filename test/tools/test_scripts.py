@@ -38,16 +38,6 @@ def test_quickstart_from_text_to_plot(tmp_path):
     assert len(text) > 4_000_000 and ":" not in text.split("\n", 3)[2].split()[0]
 
 
-def test_make_links_again_where_cuda_has_come(tmp_path):
-    """make links the program again if CUDA was installed, but not if nothing has changed."""
-    def make(cuda):
-        done = call("make", f"BUILD={tmp_path}", f"CUDA={cuda}", f"{tmp_path}/with_cuda")
-        assert done.returncode == 0, done.stderr
-        return (tmp_path / "with_cuda").stat().st_mtime_ns
-    without = make("")
-    assert make("") == without < make("1") < make("")
-
-
 def test_report_refuses_a_run_that_did_not_end(tmp_path):
     done = call("scripts/sweeps/report.py", "--out", tmp_path, tmp_path)
     assert done.returncode == 1 and "log.jsonl" in done.stderr
