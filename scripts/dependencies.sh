@@ -30,7 +30,9 @@ slurmctld:a_cluster_of_tests_(Slurm) slurmd:its_nodes slurm-client:starts_ranks_
 clang:makes_up_packets_and_files(libFuzzer) libclang-rt-dev:libFuzzer's_library
 libns3-dev:simulates_a_network(ns-3)"
 [ "$(uname -m)" != x86_64 ] ||
-    test="$test qemu-system-x86:virtual_machine_with_RDMA_devices busybox-static:starts_it"
+    test="$test qemu-system-x86:virtual_machine_with_RDMA_devices busybox-static:starts_it
+gcc-aarch64-linux-gnu:compiles_for_another_processor g++-aarch64-linux-gnu:links_there
+libc6-dev-arm64-cross:its_C_library qemu-user:runs_its_programs"
 simulate="g++:C++_compiler make:builds libns3-dev:simulates_a_network(ns-3) python3-numpy:statistics
 python3-matplotlib:plots"
 bench="$test libopenblas0:another_BLAS_to_compare_with"

@@ -292,8 +292,9 @@ struct backend {
     void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
 };
 
-/* The CPU backend in this working type, built for the best instruction set this machine has. Never
- * NULL. */
+/* The CPU backend in this working type, built for the best instruction set that this machine has, or
+ * for that which the environment variable TRAIN_LLAMA2_ISA names. NULL, with a message, if this
+ * machine has not what it names: a program asks before anything else, and not again. */
 const struct backend *backend_cpu(enum dtype dtype);
 
 #ifdef __cplusplus

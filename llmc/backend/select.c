@@ -14,14 +14,16 @@
 static int choose_cpu(const struct options *o, struct memory_plan_settings *run, bool explain,
                       struct backend_choice *out) {
     const bool half = o->dtype == OPTION_DTYPE_BF16;
+    const char *isa = "";
     run->device = false;
     run->dtype = half ? DTYPE_BF16 : DTYPE_FLOAT32;
+    out->backend = backend_cpu_instance(run->dtype, 0, &isa);
     if (explain && half && !backend_cpu_multiplies_bf16())
-        printf(
-            "--dtype bf16: this processor has no instructions for it (AMX, AVX512_BF16); float32 "
-            "would be faster\n");
+        printf("--dtype bf16: expected AMX or AVX512_BF16, which multiply it; with %s float32 "
+               "would be "
+               "faster\n",
+               isa);
     run->recompute = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : (enum recompute)o->recompute;
-    out->backend = backend_cpu(run->dtype);
     out->recompute = run->recompute;
     out->faster_in_bf16 = o->dtype == OPTION_DTYPE_AUTO && backend_cpu_multiplies_bf16();
     return 0;

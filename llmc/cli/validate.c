@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "llmc/backend/backend.h"
+#include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/cli/earlier_run.h"
@@ -21,8 +22,11 @@ int validate_sequence_length(const struct options *o, int positions) {
 }
 
 void validate_print_version(const char *revision) {
+    char names[160];
     printf("train_llama2 %s (lossynet %s), %s, %s\n", TRAIN_LLAMA2_VERSION, lossynet_version(),
            revision, backend_cpu(DTYPE_FLOAT32)->details);
+    backend_cpu_list(names, sizeof names);
+    printf("instruction sets: %s (TRAIN_LLAMA2_ISA=NAME takes another than the first)\n", names);
 }
 
 static int check_modes(const struct options *o, int ranks) {
@@ -173,6 +177,7 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
 static int read_line(int argc, char **argv, const struct lossynet_world *world, struct options *o) {
     const int ranks = world->ranks;
     int status = options_parse(argc, argv, o);
+    if (!status && !o->help && !backend_cpu(DTYPE_FLOAT32)) status = 2;
     if (!status && !o->help && !o->version && validate_group(o, world)) status = 2;
     /* With --meet, views.c checks for an earlier run, since the run may have begun elsewhere. */
     if (!status && !o->help && !o->version && !o->meet) status = earlier_run_check(o);

@@ -75,12 +75,14 @@ int main(int argc, char **argv) {
     };
     const enum dtype dtypes[] = {DTYPE_FLOAT32, DTYPE_BF16};
     int failures = 0;
-    const char *isa;
+    const char *isa,
+        *most = getenv("OPERATORS_MOST_WORK"); /* smaller shapes, for emulated processors */
     for (int d = 0; d < 2; d++)
         for (int i = 0; (subject.backend = backend_cpu_instance(dtypes[d], i, &isa)); i++) {
             char title[80];
             snprintf(title, sizeof title, "%s %s", d ? "bf16" : "float32", isa);
             if (argc > 1 && !strstr(title, argv[1])) continue;
+            if (most) subject.most_work = strtoull(most, NULL, 10);
 #ifdef __SANITIZE_ADDRESS__ /* slow: the largest arrays are for the build without */
             subject.most_work = i > d ? 40000 : 2000000;
 #endif

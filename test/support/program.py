@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import re
 import struct
 import subprocess
 
@@ -59,6 +60,14 @@ def succeed(*arguments, **keywords):
     done = run(*arguments, **keywords)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def instruction_sets():
+    """The instruction sets that the program may use on this machine, the best first. Its environment
+    variable TRAIN_LLAMA2_ISA takes a lower one. ["not built"] where there is no program yet."""
+    if not PROGRAM.exists():
+        return ["not built"]
+    return re.search(r"^instruction sets: ([^(]*) \(", succeed("--version").stdout, re.M)[1].split(", ")
 
 
 def read_log(path):

@@ -1,14 +1,13 @@
 """Tests --dtype bf16 on the CPU: the loss is that of float32, bits do not depend on how workers are spread
-over ranks, checkpoints, generated text, and the program's message about the processor."""
+over ranks, and checkpoints. test_processor.py tests what the program says of the processor."""
 import math
 
 import pytest
 
-from program import markov_files, read_log, run, succeed, tensors
+from program import instruction_sets, markov_files, read_log, succeed, tensors
 
 VOCABULARY = 256
-# Instructions that every machine of the tests has, and the best of this machine.
-INSTANCES = ["", "x86_64_v3"]
+INSTRUCTION_SETS = instruction_sets()
 
 
 @pytest.fixture(scope="session")
@@ -16,13 +15,13 @@ def data(tmp_path_factory):
     return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 150_000, 5_000)
 
 
-def train(data, out, ranks=0, isa="", **changes):
+def train(data, out, ranks=0, isa=None, **changes):
     options = {"model": "260K", "train": data / "train.bin", "workers": 4, "batch": 2, "seq": 48,
                "steps": 6, "lr": 3e-3, "seed": 5, "packet-bytes": 1024, "loss-rate": 0.1,
                "dtype": "bf16", "device": "cpu", "out": out}
     options.update({key.replace("_", "-"): value for key, value in changes.items()})
     succeed(*[f"--{key}={value}" for key, value in options.items()], ranks=ranks,
-            environment={"TRAIN_LLAMA2_ISA": isa})
+            environment={"TRAIN_LLAMA2_ISA": isa} if isa else None)
     return read_log(out / "log.jsonl")
 
 
@@ -34,8 +33,8 @@ def model(out):
     return max(out.glob("checkpoint-*/model.safetensors")).read_bytes()
 
 
-@pytest.mark.parametrize("isa", INSTANCES)
-@pytest.mark.parametrize("algorithm", ["lossy", "rps"])
+@pytest.mark.parametrize("algorithm, isa", [("rps", INSTRUCTION_SETS[0])] + [
+    ("lossy", isa) for isa in INSTRUCTION_SETS])
 def test_processes_and_threads_do_not_change_a_bit(data, tmp_path, algorithm, isa):
     one = train(data, tmp_path / "1", algorithm=algorithm, isa=isa)
     for ranks, threads in (0, 1), (0, 3), (2, 1), (4, 2):
@@ -86,16 +85,3 @@ def test_evaluation_agrees_with_float32(data, tmp_path):
         found[dtype] = float(text.split("perplexity ")[1].split()[0])
     assert found["bf16"] != found["float32"]
     assert math.log(found["bf16"] / found["float32"]) == pytest.approx(0, abs=0.005)
-
-
-def test_what_it_says_of_the_processor(data):
-    command = ["--model=260K", f"--train={data}/train.bin", "--steps=1", "--seq=32", "--batch=1",
-               "--device=cpu"]
-    hint, slow = "several times as fast with --dtype bf16", "has no instructions for it"
-    first = succeed(*command).stdout
-    half = succeed(*command, "--dtype=bf16").stdout
-    assert ("AVX512_BF16" in half or "by AMX" in half) == (hint in first)
-    assert (slow in half) == ("by widening" in half) == (hint not in first)
-    assert hint not in succeed(*command, "--dtype=float32").stdout
-    done = run(*command, "--dtype=bf16", environment={"TRAIN_LLAMA2_ISA": "x86_64_v2"})
-    assert done.returncode == 0 and "bf16 products by widening" in done.stdout

@@ -63,9 +63,9 @@ MODELS = {
 }
 # Library, core type and the CPU flag it needs: OpenBLAS would crash with a core type that the CPU lacks.
 GEMMS = [
-    ("openblas", {"OPENBLAS_CORETYPE": "Haswell"}, "avx2"),
-    ("openblas", {"OPENBLAS_CORETYPE": "Zen"}, "avx2"),
-    ("openblas", {"OPENBLAS_CORETYPE": "SkylakeX"}, "avx512dq"),
+    ("openblas", {"OPENBLAS_CORETYPE": "Haswell"}, "x86_64_v3"),
+    ("openblas", {"OPENBLAS_CORETYPE": "Zen"}, "x86_64_v3"),
+    ("openblas", {"OPENBLAS_CORETYPE": "SkylakeX"}, "x86_64_v4"),
     ("openblas", {}, ""),
     ("onednn", {}, ""),
     ("torch", {}, ""),
@@ -253,10 +253,15 @@ def two_cores():
     return set(allowed[:2])
 
 
-def cpu_model_and_flags():
-    text = Path("/proc/cpuinfo").read_text()
-    fields = dict(re.findall(r"^(model name|flags)\s*: (.*)$", text, re.M))
-    return fields.get("model name", platform.machine()), fields.get("flags", "").split()
+def cpu_model():
+    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.M)
+    return model[1] if model else platform.machine()
+
+
+def instruction_sets():
+    """Names of the processor's instruction sets that the program may use, best first."""
+    text = subprocess.run([PROGRAM, "--version"], check=True, capture_output=True, text=True).stdout
+    return re.search(r"^instruction sets: ([^(]*?) \(", text, re.M)[1].split(", ")
 
 
 # ---- the three questions ----------------------------------------------------------------------
@@ -274,12 +279,12 @@ class Bars:
             self.missed.append(what)
 
 
-def start_gemms(shapes, flags):
+def start_gemms(shapes, sets):
     """Starts the GEMM workers that run on this machine, and prints which do not."""
     workers = []
     for library, environment, needs in GEMMS:
         label = " ".join([library, *environment.values()])
-        if needs and needs not in flags:
+        if needs and needs not in sets:
             continue
         worker = Worker(label, "bench_gemm.py", ["--library", library, *shapes], environment)
         try:
@@ -307,20 +312,20 @@ def start_pytorch(name, dtype, tuned):
     return workers, version
 
 
-def bf16_instructions(flags):
+def bf16_instructions(sets):
     """The best instructions that this processor has to multiply bfloat16; empty if it has none."""
-    names = {"amx_bf16": "AMX", "avx512_bf16": "AVX512_BF16"}
-    return next((name for flag, name in names.items() if flag in flags), "")
+    names = {"x86_64_amx": "AMX", "x86_64_avx512bf16": "AVX512_BF16"}
+    return next((names[name] for name in sets if name in names), "")
 
 
-def compare_speed(name, train, rounds, tuned, flags, cores, bars):
+def compare_speed(name, train, rounds, tuned, sets, cores, bars):
     """Answers questions 1 and 2 for one preset, in the same rounds, for every type that is fast here."""
     model, tokens = MODELS[name], BATCH * SEQ
     shapes = gemm_shapes(model)
     print(f"\n{name}, {BATCH} x {SEQ} tokens per step, {model['steps']} steps per block, "
           f"{rounds} round(s)")  # fmt: skip
-    dtypes = ["float32", "bf16"] if bf16_instructions(flags) else ["float32"]
-    torches, gemms = [], start_gemms(shapes, flags)
+    dtypes = ["float32", "bf16"] if bf16_instructions(sets) else ["float32"]
+    torches, gemms = [], start_gemms(shapes, sets)
     for dtype in dtypes:
         some, version = start_pytorch(name, dtype, tuned)
         torches += some
@@ -373,7 +378,7 @@ def compare_speed(name, train, rounds, tuned, flags, cores, bars):
     best = max(statistics.median(values) for values in rates.values())
     bars.check(f"{name} float32 share of the best GEMM rate",
                flops / median["train_llama2 float32"] / 1e9 / best,
-               BAR_GEMM_AVX512 if "avx512f" in flags else BAR_GEMM, at_least=True)  # fmt: skip
+               BAR_GEMM_AVX512 if "x86_64_v4" in sets else BAR_GEMM, at_least=True)  # fmt: skip
 
 
 def compare_workers(dtype, train, rounds, cores, bars):
@@ -423,10 +428,10 @@ def main():
 
     cores = Cores()
     os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = str(THREADS)
-    cpu, flags = cpu_model_and_flags()
+    cpu, sets = cpu_model(), instruction_sets()
     print(f"{cpu}, cores {sorted(cores.cpus)} of {os.cpu_count()}, {platform.system()} "
           f"{platform.release()}, Python {platform.python_version()}")  # fmt: skip
-    print(f"bf16: {bf16_instructions(flags) or 'not measured: no AMX and no AVX512_BF16 here'}")
+    print(f"bf16: {bf16_instructions(sets) or 'not measured: no AMX and no AVX512_BF16 here'}")
 
     bars = Bars()
     with tempfile.TemporaryDirectory() as directory:
@@ -434,9 +439,9 @@ def main():
         write_tokens(train, 4 * MANY * SEQ)
         for name in MODELS:
             if arguments.only in (None, name):
-                compare_speed(name, train, rounds, arguments.tuned_pytorch, flags, cores, bars)
+                compare_speed(name, train, rounds, arguments.tuned_pytorch, sets, cores, bars)
         if arguments.only in (None, "workers"):
-            for dtype in ["float32", "bf16"] if bf16_instructions(flags) else ["float32"]:
+            for dtype in ["float32", "bf16"] if bf16_instructions(sets) else ["float32"]:
                 compare_workers(dtype, train, rounds, cores, bars)
     print(f"\n{cores.disturbed} of {cores.blocks} blocks were disturbed by other programs")
     if bars.missed:

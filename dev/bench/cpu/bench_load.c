@@ -100,6 +100,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     const struct backend *be = backend_cpu(DTYPE_FLOAT32);
+    if (!be) return 2;
     double gigabytes = argc > 2 ? atof(argv[2]) : 2;
     struct llama_config c;
     struct param_layout l;

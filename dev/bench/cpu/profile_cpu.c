@@ -227,8 +227,10 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (!c.vocabulary) c.vocabulary = 32000;
-    const struct backend be =
-        timed(backend_cpu(strcmp(dtype, "bf16") == 0 ? DTYPE_BF16 : DTYPE_FLOAT32));
+    const struct backend *cpu =
+        backend_cpu(strcmp(dtype, "bf16") == 0 ? DTYPE_BF16 : DTYPE_FLOAT32);
+    if (!cpu) return 2;
+    const struct backend be = timed(cpu);
     if (bench_open(&x, &be, &c, B, T, RECOMPUTE_NONE, true)) return 1;
     training_step_of(&x, 0);
     memset(profile, 0, sizeof profile);

@@ -49,7 +49,8 @@ static int parity_of(const char *preset, int B, int T, enum dtype dtype, double 
     if (!be) return log_error("%s", why);
     if (config_preset(preset, &c)) return -1;
     c.vocabulary = 1000;
-    if (bench_open(&cpu, backend_cpu(DTYPE_FLOAT32), &c, B, T, RECOMPUTE_NONE, false)) return -1;
+    const struct backend *on_cpu = backend_cpu(DTYPE_FLOAT32);
+    if (!on_cpu || bench_open(&cpu, on_cpu, &c, B, T, RECOMPUTE_NONE, false)) return -1;
     if (bench_open(&gpu, be, &c, B, T, RECOMPUTE_NONE, false)) return -1;
     const double expected = bench_forward_backward(&cpu), got = bench_forward_backward(&gpu);
     float *host = host_vector(be, gpu.grads, gpu.layout.count, true);

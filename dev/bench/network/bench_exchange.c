@@ -157,6 +157,7 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
 static lossynet_status open_group(struct bench *b) {
     b->group.workers = b->world.ranks;
     b->group.be = backend_cpu(DTYPE_FLOAT32);
+    if (!b->group.be) return LOSSYNET_INVALID;
     b->group.layout = &b->layout;
     b->group.comm = b->comm;
     b->worker.id = b->world.rank;

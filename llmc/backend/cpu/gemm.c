@@ -21,6 +21,19 @@ static void openblas_start(void) {
 }
 #endif
 
+int gemm_limit(enum gemm_level level) {
+#ifdef GEMM_ONEDNN
+    static const dnnl_cpu_isa_t most[] = {[GEMM_X86_64_V2] = dnnl_cpu_isa_sse41,
+                                          [GEMM_X86_64_V3] = dnnl_cpu_isa_avx2,
+                                          [GEMM_X86_64_V4] = dnnl_cpu_isa_avx512_core,
+                                          [GEMM_ALL] = dnnl_cpu_isa_all};
+    return dnnl_set_max_cpu_isa(most[level]) == dnnl_success ? 0 : -1;
+#else
+    (void)level;
+    return 0;
+#endif
+}
+
 #ifdef GEMM_PLAIN
 /* Computes one row of C, in the order of k. B (N, K) is read along its columns, which is slow, but
  * rare. */

@@ -27,6 +27,16 @@
 #define GEMM_NAME "OpenBLAS GEMM"
 #endif
 
+/* Instructions that the library may use: those of a level of the x86-64 psABI, or all that the
+ * processor has. */
+enum gemm_level { GEMM_X86_64_V2, GEMM_X86_64_V3, GEMM_X86_64_V4, GEMM_ALL };
+
+/* Limits oneDNN (dnnl_set_max_cpu_isa, as its environment variable ONEDNN_MAX_CPU_ISA); to be called
+ * at most once, before the first product. Plain loops use the lowest level anyway. OpenBLAS is not
+ * limited: it chose its kernels when it was loaded (OPENBLAS_CORETYPE). Returns 0, or -1 without a
+ * message if oneDNN refuses. */
+int gemm_limit(enum gemm_level level);
+
 /* Computes on the calling thread. */
 void gemm(bool transpose_a, bool transpose_b, int M, int N, int K, const float *A, int lda,
           const float *B, int ldb, float beta, float *C, int ldc);

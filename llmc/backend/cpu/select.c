@@ -1,11 +1,14 @@
 /* select.c — chooses the best instance of the CPU backend that this machine can run.
  *
  * backend_cpu.c is compiled once per working type and instruction set (see Makefile). This file is
- * compiled for the lowest instruction set, and asks the processor for its features. For tests,
- * TRAIN_LLAMA2_ISA=x86_64_v2 (or another name below) selects a lower one; the GEMM library chooses
- * its own kernels. */
+ * compiled for the lowest instruction set, and asks the processor for its features. The environment
+ * variable TRAIN_LLAMA2_ISA=x86_64_v2 (or another name below) makes this process behave as on a
+ * processor that has no more than that; the GEMM library obeys too. */
 #include "llmc/backend/cpu/backend_cpu.h"
+#include "llmc/backend/cpu/gemm.h"
+#include "llmc/log/error.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +24,7 @@ struct instance {
     const struct backend *float32, *bf16; /* NULL: not built, since the next is as good */
     bool (*supported)(void);
     bool multiplies_bf16;
+    enum gemm_level gemm; /* what the GEMM library may use of it */
 };
 
 #ifdef __x86_64__
@@ -62,11 +66,15 @@ static bool supported_amx(void) {
 }
 
 static const struct instance instances[] = {
-    {"x86_64_amx", NULL, &backend_cpu_bf16_x86_64_amx, supported_amx, true},
-    {"x86_64_avx512bf16", NULL, &backend_cpu_bf16_x86_64_avx512bf16, supported_avx512bf16, true},
-    {"x86_64_v4", &backend_cpu_float32_x86_64_v4, &backend_cpu_bf16_x86_64_v4, supported_v4, false},
-    {"x86_64_v3", &backend_cpu_float32_x86_64_v3, &backend_cpu_bf16_x86_64_v3, supported_v3, false},
-    {"x86_64_v2", &backend_cpu_float32_x86_64_v2, &backend_cpu_bf16_x86_64_v2, supported_v2, false},
+    {"x86_64_amx", NULL, &backend_cpu_bf16_x86_64_amx, supported_amx, true, GEMM_X86_64_V4},
+    {"x86_64_avx512bf16", NULL, &backend_cpu_bf16_x86_64_avx512bf16, supported_avx512bf16, true,
+     GEMM_X86_64_V4},
+    {"x86_64_v4", &backend_cpu_float32_x86_64_v4, &backend_cpu_bf16_x86_64_v4, supported_v4, false,
+     GEMM_X86_64_V4},
+    {"x86_64_v3", &backend_cpu_float32_x86_64_v3, &backend_cpu_bf16_x86_64_v3, supported_v3, false,
+     GEMM_X86_64_V3},
+    {"x86_64_v2", &backend_cpu_float32_x86_64_v2, &backend_cpu_bf16_x86_64_v2, supported_v2, false,
+     GEMM_X86_64_V2},
 };
 #else
 extern const struct backend backend_cpu_float32_generic, backend_cpu_bf16_generic;
@@ -76,44 +84,81 @@ static bool supported_always(void) {
 }
 
 static const struct instance instances[] = {
-    {"generic", &backend_cpu_float32_generic, &backend_cpu_bf16_generic, supported_always, false},
+    {"generic", &backend_cpu_float32_generic, &backend_cpu_bf16_generic, supported_always, false,
+     GEMM_ALL},
 };
 #endif
 
 enum { INSTANCES = sizeof instances / sizeof *instances };
+
+/* The instance that was taken, an index of `instances`; INSTANCES if TRAIN_LLAMA2_ISA names none that
+ * this machine has. This process uses no better one. */
+static int taken;
+static bool gemm_refused;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static const char *wanted(void) {
+    const char *name = getenv("TRAIN_LLAMA2_ISA");
+    return name && *name ? name : NULL;
+}
+
+/* Must run before the first product, since a GEMM library cannot be limited later. */
+static void take(void) {
+    const char *name = wanted();
+    for (taken = 0; taken < INSTANCES; taken++)
+        if (instances[taken].supported() && (!name || !strcmp(instances[taken].isa, name))) break;
+    /* A machine below the lowest level gets that instance, since there is no lower one. */
+    if (taken == INSTANCES && !name) taken = INSTANCES - 1;
+    if (!name || taken == INSTANCES || gemm_limit(instances[taken].gemm) == 0) return;
+    gemm_refused = true;
+    taken = INSTANCES;
+}
+
+static void refuse(void) {
+    char names[160] = "";
+    backend_cpu_list(names, sizeof names);
+    if (gemm_refused)
+        log_error("TRAIN_LLAMA2_ISA=%s: " GEMM_NAME
+                  " cannot be limited to it; expected a oneDNN that "
+                  "was built with ONEDNN_ENABLE_MAX_CPU_ISA, or a build with BLAS=none",
+                  wanted());
+    else
+        log_error("TRAIN_LLAMA2_ISA=%s: expected an instruction set of this processor: %s",
+                  wanted(), names);
+}
 
 static const struct backend *backend_of(const struct instance *instance, enum dtype dtype) {
     return dtype == DTYPE_BF16 ? instance->bf16 : instance->float32;
 }
 
 const struct backend *backend_cpu_instance(enum dtype dtype, int i, const char **isa) {
-    for (int j = 0; j < INSTANCES; j++) {
+    pthread_once(&once, take);
+    for (int j = taken; j < INSTANCES; j++) {
         const struct backend *backend = backend_of(&instances[j], dtype);
-        if (!backend || !instances[j].supported() || i-- > 0) continue;
+        if (!backend || (j > taken && !instances[j].supported()) || i-- > 0) continue;
         if (isa) *isa = instances[j].isa;
         return backend;
     }
     return NULL;
 }
 
+void backend_cpu_list(char *names, size_t size) {
+    pthread_once(&once, take);
+    size_t length = 0;
+    *names = 0;
+    for (int j = taken < INSTANCES ? taken : 0; j < INSTANCES && length < size; j++)
+        if (instances[j].supported())
+            length += (size_t)snprintf(names + length, size - length, "%s%s", length ? ", " : "",
+                                       instances[j].isa);
+}
+
 const struct backend *backend_cpu(enum dtype dtype) {
-    const char *wanted = getenv("TRAIN_LLAMA2_ISA"), *isa = NULL;
-    if (wanted && *wanted) {
-        const struct backend *backend;
-        for (int i = 0; (backend = backend_cpu_instance(dtype, i, &isa)) != NULL; i++)
-            if (strcmp(isa, wanted) == 0) return backend;
-        fprintf(stderr,
-                "TRAIN_LLAMA2_ISA=%s: not built or not supported by this machine; "
-                "taking the best it supports\n",
-                wanted);
-    }
     const struct backend *best = backend_cpu_instance(dtype, 0, NULL);
-    /* A machine below the lowest level gets that instance, since there is no lower one. */
-    return best ? best : backend_of(&instances[INSTANCES - 1], dtype);
+    if (!best) refuse();
+    return best;
 }
 
 bool backend_cpu_multiplies_bf16(void) {
-    for (int j = 0; j < INSTANCES; j++)
-        if (instances[j].multiplies_bf16 && instances[j].supported()) return true;
-    return false;
+    pthread_once(&once, take);
+    return taken < INSTANCES && instances[taken].multiplies_bf16;
 }
