@@ -175,7 +175,7 @@ all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 benches: all $(BENCHES:%=$(BUILD)/dev/bench/network/bench_%) $(BUILD)/bench_load \
          $(BUILD)/dev/coexistence/web_client
 tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%) \
-       $(if $(SANITIZE),,$(NS3_HERE) liblossynet)
+       $(if $(SANITIZE),,$(BUILD)/plain/train_llama2 $(NS3_HERE) liblossynet)
 
 # Links all prerequisites. $(1): libraries. $(2): the linking command, if it is not that of programs.
 define link
@@ -191,6 +191,18 @@ $(BUILD)/train_llama2: $(BUILD)/train_llama2.o $(OBJECTS) $(FLAGS)/link
 $(BUILD)/emulated/train_llama2: $(BUILD)/train_llama2.o $(COMMON_OBJECTS) $(EMULATED_OBJECTS) \
     $(FLAGS)/link
 	$(call link,$(LDLIBS))
+
+# The same program with plain loops for matrix products, so that its bits depend on no library (tests).
+PLAIN_GEMM := $(BUILD)/plain/llmc/backend/cpu/gemm.o
+$(BUILD)/plain/train_llama2: $(BUILD)/train_llama2.o $(PLAIN_GEMM) \
+    $(filter-out %/cpu/gemm.o,$(COMMON_OBJECTS)) $(BUILD)/llmc/backend/cuda/backend_none.o \
+    $(FLAGS)/link
+	$(call link,$(LDLIBS))
+
+$(PLAIN_GEMM): llmc/backend/cpu/gemm.c $(FLAGS)/compile
+	@mkdir -p $(@D)
+	@echo '  CC   $<, plain loops'
+	@$(CC) $(filter-out -DGEMM_%,$(CPPFLAGS)) -DGEMM_PLAIN $(CFLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/tokenize: $(TOKENIZE:%.c=$(BUILD)/%.o) $(OBJECTS) $(FLAGS)/link
 	$(call link,$(LDLIBS))

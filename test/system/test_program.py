@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from program import (BUILD, PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
+from program import (PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
                      run, succeed, tensors, write_tokens)
 
 VOCABULARY = 128
@@ -48,47 +48,7 @@ def weights(out):
     return path.read_bytes()
 
 
-# ---- bit-identity ----
-
-@pytest.mark.parametrize("changes", [
-    {"algorithm": "lossy", "loss_rate": 0.1},
-    {"algorithm": "lossy", "loss_rate": 0.3, "estimator": "balanced", "loss_model": "burst:5",
-     "micro_batches": 2, "repair": 1},
-    {"algorithm": "lossy", "loss_rate": 0.2, "estimator": "ht"},
-    {"algorithm": "reliable"},
-    {"algorithm": "rps", "loss_rate": 0.1},
-    {"algorithm": "naive", "loss_rate": 0.1},
-    {"carry": 0.5, "loss_rate": 0.3},
-    {"loss_model": "outage:3", "loss_rate": 0.2, "loss_at": "3=0.5,2-5=1", "repair": 1},
-    {"data_split": "contiguous", "batch": 2, "micro_batches": 2},
-    {"robust": True, "loss_rate": 0.4},
-    {"wire_dtype": "bf16", "loss_rate": 0.2},
-    {"wire_dtype": "bf16", "algorithm": "reliable"},
-    {"wire_dtype": "int8", "loss_rate": 0.2},
-    {"wire_dtype": "int4", "loss_rate": 0.2, "carry": 1},
-    {"wire_dtype": "int4", "algorithm": "reliable"},
-    {"wire_dtype": "int8", "carry": 0.5, "loss_rate": 0.3, "repair": 1},
-    {"lead": "off", "loss_rate": 0.2},
-    {"lead": 1.5, "loss_rate": 0.2, "wire_dtype": "bf16"},
-    {"lead_extra": 0.5, "carry": 1, "loss_rate": 0.2},
-    {"lead": 1, "algorithm": "reliable"},
-], ids=lambda c: "-".join(str(v) for v in c.values()))
-def test_processes_do_not_change_a_bit(data, tmp_path, changes):
-    one = train(data, tmp_path / "1", **changes)
-    for ranks in (2, 8):
-        out = tmp_path / str(ranks)
-        assert numbers(train(data, out, ranks=ranks, **changes)) == numbers(one)
-        assert weights(out) == weights(tmp_path / "1")
-
-
-def test_network_digests_do_not_depend_on_ranks():
-    """lossynet alone gives the same digests of parameters, fresh runs, counters and drift, for many
-    settings, in any number of ranks."""
-    program = BUILD / "test" / "lossynet" / "test_lossynet_mpi"
-    digests = {ranks: succeed(ranks=ranks, program=program).stdout for ranks in (0, 1, 2, 4, 8)}
-    assert len(digests[0].splitlines()) >= 8
-    assert len(set(digests.values())) == 1
-
+# ---- bit-identity (test_digests.py: over numbers of ranks) ----
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
 def test_threads_do_not_change_a_bit(data, tmp_path, workers):
