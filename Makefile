@@ -177,6 +177,9 @@ benches: all $(BENCHES:%=$(BUILD)/dev/bench/network/bench_%) $(BUILD)/bench_load
 tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%) \
        $(if $(SANITIZE),,$(BUILD)/plain/train_llama2 $(NS3_HERE) liblossynet)
 
+# What tests run of a build with sanitizers.
+sanitized: $(BUILD)/train_llama2 $(TESTS) emulated_tests
+
 # Links all prerequisites. $(1): libraries. $(2): the linking command, if it is not that of programs.
 define link
 @echo '  LINK $@'
@@ -455,24 +458,36 @@ $(BUILD)/replay_formats: $(FUZZED) $(wildcard llmc/*/*.h lossynet/*.h lossynet/*
 FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh' '*.cpp')
 
 # ---- targets for users --------------------------------------------------------------------
+# The program is built while the packages that train and plot are installed, and without CUDA, which
+# takes minutes.
 quickstart:
+	@scripts/dependencies.sh build
+	@$(MAKE) --no-print-directory -j$(shell expr $$(nproc) + 1) CUDA=0 quickstart_packages all
+	@PYTHON=$(PYTHON) TRAIN_LLAMA2=$(BUILD)/train_llama2 TOKENIZE=$(BUILD)/tokenize scripts/quickstart.sh
+
+quickstart_packages:
 	@scripts/dependencies.sh quickstart
-	@$(MAKE) --no-print-directory $(JOBS) all
-	@PYTHON=$(PYTHON) TRAIN_LLAMA2=$(BUILD)/train_llama2 scripts/quickstart.sh
 
 test:
 	@scripts/dependencies.sh test
 	@$(MAKE) --no-print-directory $(JOBS) tests
-	@$(MAKE) --no-print-directory $(JOBS) tests BUILD=$(BUILD)/sanitize SANITIZE=address,undefined OPTIMISE=-O1 CUDA=0
+	@$(MAKE) --no-print-directory $(JOBS) sanitized BUILD=$(BUILD)/sanitize SANITIZE=address,undefined OPTIMISE=-O1 CUDA=0
 	@$(MAKE) --no-print-directory $(JOBS) emulated_tests BUILD=$(BUILD)/emulated_thread SANITIZE=thread OPTIMISE=-O1
 	@$(MAKE) --no-print-directory $(JOBS) instrumented
 	@! command -v aarch64-linux-gnu-g++ >/dev/null || $(MAKE) --no-print-directory aarch64
 	@BUILD=$(BUILD) $(PYTHON) test/run.py $(PYTEST)
 
+# The quick tests have a build of their own, of these programs alone, without CUDA and with less
+# optimisation. They are the C programs whose head comment does not say that they take more than 10
+# seconds, without those that need a device or the emulated one (test/conftest.py).
+QUICK_TESTS = $(patsubst %.c,$(BUILD)/%,$(shell grep -L -E 'Takes (1[1-9]|[2-9][0-9]|[0-9]{3,}) s\b' \
+                $(TESTS:$(BUILD)/%=%.c) | grep -v -E '_(device|emulated)\.c'))
+quick_tests: all $(QUICK_TESTS)
+
 check: check-format
-	@scripts/dependencies.sh test
-	@$(MAKE) --no-print-directory $(JOBS) tests check-layers
-	@BUILD=$(BUILD) $(PYTHON) test/run.py --quick $(PYTEST)
+	@scripts/dependencies.sh check
+	@$(MAKE) --no-print-directory $(JOBS) quick_tests check-layers BUILD=$(BUILD)/check OPTIMISE=-O1 CUDA=0
+	@BUILD=$(BUILD)/check $(PYTHON) test/run.py --quick $(PYTEST)
 
 check-format:
 	@if command -v clang-format >/dev/null; then \
@@ -534,6 +549,6 @@ simulate:
 clean:
 	rm -rf $(BUILD)
 
-.PHONY: FORCE all aarch64 liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart check check-format check-layers test bench bench-network simulate clean
+.PHONY: FORCE all aarch64 sanitized liblossynet install uninstall format lint benches tests emulated_tests instrumented quickstart quickstart_packages quick_tests check check-format check-layers test bench bench-network simulate clean
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

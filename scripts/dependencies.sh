@@ -1,12 +1,12 @@
 #!/bin/sh
 # Installs the packages that a target of the Makefile needs, on Debian and Ubuntu, and nothing else.
 #
-#   scripts/dependencies.sh build|quickstart|sweep|test|lint|bench|simulate
+#   scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate
 #
 # Before it installs, it says what is missing and why. If nothing is missing, it is quick and silent.
 # On other systems it names what to install by hand, and ends without an error.
 set -eu
-purpose=${1:?usage: scripts/dependencies.sh build|quickstart|sweep|test|lint|bench|simulate}
+purpose=${1:?usage: scripts/dependencies.sh build|quickstart|sweep|check|test|lint|bench|simulate}
 
 # packages, and what each is for
 build="gcc:C_compiler g++:links_the_C++_tokenizer_library make:builds pkg-config:finds_libraries
@@ -19,6 +19,9 @@ quickstart="$build bible-kjv:the_text_that_quickstart_trains_on sentencepiece:tr
 python3:reads_logs python3-matplotlib:plots"
 sweep="$quickstart python3-scipy:intervals_(Student's_t)"
 lint="$build libcmocka-dev:C_unit_tests clang-tidy:finds_faults_in_C clang-format:formats_C"
+check="$build libcmocka-dev:C_unit_tests clang-format:formats_C python3-pytest:runs_the_tests
+python3-pytest-xdist:runs_several_at_once python3-numpy:references sentencepiece:trains_a_tokenizer
+python3-sentencepiece:the_tokenizer_to_compare_with"
 test="$sweep libcmocka-dev:C_unit_tests python3-pytest:runs_the_tests
 python3-pytest-xdist:runs_several_at_once python3-numpy:references
 python3-sentencepiece:the_tokenizer_to_compare_with
@@ -38,10 +41,11 @@ python3-matplotlib:plots"
 bench="$test libopenblas0:another_BLAS_to_compare_with"
 
 case $purpose in
-build) wanted=$build ;; quickstart) wanted=$quickstart ;; sweep) wanted=$sweep ;; test) wanted=$test ;;
+build) wanted=$build ;; quickstart) wanted=$quickstart ;; sweep) wanted=$sweep ;; check) wanted=$check ;;
+test) wanted=$test ;;
 lint) wanted=$lint ;; bench) wanted=$bench ;;
 simulate) wanted=$simulate ;;
-*) echo "scripts/dependencies.sh: expected build, quickstart, sweep, test, lint, bench or simulate, got '$purpose'" >&2; exit 2 ;;
+*) echo "scripts/dependencies.sh: expected build, quickstart, sweep, check, test, lint, bench or simulate, got '$purpose'" >&2; exit 2 ;;
 esac
 
 if ! command -v apt-get >/dev/null 2>&1; then

@@ -5,16 +5,19 @@
   cases of another test program that they include. A case passes if it passes in every cmocka group of
   its program. Programs run twice: as built for users, and with the address and undefined-behaviour
   sanitizers.
-* test/run.py runs several groups of tests at the same time (pytest-xdist). A C program is a group,
-  and so is a Python file, and each test of the files in SPREAD. All tests that make hosts of network
-  namespaces are one group. Tests that need the machine to themselves are marked `alone` and run
-  afterwards. Tests that `make check` runs are marked `quick`.
+* test/run.py runs several groups of tests at the same time (pytest-xdist), the longest first, by the
+  times that its last run has kept. A C program is a group, and so is a Python file. All tests that make
+  hosts of network namespaces (fixture `namespaces`) are one group, since they share names and mostly wait.
+* Marks stand in the tests (`pytestmark` for a file); a new file needs none. `pytest_configure` lists
+  them. A C program has one, in its head comment: "Takes N s."
 * The last line printed is "N passed, N failed[, N skipped]".
 """
+import collections
 import json
 import os
 import pathlib
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -27,30 +30,11 @@ BUILD = BUILD if BUILD.is_absolute() else ROOT / BUILD
 SANITIZED = BUILD / "sanitize"
 C_TIMEOUT = 600  # seconds, for one C program; a hang is a failure
 
-# Files whose tests share no slow fixture, so that each test is a group.
-SPREAD = {"test_bf16.py", "test_device.py", "test_earlier_run.py", "test_program.py",
-          "test_resume.py", "test_udp.py"}
-# {file: file}: the tests of both files share one process that has imported transformers.
-SAME_GROUP = {"test_perplexity.py": "test_huggingface.py"}
-# Hosts: the group of tests that make hosts of network namespaces. They run one after the other, and
-# mostly wait.
 HOSTS, HOSTS_FIXTURE = "hosts", "namespaces"
-# Groups that take half a minute and more, the longest first, so that short groups run at the end.
-LONGEST = [HOSTS, "test_verbs", "test_huggingface", "test_cluster", "test_simulation",
-           "test_cuda_emulation", "test_bench", "test_scripts", "test_operators", "test_fuzz",
-           "test_same_bits", "test_elastic", "test_gpu_check", "test_threads", "test_sweep",
-           "test_deadline", "test_cuda_attention", "test_membership_histories", "test_lossynet_udp"]
-# Alone: tests that measure the rate of a network, the time that requests take, or memory at its peak.
-ALONE_FIXTURE = "measured_hosts"
-ALONE_FILES = {"test_memory.py"}
-ALONE_TESTS = {"test_client_waits_for_nobody"}
-# Quick: Python files that start neither MPI nor hosts, and C programs without sanitizers, except
-# those in NOT_QUICK, which take more than about ten seconds of a core.
-QUICK_FILES = {"test_documents.py", "test_fetch.py", "test_layers.py", "test_perplexity.py",
-               "test_scaling.py", "test_tokenize.py"}
-NOT_QUICK = {"test_cuda_attention", "test_cuda_kernels", "test_drift", "test_lead", "test_lossynet_udp",
-             "test_membership", "test_membership_histories", "test_model_emulated", "test_operators",
-             "test_operators_emulated", "test_same_bits"}
+TIMES = BUILD / "test_times.json"  # {test: [wall seconds, CPU seconds]}; test/run.py writes it
+# C programs without sanitizers that take at most so many seconds are part of make check. It builds no CUDA
+# and no emulated device (Makefile, QUICK_TESTS).
+QUICK, NOT_QUICK = 10, ("_device", "_emulated")
 
 # Tests import modules of support/, and fixtures from files of system/ and cuda/.
 sys.path[:0] = [str(ROOT / "test" / folder) for folder in ("support", "system", "cuda")]
@@ -60,43 +44,49 @@ def pytest_configure(config):
     # A shell starts background programs with SIGINT ignored, and programs that tests start would
     # inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for line in ("alone: needs the machine to itself", "quick: part of make check",
-                 "xdist_group: tests of one process (pytest-xdist)"):
+    for line in ("alone: needs the machine to itself, since it measures rates, times or memory",
+                 "quick: part of make check",
+                 "spread: the file's tests share no slow fixture, so that each is a group of its own",
+                 "takes(seconds): what all of the file's tests take together, where no times were kept",
+                 "xdist_group(name): tests of one process (pytest-xdist)"):
         config.addinivalue_line("markers", line)
 
 
 def group_of(item):
-    """The group that an item belongs to, or "" if the item is a group of its own."""
+    """The group that an item belongs to. Groups run at the same time, the tests of one in turn."""
+    given = item.get_closest_marker("xdist_group")
+    if given:
+        return given.args[0]
     if HOSTS_FIXTURE in getattr(item, "fixturenames", ()):
         return HOSTS
     if isinstance(item, CCase):
         return str(item.run.program.relative_to(BUILD))
-    name = item.path.name
-    return SAME_GROUP.get(name, name) if name not in SPREAD else ""
+    return item.nodeid if item.get_closest_marker("spread") else item.path.name
 
 
-def place(item):
-    """The index of the item's group in LONGEST. All other groups come after these, in their order."""
-    name = HOSTS if group_of(item) == HOSTS else item.path.stem
-    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+def seconds_of(items):
+    """{item: what it took when it last ran, or its share of what its file says that it takes}"""
+    try:
+        kept = json.loads(TIMES.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    of_file = collections.Counter(item.path for item in items)
+
+    def marked(item):
+        takes = item.get_closest_marker("takes")
+        return takes.args[0] / of_file[item.path] if takes else 0
+    return {item: kept[item.nodeid][0] if item.nodeid in kept else marked(item) for item in items}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    items.sort(key=place)
+    seconds, of_group = seconds_of(items), collections.Counter()
     for item in items:
-        group, name = group_of(item), getattr(item, "originalname", item.name)
-        if (item.path.name in ALONE_FILES or name in ALONE_TESTS
-                or ALONE_FIXTURE in getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.alone)
-        if group:
-            item.add_marker(pytest.mark.xdist_group(group))
-        if isinstance(item, CCase):
-            quick = item.path.stem not in NOT_QUICK and not item.name.startswith("sanitized-")
-        else:
-            quick = item.path.name in QUICK_FILES
-        if quick:
-            item.add_marker(pytest.mark.quick)
+        of_group[group_of(item)] += seconds[item]
+    items.sort(key=lambda item: -of_group[group_of(item)])
+    for item in items:
+        item.own_id = item.nodeid  # pytest-xdist adds the group's name
+        item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 def pytest_collect_file(parent, file_path):
@@ -116,11 +106,17 @@ class CFile(pytest.File):
     """A C test program. Its cases are read from the source, and their results from its TAP output."""
 
     def collect(self):
+        text = self.path.read_text(encoding="utf-8")
+        takes = int((re.findall(r"\bTakes (\d+) s\b", text[:text.find("*/")]) or [0])[0])
+        self.add_marker(pytest.mark.takes(takes))
         cases = re.findall(r"\b(?:cmocka_unit_test\w*|OPERATOR_TEST)\((\w+)", code_of(self.path))
         for build, label in ((BUILD, ""), (SANITIZED, "sanitized-")):
             run = CRun(build / self.path.relative_to(ROOT).with_suffix(""))
             for case in list(dict.fromkeys(cases)) + ["exit_status"]:
-                yield CCase.from_parent(self, name=label + case, case=case, run=run)
+                item = CCase.from_parent(self, name=label + case, case=case, run=run)
+                if takes <= QUICK and not label and not self.path.stem.endswith(NOT_QUICK):
+                    item.add_marker(pytest.mark.quick)
+                yield item
 
 
 class CRun:
@@ -168,6 +164,37 @@ class CCase(pytest.Item):
         return self.path, None, self.name
 
 
+def cpu_seconds():
+    """What this process has taken of the processor, with all of its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item):
+    item.config.cpu_before = cpu_seconds()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """Each of a test's three reports (set-up, call, tear-down) says what CPU time its part took."""
+    report = (yield).get_result()
+    now = cpu_seconds()
+    report.own_id = item.own_id
+    report.cpu_seconds, item.config.cpu_before = now - item.config.cpu_before, now
+
+
+def times_of(reports):
+    """{test: [wall seconds, CPU seconds]}"""
+    times = {}
+    for report in reports:
+        if hasattr(report, "cpu_seconds"):
+            sums = times.setdefault(report.own_id, [0, 0])
+            times[report.own_id] = [round(a + b, 3) for a, b in
+                                    zip(sums, (report.duration, report.cpu_seconds))]
+    return times
+
+
 def pytest_terminal_summary(terminalreporter):
     count = lambda *kinds: sum(len(terminalreporter.stats.get(kind, [])) for kind in kinds)
     for report in terminalreporter.stats.get("skipped", []):
@@ -175,8 +202,9 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f"skipped: {report.nodeid}: {reason}")
     skipped = count("skipped")
     if os.environ.get("TEST_COUNTS"):  # test/run.py adds up and prints the last line
-        counts = {"passed": count("passed"), "failed": count("failed", "error"), "skipped": skipped}
-        pathlib.Path(os.environ["TEST_COUNTS"]).write_text(json.dumps(counts), encoding="utf-8")
+        result = {"passed": count("passed"), "failed": count("failed", "error"), "skipped": skipped,
+                  "times": times_of(sum(terminalreporter.stats.values(), []))}
+        pathlib.Path(os.environ["TEST_COUNTS"]).write_text(json.dumps(result), encoding="utf-8")
         return
     terminalreporter.write_line("")
     terminalreporter.write_line(f"{count('passed')} passed, {count('failed', 'error')} failed"

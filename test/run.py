@@ -4,10 +4,14 @@ to themselves (conftest.py says which). The first part runs one process more tha
 because some tests wait most of the time.
 
     test/run.py [--quick] [PYTEST ARGUMENT]...
+    test/run.py --times
 
 --quick runs only the tests of `make check`. Without pytest-xdist all tests run one after the other.
+Every run keeps what each test took in build/test_times.json, by which the next run orders them. --times
+prints it by file, and runs nothing.
 The last line is "N passed, N failed[, N skipped]", for both parts together. Exit code 1: a test failed.
 """
+import collections
 import json
 import os
 import pathlib
@@ -17,6 +21,8 @@ import tempfile
 import time
 
 TESTS = pathlib.Path(__file__).resolve().parent
+BUILD = TESTS.parent / os.environ.get("BUILD", "build")
+TIMES = BUILD / "test_times.json"  # {test: [wall seconds, CPU seconds]}
 MOST_WORKERS = 8  # a limit, because each process makes its own fixtures
 NOTHING_COLLECTED = 5
 
@@ -36,7 +42,7 @@ def parallel():
 
 
 def run(selection, arguments):
-    """Runs pytest once. Returns its exit status and its counts."""
+    """Runs pytest once. Returns its exit status, and its counts and times."""
     with tempfile.NamedTemporaryFile() as counts:
         started = time.monotonic()
         status = subprocess.call([sys.executable, "-m", "pytest", "-q", str(TESTS), "-m", selection,
@@ -44,16 +50,47 @@ def run(selection, arguments):
         text = counts.read()
         print(f"tests that are {selection}: {time.monotonic() - started:.0f} s", flush=True)
     if not text:  # pytest did not reach its end
-        return status or 1, {"passed": 0, "failed": 1, "skipped": 0}
+        return status or 1, {"passed": 0, "failed": 1, "skipped": 0, "times": {}}
     return 0 if status == NOTHING_COLLECTED else status, json.loads(text)
 
 
+def read_times():
+    try:
+        return json.loads(TIMES.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # nothing was kept yet
+        return {}
+
+
+def keep_times(times, whole):
+    """Keeps the times of a run. Those of a whole run replace all others."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    TIMES.write_text(json.dumps(times if whole else {**read_times(), **times}, indent=0), encoding="utf-8")
+
+
+def print_times():
+    """Prints what the files' tests took, and what of it sanitized C programs took."""
+    table = collections.defaultdict(lambda: [0, 0, 0, 0])
+    for test, (wall, cpu) in read_times().items():
+        file, _, name = test.partition("::")
+        for row in (table[file], table["all"]):
+            for i, part in enumerate((1, wall, cpu, cpu if name.startswith("sanitized-") else 0)):
+                row[i] += part
+    print(f"{'file':44} tests   wall s    CPU s  sanitized")
+    for file, row in sorted(table.items(), key=lambda pair: -pair[1][2]):
+        print(f"{file:44} {row[0]:5} {row[1]:8.1f} {row[2]:8.1f} {row[3]:10.1f}")
+
+
 def main(arguments):
+    if "--times" in arguments:
+        print_times()
+        return 0
     parts = [("quick", parallel())] if "--quick" in arguments else [
         ("not alone", parallel()), ("alone", [])]
     more = [argument for argument in arguments if argument != "--quick"]
     done = [run(selection, [*options, *more]) for selection, options in parts]
-    total = {kind: sum(counts[kind] for _, counts in done) for kind in done[0][1]}
+    keep_times({test: times for _, result in done for test, times in result["times"].items()},
+               whole=not arguments)
+    total = {kind: sum(counts[kind] for _, counts in done) for kind in ("passed", "failed", "skipped")}
     if not sum(total.values()):
         print("no test was selected", file=sys.stderr)
     print(f"{total['passed']} passed, {total['failed']} failed"

@@ -7,6 +7,8 @@ import pytest
 
 from program import BUILD, ROOT
 
+pytestmark = pytest.mark.takes(45)
+
 LIMIT = 600  # seconds; a hang is a failure
 ORDERS = ("forward", "reverse", "random")
 

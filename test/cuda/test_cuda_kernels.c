@@ -3,6 +3,7 @@
  *
  * With sanitizers, which are slow, it uses small shapes, and only the first order for float32 and
  * the second for bfloat16; test_same_bits_in_any_order_of_threads uses three orders for both.
+ * Takes 30 s.
  */
 #include "test/llmc/operators.h"
 #include "test/cuda/kernels_backend.h"

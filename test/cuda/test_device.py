@@ -5,6 +5,8 @@ import pytest
 
 from program import BUILD, PROGRAM, events, markov_files, run, start, succeed
 
+pytestmark = pytest.mark.spread
+
 EMULATED = BUILD / "emulated" / "train_llama2"
 VOCABULARY = 128
 

@@ -1,5 +1,6 @@
 /* test_membership.c — tests membership.h and the store of etcd.h with a real etcd, which this test
- * starts. It is skipped if etcd is not installed. Members are threads of this process. */
+ * starts. It is skipped if etcd is not installed. Members are threads of this process.
+ * Takes 20 s. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -17,6 +17,7 @@
  * anything may happen between a process's reading and writing. HISTORY=N runs history N alone and
  * prints it. PROCESSES=N, up to 1,024, runs one history of N processes alone, and prints what an
  * agreement of N costs. (1,024 take a minute or two, and a stack of 256 MiB, ulimit -s.)
+ * Takes 40 s.
  */
 #include <setjmp.h>
 #include <stdarg.h>

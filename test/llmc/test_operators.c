@@ -1,5 +1,5 @@
 /* test_operators.c — runs the operator tests (operators.h) on every CPU backend that this machine
- * can run, and compares each backend's bits for different numbers of threads. */
+ * can run, and compares each backend's bits for different numbers of threads. Takes 60 s. */
 #include "test/llmc/operators.h"
 
 #include <omp.h>

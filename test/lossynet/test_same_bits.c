@@ -5,7 +5,7 @@
  * workers, over both kinds of link, and with ranks of different speeds. This holds for several
  * loss models and estimators, vectors in a device's memory, retransmission, error feedback,
  * groups, rounded elements, and owners' values stored apart from vectors. Memory that an adapter
- * may read in place must not change until the link has settled.
+ * may read in place must not change until the link has settled. Takes 60 s.
  */
 #include "mailboxes.h"
 

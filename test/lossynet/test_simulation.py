@@ -7,6 +7,8 @@ import pytest
 
 from program import BUILD, ROOT
 
+pytestmark = pytest.mark.takes(100)
+
 
 def simulate(round_trip, lost, queue=1024, ranks=4):
     done = subprocess.run([str(BUILD / "round_trips"), str(round_trip), str(lost), str(queue), str(ranks)], cwd=ROOT, text=True,

@@ -8,6 +8,8 @@ import pytest
 
 from program import BUILD, ROOT
 
+pytestmark = pytest.mark.takes(35)
+
 
 def run(log, *command):
     return subprocess.run([str(part) for part in command], cwd=ROOT, text=True, timeout=600,

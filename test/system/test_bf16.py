@@ -6,6 +6,8 @@ import pytest
 
 from program import instruction_sets, markov_files, read_log, succeed, tensors
 
+pytestmark = pytest.mark.spread
+
 VOCABULARY = 256
 INSTRUCTION_SETS = instruction_sets()
 

@@ -15,6 +15,8 @@ from program import (BUILD, MPI, PROGRAM, ROOT, TIMEOUT, events, read_log, run, 
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
+pytestmark = pytest.mark.takes(110)
+
 # ---- --preflight on this machine ----
 
 def findings(done):
@@ -69,7 +71,7 @@ def test_two_modes_at_once():
 
 @pytest.fixture(scope="module")
 def measured_hosts():
-    """Hosts whose rates are measured, so no other test may run at the same time (test/conftest.py)."""
+    """Hosts whose rates are measured, so that its tests are marked `alone`."""
     reason = testbed.unavailable()
     if reason:
         pytest.skip(f"{reason}; a real network between hosts was not tried")
@@ -99,6 +101,7 @@ def only(done, host, *texts):
     return line
 
 
+@pytest.mark.alone
 def test_hosts_that_are_well(measured_hosts, tmp_path):
     done = preflight_of(measured_hosts, "--out", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -106,6 +109,7 @@ def test_hosts_that_are_well(measured_hosts, tmp_path):
     assert all(name in done.stdout for name in measured_hosts.names)
 
 
+@pytest.mark.alone
 def test_a_slow_port_is_named(measured_hosts):
     slow_port(measured_hosts, 2, "50mbit")
     try:
@@ -116,6 +120,7 @@ def test_a_slow_port_is_named(measured_hosts):
     assert 30 <= int(line.split("received ")[1].split("%")[0]) <= 70, line
 
 
+@pytest.mark.alone
 def test_a_lossy_port_is_named(measured_hosts):
     measured_hosts.execute(measured_hosts.switch, "nft", "-f", "-", text="""
 table netdev worn {
@@ -132,6 +137,7 @@ table netdev worn {
     only(done, measured_hosts.names[3], "of what it sent to every peer")
 
 
+@pytest.mark.alone
 def test_a_pulled_plug_is_named(measured_hosts):
     measured_hosts.cut(1)
     try:
@@ -141,6 +147,7 @@ def test_a_pulled_plug_is_named(measured_hosts):
     only(done, measured_hosts.names[1], "received nothing from any peer")
 
 
+@pytest.mark.alone
 def test_no_shared_directory(measured_hosts, tmp_path):
     """Host 3 has its own directory at the path of --out, and the pre-flight names it."""
     (tmp_path / "out").mkdir()

@@ -5,6 +5,8 @@ import pytest
 
 from program import events, markov_files, run, succeed
 
+pytestmark = pytest.mark.spread
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

@@ -14,6 +14,8 @@ from test_udp import namespaces  # pylint: disable=unused-import
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
+pytestmark = pytest.mark.takes(40)
+
 RANKS, STORE = 4, 4  # process i is on host i, etcd on host 4
 
 

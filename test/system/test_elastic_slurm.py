@@ -12,6 +12,8 @@ from test_elastic_ssh import FAR, HERE, Run, a_host_loses_its_ranks, hosts  # py
 from test_program import data  # pylint: disable=unused-import
 from test_udp import namespaces  # pylint: disable=unused-import
 
+pytestmark = pytest.mark.takes(40)
+
 TOOLS = ("slurmctld", "slurmd", "srun", "salloc", "scontrol", "etcd")
 PATIENCE = 60  # seconds in which Slurm must start
 # Slurm runs without MUNGE and control groups, which need a whole machine.

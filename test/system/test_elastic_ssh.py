@@ -17,6 +17,8 @@ from test_udp import namespaces  # pylint: disable=unused-import
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
+pytestmark = pytest.mark.takes(40)
+
 SSHD = shutil.which("sshd", path=os.environ["PATH"] + ":/usr/sbin")
 FAR, HERE, PORT = (0, 1), 2, 2022  # ranks run on hosts 0 and 1; elastic.sh and its etcd on host 2
 

@@ -11,6 +11,8 @@ import pytest
 
 from program import MPI, TIMEOUT, launch, markov_files, planned_memory, run, succeed
 
+pytestmark = pytest.mark.alone
+
 VOCABULARY = 2048
 SMALL = ("--model=15M", "--batch=1", "--seq=128", "--steps=2")
 

@@ -12,6 +12,8 @@ import pytest
 from program import (PROGRAM, ROOT, SANITIZED, events, markov_files, markov_tokens, read_log,
                      run, succeed, tensors, write_tokens)
 
+pytestmark = pytest.mark.spread
+
 VOCABULARY = 128
 
 

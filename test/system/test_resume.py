@@ -17,6 +17,8 @@ import program
 from program import (BUILD, ROOT, SANITIZED, TIMEOUT, events, markov_tokens,
                      read_log, run, succeed, tensors, write_tokens)
 
+pytestmark = pytest.mark.spread
+
 VOCABULARY = 64
 PAUSE = "TRAIN_LLAMA2_TEST_SAVE_PAUSE_MS"  # a pause between the stages of a save
 

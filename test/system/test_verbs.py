@@ -15,6 +15,8 @@ from program import (BUILD, MPI, PROGRAM, ROOT, SANITIZED, markov_tokens, read_l
 from test_device import EMULATED
 from test_program import numbers, weights
 
+pytestmark = pytest.mark.takes(120)
+
 VM = ROOT / "dev" / "testbed" / "rdma_vm"
 LIMIT = 900  # seconds that the machine may take; on an idle host it takes a fifth of them
 STEPS = 4

@@ -9,6 +9,8 @@ from program import BUILD, ROOT, TIMEOUT
 sys.path.insert(0, str(ROOT / "dev" / "testbed"))
 import hosts as testbed  # pylint: disable=wrong-import-position
 
+pytestmark = pytest.mark.takes(20)
+
 
 def test_network_benchmark():
     reason = testbed.unavailable()

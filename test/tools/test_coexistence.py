@@ -159,6 +159,7 @@ def fetch(path, rate=100):
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.alone
 def test_client_waits_for_nobody():
     """The client makes 100 requests per second, and the server can serve 50. Requests begin when they are
     due, and the time that each waits for earlier ones counts."""

@@ -9,6 +9,8 @@ import pytest
 
 from program import ROOT
 
+pytestmark = pytest.mark.quick
+
 FILES = [pathlib.PurePath(name) for name in subprocess.run(
     ["git", "ls-files"], cwd=ROOT, text=True, capture_output=True, check=False).stdout.splitlines()
          if (ROOT / name).exists()]

@@ -13,6 +13,8 @@ import pytest
 
 from program import ROOT
 
+pytestmark = pytest.mark.quick
+
 SCRIPT = ROOT / "data" / "fetch.py"
 
 

@@ -24,6 +24,8 @@ import gpu_prediction  # pylint: disable=wrong-import-position
 import gpu_check  # pylint: disable=wrong-import-position
 import gpu_report  # pylint: disable=wrong-import-position
 
+pytestmark = pytest.mark.takes(25)
+
 
 def start(out, *more, libraries=""):
     environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",

@@ -1,5 +1,6 @@
 """Tests the parts of `make check` and `make test`: test/run.py with a folder of small tests, and the check of
 formatting with a file that is not formatted."""
+import json
 import os
 import shutil
 import subprocess
@@ -10,7 +11,8 @@ import pytest
 from program import ROOT
 
 SMALL = """
-import time, pytest
+import pytest
+{mark}
 def test_passes(): pass
 def test_skipped(): pytest.skip("not here")
 @pytest.mark.parametrize("value", [1, 2])
@@ -18,22 +20,26 @@ def test_once(value): assert value == {good}
 """
 
 
+def small(good="value", mark=""):
+    return SMALL.format(good=good, mark=mark and f"pytestmark = pytest.mark.{mark}")
+
+
 def run(folder, *arguments):
-    return subprocess.run([sys.executable, folder / "run.py", "-p", "no:cacheprovider", *arguments],
+    return subprocess.run([sys.executable, folder / "run.py", "-n1", "-p", "no:cacheprovider", *arguments],
                           cwd=folder, text=True, capture_output=True, check=False,
-                          env={key: value for key, value in os.environ.items()
-                               if not key.startswith(("PYTEST_", "TEST_COUNTS"))})
+                          env={**{key: value for key, value in os.environ.items()
+                                  if not key.startswith(("PYTEST_", "TEST_COUNTS"))},
+                               "BUILD": str(folder / "build")})
 
 
 @pytest.fixture(name="folder")
 def make_folder(tmp_path):
-    """Makes a folder of tests. Their file names decide how conftest.py marks them."""
+    """Makes a folder of tests: one file without a mark, one quick, one that needs to be alone."""
     (tmp_path / "tests").mkdir()
     for name in ("run.py", "conftest.py"):
         shutil.copy(ROOT / "test" / name, tmp_path / "tests")
-    (tmp_path / "tests" / "test_fetch.py").write_text(SMALL.format(good="value"))  # quick
-    (tmp_path / "tests" / "test_memory.py").write_text(SMALL.format(good="value"))  # alone
-    (tmp_path / "tests" / "test_program.py").write_text(SMALL.format(good="value"))
+    for name, mark in (("quick", "quick"), ("alone", "alone"), ("program", "")):
+        (tmp_path / "tests" / f"test_{name}.py").write_text(small(mark=mark))
     return tmp_path / "tests"
 
 
@@ -41,12 +47,12 @@ def test_both_parts_are_counted(folder):
     done = run(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "9 passed, 0 failed, 3 skipped"
-    assert "test_memory.py" in done.stdout.split("tests that are not alone")[1]
+    assert "test_alone.py" in done.stdout.split("tests that are not alone")[1]
 
 
-@pytest.mark.parametrize("name", ["test_program.py", "test_memory.py"])
+@pytest.mark.parametrize("name", ["program", "alone"])
 def test_a_failure_in_either_part_fails(folder, name):
-    (folder / name).write_text(SMALL.format(good="1"))
+    (folder / f"test_{name}.py").write_text(small("1", "alone" if name == "alone" else ""))
     done = run(folder)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == "8 passed, 1 failed, 3 skipped"
@@ -63,9 +69,45 @@ def test_quick_is_only_that(folder):
 
 
 def test_a_selection_may_be_of_one_part(folder):
-    done = run(folder, "-k", "memory and passes")
+    done = run(folder, "-k", "alone and passes")
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "1 passed, 0 failed"
     assert run(folder, "-k", "nothing_of_this_name").returncode == 1
+
+
+def test_the_longest_group_is_the_first(folder):
+    """By the times of the last run, and before there is one by marks. A test of `spread` files is a
+    group. A C program says in its head comment what it takes."""
+    busy = r"""
+import subprocess, sys, time, pytest
+pytestmark = pytest.mark.{mark}
+def test_waits(): time.sleep(0.5)
+def test_computes():
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+"""
+    (folder / "test_busy.py").write_text(busy.format(mark="spread"))
+    (folder / "test_marked.py").write_text(small(mark="takes(5)"))
+    (folder / "test_unit.c").write_text("/* A program. Takes 20 s. */ cmocka_unit_test(test_one)")
+
+    def order():
+        said = run(folder, "--collect-only", "-m", "not alone").stdout
+        return [line.split("@")[0] for line in said.splitlines() if "::" in line]
+
+    first = order()
+    assert first[0] == "test_unit.c::test_one" and first[4] == "test_marked.py::test_passes"
+    assert run(folder, "-k", "busy").returncode == 0
+    kept = json.loads((folder / "build" / "test_times.json").read_text())
+    wall, cpu = kept["test_busy.py::test_computes"]
+    assert cpu >= 0.3 and wall > 0  # the child's time
+    wall, cpu = kept["test_busy.py::test_waits"]
+    assert wall >= 0.5 and cpu < 0.3
+    assert len(kept) == 2
+    (folder / "build" / "test_times.json").write_text(json.dumps(
+        {**kept, "test_busy.py::test_computes": [30, 1], "test_marked.py::test_passes": [25, 1]}))
+    again = order()
+    assert again[:2] == ["test_busy.py::test_computes", "test_marked.py::test_passes"]
+    table = run(folder, "--times").stdout.splitlines()
+    assert table[0].split() == ["file", "tests", "wall", "s", "CPU", "s", "sanitized"]
+    assert table[1].split()[:3] == ["all", "3", "55.5"] and len(table) == 4
 
 
 def test_formatting_is_checked(tmp_path):

@@ -9,6 +9,8 @@ from program import ROOT
 sys.path.insert(0, str(ROOT / "dev" / "scaling"))
 import scaling  # pylint: disable=wrong-import-position
 
+pytestmark = pytest.mark.quick
+
 DRAWS = 400_000
 
 

@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT / "scripts" / "sweeps"))
 sweep_report = importlib.import_module("sweep_report")
 sweep_settings = importlib.import_module("sweep_settings")
 
+pytestmark = pytest.mark.takes(40)
+
 SETTINGS = """
 # a tiny sweep
 train = {data}/train.bin

@@ -10,6 +10,8 @@ import pytest
 
 from program import BUILD, run
 
+pytestmark = pytest.mark.quick
+
 TOKENIZE = BUILD / "tokenize"
 HEADER = 1024
 
