@@ -9,8 +9,10 @@ import subprocess
 
 import pytest
 
-from huggingface import VENV, ask, is_there
+from huggingface import ask, environment
 from program import BUILD, MPI, ROOT, events, markov_tokens, run, succeed, write_tokens
+
+pytestmark = pytest.mark.xdist_group("transformers")
 
 GOLDENS = ROOT / "test" / "goldens"
 CASES = json.loads((GOLDENS / "perplexity" / "expected.json").read_text(encoding="utf-8"))["cases"]
@@ -73,9 +75,7 @@ def test_stride_out_of_range(model, seq, stride, said):
 def test_perplexity_beside_transformers_live(tmp_path):
     """This program trains a model with grouped-query attention, and both measure its perplexity on the tokens
     that it was trained on."""
-    if not is_there():
-        pytest.skip(f"no transformers in {VENV} (test_huggingface.py installs it): perplexity was "
-                    "compared with stored values only")
+    environment()
     write_tokens(tmp_path / "t.bin", markov_tokens(20_000, 512, 1), 512)
     write_tokens(tmp_path / "v.bin", markov_tokens(3_000, 512, 2), 512)
     succeed("--model", "260K", "--train", tmp_path / "t.bin", "--seq", 128, "--batch", 4, "--steps",
