@@ -834,8 +834,9 @@ int main(int argc, char **argv) {
     stop_signal_open();
     if (lossynet_bootstrap(&argc, &argv, &world)) return 1;
     int status = validate_command_line(argc, argv, &world, GIT_REVISION, &options);
-    if (!status && world.rank == 0 && (options.help || options.version))
-        options.help ? options_help() : validate_print_version(GIT_REVISION);
+    if (!status && world.rank == 0 && options.help) status = options_help(options.help_topic);
+    if (!status && world.rank == 0 && !options.help && options.version)
+        validate_print_version(GIT_REVISION);
     if (status || options.help || options.version) {
         lossynet_shutdown(status);
         return status;

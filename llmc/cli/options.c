@@ -1,5 +1,6 @@
-/* options.c — the table of options, its parser and its help text. See options.h. */
+/* options.c — the table of options and its parser. See options.h. */
 #include "llmc/cli/options.h"
+#include "llmc/cli/options_table.h"
 #include "llmc/model/activations.h"
 #include "llmc/log/error.h"
 
@@ -21,18 +22,6 @@ static const char *const attention_names[] = {"own", "cudnn", "auto", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", "fp8", NULL};
 const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", NULL};
 
-enum kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
-
-struct entry {
-    const char *name; /* name of the option, or title of the group */
-    enum kind kind;
-    size_t offset; /* offset in struct options */
-    const char *initial;
-    double low, high;            /* WHOLE and REAL: allowed range, both ends included */
-    const char *const *choices;  /* CHOICE */
-    const char *argument, *help; /* for --help */
-};
-
 #define AT(field) offsetof(struct options, field)
 #define TITLE(text)                                                                                \
     { text, GROUP, 0, NULL, 0, 0, NULL, NULL, NULL }
@@ -49,7 +38,7 @@ struct entry {
 #define ONE_OF(name, field, initial, list, argument, help)                                         \
     { name, CHOICE, AT(field), initial, 0, 0, list, argument, help }
 
-static const struct entry table[] = {
+static const struct option_entry table[] = {
     TITLE("Model"),
     STRING("model", model, "15M", "PRESET|DIR",
            "a preset (260K 1M 15M 42M 110M 1.1B 7B 13B 70B) or a Hugging Face Llama directory"),
@@ -262,12 +251,18 @@ static const struct entry table[] = {
            "print memory, traffic, time on the link and expected drift, and allocate nothing"),
     SWITCH("preflight", preflight,
            "check the nodes of a run over its link for a minute, and name bad ones"),
-    SWITCH("help", help, "print this text"),
+    SWITCH("help", help,
+           "print the options that most runs need; --help all: all options; --help WORD: those "
+           "whose name or text has this word"),
     SWITCH("version", version, "print the version, and what this program was built with"),
 };
 enum { ENTRIES = sizeof table / sizeof table[0] };
 
-static const char *range_text(const struct entry *e, char *text, size_t size) {
+const struct option_entry *options_entry(int i) {
+    return i < ENTRIES ? &table[i] : NULL;
+}
+
+static const char *range_text(const struct option_entry *e, char *text, size_t size) {
     const char *what = e->kind == REAL ? "a number" : "a whole number";
     if (e->high >= INT_MAX) {
         snprintf(text, size, "%s, at least %.15g", what, e->low);
@@ -279,7 +274,7 @@ static const char *range_text(const struct entry *e, char *text, size_t size) {
 
 /* Stores `text` in the setting. `checked` is false for defaults, which may lie outside the
  * range, to mark an option that was not given. */
-static int set(struct options *out, const struct entry *e, const char *text, bool checked) {
+static int set(struct options *out, const struct option_entry *e, const char *text, bool checked) {
     void *place = (char *)out + e->offset;
     char *end = NULL;
     char expected[160];
@@ -344,7 +339,7 @@ static int refuse_option(const char *word) {
     const size_t bytes = strcspn(name, "=");
     char like[512] = "";
     for (int i = 0; i < ENTRIES && !strncmp(word, "--", 2) && bytes > 0; i++) {
-        const struct entry *e = &table[i];
+        const struct option_entry *e = &table[i];
         const size_t used = strlen(like);
         if (e->kind == GROUP || strncmp(e->name, name, bytes)) continue;
         if (e->kind == FLAG && strlen(e->name) == bytes)
@@ -361,11 +356,12 @@ int options_parse(int argc, char **argv, struct options *out) {
     memset(out, 0, sizeof *out);
     memset(longs, 0, sizeof longs);
     for (int i = 0; i < ENTRIES; i++) {
-        const struct entry *e = &table[i];
+        const struct option_entry *e = &table[i];
         if (e->kind == GROUP) continue;
         if (e->initial) set(out, e, e->initial, false);
         longs[count].name = e->name;
         longs[count].has_arg = e->kind == FLAG ? no_argument : required_argument;
+        if (e->offset == AT(help)) longs[count].has_arg = optional_argument;
         longs[count++].val = 256 + i;
     }
     opterr = 0;
@@ -380,8 +376,10 @@ int options_parse(int argc, char **argv, struct options *out) {
             return 2;
         }
         if (set(out, &table[c - 256], optarg, true)) return 2;
+        if (table[c - 256].offset == AT(help)) out->help_topic = optarg;
         if (strcmp(table[c - 256].name, "robust") == 0) be_robust(out);
     }
+    if (out->help && !out->help_topic && optind < argc) out->help_topic = argv[optind++];
     if (optind < argc) {
         log_error("'%s': expected options only (see --help)", argv[optind]);
         return 2;
@@ -413,7 +411,7 @@ json_t *options_json(const struct options *options) {
     _Static_assert((int)ENTRIES <= (int)OPTIONS_MOST, "room for all options");
     json_t *all = json_object();
     for (int i = 0; i < ENTRIES; i++) {
-        const struct entry *e = &table[i];
+        const struct option_entry *e = &table[i];
         const void *place = (const char *)options + e->offset;
         const char *text = e->kind == TEXT ? *(const char *const *)place : NULL;
         json_t *value = NULL;
@@ -442,39 +440,4 @@ json_t *options_json(const struct options *options) {
         json_object_set_new(all, e->name, value);
     }
     return all;
-}
-
-/* Prints `text` in columns [indent, 80), breaking at spaces. */
-static void print_wrapped(const char *text, int indent) {
-    int width = 79 - indent;
-    while ((int)strlen(text) > width) {
-        int cut = width;
-        while (cut > 0 && text[cut] != ' ') cut--;
-        if (!cut) break;
-        printf("%.*s\n%*s", cut, text, indent, "");
-        text += cut + 1;
-    }
-    puts(text);
-}
-
-void options_help(void) {
-    printf("Usage: train_llama2 --train GLOB [OPTION]...\n"
-           "       mpirun -np R train_llama2 --train GLOB [OPTION]...\n"
-           "Pretrains Llama-2 over a network that loses packets.\n");
-    for (int i = 0; i < ENTRIES; i++) {
-        const struct entry *e = &table[i];
-        if (e->kind == GROUP) {
-            printf("\n%s\n", e->name);
-            continue;
-        }
-        char left[64], help[512];
-        snprintf(left, sizeof left, "--%s%s%s", e->name, e->argument ? " " : "",
-                 e->argument ? e->argument : "");
-        bool show = e->initial && e->initial[0] != '-';
-        snprintf(help, sizeof help, "%s%s%s%s", e->help, show ? " [" : "", show ? e->initial : "",
-                 show ? "]" : "");
-        printf("  %-27s ", left);
-        if (strlen(left) > 27) printf("\n%30s", "");
-        print_wrapped(help, 30);
-    }
 }

@@ -99,6 +99,7 @@ struct options {
     bool overwrite, quiet;
     /* modes */
     bool eval, dry_run, preflight, help, version;
+    const char *help_topic; /* the word after --help; NULL: none */
     const char *generate;
     int tokens;
     double temperature, top_p;
@@ -117,7 +118,10 @@ enum { OPTIONS_MOST = 128 }; /* the table has no more options */
 json_t *
 options_json(const struct options *options); /* All options, for the log. NULL if out of memory. */
 
-void options_help(void); /* Prints the options to stdout, grouped, with their defaults. */
+/* Prints options to stdout, with their defaults. `topic` NULL: those that most runs need, by what a
+ * user wants to do; "all": all of them; or a word that their names or texts have. Returns the exit
+ * code: 0, or 2 if no option has the word, after it said so. */
+int options_help(const char *topic);
 
 #ifdef __cplusplus
 }

@@ -33,11 +33,11 @@ EARLIER = {"lead": "off"}
 
 
 def read_options(program):
-    """Reads {name: (group, default)} from --help. The default of a flag is None."""
+    """Reads {name: (group, default)} from --help all. The default of a flag is None."""
     try:
-        text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run([program, "--help", "all"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SettingsError(f"'{program} --help' failed ({error}); build it with make") from None
+        raise SettingsError(f"'{program} --help all' failed ({error}); build it with make") from None
     options, group, name = {}, "", None
     helps = {}
     for line in text.splitlines():

@@ -431,10 +431,28 @@ def test_dry_run_7b_on_64_workers():
 
 
 def test_help():
-    text = succeed("--help").stdout
-    assert max(len(line) for line in text.splitlines()) <= 80
-    for option in ("--model", "--loss-rate", "--estimator", "--dry-run"):
-        assert option in text
+    """--help fits a screen and names options that exist. --help all has every option of a run's log."""
+    short, every = succeed("--help").stdout, succeed("--help", "all").stdout
+    assert max(len(line) for line in (short + every).splitlines()) <= 80
+    assert len(short.splitlines()) <= 45
+    options = lambda text: re.findall(r"^  --([a-z0-9-]+)", text, re.M)
+    assert 20 <= len(options(short)) <= 28 and len(set(options(short))) == len(options(short))
+    assert set(options(short)) < set(options(every)) and len(options(every)) > 80
+    for line in short.splitlines()[3:]:
+        assert line.startswith("  ") == line.startswith("  --"), line  # one line for each option
+    assert succeed("--help=all").stdout == every
+
+
+def test_help_about_a_word():
+    text = succeed("--help", "Loss-Rate").stdout
+    assert "--loss-rate P" in text and "--gradient-loss-rate" in text and "--model" not in text
+    assert succeed("--help", "resume").stdout.startswith("Output\n  --resume")
+    done = run("--help", "snow")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == ("train_llama2: --help snow: no option's name or text has this word "
+                           "(see --help all)\n")
+    done = run("--help", "all", "more")
+    assert done.returncode == 2 and "'more': expected options only" in done.stderr
 
 
 def test_version_is_that_of_the_headers_and_the_changelog():

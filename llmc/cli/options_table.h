@@ -1,0 +1,24 @@
+/* options_table.h — how a line of the table of options looks. For options.c, which has the table and
+ * parses, and options_help.c, which prints it. */
+#ifndef LLMC_CLI_OPTIONS_TABLE_H
+#define LLMC_CLI_OPTIONS_TABLE_H
+
+#include <stddef.h>
+
+enum option_kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
+
+struct option_entry {
+    const char *name; /* name of the option, or title of the group */
+    enum option_kind kind;
+    size_t offset;              /* offset in struct options */
+    const char *initial;        /* default, as text; NULL: none; "-1": follows from others */
+    double low, high;           /* WHOLE and REAL: allowed range, both ends included */
+    const char *const *choices; /* CHOICE: names, and a NULL after them */
+    /* For --help. A WHOLE or REAL whose argument begins with "auto|" may be `auto`, OPTION_AUTO. */
+    const char *argument, *help;
+};
+
+/* Line i of the table, from 0 on; NULL after the last one. */
+const struct option_entry *options_entry(int i);
+
+#endif
