@@ -592,6 +592,8 @@ static struct run_info run_info(const struct trainer *t) {
                                    .link = lossynet_link_name(t->dp.comm),
                                    .faster_in_bf16 = t->faster_in_bf16,
                                    .sends = t->dp.pipeline.sends,
+                                   .carries = data_parallel_carries(&t->dp),
+                                   .on_device = t->be->on_device,
                                    .peers = t->dp.group.peers,
                                    .rank = t->dp.world.rank,
                                    .ranks = t->dp.world.ranks,

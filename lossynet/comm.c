@@ -73,9 +73,6 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     comm->resources.threads = omp_get_max_threads();
     comm->averaging.estimator = settings->estimator;
     comm->arrivals.acks.deliver = settings->return_masks || settings->error_feedback;
-    memcpy(comm->retransmission.rounds, settings->retransmission_rounds,
-           sizeof comm->retransmission.rounds);
-    comm->retransmission.budget = settings->retransmission_budget;
     comm->lead.wanted = settings->lead;
     if (settings->memory) comm->resources.memory = *settings->memory;
     comm->resources.bf16 = settings->vector_dtype == LOSSYNET_BF16;
@@ -113,10 +110,11 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     take_stats(comm);
     if (settings->error_feedback && (comm->steps.skips || comm->loss.replay))
         lossynet_unconfirmed_open(comm);
+    lossynet_rounds_open(comm, settings);
     lossynet_arrivals_open(comm,
                            settings->return_masks || settings->error_feedback ||
                                settings->retransmission_rounds[LOSSYNET_GRADIENT],
-                           settings->retransmission_rounds[LOSSYNET_PARAMETER] > 0);
+                           settings->retransmission_rounds[LOSSYNET_PARAMETER] != 0);
     if (comm->world.ranks > 1)
         lossynet_exchange_open(comm, multicast, settings->allocate, settings->release);
     if (settings->error_feedback) lossynet_feedback_open(comm, settings->residuals);
@@ -145,8 +143,8 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
                         (uint64_t)settings->lead << 2 ^ (uint64_t)settings->skip_late << 3);
     hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^
                         (uint64_t)settings->error_feedback << 1);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->retransmission_rounds[0] << 32 ^
-                        (uint64_t)settings->retransmission_rounds[1]);
+    hash = lossynet_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
+                        (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
     uint64_t budget;
     memcpy(&budget, &settings->retransmission_budget, sizeof budget);
     hash = lossynet_mix(hash ^ budget);
@@ -193,7 +191,11 @@ static lossynet_status agree(struct lossynet_comm *comm, const struct lossynet_s
  * first GRADIENT phase for receiving. */
 static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                             lossynet_link_open link_open, lossynet_share share, void *context) {
-    const int *rounds = settings->retransmission_rounds;
+    int rounds[2];
+    for (int phase = 0; phase < 2; phase++) {
+        const int planned = lossynet_rounds_planned(settings, (lossynet_phase)phase);
+        rounds[phase] = planned == LOSSYNET_ROUNDS_MEASURED ? LOSSYNET_ROUNDS_MOST : planned;
+    }
     const struct lossynet_transport_settings transport = {
         .world = comm->world,
         .packet_bytes = settings->packet_bytes,

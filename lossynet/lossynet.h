@@ -194,6 +194,12 @@ struct lossynet_residuals {
     void (*load)(void *context, int worker, const void *in);
 };
 
+enum { LOSSYNET_ROUNDS_MEASURED = -1, LOSSYNET_ROUNDS_MOST = 3 };
+
+/* The number of rounds, at most LOSSYNET_ROUNDS_MOST, that LOSSYNET_ROUNDS_MEASURED makes at loss
+ * rate p within a budget (settings.retransmission_budget). */
+int lossynet_rounds_at(lossynet_phase phase, double p, double budget);
+
 struct lossynet_settings {
     int workers;                   /* N, a multiple of the number of ranks */
     int group;                     /* G, at most N; 0 means 1. See "Groups" above */
@@ -227,7 +233,8 @@ struct lossynet_settings {
     bool error_feedback;
     const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */
     /* By phase: how many times lost packets are sent again; they may be lost again
-     * (retransmit.c). */
+     * (retransmit.c). LOSSYNET_ROUNDS_MEASURED: as many as the measured loss asks for. It needs
+     * lossynet_drift_measure after every step. With skip_late it goes by the injected loss alone. */
     int retransmission_rounds[2];
     /* At most this share of a phase's packets to a worker is sent again; packets that have been
      * missing longest come first. 0: no limit. */

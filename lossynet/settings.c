@@ -219,8 +219,9 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         lossynet_log("drift samples %d: expected 0 or more", settings->drift_samples);
         return LOSSYNET_INVALID;
     }
-    if (settings->retransmission_rounds[0] < 0 || settings->retransmission_rounds[1] < 0) {
-        lossynet_log("retransmission rounds %d and %d: expected 0 or more",
+    if (settings->retransmission_rounds[0] < LOSSYNET_ROUNDS_MEASURED ||
+        settings->retransmission_rounds[1] < LOSSYNET_ROUNDS_MEASURED) {
+        lossynet_log("retransmission rounds %d and %d: expected 0 or more, or -1",
                      settings->retransmission_rounds[0], settings->retransmission_rounds[1]);
         return LOSSYNET_INVALID;
     }

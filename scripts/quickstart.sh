@@ -1,7 +1,6 @@
 #!/bin/sh
-# Trains the same small Llama five times, with 8 workers, from the same seed, and shows what packet loss
-# costs. One run has no loss. The others lose 10% of all packets: as in the paper (--lead off), with the
-# program's defaults, with --robust, and under RPS.
+# Trains the same small Llama three times, with 8 workers, from the same seed, and shows what packet loss
+# costs: without loss, and with 10% of all packets lost, as in the paper (--plain) and by default.
 #
 #   scripts/quickstart.sh [OUT]        default out/quickstart; called by `make quickstart`
 #
@@ -16,7 +15,7 @@ if [ -t 1 ]; then bold=$(printf '\033[1m'); plain=$(printf '\033[0m'); fi
 say() { printf '%s%s%s\n' "$bold" "$*" "$plain"; }
 
 mkdir -p "$out"
-say "1/7  Text, tokenizer and token files in $out/data"
+say "1/5  Text, tokenizer and token files in $out/data"
 data/kjv.sh "$out/data"
 
 run() { # NAME ARGUMENT...
@@ -25,28 +24,21 @@ run() { # NAME ARGUMENT...
         --workers 8 --batch 2 --seq 128 --steps "$steps" --lr 3e-3 --warmup $((steps / 10)) \
         --eval-every $((steps / 4)) --seed 1 --out "$out/$name" --overwrite "$@"
 }
-say "2/7  No loss"
+say "2/5  No loss"
 run reliable --algorithm reliable
-say "3/7  10% of all packets lost, as in the paper (--lead off)"
-run lead-off --algorithm lossy --loss-rate 0.1 --lead off
-say "4/7  10% lost, by default: owners broadcast ahead of the model"
+say "3/5  10% of all packets lost, as in the paper (--plain)"
+run plain --algorithm lossy --loss-rate 0.1 --plain
+say "4/5  10% lost, by default: what was lost is made up for"
 run lossy --algorithm lossy --loss-rate 0.1
-say "5/7  10% lost, with --robust: lost gradients are sent again, or come later"
-run robust --algorithm lossy --loss-rate 0.1 --robust
-say "6/7  10% lost, models averaged instead of gradients (RPS)"
-run rps --algorithm rps --loss-rate 0.1
 
-say "7/7  What it cost"
-"$python" scripts/sweeps/report.py --out "$out" "$out/reliable" "$out/lead-off" "$out/lossy" \
-    "$out/robust" "$out/rps"
+say "5/5  What it cost"
+"$python" scripts/sweeps/report.py --out "$out" "$out/reliable" "$out/plain" "$out/lossy"
 cat <<END
 
 Early in training every step changes much, so loss is expensive. One pair of
 runs measures its cost to within a few points. The paper's 0.8% at 10% loss is
 for a 7B model late in training, with a larger batch and a lower learning rate.
---robust looks further ahead, which helps without loss as well.
-RPS learns slowly even when nothing is lost, because it averages models after
-AdamW steps on an eighth of the batch. See README.md, "What loss costs".
+See README.md, "What loss costs".
 
 The model trained under 10% loss writes:
 END

@@ -454,7 +454,7 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
                                         "loss-seed",
                                         "estimator",
                                         "lead",
-                                        "lead-extra",
+                                        "look-ahead",
                                         "carry",
                                         "gradient-repair",
                                         "parameter-repair",

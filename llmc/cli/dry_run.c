@@ -16,10 +16,14 @@ static void expect_repair(const struct options *o, const struct lossynet_setting
                           double resent[2], double left[2]) {
     const double rates[2] = {o->gradient_loss_rate, o->parameter_loss_rate};
     for (int phase = 0; phase < 2; phase++) {
+        const double budget = network->retransmission_budget;
+        int rounds = network->retransmission_rounds[phase];
+        if (rounds == LOSSYNET_ROUNDS_MEASURED)
+            rounds = lossynet_rounds_at((lossynet_phase)phase, rates[phase], budget);
         left[phase] = rates[phase];
-        for (int r = 1; r <= network->retransmission_rounds[phase]; r++) {
+        for (int r = 1; r <= rounds; r++) {
             double again = left[phase];
-            if (o->repair_budget > 0) again = fmin(again, o->repair_budget - resent[phase]);
+            if (budget > 0) again = fmin(again, budget - resent[phase]);
             resent[phase] += again;
             left[phase] -= again * (1 - rates[phase]);
         }
@@ -65,16 +69,17 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
         return -1;
     if (param_layout_build(&c, &layout)) return -1;
     threads_choose(o->threads, world->local_ranks);
-    struct lossynet_settings network = comm_settings(o, &layout, workers);
     struct memory_plan_settings settings =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
-    settings.leads = comm_leads(o, workers);
-    settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
+    comm_plan(o, workers, workers, &settings);
     settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
     settings.staged = workers > 1;
     const bool half = o->dtype == OPTION_DTYPE_BF16 || o->dtype == OPTION_DTYPE_FP8;
     settings.device = o->device == DEVICE_CUDA || (half && o->device != DEVICE_CPU);
     if (half || (settings.device && o->dtype == OPTION_DTYPE_AUTO)) settings.dtype = DTYPE_BF16;
+    const struct lossynet_settings network =
+        comm_settings(o, &layout, workers, workers, settings.device);
+    settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
     double left[2];
     expect_repair(o, &network, settings.resent, left);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;

@@ -39,11 +39,14 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.saves = o->out || !o->train;
     s.gathers = workers > 1 && (s.saves || o->val || o->sample_every);
     s.shard_bytes = 1e9 * o->shard_size;
-    s.carries = o->carry > 0 && o->algorithm == ALGORITHM_LOSSY;
     s.changes = o->meet != NULL;
     s.gpu_direct = o->gpu_direct;
     s.threads = o->threads ? o->threads : omp_get_max_threads();
     return s;
+}
+
+static bool carries(const struct memory_plan_settings *s) {
+    return s->carries[s->device];
 }
 
 static int group_of(const struct memory_plan_settings *s) {
@@ -113,7 +116,7 @@ static int slots_of(const struct llama_config *config) {
  * is taken from the whole gradient, too. */
 int memory_plan_gradient_slots(const struct llama_config *config,
                                const struct memory_plan_settings *s) {
-    const bool whole = s->micro_batches > 1 || s->carries || s->gpu_direct;
+    const bool whole = s->micro_batches > 1 || carries(s) || s->gpu_direct;
     return memory_plan_has_masters(s) && !whole ? slots_of(config) : 0;
 }
 
@@ -127,7 +130,7 @@ int memory_plan_group_slots(const struct llama_config *config,
 /* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
 bool memory_plan_rounds_gradients(const struct memory_plan_settings *s) {
     return s->device && s->dtype == DTYPE_BF16 && s->sharded_optimizer && s->workers > 1 &&
-           s->wire_bytes[0] < 4 && !(s->carries && group_of(s) > 1);
+           s->wire_bytes[0] < 4 && !(carries(s) && group_of(s) > 1);
 }
 
 bool memory_plan_has_half_copies(const struct memory_plan_settings *s) {
@@ -194,7 +197,7 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
     const double stale = s->stale * 4 * e->parameters * (replicas_of(s) - owned);
     const int ranks = s->workers / (s->local ? s->local : 1);
     return hf_model_bytes_of_rank(c, s->shard_bytes, s->rank, ranks) + e->optimizer_bytes + stale +
-           (s->carries ? e->parameter_bytes : 0) + e->ahead_bytes;
+           (carries(s) ? e->parameter_bytes : 0) + e->ahead_bytes;
 }
 
 /* The state that a rank keeps from the view before, and the state that it receives (handover.c):
@@ -242,7 +245,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     if (masters) e.working_bytes += (half_copies ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
     e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* On a device, the residual is kept there, and not in lossynet's memory. */
-    e.lost_bytes = s->carries && s->device && !s->evaluating ? 4 * P * V : 0;
+    e.lost_bytes = carries(s) && s->device && !s->evaluating ? 4 * P * V : 0;
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
     const double received = half_copies ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;

@@ -41,7 +41,7 @@ struct memory_plan_settings {
     bool saves;   /* it saves checkpoints, from copies in memory */
     int rank;     /* decides which shards of the model it copies to save them (hf_model.h) */
     double shard_bytes;
-    bool carries;    /* --carry: residuals, which are saved, too */
+    bool carries[2]; /* --carry: residuals, which are saved, too; on a CPU, on a device */
     bool remembers;  /* it keeps keys and values of all layers, to generate text */
     bool evaluating; /* no gradients, no optimizer */
     bool staged;     /* several ranks: with a device, the network reads host memory */

@@ -17,6 +17,7 @@ const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
+static const char *const lead_names[] = {"auto", "off", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
 static const char *const attention_names[] = {"own", "cudnn", "auto", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", "fp8", NULL};
@@ -35,6 +36,10 @@ const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4"
     { name, WHOLE64, AT(field), initial, 0, 9007199254740992.0, NULL, "N", help }
 #define NUMBER(name, field, initial, low, high, argument, help)                                    \
     { name, REAL, AT(field), initial, low, high, NULL, argument, help }
+#define INTEGER_OR_AUTO(name, field, initial, low, high, help)                                     \
+    { name, WHOLE, AT(field), initial, low, high, NULL, "auto|N", help }
+#define NUMBER_OR_AUTO(name, field, low, high, help)                                               \
+    { name, REAL, AT(field), "auto", low, high, NULL, "auto|SHARE", help }
 #define ONE_OF(name, field, initial, list, argument, help)                                         \
     { name, CHOICE, AT(field), initial, 0, 0, list, argument, help }
 
@@ -96,6 +101,11 @@ static const struct option_entry table[] = {
            "AdamW: weight decay of matrices (norms have none)"),
     NUMBER("clip", clip, "1", 0, 1e30, "NORM",
            "clip the gradient to this global norm; 0: no clipping"),
+    NUMBER("look-ahead", look_ahead, "0", 0, 100, "STEPS",
+           "an option of the optimizer: workers compute their gradients this many steps ahead of "
+           "the model, along its last change, as with Nesterov's momentum, Lookahead "
+           "(arXiv:1907.08610) and DiLoCo's outer step (arXiv:2311.08105). Algorithms lossy and "
+           "reliable"),
     SEED("seed", seed, "1", "seed of the initial weights and of the order of the data"),
 
     TITLE("Loss"),
@@ -122,29 +132,30 @@ static const struct option_entry table[] = {
         "estimator", estimator, "mean", "NAME",
         "how owners average the gradients that arrive: mean (the paper's), balanced (unbiased when "
         "workers have unlike data), ht (Horvitz-Thompson) or zero (lost gradients count as 0)"),
-    STRING("lead", lead, "auto", "auto|off|STEPS",
-           "owners broadcast values this many steps ahead of the model, along its last change. "
-           "Replicas that miss some broadcasts then do not lag behind it. auto: the number follows "
-           "from the measured loss. Algorithms lossy and reliable"),
-    NUMBER("lead-extra", lead_extra, "0", 0, 100, "STEPS",
-           "steps to look ahead in addition to --lead auto, as Nesterov's momentum does"),
-    NUMBER("carry", carry, "0", 0, 1, "SHARE",
-           "error feedback: a sender adds this share of a lost gradient to its next one. Without a "
-           "lead it suits only long training at a low learning rate. Algorithm lossy, estimator "
-           "mean or zero"),
-    INTEGER("repair", repair, "0", 0, 16,
-            "rounds per phase in which lost packets are sent again; not with --multicast"),
-    INTEGER("gradient-repair", gradient_repair, "-1", 0, 16,
-            "the same for gradients; default: --repair"),
-    INTEGER("parameter-repair", parameter_repair, "-1", 0, 16,
-            "the same for parameters; default: --repair"),
-    NUMBER("repair-budget", repair_budget, "0", 0, 1e3, "SHARE",
-           "send at most this share of a phase's packets again, those that have been missing "
-           "longest first; 0: no limit"),
-    SWITCH("robust", robust,
-           "the settings that lost least in our trials, for at most 10% more traffic: --lead auto "
-           "--lead-extra 1 --carry 1 --gradient-repair 1 --parameter-repair 0 --repair-budget 0.2. "
-           "Options after it override it"),
+    SWITCH("plain", plain,
+           "the algorithm of the paper and nothing else, for comparisons: --lead off --carry 0 "
+           "--repair 0. Options after it override it"),
+    ONE_OF("lead", lead, "auto", lead_names, "auto|off",
+           "auto: owners broadcast values ahead of the model, along its last change, so that "
+           "replicas that miss some broadcasts do not lag behind it. How far follows from the "
+           "measured loss. Algorithm lossy"),
+    NUMBER_OR_AUTO("carry", carry, 0, 1,
+                   "error feedback: a sender adds this share of a lost gradient to its next one. "
+                   "Algorithm lossy, estimator mean or zero. auto: 1, but 0 with other estimators "
+                   "and on GPUs, where it takes memory"),
+    INTEGER_OR_AUTO("repair", repair, "auto", 0, 16,
+                    "rounds per phase in which lost packets are sent again. auto: as many as the "
+                    "measured loss asks for: of gradients until at most a fifteenth stays lost, "
+                    "none at 5% loss, one at 20%; of parameters only with --wire-dtype int8 or "
+                    "int4, one at 40%. Algorithm lossy"),
+    INTEGER_OR_AUTO("gradient-repair", gradient_repair, "-2", 0, 16,
+                    "the same for gradients; default: --repair"),
+    INTEGER_OR_AUTO("parameter-repair", parameter_repair, "-2", 0, 16,
+                    "the same for parameters, not with --multicast; default: --repair"),
+    NUMBER_OR_AUTO("repair-budget", repair_budget, 0, 1e3,
+                   "send at most this share of a phase's packets again, those that have been "
+                   "missing longest first; 0: no limit. auto: a fifth, of int8 and int4 as much as "
+                   "bf16 takes; no limit with a number as --repair"),
 
     TITLE("Network"),
     INTEGER("workers", workers, "0", 0, 65534,
@@ -262,12 +273,17 @@ const struct option_entry *options_entry(int i) {
     return i < ENTRIES ? &table[i] : NULL;
 }
 
+static bool is_automatic(const struct option_entry *e) {
+    return (e->kind == WHOLE || e->kind == REAL) && !strncmp(e->argument, "auto|", 5);
+}
+
 static const char *range_text(const struct option_entry *e, char *text, size_t size) {
     const char *what = e->kind == REAL ? "a number" : "a whole number";
     if (e->high >= INT_MAX) {
         snprintf(text, size, "%s, at least %.15g", what, e->low);
     } else {
-        snprintf(text, size, "%s from %.15g to %.15g", what, e->low, e->high);
+        snprintf(text, size, "%s%s from %.15g to %.15g", is_automatic(e) ? "auto or " : "", what,
+                 e->low, e->high);
     }
     return text;
 }
@@ -278,6 +294,13 @@ static int set(struct options *out, const struct option_entry *e, const char *te
     void *place = (char *)out + e->offset;
     char *end = NULL;
     char expected[160];
+    if (is_automatic(e) && !strcmp(text, "auto")) {
+        if (e->kind == WHOLE)
+            *(int *)place = OPTION_AUTO;
+        else
+            *(double *)place = OPTION_AUTO;
+        return 0;
+    }
     switch (e->kind) {
     case GROUP:
         return 0;
@@ -323,14 +346,13 @@ static int set(struct options *out, const struct option_entry *e, const char *te
                      range_text(e, expected, sizeof expected), text);
 }
 
-/* The settings that were best in scripts/sweeps/results.md, "The lead". */
-static void be_robust(struct options *out) {
-    out->lead = "auto";
-    out->lead_extra = 1;
-    out->carry = 1;
-    out->gradient_repair = 1;
-    out->parameter_repair = 0;
-    out->repair_budget = 0.2; /* of the gradient phase, which is half of the traffic */
+enum { AS_REPAIR = -2 }; /* of --gradient-repair: it was not given */
+
+static void be_plain(struct options *out) {
+    out->lead = OPTION_LEAD_OFF;
+    out->carry = 0;
+    out->repair = 0;
+    out->gradient_repair = out->parameter_repair = AS_REPAIR;
 }
 
 /* Reports a word that getopt did not accept. */
@@ -377,7 +399,7 @@ int options_parse(int argc, char **argv, struct options *out) {
         }
         if (set(out, &table[c - 256], optarg, true)) return 2;
         if (table[c - 256].offset == AT(help)) out->help_topic = optarg;
-        if (strcmp(table[c - 256].name, "robust") == 0) be_robust(out);
+        if (strcmp(table[c - 256].name, "plain") == 0) be_plain(out);
     }
     if (out->help && !out->help_topic && optind < argc) out->help_topic = argv[optind++];
     if (optind < argc) {
@@ -386,8 +408,8 @@ int options_parse(int argc, char **argv, struct options *out) {
     }
     if (out->gradient_loss_rate < 0) out->gradient_loss_rate = out->loss_rate;
     if (out->parameter_loss_rate < 0) out->parameter_loss_rate = out->loss_rate;
-    if (out->gradient_repair < 0) out->gradient_repair = out->repair;
-    if (out->parameter_repair < 0) out->parameter_repair = out->repair;
+    if (out->gradient_repair == AS_REPAIR) out->gradient_repair = out->repair;
+    if (out->parameter_repair == AS_REPAIR) out->parameter_repair = out->repair;
     if (out->loss_seed < 0) out->loss_seed = out->seed;
     if (out->peer_timeout < 0) out->peer_timeout = out->meet ? 1 : 10;
     if (out->packet_bytes % 4) {
@@ -428,13 +450,17 @@ json_t *options_json(const struct options *options) {
             value = json_string(e->choices[*(const int *)place]);
             break;
         case WHOLE:
-            value = json_integer(*(const int *)place);
+            value = is_automatic(e) && *(const int *)place == OPTION_AUTO
+                        ? json_string("auto")
+                        : json_integer(*(const int *)place);
             break;
         case WHOLE64:
             value = json_integer(*(const int64_t *)place);
             break;
         case REAL:
-            value = json_real(*(const double *)place);
+            value = is_automatic(e) && *(const double *)place == OPTION_AUTO
+                        ? json_string("auto")
+                        : json_real(*(const double *)place);
             break;
         }
         json_object_set_new(all, e->name, value);

@@ -34,8 +34,11 @@ enum {
 extern const char *const option_wire_dtype_names[];
 
 enum { OPTION_ATTENTION_OWN, OPTION_ATTENTION_CUDNN, OPTION_ATTENTION_AUTO }; /* of --attention */
-enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                                /* of --meet-keep */
-enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF };       /* of --progress */
+enum { OPTION_AUTO = -1 }; /* numbers whose option is `auto`, see the help of each */
+enum { KEEP_WORKER_BATCH, KEEP_GLOBAL_BATCH };                          /* of --meet-keep */
+enum { OPTION_PROGRESS_AUTO, OPTION_PROGRESS_ON, OPTION_PROGRESS_OFF }; /* of --progress */
+
+enum { OPTION_LEAD_AUTO, OPTION_LEAD_OFF }; /* of --lead */
 
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
@@ -52,7 +55,7 @@ struct options {
     int data_split;
     /* optimisation */
     int batch, seq, steps, micro_batches, warmup;
-    double lr, lr_final, beta1, beta2, adam_eps, weight_decay, clip;
+    double lr, lr_final, beta1, beta2, adam_eps, weight_decay, clip, look_ahead;
     int64_t seed;
     /* loss */
     int algorithm;
@@ -60,13 +63,12 @@ struct options {
         parameter_loss_rate; /* the last two are the effective rates */
     const char *loss_model, *loss_at, *estimator;
     int64_t loss_seed;
-    const char *lead; /* auto, off or a number */
-    double lead_extra;
+    bool plain; /* the parser sets the next options accordingly */
+    int lead;   /* OPTION_LEAD_ */
+    /* OPTION_AUTO, or the number; comm/settings.h says what `auto` means in a run */
     double carry;
-    int repair, gradient_repair,
-        parameter_repair; /* rounds; the last two are the effective numbers */
+    int repair, gradient_repair, parameter_repair; /* the last two are the effective values */
     double repair_budget;
-    bool robust; /* the parser sets the other options accordingly */
     /* network */
     int workers; /* 0: one per rank */
     const char *group;

@@ -26,7 +26,7 @@ static const struct {
     {"workers", "data-parallel replicas; 0: one per process"},
     {"loss-rate", "share of the packets that is dropped"},
     {"algorithm", "lossy, reliable, rps or naive"},
-    {"robust", "what lost least in our trials, 10% more traffic"},
+    {"plain", "the first paper's algorithm, nothing else"},
     {"Train over a network", NULL},
     {"link", "mpi, udp, verbs (RDMA) or auto"},
     {"wire-dtype", "bf16 has half the bytes, int8 a quarter"},

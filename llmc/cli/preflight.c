@@ -109,7 +109,8 @@ static int measure(struct flight *f, const struct preflight_nodes *n,
                    struct preflight_findings *out) {
     const size_t elements = 1;
     const struct param_layout one = {.buckets = 1, .bucket_elements = (size_t *)&elements};
-    const struct lossynet_settings settings = comm_settings(f->options, &one, f->world.ranks);
+    const struct lossynet_settings settings =
+        comm_settings(f->options, &one, f->world.ranks, f->world.ranks, false);
     if (lossynet_probe(&f->world, &settings, f->node, f->seconds, f->paths, &f->link)) return -1;
     preflight_verdict_network(n, f->paths, out);
     return 0;

@@ -57,10 +57,10 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
         config_complete(o->model, o->vocabulary ? o->vocabulary : 32000, 0, &c) ||
         param_layout_build(&c, &layout))
         return -1;
-    const struct lossynet_settings network = comm_settings(o, &layout, workers);
+    const struct lossynet_settings network = comm_settings(o, &layout, workers, workers, false);
     struct memory_plan_settings s =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
-    s.leads = comm_leads(o, workers);
+    comm_plan(o, workers, workers, &s);
     s.network_bytes = (double)lossynet_memory_needed(&planned, &network);
     param_layout_release(&layout);
     s.recompute = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : (enum recompute)o->recompute;

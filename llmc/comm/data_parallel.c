@@ -20,6 +20,10 @@ bool data_parallel_is_lossless(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_RELIABLE;
 }
 
+bool data_parallel_carries(const struct data_parallel *d) {
+    return comm_carry(d->options, d->world.ranks, d->be->on_device) > 0;
+}
+
 bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
     return comm_groups(d->options, d->workers) == 1 ||
            (data_parallel_is_lossless(d) && !comm_leads(d->options, d->workers) &&
@@ -31,20 +35,22 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d) {
 int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool training, bool tell,
                          struct backend_choice *choice) {
     struct memory_plan_settings run = memory_plan_of_options(d->options, d->workers, seq);
-    run.leads = comm_leads(d->options, d->workers);
+    comm_plan(d->options, d->workers, d->world.ranks, &run);
     run.batch = batch;
     run.evaluating = !training;
     run.remembers = d->options->generate != NULL;
     memory_plan_place(&run, d->world.ranks, d->world.rank);
     if (backend_select(d->options, &d->layout->config, &run, &d->world, tell, choice)) return -1;
     d->be = choice->backend;
+    if (comm_check_device(d->options, d->be->on_device)) return -1;
     d->masters = memory_plan_has_masters(&run);
     d->slots = memory_plan_gradient_slots(&d->layout->config, &run);
     d->group_slots = memory_plan_group_slots(&d->layout->config, &run);
     d->rounds = memory_plan_rounds_gradients(&run);
     d->half = memory_plan_has_half_copies(&run);
     d->memory = d->masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
-    const struct lossynet_settings network = comm_settings(d->options, d->layout, d->workers);
+    const struct lossynet_settings network =
+        comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);
     run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
     if (memory_check(d->options, &d->world, &d->layout->config, &run)) return -1;
     const int tokens = batch * seq; /* of a product */
@@ -100,12 +106,13 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
                                            .round_blocks = be->round_blocks,
                                            .copy = be->copy,
                                            .gather = be->gather};
-    struct lossynet_settings s = comm_settings(d->options, d->layout, d->workers);
+    struct lossynet_settings s =
+        comm_settings(d->options, d->layout, d->workers, d->world.ranks, be->on_device);
     const struct lossynet_residuals residuals = {d, round_residual, keep_residual, save_residual,
                                                  load_residual};
     if (!training) s.error_feedback = false;
     d->keeps_lost = be->on_device && s.error_feedback;
-    if (d->keeps_lost) s.skip_late = false; /* a device updates its residual at once */
+    if (d->keeps_lost) d->carried = (float)comm_carry(d->options, d->world.ranks, true);
     if (d->keeps_lost) s.residuals = &residuals;
     *staged = be->on_device && d->world.ranks > 1;
     s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
@@ -173,7 +180,7 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
                                            .masters = d->masters,
                                            .half = d->half,
                                            .leads = comm_leads(d->options, d->workers),
-                                           .carried = d->keeps_lost ? (float)d->options->carry : 0,
+                                           .carried = d->carried,
                                            .slots = d->slots};
         group_share_vectors(&d->group, d->worker, w);
         if (worker_allocate(k, d->be, d->layout, &needs)) return -1;

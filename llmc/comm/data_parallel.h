@@ -57,7 +57,8 @@ struct data_parallel {
     float **averages;        /* [local], with half: arguments of lossynet_owned_apart */
     const float **values;    /* [local], the same */
     bool sent_ahead;         /* the last broadcast sent `ahead` */
-    bool keeps_lost;         /* the workers have residuals (worker.h) */
+    bool keeps_lost;         /* the workers have residuals (worker.h) ... */
+    float carried;           /* ... of which this share joins the next gradient; else 0 */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
     const struct backend *memory;    /* where the replicas that are sent and compared lie */
     float *model;            /* P: the owners' shards put together; N > 1. With masters, a bucket */
@@ -102,6 +103,8 @@ int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int
 
 /* Whether this algorithm loses nothing (reliable). */
 bool data_parallel_is_lossless(const struct data_parallel *d);
+/* Whether lost gradients join the next ones (--carry). */
+bool data_parallel_carries(const struct data_parallel *d);
 /* Whether every replica equals the model: owners send the model itself, and all of it arrives
  * without rounding. Always true with a single group. */
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);

@@ -30,31 +30,59 @@ static struct lossynet_loss_settings loss_settings(const struct options *o, int 
     return loss;
 }
 
-/* ---- the lead --------------------------------------------------------------------------- */
-
-static bool parse_lead(const char *text, double *fixed) {
-    char *end;
-    *fixed = strtod(text, &end);
-    if (!strcmp(text, "auto") || !strcmp(text, "off")) return *fixed = 0, true;
-    return end != text && !*end && isfinite(*fixed) && *fixed >= 0 && *fixed <= 100;
-}
+/* ---- what is done about loss ------------------------------------------------------------ */
 
 static bool lead_is_measured(const struct options *o) {
-    return !worker_steps_alone(o) && !strcmp(o->lead, "auto");
+    return !worker_steps_alone(o) && o->lead == OPTION_LEAD_AUTO;
 }
 
 bool comm_leads(const struct options *o, int workers) {
-    double fixed;
-    parse_lead(o->lead, &fixed);
     if (worker_steps_alone(o) || comm_groups(o, workers) == 1) return false;
-    const bool measured = lead_is_measured(o);
-    return (measured && o->algorithm == ALGORITHM_LOSSY) || fixed + o->lead_extra > 0;
+    return (lead_is_measured(o) && o->algorithm == ALGORITHM_LOSSY) || o->look_ahead > 0;
 }
 
 double comm_lead(const struct options *o, const struct lossynet_comm *comm) {
-    double fixed;
-    parse_lead(o->lead, &fixed);
-    return fixed + o->lead_extra + (lead_is_measured(o) ? lossynet_lead(comm) : 0);
+    return o->look_ahead + (lead_is_measured(o) ? lossynet_lead(comm) : 0);
+}
+
+bool comm_may_lose(const struct options *o, int ranks) {
+    if (o->algorithm == ALGORITHM_RELIABLE) return false;
+    const bool exact = (ranks == 1 && !o->meet) || !strcmp(o->link, "mpi");
+    return !exact || o->gradient_loss_rate > 0 || o->parameter_loss_rate > 0 ||
+           strcmp(o->loss_at, "none") != 0 || strchr(o->loss_model, ':');
+}
+
+static bool carry_fits(const struct options *o) {
+    const bool estimates = !strcmp(o->estimator, "mean") || !strcmp(o->estimator, "zero");
+    return o->algorithm == ALGORITHM_LOSSY && estimates && !o->gpu_direct;
+}
+
+double comm_carry(const struct options *o, int ranks, bool on_device) {
+    if (o->carry >= 0) return o->algorithm == ALGORITHM_LOSSY ? o->carry : 0;
+    return carry_fits(o) && comm_may_lose(o, ranks) && !on_device;
+}
+
+void comm_plan(const struct options *o, int workers, int ranks, struct memory_plan_settings *s) {
+    s->leads = comm_leads(o, workers);
+    for (int device = 0; device < 2; device++)
+        s->carries[device] = comm_carry(o, ranks, device) > 0;
+}
+
+/* Only gradients are worth sending again at full size. Small packets leave room for both phases. */
+static int rounds_of(const struct options *o, lossynet_phase phase) {
+    const bool gradient = phase == LOSSYNET_GRADIENT;
+    const int wanted = gradient ? o->gradient_repair : o->parameter_repair;
+    if (wanted != OPTION_AUTO) return wanted;
+    const bool small = o->wire_dtype >= OPTION_WIRE_INT8 && !o->multicast;
+    return o->algorithm == ALGORITHM_LOSSY && (gradient || small) ? LOSSYNET_ROUNDS_MEASURED : 0;
+}
+
+/* A fifth of the gradient phase is a tenth of the traffic. What int8 saves against bf16 may be
+ * spent: int8 has 33 bytes where bf16 has 64. */
+static double budget_of(const struct options *o) {
+    if (o->repair_budget >= 0) return o->repair_budget;
+    if (o->gradient_repair != OPTION_AUTO && o->parameter_repair != OPTION_AUTO) return 0;
+    return o->wire_dtype >= OPTION_WIRE_INT8 ? 64.0 / 33 - 1 : 0.2;
 }
 
 /* ---- the deadline ----------------------------------------------------------------------- */
@@ -73,7 +101,7 @@ static bool deadline_fits(const struct options *o) {
 /* ---- settings --------------------------------------------------------------------------- */
 
 struct lossynet_settings comm_settings(const struct options *o, const struct param_layout *l,
-                                       int workers) {
+                                       int workers, int ranks, bool on_device) {
     struct lossynet_settings s;
     memset(&s, 0, sizeof s);
     s.workers = workers;
@@ -88,10 +116,10 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
                                                       [OPTION_WIRE_INT4] = LOSSYNET_INT4};
     s.wire_dtype = wire_dtypes[o->wire_dtype];
     s.loss = loss_settings(o, workers);
-    s.error_feedback = o->carry > 0;
-    s.retransmission_rounds[LOSSYNET_GRADIENT] = o->gradient_repair;
-    s.retransmission_rounds[LOSSYNET_PARAMETER] = o->parameter_repair;
-    s.retransmission_budget = o->repair_budget;
+    s.error_feedback = comm_carry(o, ranks, on_device) > 0;
+    for (int phase = 0; phase < 2; phase++)
+        s.retransmission_rounds[phase] = rounds_of(o, (lossynet_phase)phase);
+    s.retransmission_budget = budget_of(o);
     s.drift_samples = o->drift_samples;
     s.interface = o->interface;
     s.pace_gbps = o->pace_gbps;
@@ -143,7 +171,7 @@ int comm_check(const struct options *o, int workers) {
     lossynet_estimator estimator;
     lossynet_link_kind link;
     char why[256];
-    double lead, deadline;
+    double deadline;
     int dscp, wrong = 0;
     evenly.at = NULL;
     if (!lossynet_estimator_parse(o->estimator, &estimator)) {
@@ -167,15 +195,9 @@ int comm_check(const struct options *o, int workers) {
         wrong = log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs: "
                           "else ranks wait for each other",
                           o->deadline);
-    } else if (!parse_lead(o->lead, &lead)) {
-        wrong = log_error("--lead: expected auto, off or a number of steps from 0 to 100, got '%s'",
-                          o->lead);
-    } else if (o->lead_extra > 0 && strcmp(o->lead, "auto") != 0) {
-        wrong = log_error("--lead-extra: expected --lead auto, to which it adds, got --lead %s",
-                          o->lead);
-    } else if (lead + o->lead_extra > 0 && worker_steps_alone(o)) {
-        wrong = log_error("--lead: expected --algorithm lossy or reliable, whose owners broadcast "
-                          "parameters, got %s",
+    } else if (o->look_ahead > 0 && worker_steps_alone(o)) {
+        wrong = log_error("--look-ahead: expected --algorithm lossy or reliable, whose owners "
+                          "broadcast parameters, got %s",
                           algorithm_names[o->algorithm]);
     } else if (o->carry > 0 && o->algorithm != ALGORITHM_LOSSY &&
                o->algorithm != ALGORITHM_RELIABLE) {
@@ -196,11 +218,12 @@ int comm_check(const struct options *o, int workers) {
                                  o->wire_dtype != OPTION_WIRE_FLOAT32)) {
         wrong = log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
                           "--wire-dtype, for which the host has to see gradients");
-    } else if (o->multicast && o->parameter_repair) {
+    } else if (o->multicast && o->parameter_repair > 0) {
         wrong =
             log_error("--multicast: expected no --repair of parameters, which are sent again to "
                       "single workers; --gradient-repair is fine");
-    } else if (o->repair_budget > 0 && !o->gradient_repair && !o->parameter_repair) {
+    } else if (o->repair_budget > 0 && !rounds_of(o, LOSSYNET_GRADIENT) &&
+               !rounds_of(o, LOSSYNET_PARAMETER)) {
         wrong = log_error("--repair-budget: expected --repair too, the rounds that may use it");
     } else if (lossynet_loss_check(&evenly, why, sizeof why)) {
         wrong = log_error("--loss-model: %s", why);
@@ -210,10 +233,17 @@ int comm_check(const struct options *o, int workers) {
     return wrong;
 }
 
+int comm_check_device(const struct options *o, bool on_device) {
+    if (!on_device || !(o->carry > 0) || !strcmp(o->deadline, "off")) return 0;
+    return log_error("--deadline %s on a GPU: expected no --carry, which waits for every rank's "
+                     "acknowledgement there",
+                     o->deadline);
+}
+
 int comm_step_begin(struct lossynet_comm *comm, const struct options *o, int *step) {
     uint64_t number = (uint64_t)*step;
     bool idle;
-    lossynet_error_feedback_share(comm, o->carry);
+    lossynet_error_feedback_share(comm, o->carry < 0 ? 1 : o->carry);
     if (lossynet_step_follow(comm, &number, &idle)) return -1;
     *step = (int)number;
     return 0;

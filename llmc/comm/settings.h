@@ -3,6 +3,7 @@
 #define LLMC_COMM_SETTINGS_H
 
 #include "llmc/model/param_layout.h"
+#include "llmc/cli/memory_plan.h"
 #include "llmc/cli/options.h"
 #include "llmc/log/metrics.h"
 #include "lossynet/lossynet.h"
@@ -15,14 +16,25 @@ extern "C" {
  * reporting. */
 int comm_check(const struct options *options, int workers);
 
+/* The same for what depends on where the run computes. */
+int comm_check_device(const struct options *options, bool on_device);
+
 /* The ranks that a run is planned for: those that a launcher started, or with --meet those of the
  * first view, where each rank is assumed to have a host of its own. */
 struct lossynet_world comm_planned_world(const struct options *options,
                                          const struct lossynet_world *launched);
 
-/* lossynet's settings from checked options. The caller adds `memory` and `weighted_sum`. */
+/* lossynet's settings from checked options. on_device: the workers' vectors are in a GPU's memory.
+ * The caller adds `memory` and `weighted_sum`. */
 struct lossynet_settings comm_settings(const struct options *options,
-                                       const struct param_layout *layout, int workers);
+                                       const struct param_layout *layout, int workers, int ranks,
+                                       bool on_device);
+
+/* Whether packets can be lost: on purpose, or by the link between so many ranks. */
+bool comm_may_lose(const struct options *options, int ranks);
+
+/* The share of lost gradients that their senders add to the next ones (--carry). */
+double comm_carry(const struct options *options, int ranks, bool on_device);
 
 /* The number of workers that share a replica (--group), at least 1, and the number of such groups
  * among `workers`. */
@@ -31,6 +43,10 @@ int comm_groups(const struct options *options, int workers);
 
 /* Whether owners may broadcast values that are ahead of their own (lossynet's lead.c). */
 bool comm_leads(const struct options *options, int workers);
+
+/* Fills in what a plan of the run's memory needs to know: whether owners lead, and carry. */
+void comm_plan(const struct options *options, int workers, int ranks,
+               struct memory_plan_settings *plan);
 
 /* How far ahead are the values of the next broadcast, in steps. */
 double comm_lead(const struct options *options, const struct lossynet_comm *comm);

@@ -59,7 +59,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
     if (w->carried > 0 && take(&w->residual, be->allocate, count, "lost gradients (--carry)"))
         return -1;
     if (!needs->leads) return 0;
-    const char *ahead = "the values that a worker broadcasts (--lead off does without)";
+    const char *ahead = "the values that a worker broadcasts (--plain does without)";
     if (take(&w->ahead, be->allocate, owned, ahead)) return -1;
     w->comm_ahead = w->ahead;
     return staged ? take(&w->comm_ahead, be->allocate_pinned, owned, ahead) : 0;

@@ -24,6 +24,30 @@ json_t *run_info_event(const struct run_info *run) {
                      "rope_theta", jsonl_float(c->rope_theta), "tied", c->tied);
 }
 
+/* Says what is done about loss, and what `auto` leaves out in this run. */
+static void announce_rule(const struct run_info *run) {
+    const struct options *o = run->options;
+    const bool leads = o->lead == OPTION_LEAD_AUTO;
+    const bool again = o->gradient_repair || o->parameter_repair;
+    const bool loses = o->gradient_loss_rate > 0 || o->parameter_loss_rate > 0 || run->ranks > 1;
+    if (o->algorithm != ALGORITHM_LOSSY || run->workers == 1 || !loses) return;
+    printf("against loss: %s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
+           leads && again ? ", " : "", again ? "lost gradients go again" : "",
+           (leads || again) && run->carries ? ", " : "",
+           run->carries ? "what stays lost is carried over" : "",
+           leads || again || run->carries ? "" : "nothing");
+    if (o->carry == OPTION_AUTO && !run->carries)
+        printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
+               run->on_device  ? "--device cuda, where that takes memory"
+               : o->gpu_direct ? "--gpu-direct"
+                               : "this --estimator");
+    if (o->gradient_repair == OPTION_AUTO && strcmp(o->deadline, "off") != 0)
+        printf("note: --deadline: --repair auto goes by --loss-rate, since ranks do not measure "
+               "the same loss\n");
+    if (o->parameter_repair == OPTION_AUTO && o->multicast && o->wire_dtype >= OPTION_WIRE_INT8)
+        printf("note: --multicast: parameters are not sent again (--repair auto)\n");
+}
+
 void run_info_announce(const struct run_info *run) {
     const struct options *o = run->options;
     const double gradient = o->gradient_loss_rate, parameter = o->parameter_loss_rate;
@@ -51,6 +75,7 @@ void run_info_announce(const struct run_info *run) {
                run->link);
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
+    announce_rule(run);
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {
         printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");
     } else if (lossless && (gradient > 0 || parameter > 0)) {

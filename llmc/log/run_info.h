@@ -20,6 +20,8 @@ struct run_info {
     const char *revision, *backend, *link;
     bool faster_in_bf16; /* bf16 would be several times faster; --dtype did not decide */
     const char *sends;   /* how vectors are sent, see bucket_pipeline.h */
+    bool carries;        /* lost gradients join the next ones (--carry) */
+    bool on_device;      /* on a GPU */
     bool peers;          /* GPUs of a group read each other's gradients (group.h) */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */

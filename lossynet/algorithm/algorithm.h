@@ -11,6 +11,7 @@
  *     arrivals.c        which packets arrived, and telling their senders
  *     exchange.c        which packets leave for other ranks, and where received packets are stored
  *     retransmit.c      rounds of retransmission
+ *     rounds.c          how many of them the measured loss asks for
  *     error_feedback.c  adds lost gradients to the next ones
  *     unconfirmed.c     the same when acknowledgements may come late
  *     rounding.c        rounds what workers of one rank send each other, as over a link
@@ -215,8 +216,17 @@ void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phas
 
 /* ---- retransmission (retransmit.c) ---- */
 
+struct lossynet_rounds_sums { /* by phase; packets sent for the first time, see rounds.c */
+    double sent[2], lost[2];
+    uint32_t rounds[2]; /* chosen for the present step */
+};
+
 struct lossynet_retransmission {
-    int rounds[2]; /* by phase */
+    int rounds[2];    /* by phase; where they are measured, the most that there can be */
+    bool measured[2]; /* by phase: sums.rounds counts (rounds.c) */
+    struct lossynet_rounds_sums sums;
+    struct lossynet_total
+        *first[2]; /* [V]: the last phase, before its rounds; NULL: not measured */
     double budget; /* share of a phase's packets that a worker may ask for again; 0: no limit */
     size_t *asked; /* [V]: packets that this worker has asked for in this phase */
     uint8_t *asks; /* as arrivals.arrived: 1 = the receiver asks for it; NULL: no retransmission */
@@ -226,11 +236,26 @@ struct lossynet_retransmission {
 /* Failures are only noted in pool.out_of_memory. */
 void lossynet_retransmission_open(struct lossynet_comm *comm);
 void lossynet_retransmission_close(struct lossynet_comm *comm);
-/* How many rounds a phase has. A replay has none: its record says what had arrived after them. */
+/* How many rounds the present phase has. A replay has none: its record says what had arrived after
+ * them. */
 int lossynet_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase);
 /* Begins round steps.round: workers ask for packets, and senders count what they will send.
  * Collective. */
 lossynet_status lossynet_retransmission_ask(struct lossynet_comm *comm, lossynet_phase phase);
+
+/* ---- the number of rounds (rounds.c) ---- */
+
+/* What settings.retransmission_rounds means: a number, or LOSSYNET_ROUNDS_MEASURED. */
+int lossynet_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase);
+/* Failures are only noted in pool.out_of_memory. Call it before lossynet_retransmission_open. */
+void lossynet_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings);
+/* Counts what has arrived of a phase, before its first round. */
+void lossynet_rounds_count(struct lossynet_comm *comm, lossynet_phase phase);
+/* Adds a step's counts to the sums. */
+struct lossynet_ages;
+void lossynet_rounds_add(struct lossynet_comm *comm, const struct lossynet_ages *ages);
+/* Chooses the rounds of the broadcast that begins, and of the next GRADIENT phase. */
+void lossynet_rounds_choose(struct lossynet_comm *comm);
 
 /* ---- error feedback (error_feedback.c) ---- */
 
@@ -313,8 +338,9 @@ enum { LOSSYNET_RING = LOSSYNET_LAGS + 1 };
 
 struct lossynet_ages { /* one worker's; its own packets do not count */
     uint64_t sum, packets;
-    uint64_t expected, arrived;    /* since open, phase PARAMETER */
-    struct lossynet_lateness late; /* of the gradients in its averages */
+    uint64_t expected, arrived;     /* since open, phase PARAMETER */
+    struct lossynet_total first[2]; /* of this step, before rounds of retransmission (rounds.c) */
+    struct lossynet_lateness late;  /* of the gradients in its averages */
     uint32_t largest;
     uint32_t aged[LOSSYNET_RING + 1]; /* packets of age 0, 1, ...; the last: this age or more */
 };

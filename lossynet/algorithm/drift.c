@@ -373,6 +373,9 @@ static lossynet_status gather_ages(struct lossynet_comm *comm) {
         struct lossynet_ages a = {.expected = comm->stats.totals[v].expected,
                                   .arrived = comm->stats.totals[v].arrived};
         if (comm->feedback.late) a.late = comm->feedback.late[v];
+        for (int phase = 0; phase < 2; phase++)
+            if (comm->retransmission.first[phase])
+                a.first[phase] = comm->retransmission.first[phase][v];
         for (size_t p = 0; p < packets; p++) {
             a.sum += age[p];
             if (age[p] > a.largest) a.largest = age[p];
@@ -398,6 +401,10 @@ static void sum_ages(const struct lossynet_comm *comm, struct lossynet_ages *tot
         total->arrived += all[w].arrived;
         total->late.late += all[w].late.late;
         total->late.others += all[w].late.others;
+        for (int phase = 0; phase < 2; phase++) {
+            total->first[phase].expected += all[w].first[phase].expected;
+            total->first[phase].arrived += all[w].first[phase].arrived;
+        }
         if (all[w].largest > total->largest) total->largest = all[w].largest;
         for (int k = 0; k <= LOSSYNET_RING; k++) total->aged[k] += all[w].aged[k];
     }
@@ -410,9 +417,12 @@ static void share_ages(const struct lossynet_ages *ages, double share[LOSSYNET_A
             (double)ages->aged[k] / (double)ages->packets;
 }
 
-/* Whether anything is measured. The lead needs ages even without a sample. */
+/* Whether anything is measured. The lead and rounds of retransmission need it even without a
+ * sample. */
 static bool is_measured(const struct lossynet_comm *comm) {
-    return comm->partition.groups.count > 1 && (comm->drift.samples > 0 || comm->lead.wanted);
+    const bool *rounds = comm->retransmission.measured;
+    return comm->partition.groups.count > 1 &&
+           (comm->drift.samples > 0 || comm->lead.wanted || rounds[0] || rounds[1]);
 }
 
 lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
@@ -430,6 +440,7 @@ void lossynet_drift_end(struct lossynet_comm *comm, struct lossynet_drift *out) 
     if (!is_measured(comm)) return;
     struct lossynet_ages ages;
     sum_ages(comm, &ages);
+    lossynet_rounds_add(comm, &ages);
     share_ages(&ages, out->age_share);
     out->mean_age = ages.packets ? (double)ages.sum / (double)ages.packets : 0;
     out->max_age = ages.largest;

@@ -342,7 +342,7 @@ static lossynet_status estimate_arriving(struct lossynet_comm *comm, float *cons
  * of arrivals in the whole phase, and packets that are sent again come after all others. */
 static bool averages_early(const struct lossynet_comm *comm, bool lossless) {
     return comm->transport && comm->averaging.estimator != LOSSYNET_HT &&
-           (lossless || comm->retransmission.rounds[LOSSYNET_GRADIENT] == 0);
+           (lossless || lossynet_retransmission_rounds(comm, LOSSYNET_GRADIENT) == 0);
 }
 
 bool lossynet_reduce_arrived(struct lossynet_comm *comm, float *const *vectors, bool lossless,
@@ -362,6 +362,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
                                   bool lossless) {
     lossynet_status status = LOSSYNET_OK;
     int rounds = lossless ? 0 : lossynet_retransmission_rounds(comm, LOSSYNET_GRADIENT);
+    lossynet_rounds_count(comm, LOSSYNET_GRADIENT);
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
         status = lossynet_retransmission_ask(comm, LOSSYNET_GRADIENT);
         if (status) break;

@@ -126,6 +126,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
     const int rounds = lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER);
     for (comm->steps.round = 1; comm->steps.round <= rounds && !status; comm->steps.round++) {
         if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
+        if (comm->steps.round == 1) lossynet_rounds_count(comm, LOSSYNET_PARAMETER);
         if (!status) status = lossynet_retransmission_ask(comm, LOSSYNET_PARAMETER);
         if (!status) send(comm, vectors, false);
     }
@@ -141,6 +142,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     comm->steps.broadcast_step = comm->steps.step;
     comm->steps.broadcast_turn = comm->steps.turn;
     lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
+    lossynet_rounds_choose(comm);
     send(comm, vectors, lossless);
     comm->steps.broadcasting = true;
     const int rounds = lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER);
@@ -165,6 +167,8 @@ lossynet_status lossynet_broadcast_end(struct lossynet_comm *comm) {
     lossynet_status status = LOSSYNET_OK;
     if (comm->transport) status = lossynet_transport_end(comm->transport, LOSSYNET_PARAMETER);
     if (status) return status;
+    if (lossynet_retransmission_rounds(comm, LOSSYNET_PARAMETER) == 0)
+        lossynet_rounds_count(comm, LOSSYNET_PARAMETER);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
         grow_older(comm, v);

@@ -40,13 +40,17 @@ void lossynet_retransmission_open(struct lossynet_comm *comm) {
 }
 
 void lossynet_retransmission_close(struct lossynet_comm *comm) {
+    free(comm->retransmission.first[0]);
+    free(comm->retransmission.first[1]);
     free(comm->retransmission.sends);
     free(comm->retransmission.asked);
     free(comm->retransmission.asks);
 }
 
 int lossynet_retransmission_rounds(const struct lossynet_comm *comm, lossynet_phase phase) {
-    return comm->loss.replay ? 0 : comm->retransmission.rounds[phase];
+    const struct lossynet_retransmission *r = &comm->retransmission;
+    if (comm->loss.replay) return 0;
+    return r->measured[phase] ? (int)r->sums.rounds[phase] : r->rounds[phase];
 }
 
 /* ---- asking ---- */

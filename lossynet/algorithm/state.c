@@ -3,8 +3,8 @@
  *     of one worker    counts of gradient packets that arrived for it (for `ht`) and of parameter
  *                      packets, the age of each packet, and the burst states of its links;
  *                      with error feedback also its residual and the masses of packets for it
- *     of all workers   the changes of the drift sample and the sums of the lead, the same on every
- *                      rank
+ *     of all workers   the changes of the drift sample, the sums of the lead and of the number of
+ *                      rounds, the same on every rank
  *
  * Nothing else is remembered. Injected loss is a pure function of the step (loss_model.c; also
  * bursts, except chains that never decide). Masks and counters live for one step.
@@ -31,7 +31,8 @@ struct common_state {
     uint64_t fingerprint;
     uint64_t measured;
     /* After it: float fresh[samples], change[RING][samples]; then struct lossynet_lead_sums, float
-     * model[samples], which states of earlier versions do not have */
+     * model[samples], then struct lossynet_rounds_sums. States of earlier versions end before the
+     * first or before the second of these structs */
 };
 
 /* A hash of how vectors are cut, and of whose state it is. */
@@ -75,10 +76,15 @@ static size_t early_common_bytes(const struct lossynet_comm *comm) {
     return sizeof(struct common_state) + drift_floats(comm) * sizeof(float);
 }
 
+/* Bytes of the shared state in versions that do not measure rounds. */
+static size_t lead_common_bytes(const struct lossynet_comm *comm) {
+    return early_common_bytes(comm) + sizeof comm->lead.sums +
+           (size_t)comm->drift.samples * sizeof(float);
+}
+
 size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker) {
     if (worker == LOSSYNET_ALL_WORKERS)
-        return early_common_bytes(comm) + sizeof comm->lead.sums +
-               (size_t)comm->drift.samples * sizeof(float);
+        return lead_common_bytes(comm) + sizeof comm->retransmission.sums;
     return sizeof(struct worker_state) + chain_words(comm) * sizeof(uint64_t) +
            comm->partition.packets * sizeof(uint32_t) +
            (comm->feedback.mass ? residual_bytes(comm) + mass_bytes(comm, worker) : 0);
@@ -92,6 +98,8 @@ static void save_common(const struct lossynet_comm *comm, char *out) {
     out += sizeof state;
     char *tail = out + drift_floats(comm) * sizeof(float);
     memcpy(tail, &comm->lead.sums, sizeof comm->lead.sums);
+    memcpy(tail + sizeof comm->lead.sums + n * sizeof(float), &comm->retransmission.sums,
+           sizeof comm->retransmission.sums);
     if (n == 0) return;
     memcpy(out, drift->fresh, n * sizeof(float));
     memcpy(out + n * sizeof(float), drift->change, n * LOSSYNET_RING * sizeof(float));
@@ -132,7 +140,8 @@ void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out
         save_worker(comm, worker - comm->workers.first, (char *)out);
 }
 
-static bool load_common(struct lossynet_comm *comm, const char *bytes, bool early) {
+static bool load_common(struct lossynet_comm *comm, const char *bytes, size_t count) {
+    const bool early = count == early_common_bytes(comm);
     struct lossynet_drift_state *drift = &comm->drift;
     struct common_state state;
     size_t n = (size_t)drift->samples;
@@ -142,6 +151,9 @@ static bool load_common(struct lossynet_comm *comm, const char *bytes, bool earl
     bytes += sizeof state;
     const char *tail = bytes + drift_floats(comm) * sizeof(float);
     if (!early) memcpy(&comm->lead.sums, tail, sizeof comm->lead.sums);
+    if (count == lossynet_state_bytes(comm, LOSSYNET_ALL_WORKERS))
+        memcpy(&comm->retransmission.sums, tail + sizeof comm->lead.sums + n * sizeof(float),
+               sizeof comm->retransmission.sums);
     if (n == 0) return true;
     memcpy(drift->fresh, bytes, n * sizeof(float));
     memcpy(drift->change, bytes + n * sizeof(float), n * LOSSYNET_RING * sizeof(float));
@@ -189,9 +201,9 @@ static bool load_worker(struct lossynet_comm *comm, int v, const char *bytes) {
 
 bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count) {
     if (worker == LOSSYNET_ALL_WORKERS) {
-        const bool early = count == early_common_bytes(comm);
-        return (early || count == lossynet_state_bytes(comm, worker)) &&
-               load_common(comm, (const char *)bytes, early);
+        return (count == early_common_bytes(comm) || count == lead_common_bytes(comm) ||
+                count == lossynet_state_bytes(comm, worker)) &&
+               load_common(comm, (const char *)bytes, count);
     }
     if (count != lossynet_state_bytes(comm, worker)) return false;
     return load_worker(comm, worker - comm->workers.first, (const char *)bytes);

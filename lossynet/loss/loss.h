@@ -47,6 +47,10 @@ void lossynet_loss_close(struct lossynet_loss *loss);
 void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step,
                         int sender, int receiver, size_t n, uint64_t *chain, uint8_t *arrived);
 
+/* The loss rate that is injected on average over the links between `workers` workers. 0 for models
+ * "trace" and "replay", whose rates are in their files. */
+double lossynet_loss_mean(const struct lossynet_loss *loss, lossynet_phase phase, int workers);
+
 /* A hash of everything that masks depend on, except the contents of a trace. */
 uint64_t lossynet_loss_fingerprint(const struct lossynet_loss *loss);
 

@@ -172,6 +172,15 @@ static double link_rate(const struct lossynet_loss *loss, lossynet_phase phase, 
     return rate;
 }
 
+double lossynet_loss_mean(const struct lossynet_loss *loss, lossynet_phase phase, int workers) {
+    double sum = 0;
+    if (loss->model == LOSS_TRACE || loss->model == LOSS_REPLAY || workers < 2) return 0;
+    if (!loss->at_count) return loss->rate[phase];
+    for (int s = 0; s < workers; s++)
+        for (int r = 0; r < workers; r++) sum += r == s ? 0 : link_rate(loss, phase, s, r);
+    return sum / ((double)workers * (workers - 1));
+}
+
 void lossynet_loss_mask(const struct lossynet_loss *loss, lossynet_phase phase, uint64_t step,
                         int sender, int receiver, size_t n, uint64_t *chain, uint8_t *arrived) {
     if (n == 0) return;

@@ -42,8 +42,8 @@
 #                                       2 are kept while one is being written: 299 GB
 #   sent per GPU and step = 2.948 GB    gradients and parameters, bf16; as much is received. (Without
 #                                       groups: 26.5 GB)
-#   on the link           = 60 ms       per step at 400 Gbit/s per GPU, or
-#                         = 241 ms      at 100 Gbit/s. (Without groups: 543 and 2171)
+#   on the link           = 63 ms       per step at 400 Gbit/s per GPU, or
+#                         = 253 ms      at 100 Gbit/s. (Without groups: 570 and 2280)
 #   computing             = 7.2 s       per step at 400 TFLOP/s: 43.7 GFLOP per token (6 per
 #                                       parameter, and attention)
 #   copies over PCIe        1.7 s       per step: 42 GB at 25 GB/s, in bf16: gradients to the host,

@@ -19,14 +19,13 @@ import math
 import os
 import sys
 
-from sweep_report import ABOUT_LOSS, PAPER, RULES, average, finish, interval, step_tax
+from sweep_report import PAPER, PLAIN, RULES, average, finish, interval, rule_of, step_tax
 from sweep_results import read_results
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # B and beta. Hoffmann et al. 2022, "Training Compute-Optimal Large Language Models", equation 10; and
 # Besiroglu et al. 2024, "Chinchilla Scaling: A replication attempt", which fits the same data again.
 LAWS = (("Hoffmann et al.", 410.7, 0.28), ("Besiroglu et al.", 2085.43, 0.3658))
-EARLIER = {**ABOUT_LOSS, "lead": "off"}  # what the key of a result leaves out (sweep_settings.py)
 
 
 # ---- what was measured ------------------------------------------------------------------------
@@ -44,19 +43,19 @@ def read_taxes(paths):
                     runs.get(result["id"], {}).get("evaluations") or []):
                 runs[result["id"]] = result
     options = lambda key: {name: value for name, value in key.items()
-                           if name not in ABOUT_LOSS and name != "loss-rate"}
+                           if name not in PLAIN and name not in ("loss-rate", "repair")}
     name = lambda key: json.dumps(options(key), sort_keys=True)
     bases = {name(result["key"]): result for result in runs.values()
              if result["key"].get("algorithm") == "reliable"}
     taxes = {}
     for result in runs.values():
         key, base = result["key"], bases.get(name(result["key"]))
-        rate, chosen = key.get("loss-rate"), {**EARLIER, **key}
+        rate = key.get("loss-rate")
         tax = step_tax(base, result["perplexity"]) if base else None
-        if tax is None or not rate or key.keys() & {"start", "beta1", "clip"}:
+        if tax is None or not rate or key.keys() & {"start", "beta1", "clip", "look-ahead"}:
             continue
         for label, _, changes in RULES:
-            if all(chosen[option] == {**ABOUT_LOSS, **changes}[option] for option in ABOUT_LOSS):
+            if rule_of(key) == {**PLAIN, **changes}:
                 workers = key.get("workers", 1)
                 setting = (result["parameters"], key["steps"], workers,
                            workers * key.get("batch", 8) * key["seq"], key.get("lr", 1e-3))
@@ -133,7 +132,7 @@ def plot(taxes, tokens, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(figsize=(8, 4.8))
-    for (label, colour, _), shift in zip(RULES, (-0.6, 0, 0.6)):
+    for (label, colour, _), shift in zip(RULES, (-0.4, 0.4)):
         points = [(100 * rate + shift, 100 * average(values)) for (rule, rate), settings in taxes.items()
                   if rule == label for values in settings.values()]
         means = {rate: 100 * middle(settings)[0] for (rule, rate), settings in taxes.items()

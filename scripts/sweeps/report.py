@@ -39,10 +39,8 @@ def read_run(directory):
     run["algorithm"] = options["algorithm"]
     run["rate"] = 0.0 if options["algorithm"] == "reliable" else options["loss-rate"]
     run["name"] = options["algorithm"]
-    if run["name"] == "lossy" and options.get("lead", "off") == "off":
-        run["name"] = "lead off"  # the lossy algorithm exactly as in its paper
-    if all(options.get(name) for name in ("lead-extra", "carry", "gradient-repair")):
-        run["name"] = "robust"  # or the same options one by one
+    if run["name"] == "lossy" and options.get("plain"):
+        run["name"] = "plain"  # the lossy algorithm exactly as in its paper
     return run
 
 
@@ -149,12 +147,9 @@ def main():
     print("\nperplexity: of the model, the owners' fresh values; replica: of a worker's copy,"
           "\npartly stale. drift: |θi-θj|² between replicas, mean over the run, as measured,"
           "\nby our formula and by the paper's 2p/(1+p) σ².")
-    if {"lead off", "lossy"} <= {run["name"] for run in runs}:
-        print("lead off: lossy as in its paper; lossy: owners broadcast ahead of the model,\n"
-              "so that replicas do not lag behind it (--lead auto, the default).")
-    if "robust" in {run["name"] for run in runs}:
-        print("robust: lossy with --robust. It sends lost gradients again once; 'lost' is what\n"
-              "stays lost.")
+    if {"plain", "lossy"} <= {run["name"] for run in runs}:
+        print("plain: lossy as in its paper (--plain); lossy: by default, owners broadcast"
+              "\nahead of the model, and lost gradients are sent again or carried over.")
     with open(os.path.join(arguments.out, "table.md"), "w", encoding="utf-8") as file:
         file.write(as_markdown(rows))
     plot(runs, os.path.join(arguments.out, "plot.png"))

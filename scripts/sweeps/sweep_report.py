@@ -250,29 +250,33 @@ def plot_change(plt, groups, out):
     save(figure, out, "change")
 
 
-# ABOUT_LOSS has the options that choose what is done about loss, with their defaults. RULES are the
-# choices that plot_cost draws: a label, a colour, and the options that differ from the defaults.
-ABOUT_LOSS = {"algorithm": "lossy", "estimator": "mean", "lead": "auto", "lead-extra": 0, "carry": 0,
-              "gradient-repair": 0, "parameter-repair": 0, "repair": 0, "repair-budget": 0}
-RULES = (("as in the paper (--lead off)", "#888888", {"lead": "off"}),
-         ("by default", "#1b6ca8", {}),
-         ("with --robust", "#1b9e77",
-          {"lead-extra": 1, "carry": 1, "gradient-repair": 1, "repair-budget": 0.2}))
+# PLAIN has the options that choose what is done about loss, as --plain sets them; AUTO says what their defaults
+# do at 20% loss with float32 or bf16 on the wire. RULES are the choices that plot_cost draws: a label, a colour,
+# and the options that are not plain.
+PLAIN = {"algorithm": "lossy", "estimator": "mean", "lead": "off", "carry": 0, "gradient-repair": 0,
+         "parameter-repair": 0, "repair-budget": 0}
+AUTO = {"carry": 1, "gradient-repair": 1, "parameter-repair": 0, "repair-budget": 0.2}
+RULES = (("plain, as in the paper", "#888888", {}),
+         ("ours", "#1b9e77", {"lead": "auto", "carry": 1, "gradient-repair": 1, "repair-budget": 0.2}))
+
+
+def rule_of(key):
+    """What a run does about loss, by its key (sweep_settings.py)."""
+    both = key.get("repair", 0)
+    chosen = {**PLAIN, "gradient-repair": both, "parameter-repair": both}
+    chosen.update({name: value for name, value in key.items() if name in PLAIN})
+    return {name: AUTO[name] if value == "auto" and name in AUTO else value for name, value in chosen.items()}
 
 
 def follows(run, changes):
-    """Whether a run has the same loss rate in both phases, and these changes of ABOUT_LOSS and no
-    others."""
-    expected = {**ABOUT_LOSS, **changes}
-    return same_rates(run) and all(plain(run.value(name, str(default))) == expected[name]
-                                   for name, default in ABOUT_LOSS.items())
+    """Whether a run has the same loss rate in both phases, follows this rule, and does not look ahead."""
+    return same_rates(run) and rule_of(run.key) == {**PLAIN, **changes} and "look-ahead" not in run.key
 
 
 def cost_curves(groups):
     """Finds the first section that has each of RULES at two loss rates or more. Returns its title, its
     numbers of seeds, and per rule a list of points (loss rate in %, mean change in %, half its 95%
-    interval, or 0 below three seeds, change per seed). A rule with --lead-extra also changes the run
-    without loss; the curves of other rules begin at 0."""
+    interval, or 0 below three seeds, change per seed). Curves begin at 0."""
     for section in dict.fromkeys(group["section"] for group in groups):
         curves, seeds = [], set()
         for _, _, changes in RULES:
@@ -281,8 +285,7 @@ def cost_curves(groups):
             curve = [(100 * run.rates()[0], row["mean"],
                       row["interval"] if len(row["changes"]) > 2 else 0, row["changes"])
                      for run, row in rows if row["mean"] is not None]
-            if "lead-extra" not in changes:
-                curve.append((0, 0, 0, []))
+            curve.append((0, 0, 0, []))
             curves.append(sorted(curve))
             seeds.update(len(row["changes"]) for _, row in rows)
         if all(sum(point[0] > 0 for point in curve) > 1 for curve in curves):
@@ -291,7 +294,7 @@ def cost_curves(groups):
 
 
 def plot_cost(plt, groups, out):
-    """Plots at a glance what loss costs: the paper's points and our three RULES. Small points are
+    """Plots at a glance what loss costs: the paper's points and our RULES. Small points are
     single seeds."""
     found = cost_curves(groups)
     if not found:

@@ -27,9 +27,9 @@ NEUTRAL = {"threads", "memory", "link-gbps", "interface", "pace-gbps", "peer-tim
            "drift-samples", "tokenizer", "recompute"}
 OWN = {"out", "log", "resume", "overwrite", "progress", "quiet", "eval", "generate", "tokens",
        "temperature", "top-p", "dry-run", "help", "version"}
-# Old results were measured before these options existed, in effect with these values. Their keys
-# leave the option out.
-EARLIER = {"lead": "off"}
+# Old results were measured before these options existed or had their present defaults, in effect with
+# these values, which are those of --plain. Their keys leave the option out.
+EARLIER = {"lead": "off", "carry": "0", "repair": "0", "repair-budget": "0"}
 
 
 def read_options(program):
@@ -103,10 +103,7 @@ class Run:
                 float(self.value("parameter-loss-rate", both)))
 
     def lossless(self):
-        if self.value("lead", "auto") not in ("auto", "off") or \
-                float(self.value("lead-extra", "0")):
-            return False  # a look-ahead that the user chose changes the result without loss, too
-        if self.value("wire-dtype", "float32") != "float32" and self.value("carry") != "0":
+        if self.value("wire-dtype", "float32") != "float32" and self.value("carry") not in ("auto", "0"):
             return False  # --carry adds back what rounding took away, without loss, too
         uneven = self.options.get("algorithm") != "reliable" and \
             self.value("loss-at", "none") != "none"
@@ -141,8 +138,13 @@ class Run:
             gradient, parameter = self.rates()
             key["algorithm"] = algorithm
             options = dict(self.options)
-            if algorithm in ("lossy", "reliable"):
-                options.setdefault("lead", known.get("lead", ("", "off"))[1])
+            chosen = {"lead": "off", "carry": "0", "repair": "0"} if options.pop("plain", "no") == "yes" else \
+                {name: known[name][1] for name in EARLIER if name in known}
+            if {"gradient-repair", "parameter-repair"} <= options.keys():
+                chosen.pop("repair", None)  # it has no effect
+            if {options.get(f"{phase}repair", "auto") for phase in ("", "gradient-", "parameter-")} != {"auto"}:
+                chosen.pop("repair-budget", None)  # --plain sets none, and a number of rounds means none
+            options = {**(chosen if algorithm in ("lossy", "reliable") else {}), **options}
             for name, value in options.items():
                 default = EARLIER.get(name, known[name][1])
                 if known[name][0] != "Loss" or name in ("algorithm", "loss-rate"):
@@ -161,7 +163,7 @@ class Run:
 
     def command(self, program, known):
         words = [program]
-        for name, value in self.options.items():
+        for name, value in sorted(self.options.items(), key=lambda one: one[0] != "plain"):  # others override it
             if known[name][1] is None:
                 words += [f"--{name}"] if value == "yes" else []
             elif not (self.start and name == "model"):

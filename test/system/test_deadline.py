@@ -45,7 +45,7 @@ def replay(tmp_path, data, out, **changes):
     {"parameter_repair": 2, "wire_dtype": "bf16"},
     {"repair": 1, "repair_budget": 0.1},
     {"carry": 1, "gradient_repair": 2, "parameter_repair": 1, "repair_budget": 0.2, "workers": 8},
-    {"robust": True},
+    {"look_ahead": 1},
 ])
 def test_a_live_run_and_its_replay(data, tmp_path, changes):
     """The others go on while a rank is stopped. The rank comes back, leaves steps out and has no gradient
@@ -78,7 +78,7 @@ def test_a_live_run_and_its_replay(data, tmp_path, changes):
     replay(tmp_path, data, out, **common, loss_rate=0.1, steps=done)
 
 
-@pytest.mark.parametrize("changes", [{}, {"repair": 2, "repair_budget": 0.1}, {"robust": True}])
+@pytest.mark.parametrize("changes", [{}, {"repair": 2, "repair_budget": 0.1}, {"plain": True}])
 def test_nothing_is_late(data, tmp_path, changes):
     """If no rank misses the deadline, the bits are those of a run in which all wait."""
     common = {"link": "udp", "loss_rate": 0.1, "steps": 8, "packet_bytes": 512, **changes}

@@ -75,12 +75,12 @@ def test_loss_rate_zero_equals_reliable(data, tmp_path, estimator, wire):
     assert weights(tmp_path / "r") == weights(tmp_path / "l")
 
 
-def test_a_fixed_lead_is_the_same_where_nothing_is_lost(data, tmp_path):
-    """With a fixed lead, replicas are ahead of the model by one change. The log says so, and the evaluation
+def test_a_look_ahead_is_the_same_where_nothing_is_lost(data, tmp_path):
+    """With a look-ahead, replicas are ahead of the model by one change. The log says so, and the evaluation
     shows it."""
-    runs = [train(data, tmp_path / "r", algorithm="reliable", lead=1),
-            train(data, tmp_path / "l", loss_rate=0, lead=1),
-            train(data, tmp_path / "x", loss_rate=0, lead_extra=1),
+    runs = [train(data, tmp_path / "r", algorithm="reliable", look_ahead=1),
+            train(data, tmp_path / "l", loss_rate=0, look_ahead=1),
+            train(data, tmp_path / "x", loss_rate=0, look_ahead=1, plain=True),
             train(data, tmp_path / "0", loss_rate=0)]
     assert weights(tmp_path / "r") == weights(tmp_path / "l") == weights(tmp_path / "x")
     assert weights(tmp_path / "r") != weights(tmp_path / "0")
@@ -140,7 +140,7 @@ def test_the_log_tells_what_each_link_lost(data, tmp_path):
     """The log has a row for each receiver and a column for each sender. One link is bad, and the log is the
     same for every spread of the workers."""
     logs = [train(data, tmp_path / str(ranks), ranks=ranks, workers=4, steps=30, loss_rate=0.1,
-                  loss_at="2-1=0.6") for ranks in (0, 2)]
+                  loss_at="2-1=0.6", plain=True) for ranks in (0, 2)]
     links = [[event["lost"] for event in log if event["event"] == "links"] for log in logs]
     assert links[0] == links[1] and len(links[0]) == 1
     lost = np.array(links[0][0])
@@ -161,7 +161,7 @@ def test_workers_share_the_batch(data, tmp_path):
 
 
 def test_more_workers_than_packets(data, tmp_path):
-    log = train(data, tmp_path, workers=64, steps=3, loss_rate=0.2, packet_bytes=None)
+    log = train(data, tmp_path, workers=64, steps=3, loss_rate=0.2, packet_bytes=None, plain=True)
     assert math.isfinite(log[-1]["val_perplexity"])
     step = [e for e in log if e["event"] == "step"][-1]
     assert 0.15 < step["gradient_loss_rate"] < 0.25
@@ -182,7 +182,7 @@ def test_nothing_ever_arrives(data, tmp_path, algorithm):
 
 def test_phases_have_their_own_rates(data, tmp_path):
     log = train(data, tmp_path, loss_rate=0.1, gradient_loss_rate=0.4, parameter_loss_rate=0,
-                steps=10)
+                steps=10, plain=True)
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
     assert log[-1]["parameter_loss_rate"] == 0 and log[-1]["drift"] == 0
 
@@ -194,7 +194,7 @@ def test_repair_sends_again_what_was_lost(data, tmp_path):
     assert log[-1]["extra_traffic"] == pytest.approx(0.4, abs=0.02)
     for step in [e for e in log if e["event"] == "step"]:
         assert 0.3 < step["extra_traffic"] < 0.5
-    log = train(data, tmp_path / "one", loss_rate=0.4, parameter_repair=2, steps=10)
+    log = train(data, tmp_path / "one", loss_rate=0.4, repair=0, parameter_repair=2, steps=10)
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
     assert log[-1]["parameter_loss_rate"] == pytest.approx(0.064, abs=0.02)
     assert log[-1]["extra_traffic"] == pytest.approx((0.4 + 0.16) / 2, abs=0.02)
@@ -208,36 +208,58 @@ def test_repair_keeps_to_its_budget(data, tmp_path):
         assert log[-1][phase] == pytest.approx(0.4 - 0.1 * 0.6, abs=0.02)
 
 
-def test_robust_is_short_for_options(data, tmp_path):
-    robust = train(data, tmp_path / "robust", loss_rate=0.4, robust=True)
-    long = train(data, tmp_path / "long", loss_rate=0.4, lead="auto", lead_extra=1, carry=1,
-                 gradient_repair=1, repair_budget=0.2)
-    assert numbers(robust) == numbers(long)
-    assert weights(tmp_path / "robust") == weights(tmp_path / "long")
-    options = robust[0]["options"]
-    assert (options["lead"], options["lead-extra"], options["carry"]) == ("auto", 1, 1)
-    assert (options["gradient-repair"], options["parameter-repair"]) == (1, 0)
-    assert options["repair-budget"] == 0.2
-    other = train(data, tmp_path / "other", loss_rate=0.4, robust=True, carry=0, steps=1)
-    assert other[0]["options"]["carry"] == 0 and other[0]["options"]["gradient-repair"] == 1
+def test_plain_is_short_for_options(data, tmp_path):
+    plain = train(data, tmp_path / "plain", loss_rate=0.4, plain=True)
+    long = train(data, tmp_path / "long", loss_rate=0.4, lead="off", carry=0, repair=0)
+    assert numbers(plain) == numbers(long)
+    assert weights(tmp_path / "plain") == weights(tmp_path / "long")
+    options = plain[0]["options"]
+    assert (options["lead"], options["carry"], options["repair"]) == ("off", 0, 0)
+    assert (options["gradient-repair"], options["parameter-repair"]) == (0, 0)
+    other = train(data, tmp_path / "other", loss_rate=0.4, plain=True, carry=0.5, steps=1)
+    assert other[0]["options"]["carry"] == 0.5 and other[0]["options"]["lead"] == "off"
 
 
-def test_robust_sends_at_most_a_tenth_more(data, tmp_path):
-    """--robust sends at most a fifth of the gradient phase again, which is half of the traffic. Parameters
-    are not sent again."""
-    for rate, sent in ((0.1, 0.05), (0.2, 0.1), (0.4, 0.1)):
-        log = train(data, tmp_path / str(rate), loss_rate=rate, robust=True, steps=10)
-        assert log[-1]["extra_traffic"] == pytest.approx(sent, abs=0.01)
-        assert all(step["extra_traffic"] <= 0.1 for step in log if step["event"] == "step")
-        assert log[-1]["parameter_loss_rate"] == pytest.approx(rate, abs=0.02)
-        left = rate - 2 * sent * (1 - rate)
-        assert log[-1]["gradient_loss_rate"] == pytest.approx(left, abs=0.02)
+def test_the_default_is_short_for_options(data, tmp_path):
+    """Without options, owners lead, lost gradients are carried, and they are sent again once."""
+    default = train(data, tmp_path / "default", loss_rate=0.2)
+    long = train(data, tmp_path / "long", loss_rate=0.2, lead="auto", carry=1, gradient_repair=1,
+                 parameter_repair=0, repair_budget=0.2)
+    assert numbers(default) == numbers(long)
+    assert weights(tmp_path / "default") == weights(tmp_path / "long")
+    options = default[0]["options"]
+    assert options["carry"] == options["repair"] == options["gradient-repair"] == "auto"
+
+
+@pytest.mark.parametrize("rate, options, sent, left", [
+    (0.05, {}, 0, (0.05, 0.05)), (0.1, {}, 0.05, (0.01, 0.1)), (0.2, {}, 0.1, (0.04, 0.2)),
+    (0.4, {}, 0.1, (0.28, 0.4)),  # the budget allows half of it
+    (0.2, {"wire_dtype": "int8"}, 0.1, (0.04, 0.2)),
+    (0.4, {"wire_dtype": "int8"}, 0.48, (0.064, 0.16)),
+    (0.4, {"repair_budget": 0}, 0.28, (0.064, 0.4)),
+], ids=str)
+def test_rounds_follow_the_loss(data, tmp_path, rate, options, sent, left):
+    """sent: more traffic than without rounds. left: the loss rates of gradients and parameters after them."""
+    log = train(data, tmp_path, loss_rate=rate, steps=10, packet_bytes=256, **options)
+    assert log[-1]["extra_traffic"] == pytest.approx(sent, abs=0.015)
+    assert log[-1]["gradient_loss_rate"] == pytest.approx(left[0], abs=0.015)
+    assert log[-1]["parameter_loss_rate"] == pytest.approx(left[1], abs=0.015)
+
+
+def test_rounds_follow_what_is_measured(data, tmp_path):
+    """A trace loses half of the packets although --loss-rate says 1%: the rounds begin after the first steps.
+    Within --repair-budget, a fifth of the gradients is sent again."""
+    trace = tmp_path / "trace"
+    trace.write_text("0 1\n" * 500)
+    log = train(data, tmp_path / "run", loss_model=f"trace:{trace}", loss_rate=0.01, steps=12)
+    sent = [step["extra_traffic"] for step in log if step["event"] == "step"]
+    assert sent[0] == 0 and sent[-1] == pytest.approx(0.1, abs=0.01)
 
 
 def test_trace_decides_what_is_lost(data, tmp_path):
     trace = tmp_path / "trace.txt"
     trace.write_text("# every fourth packet\n0001\n" * 3)
-    log = train(data, tmp_path / "out", loss_rate=0.5, loss_model=f"trace:{trace}")
+    log = train(data, tmp_path / "out", loss_rate=0.5, loss_model=f"trace:{trace}", plain=True)
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.25, abs=0.01)
 
 
@@ -254,7 +276,7 @@ def test_outages_take_whole_steps(data, tmp_path):
 def test_one_worker_is_cut_off(data, tmp_path):
     """2 x 7 of the 56 links are down. The worker's replica receives nothing, and no other worker receives
     its shards."""
-    log = train(data, tmp_path / "worker", loss_at="3=1")
+    log = train(data, tmp_path / "worker", loss_at="3=1", plain=True)
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.25, abs=0.002)
     steps = [e for e in log if e["event"] == "step"]
     assert [e["max_age"] for e in steps] == [1, 2, 3, 4, 5, 6]
@@ -322,10 +344,10 @@ def test_drift_follows_the_formula(data, tmp_path, rate):
                          ids=lambda c: "-".join(str(v) for v in c.values()))
 def test_replicas_do_not_lag(data, tmp_path, changes):
     """With --lead off, replicas lag behind the model by about the mean age. With auto, the mean replica
-    equals the model."""
+    equals the model. (With --carry it is ahead, by as much as carried gradients are late.)"""
     def lag(**more):
         log = train(data, tmp_path / more["lead"], steps=200, packet_bytes=256, val=None, warmup=10,
-                    drift_samples=4096, workers=8, batch=1, seq=16, **changes, **more)
+                    drift_samples=4096, workers=8, batch=1, seq=16, carry=0, **changes, **more)
         steps = [e for e in log if e["event"] == "step"][30:]
         return sum(e["lag"] for e in steps) / len(steps)
     assert lag(lead="off") > 0.03
@@ -510,10 +532,12 @@ def one_line(done, code):
     (["--estimator", "median"], "--estimator: expected mean, balanced, ht or zero"),
     (["--carry", "1", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
     (["--carry", "1", "--algorithm", "rps"], "--carry: expected --algorithm lossy, got rps"),
-    (["--lead", "fast"], "--lead: expected auto, off or a number of steps from 0 to 100, got 'fast'"),
-    (["--lead", "-1"], "--lead: expected auto, off or a number of steps from 0 to 100, got '-1'"),
-    (["--lead", "1", "--lead-extra", "1"], "--lead-extra: expected --lead auto, to which it adds"),
-    (["--lead", "1", "--algorithm", "naive"], "--lead: expected --algorithm lossy or reliable"),
+    (["--lead", "1"], "--lead: expected one of auto off, got '1'"),
+    (["--look-ahead", "-1"], "--look-ahead: expected a number from 0 to 100, got '-1'"),
+    (["--look-ahead", "1", "--algorithm", "naive"],
+     "--look-ahead: expected --algorithm lossy or reliable"),
+    (["--carry", "2"], "--carry: expected auto or a number from 0 to 1, got '2'"),
+    (["--repair", "often"], "--repair: expected auto or a whole number from 0 to 16, got 'often'"),
     (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int4, got 'fp8'"),
     (["--wire-dtype", "bf16", "--algorithm", "rps"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
@@ -522,11 +546,9 @@ def one_line(done, code):
     (["--wire-dtype", "int8", "--algorithm", "rps"],
      "--wire-dtype int8: expected --algorithm lossy or reliable, got rps"),
     (["--repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
-    (["--repair-budget", "-0.1"], "--repair-budget: expected a number from 0 to 1000, got '-0.1'"),
-    (["--repair-budget", "0.2"], "--repair-budget: expected --repair too"),
-    (["--robust", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
-    (["--robust", "--parameter-repair", "1", "--multicast"],
-     "--multicast: expected no --repair of parameters"),
+    (["--repair-budget", "-0.1"], "--repair-budget: expected auto or a number from 0 to 1000, got '-0.1'"),
+    (["--repair", "0", "--repair-budget", "0.2"], "--repair-budget: expected --repair too"),
+    (["--parameter-repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
     (["--loss-model", "sunspots"], "--loss-model: "),
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),
@@ -539,7 +561,7 @@ def one_line(done, code):
     (["--link", "pigeon"], "--link: expected auto, mpi, udp or verbs"),
     (["--model", "8B"], "--model: '8B' is no directory and no preset; presets are 260K"),
     (["--loss"], "--loss: several options begin so: --loss-rate --loss-model --loss-at"),
-    (["--robust=1"], "--robust: expected no value, got '1'"),
+    (["--plain=1"], "--plain: expected no value, got '1'"),
     (["--learning-rate", "1"], "--learning-rate: unknown option"),
     (["--save-every", "5"], "--save-every: expected --out DIR"),
     (["--seq", "4096"], "--seq: model 260K takes at most 512"),

@@ -89,7 +89,7 @@ def one_line(done, code):
     (2, 4, {"carry": 1}),
     (0, 2, {"loss_model": "outage:3", "loss_at": "3=0.5,2-1=1", "estimator": "ht"}),
     (0, 2, {"data_split": "contiguous", "batch": 2, "micro_batches": 2}),
-    (2, 4, {"robust": True, "loss_rate": 0.4}),
+    (2, 4, {"loss_rate": 0.4, "wire_dtype": "int8"}),
     (0, 0, {"wire_dtype": "bf16"}),
     (0, 0, {"wire_dtype": "bf16", "algorithm": "reliable"}),
     (4, 2, {"wire_dtype": "bf16", "carry": 1, "loss_rate": 0.3}),

@@ -42,7 +42,8 @@ def contents(checkpoint):
     {"algorithm": "lossy", "loss_rate": 0.3, "estimator": "ht", "loss_model": "burst:5"},
     {"algorithm": "rps", "loss_rate": 0.1},
     {"algorithm": "naive", "loss_rate": 0},
-    {"robust": True, "loss_rate": 0.4},
+    {"loss_rate": 0.4},
+    {"wire_dtype": "int8", "loss_rate": 0.4},
 ])
 def test_same_bits_as_mpi_and_one_process(data, tmp_path, changes):
     alone = train(data, tmp_path / "alone", **changes)
@@ -232,7 +233,8 @@ def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused
         with testbed.Hosts(4) as hosts:
             hosts.lose(10)
             dropped = hosts.dropped()
-            log = train_on(hosts, data, tmp_path / f"made{attempt}", steps=100, packet_bytes=None)
+            log = train_on(hosts, data, tmp_path / f"made{attempt}", steps=100, packet_bytes=None,
+                           carry=0, repair=0)
             kernel = hosts.counted()
             lost = kernel["lost"] + hosts.dropped() - dropped
         assert log[0]["packet_bytes"] == 1444 and log[0]["link"] == "udp"
@@ -247,7 +249,7 @@ def test_kernel_made_loss(namespaces, data, tmp_path):  # pylint: disable=unused
 
     def injected(rate, seed):
         log = train(data, tmp_path / f"{rate}-{seed}", workers=4, packet_bytes=1444, steps=100,
-                    loss_rate=rate, loss_seed=seed)
+                    loss_rate=rate, loss_seed=seed, carry=0, repair=0)
         return math.log(log[-1]["val_perplexity"])
 
     expected = [injected(0.1, seed) for seed in range(6)]

@@ -61,7 +61,7 @@ program=PROGRAM
 ranks=4
 devices_lose 4 10
 counters sent_pkts >sent.txt
-train lossy --link=verbs $ALL
+train lossy --plain --link=verbs $ALL
 counters sent_pkts >>sent.txt
 tc -s -j qdisc show >qdisc.json
 ranks=2

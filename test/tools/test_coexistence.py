@@ -77,7 +77,8 @@ def test_loss_budget(namespaces, data, tmp_path):
     budget."""
     with testbed.Hosts(4, rate="100mbit") as made:
         made.yield_to_others(1, queue="20kb")
-        changes = {"traffic_class": "le", "steps": 50, "packet_bytes": 1444, "val": None}
+        changes = {"traffic_class": "le", "steps": 50, "packet_bytes": 1444, "val": None,
+                   "plain": True}
         free = train_on(made, data, tmp_path / "free", **changes)
         held = train_on(made, data, tmp_path / "held", pace_gbps=0.1, loss_budget=0.05, **changes)
     print(lost(free, 25), lost(held, 25), [e["pace_kbps"] for e in held if e["event"] == "step"])
@@ -103,7 +104,7 @@ def check_trace(log, files):
 
 def test_trace_of_a_network(hosts, data, tmp_path):
     hosts.lose(10)
-    log = train_on(hosts, data, tmp_path / "udp", steps=10, record_loss=tmp_path / "trace")
+    log = train_on(hosts, data, tmp_path / "udp", steps=10, record_loss=tmp_path / "trace", plain=True)
     told, _ = check_trace(log, [f"{tmp_path}/trace.{rank}" for rank in range(4)])
     assert told["links"] == 2 * 4 * 3
     assert told["mean_run"] == pytest.approx(told["mean_run_if_independent"], rel=0.05)
@@ -112,7 +113,7 @@ def test_trace_of_a_network(hosts, data, tmp_path):
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_trace_of_injected_bursts(data, tmp_path, ranks):
     """The record of injected bursts is right, and a run that injects the record has the same losses."""
-    changes = {"loss_rate": 0.2, "steps": 20, "ranks": ranks}
+    changes = {"loss_rate": 0.2, "steps": 20, "ranks": ranks, "plain": True}
     log = train(data, tmp_path / "burst", loss_model="burst:6", record_loss=tmp_path / "t", **changes)
     files = [f"{tmp_path}/t.{rank}" for rank in range(ranks)] or [tmp_path / "t"]
     told, text = check_trace(log, files)

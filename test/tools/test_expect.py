@@ -37,13 +37,15 @@ def run(*words):
 
 @pytest.fixture
 def results(tmp_path):
-    robust = {"lead": "auto", "lead-extra": 1, "carry": 1, "gradient-repair": 1, "repair-budget": 0.2}
+    ours = {"lead": "auto", "carry": 1, "gradient-repair": 1, "repair-budget": 0.2}
     lines = []
     for seed, plain in ((1, 40.0), (2, 50.0)):
         lines += [result("base", 20.0, seed, algorithm="reliable", curve=CURVE),
                   result("plain", plain, seed, **{"loss-rate": 0.2}),
-                  result("default", 30.0, seed, lead="auto", **{"loss-rate": 0.2}),
-                  result("robust", 19.0, seed, **robust, **{"loss-rate": 0.2})]
+                  result("lead", 30.0, seed, lead="auto", **{"loss-rate": 0.2}),
+                  result("ours", 30.0, seed, **ours, **{"loss-rate": 0.2}),
+                  result("default", 19.0, seed, lead="auto", carry="auto", repair="auto",
+                         **{"repair-budget": "auto", "gradient-repair": "auto", "loss-rate": 0.4})]
     lines += [  # these do not count: another rule, a start, a beta1, no baseline of these steps, one phase
         result("carry", 90.0, carry=1, **{"loss-rate": 0.2}),
         result("start", 90.0, start="abc", **{"loss-rate": 0.2}),
@@ -57,11 +59,10 @@ def results(tmp_path):
 def test_shares_are_those_of_the_curve(results):
     taxes = expect.read_taxes([results])
     setting = (1000, 100, 4, 4 * 2 * 64, 0.01)
-    found = {label: {rate: shares} for (label, rate), shares in taxes.items()}
-    plain, default, robust = (label for label, _, _ in expect.RULES)
-    assert found[plain][0.2] == {setting: [pytest.approx(0.2), pytest.approx(0.3)]}
-    assert found[default][0.2] == {setting: [pytest.approx(0.1)] * 2}
-    assert found[robust][0.2] == {setting: [0.0, 0.0]}
+    plain, ours = (label for label, _, _ in expect.RULES)
+    assert taxes[plain, 0.2] == {setting: [pytest.approx(0.2), pytest.approx(0.3)]}
+    assert taxes[ours, 0.2] == {setting: [pytest.approx(0.1)] * 2}
+    assert taxes[ours, 0.4] == {setting: [0.0, 0.0]}
     assert len(taxes) == 3
 
 
@@ -86,8 +87,8 @@ def test_the_table(results, tmp_path):
     code, text, error = run(results, "--plot", str(tmp_path / "expect.png"))
     assert (code, error) == (0, "")
     # shares 20% and 30%: 25%, and 12.706 * 0.0707 / sqrt(2) = 64 points
-    assert "| as in the paper (--lead off) | 20% | 1 | 2 | 25% ± 64 | +0.0 to +" in text
-    assert "| by default | 20% | 1 | 2 | 10% ± 0 | +0.7 to +0.9 |" in text
+    assert "| plain, as in the paper | 20% | 1 | 2 | 25% ± 64 | +0.0 to +" in text
+    assert "| ours | 20% | 1 | 2 | 10% ± 0 | +0.7 to +0.9 |" in text
     assert "7e+09 parameters after 1.4e+11 tokens" in text
     assert (tmp_path / "expect.png").read_bytes().startswith(b"\x89PNG")
     assert "1e+09 parameters after 5e+09 tokens" in run(results, "--parameters", "1e9",
@@ -105,7 +106,7 @@ def test_shares_that_grow_with_the_model(tmp_path):
     lines.append(result("plain, once", 30.0, **size, **{"loss-rate": 0.3}))
     _, text, _ = run(write(tmp_path / "sizes.jsonl", lines))
     assert "parameters, 40% lost: +10 ± 0 points" in text
-    assert "(--lead off) | 30%" not in text
+    assert "in the paper | 30%" not in text
     assert "workers" not in text.split("Per tenfold")[1]
 
 

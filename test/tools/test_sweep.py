@@ -129,19 +129,20 @@ def test_a_finished_run_is_not_repeated(finished, data, tmp_path):
     assert rows_of(tmp_path / "out")["From scratch", "25%"]["seeds"] == "1 2 3"
 
 
-def test_the_lead_tells_runs_apart(data, tmp_path):
-    """Results from before --lead existed have the ids of --lead off. Without loss, only a number as --lead
-    makes another run."""
+def test_rules_tell_runs_apart(data, tmp_path):
+    """Results from before --plain existed have the ids of --plain, in whatever words it is said. Without loss,
+    only a look-ahead makes another run."""
     def ids(lead):
         text = SETTINGS.split("[one phase]")[0].replace("seed = 1 2 3", "seed = 1")
         listed = sweep(write(tmp_path / "lead", text.replace("steps = 6", f"steps = 6\n{lead}"), data),
                        "--list")
         assert listed.returncode == 0, listed.stderr
         return [line.split()[0] for line in listed.stdout.splitlines()]
-    off, auto, both = ids("lead = off"), ids(""), ids("lead = off 1")
-    assert auto == ids("lead = auto") and len(off) == len(auto) == 2 and len(both) == 4
+    off, auto, both = ids("plain = yes"), ids(""), ids("plain = yes\nlook-ahead = 0 1")
+    assert off == ids("lead = off\ncarry = 0\nrepair = 0\nrepair-budget = 0")
+    assert auto == ids("lead = auto\ncarry = auto\nrepair = auto") and len(off) == len(auto) == 2
     assert off[0] == auto[0] and off[1] != auto[1]
-    assert set(off) < set(both) and auto[1] not in both
+    assert len(both) == 4 and set(off) < set(both) and auto[1] not in both
 
 
 def test_a_sweep_can_compute_in_bf16(finished, data, tmp_path):
@@ -353,7 +354,7 @@ def test_table_is_what_the_logs_say(finished):
     markdown = (out / "table.md").read_text()
     assert f"{mean:+.2f}" in markdown and "**From scratch**" in markdown
     again = {run: float(row["extra_traffic"]) for (_, run), row in rows_of(out).items()}
-    assert again["25%"] == 0 and again["25%, estimator mean"] == pytest.approx(0.25, abs=0.08)
+    assert 0 < again["25%"] <= 0.1 + 1e-9 and again["25%, estimator mean"] == pytest.approx(0.25, abs=0.08)
     assert f"| {100 * again['25%, estimator mean']:.1f}% |" in markdown
 
 
@@ -398,9 +399,8 @@ def test_the_step_tax_has_an_interval_over_seeds():
         "gradient_loss_rate": None, "drift": None, "drift_expected": None, "drift_paper": None}])
 
 
-def test_cost_curves_are_those_of_three_rules(data, tmp_path):
-    """The curve of --robust begins with the cost of its look-ahead without loss, the others begin at 0. Rows
-    with only some of the seeds count, too."""
+def test_cost_curves_are_those_of_the_rules(data, tmp_path):
+    """The curves begin at 0. Rows with only some of the seeds count, too, and a default counts as what it does."""
     path = write(tmp_path / "rules", SETTINGS.split("[steep]")[0] + """
 [other]
 title = No rules
@@ -408,31 +408,31 @@ loss-rate = 0 0.1 0.2
 [rules]
 title = All rules
 seed = 1 2
-loss-rate/lead/lead-extra/carry/gradient-repair/repair-budget = 0/off/0/0/0/0 0/auto/1/1/1/0.2 """ +
+loss-rate/plain/lead/carry/gradient-repair/parameter-repair/repair-budget = 0/no/off/0/0/0/0 """ +
                  " ".join(f"{rate}/{rule}" for rate in (0.1, 0.3) for rule in
-                          ("off/0/0/0/0", "auto/0/0/0/0", "auto/1/1/1/0.2", "auto/0/1/0/0")) + "\n", data)
+                          ("no/off/0/0/0/0", "no/auto/0/0/0/0", "no/auto/1/1/0/0.2", "no/auto/1/0/0/0")) +
+                 " 0.2/no/auto/auto/auto/auto/auto 0.2/yes/off/0/0/0/0\n", data)
     settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
     settings.expand()
-    rise = {"off": 20, "auto": 10}
     results = {}
     for run in settings.runs:
         if run.value("seed") == "2" and run.rates() == (0.3, 0.3):
             continue
-        change = -5 if run.value("lead-extra") == "1" else rise[run.value("lead", "auto")] * run.rates()[0]
+        rise = {("off", "0"): 20, ("auto", "0"): 10}.get((run.value("lead"), run.value("carry")), 5)
         spread = {"1": 0, "2": 1}[run.value("seed", "1")] * (not run.lossless())
-        results[run.id] = {"perplexity": 100 + change + spread, "max_age": 0, "status": "complete",
-                           "losses": []}
+        results[run.id] = {"perplexity": 100 + rise * run.rates()[0] + spread, "max_age": 0,
+                           "status": "complete", "losses": []}
     groups = sweep_report.group_runs(settings, results)
     for group in groups:
         group["row"] = sweep_report.summarise(group)
-    title, seeds, (paper, default, robust) = sweep_report.cost_curves(groups)
+    title, seeds, (plain, ours) = sweep_report.cost_curves(groups)
     assert (title, seeds) == ("All rules", [1, 2])
-    assert [point[:2] for point in paper] == [(0, 0), (10, pytest.approx(2.5)), (30, pytest.approx(6))]
-    assert [point[:2] for point in default] == [(0, 0), (10, pytest.approx(1.5)), (30, pytest.approx(3))]
-    assert [point[:2] for point in robust] == [(0, pytest.approx(-4.5)), (10, pytest.approx(-4.5)),
-                                               (30, pytest.approx(-5))]
-    assert [len(point[3]) for point in paper] == [0, 2, 1]
-    assert not any(point[2] for point in paper)  # intervals of two seeds are too wide to draw
+    assert [point[:2] for point in plain] == [(0, 0), (10, pytest.approx(2.5)), (20, pytest.approx(4.5)),
+                                              (30, pytest.approx(6))]
+    assert [point[:2] for point in ours] == [(0, 0), (10, pytest.approx(1)), (20, pytest.approx(1.5)),
+                                             (30, pytest.approx(1.5))]
+    assert [len(point[3]) for point in plain] == [0, 2, 2, 1]
+    assert not any(point[2] for point in plain)  # intervals of two seeds are too wide to draw
     sweep_report.report(settings, results, tmp_path, plots=True)
     assert (tmp_path / "cost.png").stat().st_size > 5000
 

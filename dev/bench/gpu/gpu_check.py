@@ -216,6 +216,7 @@ class Tasks:
                     f"--model={s['model']}", f"--workers={workers}", f"--batch={s['batch']}",
                     f"--seq={s['seq']}", f"--lr={s['lr']}", f"--warmup={max(1, s['steps'] // 20)}",
                     f"--train={train}", f"--val={val}", f"--steps={s['steps']}", f"--loss-rate={loss}",
+                    "--plain",
                     "--eval-every=0", f"--eval-sequences={s['eval_sequences']}",
                     text=text, model=s["model"])
 

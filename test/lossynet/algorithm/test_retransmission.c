@@ -312,6 +312,60 @@ static void test_budget_of_rounds(void **state) {
     }
 }
 
+/* Where p^(r+1) is at most a fifteenth (gradients) or 0.22 (parameters), and the budget is used. */
+static void test_how_many_rounds(void **state) {
+    (void)state;
+    static const struct {
+        double p, budget;
+        int gradient, parameter;
+    } cases[] = {{0, 0, 0, 0},     {0.05, 0, 0, 0},  {0.1, 0, 1, 0},   {0.2, 0, 1, 0},
+                 {0.25, 0, 1, 1},  {0.4, 0, 2, 1},   {0.6, 0, 3, 2},   {0.9, 0, 3, 3},
+                 {1, 0, 3, 3},     {0.4, 0.2, 1, 1}, {0.1, 0.2, 1, 0}, {0.4, 0.5, 2, 1},
+                 {0.6, 0.94, 2, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        assert_int_equal(lossynet_rounds_at(LOSSYNET_GRADIENT, cases[i].p, cases[i].budget),
+                         cases[i].gradient);
+        assert_int_equal(lossynet_rounds_at(LOSSYNET_PARAMETER, cases[i].p, cases[i].budget),
+                         cases[i].parameter);
+    }
+}
+
+/* Rounds that follow the measured loss bring what as many fixed rounds bring, from the first step
+ * on, since the injected loss is known. A saved state has the number of the next step. */
+static void test_measured_rounds(void **state) {
+    (void)state;
+    const int measured = LOSSYNET_ROUNDS_MEASURED;
+    struct lossynet_settings settings[2] = {retransmission_settings(0.4, 2, 1),
+                                            retransmission_settings(0.4, measured, measured)};
+    struct lossynet_comm *comm[2] = {open_alone(&settings[0]), open_alone(&settings[1])};
+    float **x = take_vectors(WORKERS, ELEMENTS);
+    for (uint64_t step = 0; step < 20; step++) {
+        struct lossynet_counters counters[2];
+        for (int i = 0; i < 2; i++) {
+            struct lossynet_drift drift;
+            assert_int_equal(lossynet_step_begin(comm[i], step), LOSSYNET_OK);
+            assert_int_equal(lossynet_reduce(comm[i], x, false), LOSSYNET_OK);
+            assert_int_equal(lossynet_broadcast(comm[i], x, false), LOSSYNET_OK);
+            assert_int_equal(lossynet_report_begin(comm[i], step, x), LOSSYNET_OK);
+            assert_int_equal(lossynet_report_end(comm[i], &counters[i], &drift), LOSSYNET_OK);
+        }
+        assert_memory_equal(&counters[0], &counters[1], sizeof counters[0]);
+    }
+    const size_t bytes = lossynet_state_bytes(comm[1], LOSSYNET_ALL_WORKERS);
+    char *saved = (char *)malloc(bytes);
+    lossynet_state_save(comm[1], LOSSYNET_ALL_WORKERS, saved);
+    settings[1].loss.rate[0] = settings[1].loss.rate[1] = 0;
+    struct lossynet_comm *later = open_alone(&settings[1]);
+    assert_int_equal(lossynet_retransmission_rounds(later, LOSSYNET_GRADIENT), 0);
+    assert_true(lossynet_state_load(later, LOSSYNET_ALL_WORKERS, saved, bytes));
+    assert_int_equal(lossynet_retransmission_rounds(later, LOSSYNET_GRADIENT), 2);
+    assert_int_equal(lossynet_retransmission_rounds(later, LOSSYNET_PARAMETER), 1);
+    lossynet_close(later);
+    free(saved);
+    free_vectors(x);
+    for (int i = 0; i < 2; i++) lossynet_close(comm[i]);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     struct lossynet_comm *comm = NULL;
@@ -322,10 +376,10 @@ static void test_refusals(void **state) {
         assert_int_equal(lossynet_open(&alone, &budget, &comm), LOSSYNET_INVALID);
         assert_message(capture_end(), "expected a share of a phase's packets, or 0 for all");
     }
-    struct lossynet_settings settings = retransmission_settings(0.1, -1, 0);
+    struct lossynet_settings settings = retransmission_settings(0.1, -2, 0);
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "retransmission rounds -1 and 0: expected 0 or more");
+    assert_message(capture_end(), "retransmission rounds -2 and 0: expected 0 or more");
     settings = retransmission_settings(0.1, 0, 1);
     settings.multicast = true;
     capture_begin();
@@ -335,8 +389,9 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_reference), cmocka_unit_test(test_statistics),
-        cmocka_unit_test(test_budget),    cmocka_unit_test(test_budget_of_rounds),
+        cmocka_unit_test(test_reference),       cmocka_unit_test(test_statistics),
+        cmocka_unit_test(test_budget),          cmocka_unit_test(test_budget_of_rounds),
+        cmocka_unit_test(test_how_many_rounds), cmocka_unit_test(test_measured_rounds),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("packets sent again", tests, NULL, NULL);

@@ -1,0 +1,95 @@
+/* rounds.c — how many rounds of retransmission the measured loss asks for.
+ *
+ * Perplexity does not suffer where few gradients and not too many parameters stay lost
+ * (scripts/sweeps/results.md). So a phase has the smallest number of rounds r after which at most
+ * ENOUGH of its packets stay lost, p^(r+1) <= ENOUGH, and no round for which the budget leaves
+ * nothing. Where little is lost there is no round, and a step has no round trip more.
+ *
+ * p is the share of packets that did not arrive when they were sent for the first time, of all
+ * workers, in all steps so far; older steps count exponentially less. Before anything was measured
+ * it is the injected loss. All ranks gather the counts with the ages (drift.c), so they make the
+ * same number of rounds. The number is chosen when a step's broadcast begins, for this broadcast
+ * and for the next gradients: at that time all ranks know the same steps, whether they overlap or
+ * not.
+ *
+ * Ranks that do not wait for late ones (skip_late) do not all know the same counts. They make as
+ * many rounds as the injected loss asks for, in all steps.
+ */
+#include "lossynet/algorithm/algorithm.h"
+
+#include <math.h>
+
+static const double ENOUGH[2] = {1 / 15.0, 0.22}; /* by phase */
+static const double FORGET = 0.98;                /* factor per step: a memory of about 50 steps */
+
+int lossynet_rounds_at(lossynet_phase phase, double p, double budget) {
+    double left = p, asked = 0;
+    int rounds = 0;
+    while (rounds < LOSSYNET_ROUNDS_MOST && left > ENOUGH[phase] &&
+           (budget == 0 || asked < budget)) {
+        const double again = budget > 0 ? fmin(left, budget - asked) : left;
+        asked += again;
+        left -= again * (1 - p);
+        rounds++;
+    }
+    return rounds;
+}
+
+int lossynet_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase) {
+    const int rounds = settings->retransmission_rounds[phase];
+    if (rounds != LOSSYNET_ROUNDS_MEASURED || !settings->skip_late) return rounds;
+    return lossynet_rounds_at(phase, settings->loss.rate[phase], settings->retransmission_budget);
+}
+
+void lossynet_rounds_open(struct lossynet_comm *comm, const struct lossynet_settings *settings) {
+    struct lossynet_retransmission *r = &comm->retransmission;
+    r->budget = settings->retransmission_budget;
+    for (int phase = 0; phase < 2; phase++) {
+        const int planned = lossynet_rounds_planned(settings, (lossynet_phase)phase);
+        r->measured[phase] = planned == LOSSYNET_ROUNDS_MEASURED;
+        r->rounds[phase] = r->measured[phase] ? LOSSYNET_ROUNDS_MOST : planned;
+        if (!r->measured[phase]) continue;
+        /* As if one step had lost what is injected. */
+        const double packets = (double)comm->partition.packets * (comm->partition.groups.count - 1);
+        const double p =
+            lossynet_loss_mean(&comm->loss, (lossynet_phase)phase, comm->workers.count);
+        r->sums.sent[phase] = packets;
+        r->sums.lost[phase] = p * packets;
+        r->sums.rounds[phase] = lossynet_rounds_at((lossynet_phase)phase, p, r->budget);
+        COMM_TAKE(comm, r->first[phase], (size_t)comm->workers.local);
+    }
+}
+
+void lossynet_rounds_count(struct lossynet_comm *comm, lossynet_phase phase) {
+    struct lossynet_retransmission *r = &comm->retransmission;
+    if (!r->measured[phase]) return;
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
+        struct lossynet_total all = {0};
+        for (int sender = 0; sender < comm->workers.count; sender++) {
+            size_t n;
+            const uint8_t *arrived = lossynet_arrived(comm, phase, v, sender, &n);
+            if (sender == comm->workers.first + v) continue;
+            all.expected += n;
+            for (size_t k = 0; k < n; k++) all.arrived += arrived[k];
+        }
+        r->first[phase][v] = all;
+    }
+}
+
+void lossynet_rounds_add(struct lossynet_comm *comm, const struct lossynet_ages *ages) {
+    struct lossynet_rounds_sums *sums = &comm->retransmission.sums;
+    for (int phase = 0; phase < 2; phase++) {
+        const struct lossynet_total *first = &ages->first[phase];
+        sums->sent[phase] = FORGET * sums->sent[phase] + (double)first->expected;
+        sums->lost[phase] = FORGET * sums->lost[phase] + (double)(first->expected - first->arrived);
+    }
+}
+
+void lossynet_rounds_choose(struct lossynet_comm *comm) {
+    struct lossynet_retransmission *r = &comm->retransmission;
+    for (int phase = 0; phase < 2; phase++)
+        if (r->measured[phase] && r->sums.sent[phase] > 0)
+            r->sums.rounds[phase] = lossynet_rounds_at(
+                (lossynet_phase)phase, r->sums.lost[phase] / r->sums.sent[phase], r->budget);
+}
