@@ -219,6 +219,7 @@ static double mean_loss(const float *losses, int n) {
 
 struct worker_result { /* of a worker's forward and backward passes */
     double loss;       /* mean over its tokens; negative: it computed no gradient */
+    int unread;        /* micro-batches whose losses are not in `loss` yet */
     double waited;     /* seconds that it waited for parameters */
     lossynet_status status;
 };
@@ -326,9 +327,20 @@ static void gradient_done(void *context, int bucket) {
     data_parallel_gradient_done(&c->t->dp, c->w, c->set, bucket);
 }
 
+/* Adds the losses of w's micro-batches to its result, but for those of the last `unread`. */
+static void read_losses(struct trainer *t, const struct worker *w, struct activations *a,
+                        int unread) {
+    struct worker_result *result = &t->result[w - t->dp.worker];
+    double counts;
+    const int M = data_parallel_micro_batches(&t->dp, w, &counts);
+    for (; result->unread > unread; result->unread--)
+        result->loss += counts * mean_loss(activations_read_losses(a, t->be), t->B * t->T) / M;
+}
+
 /* Runs forward and backward of one worker on its replica and its share of the data. Unless the data
  * are split in advance (--data-split), worker w takes sequences w*B ... w*B+B-1 of each N*B: the
- * global batch is the same however it is spread. Leaves the results in t->result. */
+ * global batch is the same however it is spread. Leaves the results in t->result; the losses of
+ * the last pass are added later, since on a device it is still computed. */
 static void worker_gradient(struct trainer *t, struct worker *w, struct activations *a,
                             void *context) {
     const int B = t->B, T = t->T, set = (int)(a - t->activations);
@@ -350,7 +362,11 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
                          a->host_targets);
         activations_send(a, t->be, B * T);
         model_forward_backward(t->be, &t->layout, params, &gradient, a, B, T, scale, m > 0, &hooks);
-        result->loss += counts * mean_loss(activations_losses(a, t->be, B * T), B * T) / M;
+        activations_send_losses(a, t->be, B * T);
+        result->unread++;
+        for (const struct worker *k = t->dp.worker; k < w && t->sets == 1; k++)
+            read_losses(t, k, a, 0); /* this worker's first pass is queued */
+        read_losses(t, w, a, t->sets == 1 ? 1 : 0);
     }
     result->waited = buckets.waited;
     result->status = buckets.status;
@@ -384,8 +400,9 @@ static int finish_step(struct trainer *t) {
 
 /* ---- the four verbs: forward and backward, average, update, broadcast ---- */
 
-/* Runs forward and backward of all workers. With overlap, gradients are sent during backward. The
- * parameters of the step before arrive during forward, and that step is finished only here. */
+/* Runs forward and backward of all workers; a device may still compute on return. With overlap,
+ * gradients are sent during backward. The parameters of the step before arrive during forward, and
+ * that step is finished only here. */
 static int forward_backward(struct trainer *t, int step) {
     const struct options *o = t->options;
     struct step_metrics *r = &t->record;
@@ -396,17 +413,26 @@ static int forward_backward(struct trainer *t, int step) {
     for (int w = 0; w < t->dp.local; w++) {
         if (t->result[w].status) return FAILED;
         waited = fmax(waited, t->result[w].waited);
-        t->dp.mine[w] = t->result[w].loss;
     }
     t->dp.communicating += waited;
-    if (finish_step_begin(t) || data_parallel_tell_losses(&t->dp) || async_writer_tell(t->saver) ||
-        views_tell(t->views, &t->dp))
-        return FAILED;
+    if (finish_step_begin(t)) return FAILED;
     memset(r, 0, sizeof *r);
     r->step = step;
     r->tokens = (double)options_micro_batches(o, t->dp.workers) * t->B * t->T;
     r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
     return 0;
+}
+
+/* Waits for the losses. The exchange of the norm carries them and other news to all ranks. */
+static int tell_numbers(struct trainer *t) {
+    for (int w = 0; w < t->dp.local; w++) {
+        if (t->sets == 1) read_losses(t, &t->dp.worker[w], t->activations, 0);
+        t->dp.mine[w] = t->result[w].loss;
+    }
+    return data_parallel_tell_losses(&t->dp) || async_writer_tell(t->saver) ||
+                   views_tell(t->views, &t->dp)
+               ? FAILED
+               : 0;
 }
 
 /* Call after the norm was exchanged: that exchange carried all other numbers of the step, too. */
@@ -418,7 +444,9 @@ static int look_at_numbers(struct trainer *t) {
 
 /* Owners average the gradients that they receive. */
 static int average_gradients(struct trainer *t) {
-    if (data_parallel_average_gradients(&t->dp, &t->record.grad_norm)) return FAILED;
+    if (data_parallel_average_gradients(&t->dp) || tell_numbers(t) ||
+        data_parallel_gradient_norm(&t->dp, &t->record.grad_norm))
+        return FAILED;
     return look_at_numbers(t);
 }
 
@@ -444,6 +472,7 @@ static void worker_steps(struct trainer *t, struct worker *w, struct activations
 
 /* Every worker steps on its own gradient. */
 static int update_replicas(struct trainer *t) {
+    if (tell_numbers(t)) return FAILED;
     for_each_worker(t, worker_steps, NULL);
     if (data_parallel_sum(&t->dp, &t->record.grad_norm)) return FAILED;
     return look_at_numbers(t);

@@ -68,6 +68,12 @@ static lossynet_status check_wire(const struct lossynet_partition *partition) {
     return LOSSYNET_OK;
 }
 
+/* Bytes of a full packet's payload, over a link that has room for `room`. */
+static size_t payload_for(const struct lossynet_settings *settings, size_t room) {
+    return settings->packet_bytes ? settings->packet_bytes
+                                  : lossynet_payload_default(settings->wire_dtype, room);
+}
+
 static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet_settings *settings,
                                size_t packet_bytes, bool multicast) {
     comm->resources.threads = omp_get_max_threads();
@@ -222,9 +228,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
     if (settings->encrypt) comm->resources.pool.bytes += lossynet_secure_memory(comm->world.ranks);
     comm->exchange.reliable = facts.reliable;
     comm->steps.skips = settings->skip_late && !facts.reliable;
-    status = prepare(comm, settings,
-                     settings->packet_bytes ? settings->packet_bytes : facts.payload_most,
-                     facts.multicast);
+    status = prepare(comm, settings, payload_for(settings, facts.payload_most), facts.multicast);
     status = agree(comm, settings, status, share, context);
     if (status) return status;
     lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, false);
@@ -248,9 +252,7 @@ lossynet_status lossynet_comm_open(const struct lossynet_world *world,
     if (world->ranks > 1)
         status = join(comm, settings, link_open, share, share_context);
     else
-        status = prepare(comm, settings,
-                         settings->packet_bytes ? settings->packet_bytes : LOSSYNET_PAYLOAD_DEFAULT,
-                         false);
+        status = prepare(comm, settings, payload_for(settings, LOSSYNET_PAYLOAD_DEFAULT), false);
     if (status)
         lossynet_close(comm);
     else
@@ -389,21 +391,21 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
     if (!comm) return 0;
     comm->resources.pool.measuring = true;
-    size_t bytes = 0, packet_bytes = settings->packet_bytes;
+    size_t bytes = 0;
     bool udp = settings->link == LOSSYNET_LINK_UDP && world->ranks > 1;
     size_t trailer = settings->encrypt && world->ranks > 1 ? LOSSYNET_SECURE_BYTES : 0;
-    if (!packet_bytes)
-        packet_bytes = (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer;
+    const size_t packet = payload_for(
+        settings, (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer);
     place(comm, world, settings->workers);
     comm->steps.skips = settings->skip_late && world->ranks > 1;
-    if (prepare(comm, settings, packet_bytes, settings->multicast) == LOSSYNET_OK) {
+    if (prepare(comm, settings, packet, settings->multicast) == LOSSYNET_OK) {
         bytes = comm->resources.pool.bytes;
         if (world->ranks > 1) {
-            bytes += lossynet_transport_memory(world->ranks, packet_bytes, settings->encrypt);
+            bytes += lossynet_transport_memory(world->ranks, packet, settings->encrypt);
             bytes += (settings->link == LOSSYNET_LINK_UDP ? lossynet_link_udp_memory
                       : settings->link == LOSSYNET_LINK_VERBS
                           ? lossynet_link_verbs_memory
-                          : lossynet_link_mpi_memory)(world->ranks, packet_bytes);
+                          : lossynet_link_mpi_memory)(world->ranks, packet);
         }
     }
     lossynet_close(comm);

@@ -37,9 +37,10 @@ static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 static bool in_scope, pages_open;
 static bool opened;
 static char name[64] = "emulated", identity[16];
-static size_t limit;      /* EMULATED_MEMORY: bytes of the device; 0: no limit */
-static size_t used, most; /* bytes: now, and at the peak */
-static int fastest;       /* EMULATED_FASTEST: the place of the fastest algorithm */
+static size_t limit;                     /* EMULATED_MEMORY: bytes of the device; 0: no limit */
+static size_t used, most;                /* bytes: now, and at the peak */
+static size_t averages, averages_beside; /* EMULATED_AVERAGES */
+static int fastest;                      /* EMULATED_FASTEST: the place of the fastest algorithm */
 static struct product_choices choices;
 static void *scratch[SCRATCHES];
 static size_t scratch_bytes[SCRATCHES];
@@ -84,15 +85,26 @@ static void choose_streams(void) {
     exit(2);
 }
 
-/* EMULATED_PEAK=FILE: writes to FILE.<device> the most bytes of the device that were in use, and
- * all bytes of host memory that were registered as pinned. */
-static void write_peak(void) {
+/* Writes two numbers to FILE.<device>; FILE is the variable's value. */
+static void write_numbers(const char *variable, size_t first, size_t second) {
     char path[4096];
-    snprintf(path, sizeof path, "%s.%s", getenv("EMULATED_PEAK"), identity);
+    if (!getenv(variable)) return;
+    snprintf(path, sizeof path, "%s.%s", getenv(variable), identity);
     FILE *file = fopen(path, "w");
     if (!file) return;
-    fprintf(file, "%zu %zu\n", most, cuda_emu::pinned_registered());
+    fprintf(file, "%zu %zu\n", first, second);
     fclose(file);
+}
+
+static void write_report(void) {
+    write_numbers("EMULATED_PEAK", most, cuda_emu::pinned_registered());
+    write_numbers("EMULATED_AVERAGES", averages, averages_beside);
+}
+
+static void count_averages(cudaStream_t stream) {
+    if (stream != device_average_stream()) return;
+    averages++;
+    averages_beside += cuda_emu::pending(device_stream()) > 0;
 }
 
 /* EMULATED_FASTEST=K or K,K,...: one for each rank of the host; the last is for all others */
@@ -117,7 +129,8 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     choose_streams();
     cuda_emu_before_work(open_pages);
     choose_fastest(local_rank);
-    if (!opened && getenv("EMULATED_PEAK")) atexit(write_peak);
+    cuda_emu_before_wait(count_averages);
+    if (!opened) atexit(write_report);
     opened = true;
     return true;
 }

@@ -130,7 +130,13 @@ static inline cudaError_t cudaMemset(void *p, int byte, size_t bytes) {
 
 /* ---- streams and events --------------------------------------------------------------------- */
 
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned /* flags */) {
+static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0, *greatest = -5; /* lower numbers come first */
+    return cudaSuccess;
+}
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned /* flags */,
+                                                       int priority) {
+    if (priority > 0 || priority < -5) return cudaErrorInvalidValue;
     *stream = cuda_emu::stream_new();
     return cudaSuccess;
 }

@@ -30,6 +30,7 @@ static std::map<const char *, size_t> pinned;
 static size_t registered; /* bytes, in all */
 static bool running;
 static void (*before_work)(void);
+static void (*before_wait)(cudaStream_t);
 
 void cuda_emu_streams(enum cuda_emu_streams mode_) {
     mode = mode_;
@@ -39,7 +40,15 @@ void cuda_emu_before_work(void (*call)(void)) {
     before_work = call;
 }
 
+void cuda_emu_before_wait(void (*call)(cudaStream_t stream)) {
+    before_wait = call;
+}
+
 namespace cuda_emu {
+
+size_t pending(cudaStream_t stream) {
+    return stream->queue.size();
+}
 
 void begin_work(void) {
     if (before_work) before_work();
@@ -92,6 +101,7 @@ static void add(cudaStream_t s, work w) {
 
 void wait_for(cudaStream_t stream) {
     if (running) fail("a host function called CUDA");
+    if (before_wait && stream) before_wait(stream);
     for (cudaStream_t s : streams)
         if (!stream || s == stream) run_until(s, s->added);
 }

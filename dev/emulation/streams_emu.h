@@ -27,10 +27,13 @@ enum cuda_emu_streams { CUDA_EMU_LATE, CUDA_EMU_OTHERS, CUDA_EMU_SOON };
 void cuda_emu_streams(enum cuda_emu_streams mode);
 /* Sets what is called before each piece of work, and each copy that runs at once. NULL at first. */
 void cuda_emu_before_work(void (*call)(void));
+/* Sets what is called when the host begins to wait for a stream. NULL at first. */
+void cuda_emu_before_wait(void (*call)(cudaStream_t stream));
 
 namespace cuda_emu {
 
 cudaStream_t stream_new(void);
+size_t pending(cudaStream_t stream); /* pieces of work that have not run */
 /* Runs `work` now (stream NULL) or later. */
 void enqueue(cudaStream_t stream, std::function<void()> work);
 void wait_for(cudaStream_t stream); /* NULL: all */

@@ -59,7 +59,8 @@ struct adamw_settings {
 /* How keep_lost turns a lost gradient into a residual; see there. */
 enum backend_lost { LOST_EXACT, LOST_ROUNDED, LOST_ADDED };
 
-enum { BACKEND_MARKS = 256 }; /* see d2h_mark */
+/* See d2h_mark: marks for buckets, and those of losses (llmc/model/activations.h). */
+enum { BACKEND_MARKS = 256, BACKEND_LOSS_MARKS = 2 };
 
 /* The algorithm of a library that computes products of a shape. Algorithms add in different orders,
  * so all ranks, also after --resume, must use the same choice to compute the same bits. */
@@ -135,7 +136,8 @@ struct backend {
      * copies called so far are complete, in the order of these calls; `call` must not use the
      * backend. d2h_wait waits for all copies. It also waits for the operations called before a
      * d2h_async of 0 bytes. d2h_mark sets a mark after the copies called so far; d2h_wait_mark
-     * waits for the copies before the last d2h_mark of the same number, 0 ... BACKEND_MARKS - 1.
+     * waits for the copies before the last d2h_mark of the same number, which is less than
+     * BACKEND_MARKS + BACKEND_LOSS_MARKS.
      * With d2h_order_mark the host does not wait for them, but operations called later do, so that
      * these may change the memory that was copied.
      *
@@ -265,6 +267,10 @@ struct backend {
     /* the same with senders in float32, which are rounded to bfloat16 before they are added */
     void (*rounded_sum_pinned)(uint16_t *out, const float *const *sender, const float *weight,
                                int N, size_t n, size_t packet);
+    /* Between these two calls, the functions above whose `out` is pinned only queue their work: the
+     * second waits for all of it. The lists of senders and weights may be reused at once. */
+    void (*pinned_sums_begin)(void);
+    void (*pinned_sums_end)(void);
     /* to[j] = from[j] for j < n if arrived[j / packet] is not 0; other elements do not change */
     void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
                         size_t packet);

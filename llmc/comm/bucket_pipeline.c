@@ -74,14 +74,23 @@ static void send_owned(const struct bucket_pipeline *s, const struct worker *w, 
     }
 }
 
+/* Then the residual is added to the group's sum. */
+static bool is_of_group_of_ranks(const struct bucket_pipeline *s, const struct worker *w) {
+    return s->local == 1 && w->shares_comm;
+}
+
+void pipeline_gradient_complete(const struct bucket_pipeline *s, const struct worker *w,
+                                int bucket) {
+    const size_t offset = param_layout_bucket_offset(s->layout, bucket);
+    const size_t count = s->layout->bucket_elements[bucket];
+    if (w->residual && !is_of_group_of_ranks(s, w))
+        s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
+    if (s->rounds && !w->half) s->be->round(w->grads + offset, count);
+}
+
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
-    const bool group_of_ranks =
-        s->local == 1 && w->shares_comm; /* then the residual is added to the group's sum */
-    if (w->residual && !group_of_ranks)
-        s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
-    if (s->rounds && !w->half) s->be->round(w->grads + offset, count);
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);
     else if (w->peers)
@@ -91,7 +100,7 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
     const int next = bucket + 1 - w->gradient.slots; /* its slot goes to bucket + 1 */
     if (w->gradient.slots && next >= 0) s->be->d2h_order_mark(next);
-    if (!s->early || group_of_ranks) return;
+    if (!s->early || is_of_group_of_ranks(s, w)) return;
     if (s->staged)
         s->be->d2h_on_complete(gradient_sent, &s->notice[w - s->worker]);
     else

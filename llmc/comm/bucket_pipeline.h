@@ -68,9 +68,13 @@ struct bucket_pipeline {
 int pipeline_open(struct bucket_pipeline *s);
 void pipeline_close(struct bucket_pipeline *s);
 
-/* Call when this bucket of a worker's gradient is final. Copies it to the host, if staged, and
- * sends it, if `early`. If ranks share a replica (group.h), group_add_bucket or
+/* Call both when backward is done with this bucket of a worker's gradient. The first adds what the
+ * worker lost, and rounds. Workers of this rank that share a gradient all call it before one of
+ * them calls the second, since its copy begins at once. The second copies the gradient to the host,
+ * if staged, and sends it, if `early`. If ranks share a replica (group.h), group_add_bucket or
  * group_average sends it instead. */
+void pipeline_gradient_complete(const struct bucket_pipeline *s, const struct worker *w,
+                                int bucket);
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
 /* Waits until this bucket of all local workers' gradients is where the network reads it. Only if
  * staged, and only for the first BACKEND_MARKS buckets. */

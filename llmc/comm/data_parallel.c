@@ -575,6 +575,7 @@ void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w
     if (!group_gradient_done(&d->group, w, set, bucket)) return;
     /* The group's gradient is finished in this bucket, and all its members send it. */
     const int members = d->group.host ? 1 : w->members;
+    for (int i = 1 - members; i <= 0; i++) pipeline_gradient_complete(&d->pipeline, w + i, bucket);
     for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
     if (bucket > 0) group_add_bucket(&d->group, w, bucket - 1);
 }
@@ -627,8 +628,8 @@ static int average(struct data_parallel *d, float *const *vectors, double start)
     return status ? -1 : 0;
 }
 
-/* Computes the norm of the averaged gradient; each owner has its shards of it. */
-static int averaged_norm(struct data_parallel *d, double *norm) {
+/* Each owner has its shards of the averaged gradient. */
+int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
     const int buckets = d->layout->buckets;
     size_t state = 0; /* of the worker with masters: it is the only one on its rank */
     for (int i = 0; i < d->local * buckets; i++) {
@@ -650,15 +651,20 @@ static int averaged_norm(struct data_parallel *d, double *norm) {
     return 0;
 }
 
-/* Averages the buckets of which all packets have arrived, while the device computes later
- * buckets. */
+/* Averages the buckets of which all packets have arrived, while the device computes later buckets.
+ * A group adds up its last bucket here. */
 static void average_early(struct data_parallel *d) {
     int done = 0, buckets = d->layout->buckets;
-    if (!d->pipeline.staged || !d->pipeline.overlap || d->group.host) return;
+    const bool group = d->group.host != NULL;
+    if (!d->pipeline.staged || !d->pipeline.overlap) return;
+    if (group && (!d->group.slots.count || d->keeps_lost)) return; /* sums are finished later */
     if (buckets > BACKEND_MARKS) buckets = BACKEND_MARKS;
     for (int b = 0; b < buckets; b++) {
-        pipeline_bucket_sent(&d->pipeline, b);
-        while (done <= b &&
+        if (!group)
+            pipeline_bucket_sent(&d->pipeline, b);
+        else if (b >= d->group.slots.added)
+            group_add_bucket(&d->group, &d->worker[0], b);
+        while (done <= b && !d->group.slots.failed &&
                lossynet_reduce_arrived(d->comm, d->grads, data_parallel_is_lossless(d), done))
             done++;
     }
@@ -670,7 +676,7 @@ static void add_lost(const struct worker *w, const struct backend *be, float *co
     be->add_residual(comm_vector + offset, w->residual + offset, w->carried, count);
 }
 
-int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
+int data_parallel_average_gradients(struct data_parallel *d) {
     const double start = log_seconds();
     average_early(d);
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
@@ -682,7 +688,7 @@ int data_parallel_average_gradients(struct data_parallel *d, double *norm) {
         d->be->d2h_wait();
         move_partners(d, worker_receive, d->grads[0]);
     }
-    return average(d, d->grads, start) || averaged_norm(d, norm) ? -1 : 0;
+    return average(d, d->grads, start);
 }
 
 int data_parallel_average_models(struct data_parallel *d) {

@@ -179,8 +179,10 @@ int data_parallel_meet(struct data_parallel *d, int *step, struct data_parallel_
 int data_parallel_tell_losses(struct data_parallel *d);
 /* The mean of the losses of all workers that computed one. Call it after the norm was exchanged. */
 double data_parallel_mean_loss(struct data_parallel *d);
+/* Call it when all of backward is called: it averages what has come while a device computes. */
+int data_parallel_average_gradients(struct data_parallel *d);
 /* *norm: of the averaged gradient; it may not be finite. */
-int data_parallel_average_gradients(struct data_parallel *d, double *norm);
+int data_parallel_gradient_norm(struct data_parallel *d, double *norm);
 int data_parallel_average_models(struct data_parallel *d);
 /* Every owner runs AdamW on its shards of the averaged gradient, which has this norm. */
 void data_parallel_update_shards(struct data_parallel *d, struct worker_step step, double norm);

@@ -251,6 +251,7 @@ bool group_gradient_done(const struct group *g, const struct worker *w, int set,
 
 /* Adds up the part of a bucket that w sends or averages. */
 static void add_bucket(const struct group *g, const struct worker *w, int bucket) {
+    if (g->staged) g->be->pinned_sums_begin();
     for (int owner = 0; owner < g->workers; owner++) {
         size_t offset, count;
         if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
@@ -264,6 +265,7 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
         add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
             count);
     }
+    if (g->staged) g->be->pinned_sums_end();
     if (g->early) lossynet_bucket_ready(g->comm, w->id, bucket);
 }
 

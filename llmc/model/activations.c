@@ -79,7 +79,9 @@ void activations_release(struct activations *a, const struct backend *be) {
     if (be->on_device) {
         free(a->host_tokens);
         free(a->host_targets);
-        free(a->host_losses);
+        be->release_pinned(a->host_losses.copy);
+    } else {
+        free(a->host_losses.copy);
     }
     memset(a, 0, sizeof *a);
 }
@@ -124,13 +126,14 @@ static int place_on_host(struct activations *a, const struct backend *be) {
     const size_t N = (size_t)a->B * a->T;
     a->host_tokens = a->tokens;
     a->host_targets = a->targets;
-    a->host_losses = a->losses;
+    const size_t losses = BACKEND_LOSS_MARKS * N * sizeof(float);
+    a->host_losses.copy = (float *)(be->on_device ? be->allocate_pinned(losses) : malloc(losses));
+    if (!a->host_losses.copy) return log_out_of_memory("losses", (double)losses);
     if (!be->on_device) return 0;
     a->host_tokens = (int32_t *)calloc(N, sizeof *a->host_tokens);
     a->host_targets = (int32_t *)calloc(N, sizeof *a->host_targets);
-    a->host_losses = (float *)calloc(N, sizeof *a->host_losses);
-    if (a->host_tokens && a->host_targets && a->host_losses) return 0;
-    return log_out_of_memory("tokens", 12.0 * (double)N);
+    if (a->host_tokens && a->host_targets) return 0;
+    return log_out_of_memory("tokens", 8.0 * (double)N);
 }
 
 int activations_allocate(struct activations *a, const struct llama_config *c,
@@ -162,7 +165,30 @@ void activations_send(struct activations *a, const struct backend *be, int n) {
     be->upload(a->targets, a->host_targets, (size_t)n * sizeof *a->targets);
 }
 
+static float *copy_of_losses(const struct activations *a, int pass) {
+    return a->host_losses.copy + (size_t)(pass % BACKEND_LOSS_MARKS) * a->B * a->T;
+}
+
+/* On a device, the next pass waits until its losses may be written. */
+void activations_send_losses(struct activations *a, const struct backend *be, int n) {
+    const int mark = BACKEND_MARKS + a->host_losses.sent % BACKEND_LOSS_MARKS;
+    float *copy = copy_of_losses(a, a->host_losses.sent++);
+    if (!be->on_device) {
+        memcpy(copy, a->losses, (size_t)n * sizeof *copy);
+        return;
+    }
+    be->d2h_async(copy, a->losses, (size_t)n * sizeof *copy);
+    be->d2h_mark(mark);
+    be->d2h_order_mark(mark);
+}
+
+const float *activations_read_losses(struct activations *a, const struct backend *be) {
+    const int pass = a->host_losses.read++;
+    if (be->on_device) be->d2h_wait_mark(BACKEND_MARKS + pass % BACKEND_LOSS_MARKS);
+    return copy_of_losses(a, pass);
+}
+
 const float *activations_losses(struct activations *a, const struct backend *be, int n) {
-    if (be->on_device) be->download(a->host_losses, a->losses, (size_t)n * sizeof *a->losses);
-    return a->host_losses;
+    activations_send_losses(a, be, n);
+    return activations_read_losses(a, be);
 }

@@ -49,6 +49,12 @@ struct layer_activations {
     tensor *swiglu;         /* (N, F) */
 };
 
+/* Copies of the losses of passes, on the host. On a device they are pinned. */
+struct loss_copies {
+    float *copy;    /* (BACKEND_LOSS_MARKS, N) */
+    int sent, read; /* passes so far; at most BACKEND_LOSS_MARKS are sent and not read */
+};
+
 struct activations {
     int B, T; /* the largest pass that there is room for */
     /* Number of earlier tokens of the sequence (B = 1), whose keys and values the layers hold; 0
@@ -61,11 +67,10 @@ struct activations {
     float *last_rstd, *losses;       /* (N) */
     tensor *projected;               /* (N, C) what a block adds to the residual stream */
     int32_t *tokens, *targets;       /* (N) */
-    /* Host copies of tokens, targets and losses. On a device, activations_send and
-     * activations_losses copy between them and the arrays above. */
+    /* On the host, for activations_send. Without a device they are the arrays above. */
     int32_t *host_tokens, *host_targets;
-    float *host_losses;
-    float *cosine, *sine; /* (T, D/2): rotary angles t * theta^(-2i/D) */
+    struct loss_copies host_losses; /* of activations_send_losses */
+    float *cosine, *sine;           /* (T, D/2): rotary angles t * theta^(-2i/D) */
     /* for training */
     tensor *dresidual, *dnorm; /* (N, C) */
     tensor *dqkv;              /* (N, (H+2K)D) */
@@ -100,7 +105,15 @@ size_t activations_bytes(const struct llama_config *config, size_t element_bytes
 /* Call before a pass over n rows: copies the host's tokens and targets to the backend. */
 void activations_send(struct activations *a, const struct backend *be, int n);
 
-/* Call after the classifier: returns the losses (n) of the rows, in host memory. */
+/* Call after the classifier: begins to copy the losses of the n rows to the host. On a device, the
+ * host does not wait. */
+void activations_send_losses(struct activations *a, const struct backend *be, int n);
+
+/* Waits for the earliest pass whose losses were sent and not read, and returns them, in host
+ * memory. They stay until BACKEND_LOSS_MARKS more are sent. */
+const float *activations_read_losses(struct activations *a, const struct backend *be);
+
+/* Both. All losses that were sent before must have been read. */
 const float *activations_losses(struct activations *a, const struct backend *be, int n);
 
 #ifdef __cplusplus

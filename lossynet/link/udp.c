@@ -324,11 +324,12 @@ static lossynet_status find_size(struct link_udp *u, const struct lossynet_link_
     u->link.features.payload_most = bytes;
     const bool fits = settings->payload_bytes == 0;
     if (u->world.rank == 0 || !fits)
-        lossynet_log(
-            "from rank %d to rank %d small datagrams come, and none with %zu bytes: the "
-            "path's MTU is below the %zu of the interfaces. %s %zu bytes",
-            from, to, wanted, mtu,
-            fits ? "Packets of all ranks have" : "Choose packets (packet_bytes) of at most", bytes);
+        lossynet_log("from rank %d to rank %d small datagrams come, and none with %zu bytes: the "
+                     "path's MTU is below the %zu of the interfaces. %s %zu bytes",
+                     from, to, wanted, mtu,
+                     fits ? "Packets of all ranks have at most"
+                          : "Choose packets (packet_bytes) of at most",
+                     bytes);
     return fits ? LOSSYNET_OK : LOSSYNET_INVALID;
 }
 

@@ -280,6 +280,13 @@ size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes) {
     return bytes / lossynet_payload_bytes(dtype, BLOCK) * BLOCK;
 }
 
+size_t lossynet_payload_default(lossynet_wire_dtype dtype, size_t room) {
+    enum { VECTOR = 8 };
+    if (dtype >= LOSSYNET_INT8) return room; /* whole blocks in any case */
+    const size_t whole = lossynet_payload_bytes(dtype, VECTOR);
+    return room < whole ? room : room / whole * whole;
+}
+
 void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, const float *from,
                             size_t n) {
     if (r->dtype == LOSSYNET_FLOAT32)

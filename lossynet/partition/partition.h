@@ -143,6 +143,9 @@ struct lossynet_rounding {
  * `bytes`: whole blocks, and 0 if not even one fits. */
 size_t lossynet_payload_bytes(lossynet_wire_dtype dtype, size_t n);
 size_t lossynet_payload_elements(lossynet_wire_dtype dtype, size_t bytes);
+/* Bytes of the packets that a link with room for payloads of `room` bytes gets by default: with a
+ * multiple of 8 elements, so that processors and GPUs average whole vectors of them. */
+size_t lossynet_payload_default(lossynet_wire_dtype dtype, size_t room);
 
 /* Payloads need no alignment. They are little-endian, as are all machines that this runs on. */
 void lossynet_elements_pack(const struct lossynet_rounding *r, uint8_t *to, const float *from,

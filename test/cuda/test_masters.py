@@ -15,14 +15,14 @@ def data(tmp_path_factory):
     return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 5_000, 300)
 
 
-def train(data, out, ranks, *more, streams="late", peers="all"):
+def train(data, out, ranks, *more, streams="late", peers="all", more_environment=None):
     """Trains. Returns the numbers of steps and evaluations, and the bytes of the last model."""
     model = [] if any(option.startswith("--model") for option in more) else ["--model=260K"]
     succeed(*model, f"--train={data}/train.bin", f"--val={data}/val.bin", "--batch=1", "--seq=16",
             "--lr=3e-3", "--lr-final=1", "--warmup=0", "--seed=5", "--packet-bytes=512", "--eval-sequences=4",
             "--eval-every=2", "--device=cuda", "--dtype=bf16", f"--out={out}", *more,
             *(["--link=udp"] if ranks and "--link=mpi" not in more else []), program=EMULATED,
-            ranks=ranks, environment={"EMULATED_STREAMS": streams, "EMULATED_PEERS": peers})
+            ranks=ranks, environment={"EMULATED_STREAMS": streams, "EMULATED_PEERS": peers, **(more_environment or {})})
     log = out / "log.jsonl"
     reached = ranks and peers == "all" and any(option.startswith("--group") for option in more)
     assert events(log, "run")[-1]["peers"] == bool(reached)
@@ -63,6 +63,25 @@ def test_as_in_one_process(data, tmp_path, streams, workers, options):
     several = train(data, tmp_path / "several", workers, *more, streams=streams)
     assert len(one[0]) == 3 + 2
     assert several == one
+
+
+@pytest.mark.parametrize("workers, options", [
+    (3, []), (3, ["--wire-dtype=bf16"]), (3, ["--micro-batches=3"]), (4, ["--group=2"]),
+    (4, ["--group=2", "--wire-dtype=bf16"])],
+    ids=lambda value: "_".join(value).replace("--", "") if isinstance(value, list) else str(value))
+def test_averages_while_the_gpu_computes(data, tmp_path, workers, options):
+    """Owners average the buckets that have come while the GPU still computes later ones. Whether a bucket has
+    come then depends on the other ranks, but it has in some of the steps. The host waits once for each bucket's
+    average, and once for its sums over a group."""
+    train(data, tmp_path, workers, f"--workers={workers}", "--steps=6", "--loss-rate=0.3", *options,
+          more_environment={"EMULATED_AVERAGES": str(tmp_path / "averages")})
+    counted = [[int(word) for word in path.read_text().split()] for path in tmp_path.glob("averages.*")]
+    buckets, steps, sums = 6, 6, 0
+    if "--group=2" in options:  # added up during backward, but for the last bucket's
+        sums = (buckets - 1) * steps
+    assert len(counted) == workers
+    assert all(waits == (1 + bool(sums)) * buckets * steps for waits, _ in counted), counted
+    assert sum(beside for _, beside in counted) > workers * sums, counted
 
 
 @pytest.mark.parametrize("carry", [0, 1])

@@ -53,7 +53,7 @@ static int train(struct life *l) {
             for (size_t e = 0; e < l->layout.count; e++)
                 d->worker[w].grads[e] =
                     1e-3f * sinf((float)(e + 1) * (float)(step + 1) + (float)d->worker[w].id);
-        if (data_parallel_average_gradients(d, &norm)) return -1;
+        if (data_parallel_average_gradients(d) || data_parallel_gradient_norm(d, &norm)) return -1;
         const struct worker_step s = {.step = step, .learning_rate = 1e-2, .gradient_scale = 1};
         data_parallel_update_shards(d, s, norm);
         r.step = step;

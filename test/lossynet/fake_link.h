@@ -9,6 +9,7 @@ enum { FAKE_ANSWERS = 256, FAKE_BYTES = WIRE_HEADER_BYTES + WIRE_STATE_BYTES };
 
 static struct {
     struct lossynet_link link;
+    size_t room; /* bytes of payload; 0: 4096 */
     /* Called in the progress engine's thread for each datagram that rank 0 sends; NULL: not. */
     void (*hear)(int peer, const uint8_t *header);
     uint8_t answer[FAKE_ANSWERS][FAKE_BYTES], shown[LOSSYNET_BATCH][FAKE_BYTES];
@@ -57,7 +58,7 @@ static lossynet_status fake_open(const struct lossynet_link_settings *settings,
     (void)settings;
     fake.link = (struct lossynet_link){
         .name = "test",
-        .features.payload_most = 4096,
+        .features.payload_most = fake.room ? fake.room : 4096,
         .features.receive_queue = 1000,
         .send = fake_send,
         .receive = fake_receive,

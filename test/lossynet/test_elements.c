@@ -130,6 +130,26 @@ static void test_packets_hold_twice_as_much(void **state) {
     lossynet_close(comm);
 }
 
+/* A GPU averages packets of 8 elements at a time, so every link's packets have a multiple of 8. */
+static void test_packets_are_whole_vectors(void **state) {
+    (void)state;
+    static const size_t frame[] = {256, 512, 576, 1024, 1280, 1400, 1500, 2048, 4096, 9000};
+    static const size_t headers[] = {WIRE_HEADER_BYTES, WIRE_HEADER_BYTES + 28,
+                                     WIRE_HEADER_BYTES + 48}; /* RDMA; UDP over IPv4, IPv6 */
+    static const lossynet_wire_dtype dtype[] = {LOSSYNET_FLOAT32, LOSSYNET_BF16, LOSSYNET_INT8,
+                                                LOSSYNET_INT4};
+    for (size_t f = 0; f < sizeof frame / sizeof *frame; f++) {
+        for (int i = 0; i < 2 * 3 * 4; i++) {
+            const size_t trailer = i % 2 ? LOSSYNET_SECURE_BYTES : 0;
+            const size_t room = (frame[f] - headers[i / 2 % 3] - trailer) / 4 * 4;
+            const size_t bytes = lossynet_payload_default(dtype[i / 6], room);
+            const size_t elements = lossynet_payload_elements(dtype[i / 6], bytes);
+            assert_true(bytes + 31 >= room && bytes <= room);
+            assert_true(elements > 0 && elements % 8 == 0);
+        }
+    }
+}
+
 /* Others get the owner's value rounded, or keep what they have; the owner keeps its own, and so
  * does the model. */
 static void test_broadcast(void **state) {
@@ -323,11 +343,17 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_upper_half),  cmocka_unit_test(test_rounding_is_unbiased),
-        cmocka_unit_test(test_float32_is_copied), cmocka_unit_test(test_packets_hold_twice_as_much),
-        cmocka_unit_test(test_broadcast),         cmocka_unit_test(test_reduce),
-        cmocka_unit_test(test_bytes_are_half),    cmocka_unit_test(test_no_drift_without_loss),
-        cmocka_unit_test(test_other_memory),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_every_upper_half),
+        cmocka_unit_test(test_rounding_is_unbiased),
+        cmocka_unit_test(test_float32_is_copied),
+        cmocka_unit_test(test_packets_hold_twice_as_much),
+        cmocka_unit_test(test_packets_are_whole_vectors),
+        cmocka_unit_test(test_broadcast),
+        cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_bytes_are_half),
+        cmocka_unit_test(test_no_drift_without_loss),
+        cmocka_unit_test(test_other_memory),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("elements on their way", tests, NULL, NULL);
 }

@@ -555,6 +555,28 @@ static void test_owed_message(void **state) {
     close_peer(comm);
 }
 
+/* Packets of the default size have whole vectors of elements, however large the link's room. */
+static void test_default_packets(void **state) {
+    (void)state;
+    static const size_t want[][3] = {{4068, 4064, 4064}, {1444, 1440, 1440}, {1432, 1408, 1424}};
+    struct lossynet_world world = {.rank = 0, .ranks = 2};
+    for (int i = 0; i < 3 * 2; i++) {
+        struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
+        struct lossynet_comm *comm;
+        settings.packet_bytes = 0;
+        settings.wire_dtype = i % 2 ? LOSSYNET_BF16 : LOSSYNET_FLOAT32;
+        fake.hear = only_rank_1;
+        fake.room = want[i / 2][0];
+        assert_int_equal(
+            lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+            LOSSYNET_OK);
+        assert_int_equal(lossynet_packet_bytes(comm), want[i / 2][1 + i % 2]);
+        feed_control(comm, WIRE_STATE, 0, 0, 0, 0);
+        close_peer(comm);
+    }
+    fake.room = 0;
+}
+
 /* An ABORT in one peer's name ends nothing while that peer goes on; that of a second one does. */
 static void test_forged_abort(void **state) {
     (void)state;
@@ -650,6 +672,7 @@ int main(void) {
         cmocka_unit_test(test_answers),
         cmocka_unit_test(test_black_hole),
         cmocka_unit_test(test_owed_message),
+        cmocka_unit_test(test_default_packets),
         cmocka_unit_test(test_forged_abort),
         cmocka_unit_test(test_random_datagrams),
     };

@@ -42,7 +42,7 @@ counters() {
     cat /sys/class/infiniband/rxe?/ports/1/hw_counters/$1 | paste -sd ' '
 }
 # All workers in one process, which gives the bits that ranks give over any link.
-timeout 200 PROGRAM $COMMON --out=alone --packet-bytes=4068 --loss-rate=0.1 >alone.txt 2>&1
+timeout 200 PROGRAM $COMMON --out=alone --packet-bytes=4064 --loss-rate=0.1 >alone.txt 2>&1
 echo "exit status $?" >>alone.txt
 program=PROGRAM
 ranks=4
@@ -125,7 +125,7 @@ def test_link(guest, case):
 def assert_same(want, log, folders):
     """Compares a run with injected loss only. If the machine stalls for seconds, ranks may stop waiting for
     packets. The log says in which step, and only earlier steps are compared."""
-    assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4068
+    assert log[0]["link"] == "verbs" and log[0]["packet_bytes"] == 4064
     stalled = [e["step"] for e in steps(log) if e["late"] or e["stragglers"] or e["overruns"]]
     if stalled:
         kept = numbers(steps(log)[:stalled[0] - 1])
@@ -149,7 +149,7 @@ def test_from_the_memory_of_a_gpu(guest, tmp_path):
     log = trained(guest, "direct")
     assert log[0]["sends"] == "in place, gradients by the GPU"
     succeed("--model=260K", f"--train={guest}/train.bin", "--workers=2", "--batch=1", "--seq=8",
-            "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4068",
+            "--steps=2", "--lr=3e-3", "--seed=5", "--link=mpi", "--packet-bytes=4064",
             "--loss-rate=0.1", "--device=cuda", f"--out={tmp_path}/mpi", program=EMULATED, ranks=2)
     mpi = read_log(tmp_path / "mpi" / "log.jsonl")
     assert mpi[0]["sends"] == "copied"

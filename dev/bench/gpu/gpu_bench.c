@@ -22,6 +22,8 @@
 #include "dev/bench/gpu/gpu_model.h"
 #include "llmc/backend/cuda/attention/cudnn_plan.h"
 #include "llmc/model/products.h"
+#include "lossynet/base/wire.h"
+#include "lossynet/partition/partition.h"
 
 #include <errno.h>
 #include <sys/wait.h>
@@ -415,7 +417,9 @@ static int kernels(int N, int C, int F, int H, int K, int D, int V) {
     s.N = N, s.C = C, s.F = F, s.H = H, s.K = K, s.D = D, s.V = V;
     s.rows = backend_cuda_logits_rows(N, V, be->element_bytes);
     s.P = (size_t)V * C;
-    s.packet = 1024;
+    /* As over RDMA with its largest MTU. */
+    s.packet = lossynet_payload_elements(
+        LOSSYNET_FLOAT32, lossynet_payload_default(LOSSYNET_FLOAT32, 4096 - WIRE_HEADER_BYTES));
     fill_shapes(&s);
     const double e = (double)be->element_bytes, n = (double)N * C, f = (double)N * F;
     const double P = (double)s.P;

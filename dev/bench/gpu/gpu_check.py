@@ -58,7 +58,7 @@ FULL = dict(
     parity=[("260K", 3, 65), ("15M", 2, 200)],
     # N, C, F, H, K, D, V
     bits=[(16384, 2048, 5632, 32, 4, 64, 32000), (8192, 4096, 11008, 32, 32, 128, 32000)],
-    ranks=["--model=15M", "--workers=4", "--batch=4", "--seq=256", "--steps=5"],
+    ranks=["--model=15M", "--batch=4", "--seq=256", "--steps=5"],
     most_work=None,
     peak=(8192, 1 << 32), host=(8192, 1 << 30),
     # model, layers (0: as many as fit), batch, sequence, steps; then modes of PyTorch
@@ -77,7 +77,7 @@ FULL = dict(
 TINY = dict(
     parity=[("260K", 1, 17)],
     bits=[(33, 64, 40, 2, 1, 32, 72)],
-    ranks=["--model=260K", "--workers=4", "--batch=1", "--seq=16", "--steps=2"],
+    ranks=["--model=260K", "--batch=1", "--seq=16", "--steps=2"],
     most_work="300",
     peak=(48, 1 << 12), host=(48, 1 << 12),
     steps=[("260K", 2, 1, 32, 1)],
@@ -89,6 +89,16 @@ TINY = dict(
     algorithms=2,
     lossy=dict(model="260K", batch=1, seq=16, lr=1e-3, steps=2, eval_sequences=2),
     workers=[2, 3], losses=[0, 0.4], device="cpu", seconds="0")
+# The same bits in one process and in several. With a worker in each, a GPU keeps float32 only of what its worker
+# owns; the members of a group read each other's gradients.
+RANKS = [
+    ("one process and two", 2, ["--workers=4"]),
+    ("a worker in each process", 2, ["--workers=2"]),
+    ("a worker in each process, bf16", 2, ["--workers=2", "--wire-dtype=bf16"]),
+    ("a worker in each process, int8 and carry", 2, ["--workers=2", "--wire-dtype=int8", "--carry=1"]),
+    ("a worker in each process, micro-batches", 2, ["--workers=2", "--wire-dtype=bf16", "--micro-batches=2"]),
+    ("groups of two processes, bf16", 4, ["--workers=4", "--group=2", "--wire-dtype=bf16"]),
+]
 
 
 @dataclasses.dataclass
@@ -159,9 +169,10 @@ class Tasks:
         for shape in s["bits"]:
             yield self.ours("right", f"bits {joined(shape)}", 60, "gpu_check", "bits", *shape)
         train, _, _ = self.tokens()
-        yield self.ours("right", "one process and two", 60, "gpu_check", "ranks", 2,
-                        f"127.0.0.1:{20000 + os.getpid() % 20000}", *self.train, *s["ranks"],
-                        f"--train={train}", "--link=udp", "--loss-rate=0.1", "--packet-bytes=1024")
+        for i, (key, ranks, more) in enumerate(RANKS):
+            yield self.ours("right", key, 60, "gpu_check", "ranks", ranks,
+                            f"127.0.0.1:{20000 + (os.getpid() + i) % 20000}", *self.train, *s["ranks"],
+                            f"--train={train}", "--link=udp", "--loss-rate=0.1", "--packet-bytes=1024", *more)
 
     def step(self, part, model, layers, batch, seq, steps):
         return self.ours(part, f"step {model} {batch}x{seq}", 90, "gpu_bench", "step", model, layers,
@@ -236,7 +247,7 @@ class Tasks:
                             *shape, "cudnn")
         train, _, _ = self.tokens()
         yield self.ours("variants", "three runs with --tune", 60, "gpu_check", "tuned", *self.train,
-                        *self.shapes["ranks"], f"--train={train}", "--tune")
+                        *self.shapes["ranks"], "--workers=4", f"--train={train}", "--tune")
 
     def sanitizer(self):
         nvcc = pathlib.Path(gpu_build.find_nvcc())

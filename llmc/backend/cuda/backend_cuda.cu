@@ -505,6 +505,8 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
                       device_stream());
 }
 
+static bool sums_together; /* pinned_sums_begin */
+
 /* The kernel reads each element once, from where the network wrote it. BLOCKS blocks are enough to
  * fill PCIe and far fewer than fit on the device, so that backward goes on beside them. */
 template <typename To, typename T>
@@ -522,6 +524,16 @@ static void average_pinned(To *out, const T *const *sender, const float *weight,
     cuda_weighted_sum(out, sender, (const T *const *)arguments,
                       (const float *)(arguments + senders), N, n, packet, device_average_stream(),
                       BLOCKS);
+    if (!sums_together) device_average_wait();
+}
+
+static void pinned_sums_begin(void) {
+    sums_together = true;
+}
+
+static void pinned_sums_end(void) {
+    device_scope scope;
+    sums_together = false;
     device_average_wait();
 }
 
@@ -671,6 +683,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
     b.weighted_sum_pinned_bf16 = weighted_sum_pinned_bf16;
     b.rounded_sum_pinned_bf16 = rounded_sum_pinned_bf16;
     b.rounded_sum_pinned = rounded_sum_pinned;
+    b.pinned_sums_begin = pinned_sums_begin;
+    b.pinned_sums_end = pinned_sums_end;
     b.masked_copy = masked_copy;
     b.masked_round = masked_round;
     b.round_blocks = round_blocks;

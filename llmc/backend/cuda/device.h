@@ -11,6 +11,7 @@
  *
  *     backward, bucket 0 -> bucket 0 to host       d2h_async(), d2h_on_complete()
  *     backward, bucket 1 -> bucket 1 to host       d2h_async(), d2h_on_complete()
+ *     ...                   losses to host         d2h_async(), d2h_mark(): read before the norm
  *     ...                   bucket 0 is there ..>  lossynet_bucket_ready
  *                           bucket 1 is there ..>  lossynet_bucket_ready
  *                           bucket 0 is there ==> d2h_wait_mark()
@@ -32,6 +33,12 @@
  *
  * Without overlap the host does not call lossynet_bucket_ready, and calls lossynet_broadcast
  * instead of its parts. All parameters are then copied in at once.
+ *
+ * The streams that move data have a higher priority than compute.
+ *
+ * Nothing in a step's forward and backward makes the host wait for compute, so it is ahead of the
+ * streams when it begins to average. A group's member waits for the copy of the bucket before the
+ * one that it queues, and adds up the group's gradients of that bucket.
  *
  * Copy-in waits for no other stream, so a bucket is copied in while earlier layers are computed.
  * This is safe because no operation has used what it overwrites since the host waited (d2h_wait,

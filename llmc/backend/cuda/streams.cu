@@ -11,8 +11,8 @@
 
 static struct {
     cudaStream_t compute, out, in, average;
-    cudaEvent_t done, received;      /* of compute, of in; an event may be recorded again at once */
-    cudaEvent_t mark[BACKEND_MARKS]; /* of out */
+    cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
+    cudaEvent_t mark[BACKEND_MARKS + BACKEND_LOSS_MARKS]; /* of out */
 } device;
 
 #define CHECK(call) check(call, #call, __LINE__)
@@ -26,14 +26,18 @@ static void check(cudaError_t error, const char *call, int line) {
 cudaError_t streams_open(void) {
     cudaStream_t *const streams[] = {&device.compute, &device.out, &device.in, &device.average};
     cudaEvent_t *const events[] = {&device.done, &device.received};
-    cudaError_t error = cudaSuccess;
+    int least, greatest;
+    cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    /* Kernels that move data are short, and the host, the network or compute wait for them. Without
+     * priority, their blocks would start when a product has started all of its own. */
     for (int i = 0; i < 4 && error == cudaSuccess; i++) {
-        error = cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking);
+        error = cudaStreamCreateWithPriority(streams[i], cudaStreamNonBlocking,
+                                             streams[i] == &device.compute ? least : greatest);
     }
     for (int i = 0; i < 2 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
     }
-    for (int i = 0; i < BACKEND_MARKS && error == cudaSuccess; i++) {
+    for (int i = 0; i < BACKEND_MARKS + BACKEND_LOSS_MARKS && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(&device.mark[i], cudaEventDisableTiming);
     }
     return error;
