@@ -174,7 +174,7 @@ NS3_HERE := $(if $(wildcard /usr/include/ns3/internet-module.h),$(NS3))
 all: $(BUILD)/train_llama2 $(BUILD)/tokenize
 benches: all $(BENCHES:%=$(BUILD)/dev/bench/network/bench_%) $(BUILD)/bench_load \
          $(BUILD)/dev/coexistence/web_client
-tests: all benches $(TESTS) emulated_tests $(BUILD)/emulated/train_llama2 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%) \
+tests: all benches $(TESTS) emulated_tests ptx_tests $(BUILD)/emulated/train_llama2 $(GPU_PROGRAMS:%=$(BUILD)/emulated/%) \
        $(if $(SANITIZE),,$(BUILD)/plain/train_llama2 $(NS3_HERE) liblossynet)
 
 # What tests run of a build with sanitizers.
@@ -295,6 +295,29 @@ $(BUILD)/test/cuda/emulation_faults: $(BUILD)/emulated/test/cuda/emulation_fault
 emulated_tests: $(EMULATED_TESTS)
 $(EMULATED_TESTS): $(FLAGS)/link
 	$(call link,$(CMOCKA))
+
+# The same tests on the PTX that nvcc makes of the kernels for two targets, translated to C++.
+PTX := $(BUILD)/ptx
+PTX_TESTS := $(if $(filter 1,$(CUDA)),$(if $(SANITIZE),,$(PTX)/test_cuda_kernels $(PTX)/test_cuda_attention))
+$(PTX)/kernels.%.ptx: test/cuda/kernels_backend.cu
+	@mkdir -p $(@D)
+	@echo '  NVCC $<, PTX $*'
+	@$(NVCC) -I. -D_GNU_SOURCE -std=c++17 -O3 -ptx -arch=compute_$* -ccbin $(CXX) -MMD -MP -MF $@.d -o $@ $<
+$(PTX)/kernels.cpp: $(PTX)/kernels.80.ptx $(PTX)/kernels.90.ptx $(wildcard dev/emulation/ptx/*.py)
+	@echo '  PTX  $@'
+	@$(PYTHON) dev/emulation/ptx/translate.py $(filter %.ptx,$^) >$@.new && mv $@.new $@
+$(PTX)/kernels.o: $(PTX)/kernels.cpp dev/emulation/ptx/ptx_run.h
+	@echo '  CXX  $<'
+	@$(CXX) -I. -D_GNU_SOURCE -std=c++17 -DCUDA_EMULATION -O1 $(if $(filter x86_64,$(ARCHITECTURE)),-mfma) \
+	    -ffp-contract=off -fno-strict-aliasing -w -c $< -o $@
+PTX_OBJECTS := $(PTX)/kernels.o $(BUILD)/emulated/dev/emulation/ptx/ptx_find.o
+ptx_tests: $(PTX_TESTS)
+$(PTX)/test_cuda_kernels: $(BUILD)/test/cuda/test_cuda_kernels.o $(OPERATORS) \
+    $(BUILD)/lossynet/partition/elements.o $(BUILD)/emulated/test/cuda/kernels_backend.o $(EMULATOR) $(PTX_OBJECTS)
+$(PTX)/test_cuda_attention: $(BUILD)/test/cuda/test_cuda_attention.o \
+    $(BUILD)/test/llmc/operators_arrays.o $(BUILD)/emulated/test/cuda/kernels_backend.o $(EMULATOR) $(PTX_OBJECTS)
+$(PTX_TESTS):
+	$(call link,$(CMOCKA) -ldl -lm)
 
 # Tests in which lossynet's allocations fail (test/lossynet/failing_memory.h).
 $(BUILD)/test/lossynet/test_lossynet $(BUILD)/test/lossynet/test_secure: \

@@ -174,6 +174,20 @@ static void call(void (*kernel)(P...), Tuple &arguments, std::index_sequence<I..
 
 #include "dev/emulation/streams_emu.h"
 
+struct ptx_kernel;
+namespace cuda_emu {
+/* In programs with dev/emulation/ptx: the kernel as nvcc compiled it, and a launch of it. */
+const struct ptx_kernel *find_ptx(void *kernel) __attribute__((weak));
+void run_ptx(const struct ptx_kernel *kernel, const std::string &params, dim3 grid, dim3 block,
+             size_t shared_bytes) __attribute__((weak));
+
+/* Adds a parameter to those before, aligned to its size as a device's compiler does. */
+template <typename T> static void add_param(std::string *params, const T &x) {
+    params->resize((params->size() + alignof(T) - 1) / alignof(T) * alignof(T));
+    params->append((const char *)&x, sizeof x);
+}
+} // namespace cuda_emu
+
 /* As in llmc/backend/cuda/common.cuh. Every thread gets its own copy of the arguments. */
 template <typename... P, typename... A>
 static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_bytes,
@@ -181,6 +195,14 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_by
     typedef std::tuple<std::decay_t<P>...> tuple;
     typedef std::pair<void (*)(P...), tuple> call;
     call all(kernel, tuple(arguments...));
+    if (cuda_emu::find_ptx) {
+        std::string params;
+        std::apply([&](const auto &...x) { (cuda_emu::add_param(&params, x), ...); }, all.second);
+        const struct ptx_kernel *ptx = cuda_emu::find_ptx((void *)kernel);
+        return cuda_emu::enqueue(stream, [ptx, params, grid, block, shared_bytes] {
+            cuda_emu::run_ptx(ptx, params, grid, block, shared_bytes);
+        });
+    }
     cuda_emu::enqueue(stream, [all, grid, block, shared_bytes]() mutable {
         cuda_emu::run(
             [](void *p) {

@@ -9,7 +9,8 @@ each of them.
 A fault is a piece of a source file and its replacement (FAULTS below; if the piece occurs more than
 once, its first occurrence is replaced). The source files stay as they are: the changed copy is in a folder
 that the compiler searches first. Each fault is compiled into test_cuda_kernels and test_cuda_attention,
-which run until the first failure. A fault that changes no number is given to the thread sanitizer.
+which run until the first failure. A fault that changes no number is given to the thread sanitizer. Faults in
+ptx.cuh, which takes nvcc and `make ptx_tests`, are looked for in the PTX (dev/emulation/ptx).
 Prints a table. Exit code 1: a fault was not found.
 """
 import argparse
@@ -193,15 +194,39 @@ FAULTS = [
      "h < (kv + 1) * (H / K)", "h < kv * (H / K) + 1"),
 ]
 
+# Faults of ptx.cuh. The emulation of sources replaces that file; these are found when nvcc's PTX runs.
+FAULTS += [
+    ("ptx", "ldmatrix: two results exchanged", '"=r"(r[1]), "=r"(r[2])', '"=r"(r[2]), "=r"(r[1])'),
+    ("ptx", "ldmatrix: transposed", "m8n8.x4.shared", "m8n8.x4.trans.shared"),
+    ("ptx", "ldmatrix, transposed: not transposed", "m8n8.x4.trans.shared", "m8n8.x4.shared"),
+    ("ptx", "ldmatrix: 16 bytes too far", ': "r"(address)', ': "r"(address + 16)'),
+    ("ptx", "mma: halves of b exchanged", "{%8,%9}", "{%9,%8}"),
+    ("ptx", "mma: rows of a exchanged", "{%4,%5,%6,%7}", "{%5,%4,%7,%6}"),
+    ("ptx", "mma: columns of a exchanged", "{%4,%5,%6,%7}", "{%6,%7,%4,%5}"),
+    ("ptx", "mma: one c for two", '"f"(c[1])', '"f"(c[0])'),
+    ("ptx", "mma: two results exchanged", '"=f"(d[2]), "=f"(d[3])', '"=f"(d[3]), "=f"(d[2])'),
+    ("ptx", "cp.async: zeros are not written", "valid ? 16 : 0", "16"),
+    ("ptx", "cp.async: half of the bytes", "valid ? 16 : 0", "valid ? 8 : 0"),
+    ("ptx", "cp.async: waits for one group fewer", '"n"(pending)', '"n"(pending + 1)'),
+    ("ptx", "cp.async: groups are not closed", '"cp.async.commit_group;"', '""'),
+    ("ptx", "ex2: the sign is wrong", "ex2.approx.ftz.f32 %0, %1;",
+     "ex2.approx.ftz.f32 %0, %1; neg.f32 %0, %0;"),
+]
+
 EMULATION = ["-std=c++17", "-DCUDA_EMULATION", "-D_GNU_SOURCE", "-g0", "-w", "-fno-strict-aliasing"]
 EMULATOR = [f"emulated/dev/emulation/{name}.o" for name in ("cuda_emu", "streams_emu")]
 OPERATORS = [*(f"test/llmc/operators{part}.o" for part in ("", "_arrays", "_bits", "_device", "_vectors")),
              "lossynet/partition/elements.o"]
 
 
+# How a fault is looked for: name, folder of the build, flags
+KINDS = [("numbers", ".", ["-O1"]), ("thread sanitizer", "emulated_thread", ["-O1", "-fsanitize=thread"]),
+         ("PTX", ".", [])]
+
+
 def programs(file):
     """The test programs that may find a fault in this file, the most likely first."""
-    return {"common": ["test_cuda_kernels", "test_cuda_attention"]}.get(
+    return {"common": ["test_cuda_kernels", "test_cuda_attention"], "ptx": ["test_cuda_attention"]}.get(
         file, ["test_cuda_attention", "test_cuda_kernels"] if "attention" in file
         else ["test_cuda_kernels"])
 
@@ -221,6 +246,26 @@ def build(folder, build_dir, flags, program):
     objects = [str(build_dir / name) for name in (f"test/cuda/{program}.o", *OPERATORS, *EMULATOR)]
     subprocess.run(["g++", *flags, "-fopenmp", *objects, str(backend), "-lcmocka", "-lm", "-o",
                     str(binary)], cwd=ROOT, check=True)
+    return binary
+
+
+def build_ptx(folder, build_dir):
+    """test_cuda_attention with the PTX that nvcc makes of the changed sources, which all of ptx.cuh is for."""
+    ptx, source, binary = folder / "kernels.ptx", folder / "kernels.cpp", folder / "attention_ptx"
+    with open(source, "w", encoding="utf-8") as file:
+        for command, output in (
+                (["nvcc", f"-I{folder}", "-I.", "-D_GNU_SOURCE", "-std=c++17", "-O3", "-ptx", "-arch=compute_90",
+                  "-o", str(ptx), "test/cuda/kernels_backend.cu"], None),
+                (["dev/emulation/ptx/translate.py", str(ptx)], file),
+                (["g++", "-I.", *EMULATION, "-O0", "-ffp-contract=off", "-c", str(source), "-o", f"{source}.o"], None)):
+            done = subprocess.run(command, cwd=ROOT, text=True, stdout=output, stderr=subprocess.PIPE, check=False)
+            if done.returncode:
+                sys.exit(f"{folder.name} does not compile:\n{done.stderr[:2000]}")
+    objects = [str(build_dir / name) for name in (
+        "test/cuda/test_cuda_attention.o", "test/llmc/operators_arrays.o", "emulated/test/cuda/kernels_backend.o",
+        *EMULATOR, "emulated/dev/emulation/ptx/ptx_find.o")]
+    subprocess.run(["g++", "-fopenmp", *objects, f"{source}.o", "-lcmocka", "-lm", "-ldl", "-o", str(binary)],
+                   cwd=ROOT, check=True)
     return binary
 
 
@@ -251,14 +296,15 @@ def try_fault(fault, build_dir):
     if piece not in source:
         return fault, None, f"NOT FOUND in {name}: {piece!r}"
     with tempfile.TemporaryDirectory() as temporary:
-        for kind, folder, flags in (("numbers", build_dir, ["-O1"]),
-                                    ("thread sanitizer", build_dir / "emulated_thread",
-                                     ["-O1", "-fsanitize=thread"])):
-            overlay = pathlib.Path(temporary) / folder.name
+        for kind, folder, flags in KINDS:
+            if (kind == "PTX") != (file == "ptx"):
+                continue
+            overlay = pathlib.Path(temporary) / kind.replace(" ", "_")
             (overlay / name).parent.mkdir(parents=True)
             (overlay / name).write_text(source.replace(piece, replacement, 1), encoding="utf-8")
             for program in programs(file):
-                binary = build(overlay, folder, flags_for(file, flags), program)
+                binary = (build_ptx(overlay, build_dir) if kind == "PTX"
+                          else build(overlay, build_dir / folder, flags_for(file, flags), program))
                 reason = run_until_failure(binary)
                 if reason:
                     return fault, kind, reason.split("(pid")[0]
@@ -272,11 +318,13 @@ def main():
     options = parser.parse_args()
     build_dir = (ROOT / os.environ.get("BUILD", "build")).resolve()
     chosen = [f for f in FAULTS if all(word in f"{f[0]} {f[1]}" for word in options.words)]
-    for program in sorted({program for fault in chosen for program in programs(fault[0])}):
-        for folder in (build_dir, build_dir / "emulated_thread"):
-            reason = run_until_failure(folder / "test" / "cuda" / program)
-            if reason:
-                sys.exit(f"{folder / 'test' / 'cuda' / program} fails without any fault: {reason}")
+    sound = {build_dir / ("ptx" if kind == "PTX" else f"{folder}/test/cuda") / program
+             for fault in chosen for program in programs(fault[0])
+             for kind, folder, _ in KINDS if (kind == "PTX") == (fault[0] == "ptx")}
+    for program in sorted(sound):
+        reason = run_until_failure(program)
+        if reason:
+            sys.exit(f"{program} fails without any fault: {reason}")
     missed = 0
     print(f"{'file':20}{'fault':70}{'caught by':18}first seen as")
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:

@@ -1,0 +1,54 @@
+"""Tests the kernels as nvcc compiled them: the tests of kernels run on the PTX of compute_80 and compute_90
+(dev/emulation/ptx), which also has the instructions that the emulation of sources replaces (ptx.cuh)."""
+import os
+import subprocess
+
+import pytest
+
+from program import BUILD, ROOT
+
+pytestmark = pytest.mark.takes(120)
+PTX = BUILD / "ptx"
+LIMIT = 900  # seconds; a hang is a failure
+MOST = {"test_cuda_kernels": 75, "test_cuda_attention": 25}  # kernels that must have run, at least
+
+
+@pytest.mark.spread
+@pytest.mark.parametrize("target", [80, 90])
+@pytest.mark.parametrize("program", MOST)
+def test_kernels_as_ptx(tmp_path, program, target):
+    """Every kernel that the tests launch runs as PTX, or the program ends."""
+    if not (PTX / program).exists():
+        pytest.skip("built without nvcc: kernels did not run as PTX")
+    report = tmp_path / "report"
+    done = subprocess.run([str(PTX / program)], cwd=ROOT, text=True, capture_output=True, timeout=LIMIT, check=False,
+                          env={**os.environ, "PTX_TARGET": str(target), "PTX_REPORT": str(report)})
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    told, kernels = map(int, report.read_text().split())
+    assert told == target and kernels >= MOST[program]
+
+
+def translate(tmp_path, instruction, declared=".reg .b32 %r<9>;"):
+    """Translates a kernel of one instruction."""
+    path = tmp_path / "kernel.ptx"
+    path.write_text(f".version 9.0\n.target sm_90\n.address_size 64\n\n.entry f(\n.param .u64 f_0\n)\n{{\n"
+                    f"{declared}\n{instruction}\nret;\n}}\n")
+    return subprocess.run(["python3", str(ROOT / "dev/emulation/ptx/translate.py"), str(path)], text=True,
+                          capture_output=True, check=False)
+
+
+def test_translates(tmp_path):
+    done = translate(tmp_path, "add.s32 %r1, %r2, -3;")
+    assert done.returncode == 0 and "R_r1 = " in done.stdout, done.stderr
+    assert '{"f", 90, kernel_1_90, 8, 0}' in done.stdout
+
+
+@pytest.mark.parametrize("instruction", [
+    "bfind.u32 %r1, %r2;", "add.sat.s32 %r1, %r2, %r3;", "fma.rz.f32 %r1, %r2, %r3, %r4;", "bar.sync 1;",
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%r1,%r2}, [%r3];",
+    "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%r1,%r2,%r3,%r4}, {%r1,%r2}, {%r3}, {%r1,%r2,%r3,%r4};",
+    "add.s32 %r1, %r2, elsewhere;"])
+def test_names_what_it_does_not_know(tmp_path, instruction):
+    done = translate(tmp_path, instruction)
+    assert done.returncode == 1 and done.stderr.startswith("translate.py: kernel f: "), done.stderr
+    assert f"`{instruction[:-1]}` is not known" in done.stderr
