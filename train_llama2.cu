@@ -846,10 +846,12 @@ static int run_mode(struct trainer *t, const struct options *o,
     return failed;
 }
 
-static int run(const struct options *o, const struct lossynet_world *launched) {
+static int run(struct options *o, const struct lossynet_world *launched) {
     struct trainer t;
     memset(&t, 0, sizeof t);
-    int status = views_open(o, GIT_REVISION, &t.views);
+    /* With --meet the checkpoint that it is read from may be gone when others take this rank in. */
+    int status = o->meet && config_of_model(o->model, &t.config) ? 1 : 0;
+    if (!status) status = views_open(o, GIT_REVISION, &t.views);
     const struct lossynet_world world = t.views && !status ? views_world(t.views) : *launched;
     if (!status) status = run_mode(&t, o, &world) && !views_are_complete(t.views) ? 1 : 0;
     const enum views_end done = t.at.step >= o->steps ? VIEWS_RUN_COMPLETE : VIEWS_RUN_STOPS;

@@ -412,7 +412,18 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     return bytes;
 }
 
-/* ---- the network before a run ---- */
+/* ---- before a run: the key, the network ---- */
+
+lossynet_status lossynet_key_proof(const char *key_file, const char *text, char proof[65]) {
+    struct lossynet_key key;
+    uint8_t bytes[LOSSYNET_PROOF_BYTES];
+    const bool known = lossynet_key_read(key_file, -1, &key) &&
+                       lossynet_key_proof_of(&key, text, strlen(text), bytes);
+    explicit_bzero(&key, sizeof key);
+    for (size_t i = 0; known && i < sizeof bytes; i++)
+        snprintf(proof + 2 * i, 3, "%02x", (unsigned)bytes[i]);
+    return known ? LOSSYNET_OK : LOSSYNET_PROTOCOL;
+}
 
 lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,

@@ -73,7 +73,8 @@ lossynet_status lossynet_bootstrap(int *argc, char ***argv, struct lossynet_worl
  * host, and the others connect to it. Every process names its rank, 0 ... ranks - 1. The call waits
  * at most `seconds` for the others, and so does every later exchange over these connections. They
  * carry only what ranks need to find each other; packets go over the link, which is udp or verbs.
- * Any program that can reach the address can take a rank's place: use a trusted network.
+ * Any program that can reach the address can take a rank's place: use a trusted network, or
+ * lossynet_rendezvous_meet with a key file.
  * LOSSYNET_INVALID: rank, ranks or seconds make no sense, or a rank came twice. LOSSYNET_LINK: the
  * ranks did not meet. After an error there is nothing to close. */
 lossynet_status lossynet_rendezvous_open(const char *address, int rank, int ranks, double seconds,
@@ -96,6 +97,10 @@ struct lossynet_meeting {
      * ended[r] for ranks that will not come; rank 0 then stops waiting. */
     void (*find_ended)(void *context, bool *ended);
     void *context; /* of find_ended */
+    /* NULL, or a file with the same secret on all ranks (key_file of struct lossynet_settings).
+     * Rank 0 sends callers away who do not prove that they have it, and the others refuse a rank 0
+     * that does not. */
+    const char *key_file;
 };
 
 /* Listens at `address`; port 0 chooses a free port. *listener gets a socket, which the caller
@@ -103,6 +108,15 @@ struct lossynet_meeting {
 lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, int *port);
 lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *meeting,
                                          struct lossynet_world *world);
+
+/* Writes a proof that this process has the contents of a key file: the HMAC-SHA256 of `text` with
+ * them as the key, as hexadecimal digits. Who does not have them cannot make it. LOSSYNET_PROTOCOL:
+ * there is no such file, or it does not have 16 to 4096 bytes; nothing is logged. */
+lossynet_status lossynet_key_proof(const char *key_file, const char *text, char proof[65]);
+
+/* After a failed share over these connections: the rank that this rank did not hear; -1: it does
+ * not know, or the ranks did not meet by rendezvous. */
+int lossynet_rendezvous_lost(const struct lossynet_world *world);
 
 /* Closes the connections. Call it after the comm is closed. It does nothing if the ranks did not
  * meet by rendezvous. */

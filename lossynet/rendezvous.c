@@ -3,15 +3,20 @@
  * The connections carry only what ranks tell each other before a comm is open. They form a star:
  * rank 0 collects every rank's part and sends all parts back. No data of training steps use them.
  *
- *     rank r -> rank 0    greeting   magic, r, ranks, epoch
- *     rank 0 -> rank r    seat       magic, local rank and local ranks of r; or EARLY if r's epoch
- *                                    is later than rank 0's: then r connects again later
+ *     rank 0 -> rank r    challenge  magic, nonce
+ *     rank r -> rank 0    greeting   magic, r, ranks, epoch, nonce, proof
+ *     rank 0 -> rank r    seat       magic, local rank and local ranks of r, proof; or EARLY if r's
+ *                                    epoch is later than rank 0's: then r connects again later
  *     rank r -> rank 0    bytes, part      } once per
  *     rank 0 -> rank r    all parts        } share
+ *
+ * With a key file, a proof is the HMAC of who sends it, both nonces, r, ranks and epoch, so each side
+ * knows that the other has the key, and that it speaks now. Without one, proofs are zero bytes.
  *
  * All ranks must have the same byte order. The magic number does not match if they have not.
  */
 #include "lossynet/comm.h"
+#include "lossynet/crypto/crypto.h"
 
 #include <errno.h>
 #include <math.h>
@@ -21,29 +26,58 @@
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-static const uint64_t MAGIC = 0x6c6f737379310002; /* "lossy1", version 2 */
+static const uint64_t MAGIC = 0x6c6f737379310003; /* "lossy1", version 3 */
 static const uint64_t EARLY = 0x6c6f7373794e4f54; /* in a seat: this meeting has not begun yet */
-static const double GREETING_SECONDS = 2;         /* how long rank 0 waits for a greeting */
 static const double ENDED_SECONDS = 0.2;          /* how often rank 0 asks which ranks have ended */
+
+enum { NONCE_BYTES = 16 };
+
+struct challenge {
+    uint64_t magic;
+    uint8_t nonce[NONCE_BYTES];
+};
 
 struct greeting {
     uint64_t magic;
     int32_t rank, ranks;
     uint64_t epoch;
+    uint8_t nonce[NONCE_BYTES], proof[LOSSYNET_PROOF_BYTES];
 };
 
 struct seat {
     uint64_t magic;
     int32_t local_rank, local_ranks;
+    uint8_t proof[LOSSYNET_PROOF_BYTES];
 };
+
+struct caller { /* a connection to rank 0 whose greeting is not complete */
+    int fd;
+    size_t came; /* bytes of the greeting */
+    struct greeting hello;
+    struct challenge asked;
+};
+
+/* So many connections may be open without a greeting, beside one of each rank. If there are more,
+ * the oldest is closed. */
+enum { STRANGERS_MOST = 256 };
 
 struct rendezvous {
     int ranks;
     uint64_t epoch;
     int *peer; /* [ranks] sockets by rank, -1: none; rank r > 0 has rank 0's only */
+    int lost;  /* the rank that was not heard in `share`, -1: none */
+    struct lossynet_key key;
+    /* While rank 0 gathers the others: */
+    struct caller *caller; /* [ranks + STRANGERS_MOST], the oldest first */
+    struct pollfd *wait;   /* [1 + ranks + STRANGERS_MOST] */
+    struct seat *seat;     /* [ranks] */
+    int callers;
+    bool refused; /* somebody without the key came, which was logged */
 };
 
 /* ---- sockets ---- */
@@ -112,15 +146,20 @@ static bool receive_all(int fd, void *data, size_t bytes) {
     return true;
 }
 
+static bool is_time_out(void) {
+    return errno == EAGAIN || errno == EWOULDBLOCK;
+}
+
 static const char *reason(void) {
-    return errno == EAGAIN || errno == EWOULDBLOCK ? "it said nothing in time" : strerror(errno);
+    return is_time_out() ? "it said nothing in time" : strerror(errno);
 }
 
 /* ---- sharing ---- */
 
-static lossynet_status share_as_root(const struct rendezvous *r, char *all, size_t bytes) {
+static lossynet_status share_as_root(struct rendezvous *r, char *all, size_t bytes) {
     for (int rank = 1; rank < r->ranks; rank++) {
         uint64_t announced = 0;
+        r->lost = rank; /* until it has said its part */
         if (!receive_all(r->peer[rank], &announced, sizeof announced) ||
             (announced == bytes &&
              !receive_all(r->peer[rank], all + (size_t)rank * bytes, bytes))) {
@@ -136,26 +175,63 @@ static lossynet_status share_as_root(const struct rendezvous *r, char *all, size
         }
     }
     for (int rank = 1; rank < r->ranks; rank++) {
+        r->lost = rank;
         if (send_all(r->peer[rank], all, (size_t)r->ranks * bytes)) continue;
         lossynet_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
         return LOSSYNET_LINK;
     }
+    r->lost = -1;
     return LOSSYNET_OK;
 }
 
 /* A lossynet_share. */
 static lossynet_status share(void *context, const struct lossynet_world *world, void *all,
                              size_t bytes) {
-    const struct rendezvous *r = context;
+    struct rendezvous *r = context;
     if (world->rank == 0) return share_as_root(r, all, bytes);
     uint64_t announced = bytes;
     if (send_all(r->peer[0], &announced, sizeof announced) &&
         send_all(r->peer[0], (char *)all + (size_t)world->rank * bytes, bytes) &&
         receive_all(r->peer[0], all, (size_t)world->ranks * bytes))
         return LOSSYNET_OK;
+    if (is_time_out()) r->lost = 0; /* a rank 0 that lost another rank would have said so */
     lossynet_log("rendezvous: rank %d has heard nothing more from rank 0: %s", world->rank,
                  reason());
     return LOSSYNET_LINK;
+}
+
+int lossynet_rendezvous_lost(const struct lossynet_world *world) {
+    return world->share == share ? ((const struct rendezvous *)world->share_context)->lost : -1;
+}
+
+/* ---- proofs ---- */
+
+/* `from`: who gives the proof, 0 or the rank of the greeting. */
+static bool prove(const struct rendezvous *r, const struct challenge *asked,
+                  const struct greeting *hello, bool from_root, uint8_t *proof) {
+    struct {
+        uint64_t magic, epoch;
+        int32_t rank, ranks;
+        uint64_t from_root;
+        uint8_t nonce[2][NONCE_BYTES];
+    } said = {MAGIC, r->epoch, hello->rank, hello->ranks, from_root, {{0}}};
+    memset(proof, 0, LOSSYNET_PROOF_BYTES);
+    memcpy(said.nonce[0], asked->nonce, NONCE_BYTES);
+    memcpy(said.nonce[1], hello->nonce, NONCE_BYTES);
+    return !r->key.count || lossynet_key_proof_of(&r->key, &said, sizeof said, proof);
+}
+
+static bool is_proof(const struct rendezvous *r, const struct challenge *asked,
+                     const struct greeting *hello, bool from_root, const uint8_t *proof) {
+    uint8_t right[LOSSYNET_PROOF_BYTES], differs = 0;
+    if (!prove(r, asked, hello, from_root, right)) return false;
+    for (int i = 0; i < LOSSYNET_PROOF_BYTES; i++) differs |= right[i] ^ proof[i];
+    return !differs || !r->key.count;
+}
+
+/* Linux always gives so few bytes. */
+static void draw_nonce(uint8_t nonce[NONCE_BYTES]) {
+    if (getrandom(nonce, NONCE_BYTES, 0) != NONCE_BYTES) memset(nonce, 0, NONCE_BYTES);
 }
 
 /* ---- rank 0 ---- */
@@ -177,33 +253,95 @@ static int listen_at(const char *address) {
     return fd;
 }
 
-/* Accepts one connection. Closes it if it does not begin with the magic number, because it then
- * comes from another program, or if its epoch is over. */
-static lossynet_status admit(struct rendezvous *r, int fd, double seconds) {
-    struct greeting hello;
-    set_timeout(fd, GREETING_SECONDS);
-    if (!receive_all(fd, &hello, sizeof hello) || hello.magic != MAGIC || hello.epoch < r->epoch) {
-        close(fd);
+static void forget(struct rendezvous *r, int i) {
+    memmove(&r->caller[i], &r->caller[i + 1], (size_t)(--r->callers - i) * sizeof *r->caller);
+}
+
+static void dismiss(struct rendezvous *r, int i) {
+    close(r->caller[i].fd);
+    forget(r, i);
+}
+
+/* Accepts a connection and sends it a challenge. */
+static void answer_call(struct rendezvous *r, int listener) {
+    struct caller new = {.fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC),
+                         .asked = {.magic = MAGIC}};
+    if (new.fd < 0) return;
+    draw_nonce(new.asked.nonce);
+    if (r->callers == r->ranks + STRANGERS_MOST) dismiss(r, 0);
+    r->caller[r->callers++] = new;
+    send_at_once(new.fd);
+    if (send(new.fd, &new.asked, sizeof new.asked, MSG_NOSIGNAL | MSG_DONTWAIT) != sizeof new.asked)
+        dismiss(r, r->callers - 1);
+}
+
+/* Whether a caller's greeting is one to this meeting. *fault: it comes from a rank that was started
+ * in another way. */
+static bool is_expected(struct rendezvous *r, const struct caller *c, lossynet_status *fault) {
+    const struct greeting *hello = &c->hello;
+    if (hello->epoch != r->epoch) return false;
+    if (!is_proof(r, &c->asked, hello, false, hello->proof)) {
+        if (!r->refused)
+            lossynet_log("rendezvous: somebody who does not have the key of --key-file has come as "
+                         "rank %d, and is sent away",
+                         hello->rank);
+        r->refused = true;
+        return false;
+    }
+    if (hello->ranks == r->ranks && hello->rank >= 1 && hello->rank < r->ranks &&
+        r->peer[hello->rank] < 0)
+        return true;
+    if (r->epoch) return false; /* in a later meeting the others go on */
+    lossynet_log("rendezvous: rank %d of %d has come: expected each of the ranks 1 to %d of %d "
+                 "once",
+                 hello->rank, hello->ranks, r->ranks - 1, r->ranks);
+    *fault = LOSSYNET_INVALID;
+    return false;
+}
+
+/* Reads what a caller has sent of its greeting, without waiting. Closes the connection if it does
+ * not begin with the magic number, because it then comes from another program, or if its epoch is
+ * over. */
+static lossynet_status listen_to(struct rendezvous *r, int i, double seconds) {
+    struct caller *c = &r->caller[i];
+    lossynet_status fault = LOSSYNET_OK;
+    const ssize_t more =
+        recv(c->fd, (char *)&c->hello + c->came, sizeof c->hello - c->came, MSG_DONTWAIT);
+    if (more < 0 && (is_time_out() || errno == EINTR)) return LOSSYNET_OK;
+    if (more > 0) c->came += (size_t)more;
+    if (more <= 0 || (c->came >= sizeof MAGIC && c->hello.magic != MAGIC)) {
+        dismiss(r, i);
         return LOSSYNET_OK;
     }
-    if (hello.epoch > r->epoch) { /* the rank will join a later meeting */
+    if (c->came < sizeof c->hello) return LOSSYNET_OK;
+    const int rank = c->hello.rank;
+    if (c->hello.epoch > r->epoch) { /* the rank will join a later meeting */
         const struct seat later = {.magic = EARLY};
-        send_all(fd, &later, sizeof later);
-        close(fd);
-        return LOSSYNET_OK;
+        send(c->fd, &later, sizeof later, MSG_NOSIGNAL | MSG_DONTWAIT);
     }
-    if (hello.ranks != r->ranks || hello.rank < 1 || hello.rank >= r->ranks ||
-        r->peer[hello.rank] >= 0) {
-        lossynet_log("rendezvous: rank %d of %d has come: expected each of the ranks 1 to %d of %d "
-                     "once",
-                     hello.rank, hello.ranks, r->ranks - 1, r->ranks);
-        close(fd);
-        return LOSSYNET_INVALID;
+    if (!is_expected(r, c, &fault) || !prove(r, &c->asked, &c->hello, true, r->seat[rank].proof)) {
+        dismiss(r, i);
+        return fault;
     }
-    set_timeout(fd, seconds);
-    send_at_once(fd);
-    r->peer[hello.rank] = fd;
+    r->peer[rank] = c->fd;
+    set_timeout(c->fd, seconds);
+    forget(r, i);
     return LOSSYNET_OK;
+}
+
+/* Waits at most `seconds` for connections and greetings; all callers are heard at once, so that one
+ * that says nothing holds up nobody. */
+static lossynet_status hear(struct rendezvous *r, int listener, double wait, double seconds) {
+    lossynet_status status = LOSSYNET_OK;
+    const int callers = r->callers;
+    r->wait[0] = (struct pollfd){.fd = listener, .events = POLLIN};
+    for (int i = 0; i < callers; i++)
+        r->wait[1 + i] = (struct pollfd){.fd = r->caller[i].fd, .events = POLLIN};
+    if (poll(r->wait, (nfds_t)callers + 1, (int)(wait * 1000) + 1) <= 0) return LOSSYNET_OK;
+    for (int i = callers; i-- > 0 && !status;)
+        if (r->wait[1 + i].revents) status = listen_to(r, i, seconds);
+    if (r->wait[0].revents) answer_call(r, listener);
+    return status;
 }
 
 /* Finds ranks that have ended before they came, and sets m->missing. Returns the last of them, or
@@ -227,7 +365,6 @@ static lossynet_status gather(struct rendezvous *r, int listener,
     double ask = m->find_ended && m->missing ? lossynet_now() + ENDED_SECONDS : end;
     lossynet_status status = LOSSYNET_OK;
     for (int missing = r->ranks - 1; missing > 0 && status == LOSSYNET_OK;) {
-        struct pollfd waiting = {.fd = listener, .events = POLLIN};
         double left = end - lossynet_now();
         if (left <= 0) {
             lossynet_log("rendezvous: %d of %d ranks have not come in %g s: expected them to be "
@@ -246,9 +383,7 @@ static lossynet_status gather(struct rendezvous *r, int listener,
             ask = lossynet_now() + ENDED_SECONDS;
         }
         const double wait = fmax(fmin(end, ask) - lossynet_now(), 0);
-        if (poll(&waiting, 1, (int)(wait * 1000) + 1) <= 0) continue;
-        int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-        if (fd >= 0) status = admit(r, fd, m->seconds);
+        status = hear(r, listener, wait, m->seconds);
         missing = 0;
         for (int rank = 1; rank < r->ranks; rank++) missing += r->peer[rank] < 0;
     }
@@ -281,37 +416,53 @@ static void find_hosts(const struct rendezvous *r, struct host *host) {
     }
 }
 
-static struct seat seat_of(const struct host *host, int rank, int ranks) {
-    struct seat seat = {.magic = MAGIC};
+static void find_seat(const struct host *host, int rank, int ranks, struct seat *seat) {
+    seat->magic = MAGIC;
     for (int other = 0; other < ranks; other++) {
         bool together = memcmp(&host[rank], &host[other], sizeof *host) == 0;
-        seat.local_ranks += together;
-        seat.local_rank += together && other < rank;
+        seat->local_ranks += together;
+        seat->local_rank += together && other < rank;
     }
-    return seat;
+}
+
+/* Takes the memory for gathering; the caller frees it, also after a failure. */
+static bool prepare_root(struct rendezvous *r, struct host **host) {
+    const size_t most = (size_t)r->ranks + STRANGERS_MOST;
+    *host = lossynet_memory_take((size_t)r->ranks, sizeof **host);
+    r->caller = lossynet_memory_take(most, sizeof *r->caller);
+    r->wait = lossynet_memory_take(most + 1, sizeof *r->wait);
+    r->seat = lossynet_memory_take((size_t)r->ranks, sizeof *r->seat);
+    if (*host && r->caller && r->wait && r->seat) return true;
+    lossynet_log("rendezvous: no memory for the addresses of %d ranks", r->ranks);
+    return false;
+}
+
+static lossynet_status seat_all(struct rendezvous *r, struct host *host, struct seat *own) {
+    find_hosts(r, host);
+    find_seat(host, 0, r->ranks, own);
+    for (int rank = 1; rank < r->ranks; rank++) {
+        find_seat(host, rank, r->ranks, &r->seat[rank]);
+        if (send_all(r->peer[rank], &r->seat[rank], sizeof r->seat[rank])) continue;
+        lossynet_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
+        return LOSSYNET_LINK;
+    }
+    return LOSSYNET_OK;
 }
 
 static lossynet_status meet_as_root(struct rendezvous *r, const struct lossynet_meeting *m,
                                     struct seat *seat) {
     int listener = m->listener >= 0 ? m->listener : listen_at(m->address);
     if (listener < 0) return LOSSYNET_LINK;
-    lossynet_status status = gather(r, listener, m);
+    struct host *host;
+    lossynet_status status = prepare_root(r, &host) ? LOSSYNET_OK : LOSSYNET_NO_MEMORY;
+    if (!status) status = gather(r, listener, m);
     if (listener != m->listener) close(listener);
-    if (status) return status;
-    struct host *host = lossynet_memory_take((size_t)r->ranks, sizeof *host);
-    if (!host) {
-        lossynet_log("rendezvous: no memory for the addresses of %d ranks", r->ranks);
-        return LOSSYNET_NO_MEMORY;
-    }
-    find_hosts(r, host);
-    *seat = seat_of(host, 0, r->ranks);
-    for (int rank = 1; rank < r->ranks && !status; rank++) {
-        struct seat theirs = seat_of(host, rank, r->ranks);
-        if (send_all(r->peer[rank], &theirs, sizeof theirs)) continue;
-        lossynet_log("rendezvous: rank 0 cannot reach rank %d: %s", rank, reason());
-        status = LOSSYNET_LINK;
-    }
+    while (r->callers) dismiss(r, r->callers - 1);
+    if (!status) status = seat_all(r, host, seat);
     free(host);
+    free(r->caller);
+    free(r->wait);
+    free(r->seat);
     return status;
 }
 
@@ -337,11 +488,26 @@ static int connect_to(const struct addrinfo *found, bool listened, double second
     }
 }
 
-/* Greets rank 0 and waits for a seat. LOSSYNET_OK with peer[0] = -1: connect again later. */
+/* Exchanges challenge, greeting and seat. Returns false if rank 0 closes the connection, says
+ * nothing in time (errno says which), or does not have the key. */
+static bool take_seat(const struct rendezvous *r, int rank, int fd, struct seat *seat) {
+    struct challenge asked;
+    struct greeting hello = {.magic = MAGIC, .rank = rank, .ranks = r->ranks, .epoch = r->epoch};
+    if (!receive_all(fd, &asked, sizeof asked)) return false;
+    errno = 0;
+    draw_nonce(hello.nonce);
+    if (asked.magic != MAGIC || !prove(r, &asked, &hello, false, hello.proof)) return false;
+    if (!send_all(fd, &hello, sizeof hello) || !receive_all(fd, seat, sizeof *seat)) return false;
+    errno = 0;
+    return seat->magic == EARLY ||
+           (seat->magic == MAGIC && is_proof(r, &asked, &hello, true, seat->proof));
+}
+
+/* Greets rank 0 and waits for a seat. LOSSYNET_OK with peer[0] = -1: connect again later. *early:
+ * rank 0 has said so once, so it lives. */
 static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting *m,
-                             const struct addrinfo *found, double seconds, struct seat *seat) {
-    const struct greeting hello = {
-        .magic = MAGIC, .rank = m->rank, .ranks = r->ranks, .epoch = r->epoch};
+                             const struct addrinfo *found, double seconds, bool *early,
+                             struct seat *seat) {
     int fd = r->peer[0] = connect_to(found, m->listener >= 0, seconds);
     if (fd < 0) {
         if (m->listener >= 0 && errno == ECONNREFUSED)
@@ -354,17 +520,21 @@ static lossynet_status greet(struct rendezvous *r, const struct lossynet_meeting
         if (m->missing) m->missing[0] = true;
         return LOSSYNET_LINK;
     }
-    if (send_all(fd, &hello, sizeof hello) && receive_all(fd, seat, sizeof *seat)) {
+    if (take_seat(r, m->rank, fd, seat)) {
         if (seat->magic == MAGIC) return LOSSYNET_OK;
-        if (seat->magic == EARLY) {
-            close(fd);
-            r->peer[0] = -1;
-            return LOSSYNET_OK;
-        }
+        *early = true;
+        close(fd);
+        r->peer[0] = -1;
+        return LOSSYNET_OK;
     }
+    /* The kernel of a process that hangs accepts connections. A rank 0 that lacks another rank
+     * closes them. */
+    const bool hangs = is_time_out() && !*early;
+    if (m->missing && hangs) m->missing[0] = true;
     lossynet_log("rendezvous '%s': rank %d was not admitted: expected rank 0 of %d ranks there, "
-                 "and all others within %g s",
-                 m->address, m->rank, r->ranks, m->seconds);
+                 "and all others within %g s%s",
+                 m->address, m->rank, r->ranks, m->seconds,
+                 hangs ? "; rank 0 says nothing at all" : "");
     return LOSSYNET_LINK;
 }
 
@@ -373,10 +543,11 @@ static lossynet_status meet_root(struct rendezvous *r, const struct lossynet_mee
     const struct timespec pause = {0, 50000000};
     const double end = lossynet_now() + m->seconds;
     lossynet_status status = LOSSYNET_OK;
+    bool early = false;
     struct addrinfo *found = resolve(m->address, false);
     if (!found) return LOSSYNET_LINK;
     while (!status && r->peer[0] < 0) {
-        status = greet(r, m, found, fmax(end - lossynet_now(), 0), seat);
+        status = greet(r, m, found, fmax(end - lossynet_now(), 0), &early, seat);
         if (!status && r->peer[0] < 0) nanosleep(&pause, NULL);
     }
     freeaddrinfo(found);
@@ -420,12 +591,17 @@ lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *m,
     }
     r->ranks = m->ranks;
     r->epoch = m->epoch;
+    r->lost = -1;
     r->peer = (int *)(r + 1);
     for (int i = 0; i < m->ranks; i++) r->peer[i] = -1;
     world->share = share;
     world->share_context = r;
     struct seat seat = {0};
-    lossynet_status status = m->rank == 0 ? meet_as_root(r, m, &seat) : meet_root(r, m, &seat);
+    lossynet_status status = LOSSYNET_OK;
+    if (m->key_file && !lossynet_key_read(m->key_file, m->rank, &r->key))
+        status = LOSSYNET_PROTOCOL;
+    if (!status) status = m->rank == 0 ? meet_as_root(r, m, &seat) : meet_root(r, m, &seat);
+    explicit_bzero(&r->key, sizeof r->key);
     world->local_rank = seat.local_rank;
     world->local_ranks = seat.local_ranks;
     if (status) lossynet_rendezvous_close(world);

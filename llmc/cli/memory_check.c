@@ -53,6 +53,7 @@ void memory_check_find(const struct memory_demand *all, int ranks, struct memory
             out->needed = needed;
             out->available = limit->available;
             out->ranks = sharing;
+            out->rank = r;
             out->fits = least >= 0;
         }
 }
@@ -74,8 +75,9 @@ int memory_check(const struct options *o, const struct lossynet_world *world,
     struct memory_check found;
     if (memory_check_measure(o, world, config, run, &found)) return -1;
     if (found.fits) return 0;
-    if (world->rank > 0) return -1;
-    if (!o->quiet) memory_plan_print_memory(config, run);
+    /* With --meet each rank has a terminal of its own. */
+    if (world->rank > 0 && !(o->meet && world->rank == found.rank)) return -1;
+    if (world->rank == 0 && !o->quiet) memory_plan_print_memory(config, run);
     fflush(stdout);
     return log_error(
         "node %s: its %d rank%s need%s %.3f GB of memory, and %s has %.3f GB available: "

@@ -25,6 +25,7 @@ struct memory_demand { /* of a rank; ranks exchange its bytes */
 
 struct memory_check {
     char host[64];
+    int rank;                 /* whose limit it is */
     char limit[104];          /* what has too little memory: "the host" or a control group */
     double needed, available; /* bytes, for all ranks that share it */
     int ranks;                /* number of ranks that share it */

@@ -9,6 +9,7 @@
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/checkpoint/checksum.h"
+#include "llmc/cli/common_facts.h"
 #include "llmc/cli/earlier_run.h"
 #include "llmc/model/config.h"
 #include "llmc/util/file.h"
@@ -100,6 +101,7 @@ struct started { /* how a rank was started */
     char revision[60];
     char option[OPTIONS_MOST]
                [CHECKSUM_TEXT_BYTES]; /* hashes of the values, in the order of options_json */
+    struct common_facts facts;
 };
 
 /* Options that may differ between ranks: paths of input files, devices, and what a rank prints
@@ -114,7 +116,7 @@ static bool may_differ(const char *name) {
     return false;
 }
 
-json_t *validate_common_options(const struct options *o) {
+json_t *validate_common(const struct options *o, const char *run) {
     static const char *const of_a_start[] = {"meet", "meet-anew", "resume", "overwrite",
                                              "preflight"};
     json_t *all = options_json(o), *every = options_json(o), *value;
@@ -125,6 +127,13 @@ json_t *validate_common_options(const struct options *o) {
     json_decref(every);
     for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
         json_object_del(all, of_a_start[i]);
+    struct common_facts facts;
+    if (common_facts_find(o, run, &facts)) {
+        json_decref(all);
+        return NULL;
+    }
+    for (int i = 0; i < FACTS; i++)
+        json_object_set_new(all, common_fact_names[i], json_string(facts.text[i]));
     return all;
 }
 
@@ -174,16 +183,31 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     return 0;
 }
 
-static int read_line(int argc, char **argv, const struct lossynet_world *world, struct options *o) {
-    const int ranks = world->ranks;
+/* With --meet, views.c checks for an earlier run and chooses the checkpoint, since the run may have
+ * begun elsewhere. The model's shape is needed now. */
+static int find_start(struct options *o) {
+    if (!o->meet) {
+        const int status = earlier_run_check(o);
+        return status ? status : resume_choose(o);
+    }
+    struct options chosen = *o;
+    const bool muted = log_muted;
+    log_muted = true;
+    if (!resume_choose(&chosen)) o->model = chosen.model;
+    log_muted = muted;
+    return 0;
+}
+
+static int read_line(int argc, char **argv, const struct lossynet_world *world, struct options *o,
+                     struct common_facts *facts) {
     int status = options_parse(argc, argv, o);
     if (!status && !o->help && !backend_cpu(DTYPE_FLOAT32)) status = 2;
-    if (!status && !o->help && !o->version && validate_group(o, world)) status = 2;
-    /* With --meet, views.c checks for an earlier run, since the run may have begun elsewhere. */
-    if (!status && !o->help && !o->version && !o->meet) status = earlier_run_check(o);
-    if (!status && !o->help && !o->version) status = resume_choose(o);
-    if (!status && !o->help && !o->version) status = validate_options(o, ranks);
-    return status;
+    if (status || o->help || o->version) return status;
+    if (validate_group(o, world)) return 2;
+    status = find_start(o);
+    if (!status) status = validate_options(o, world->ranks);
+    const bool compares = world->ranks > 1 && !o->dry_run && !o->preflight;
+    return !status && compares && common_facts_find(o, "", facts) ? 1 : status;
 }
 
 /* Forms the groups of --group host, from the number of ranks on each host, which all ranks have
@@ -248,6 +272,14 @@ static int compare(const struct lossynet_world *world, struct options *o,
                   "ranks",
                   r, name);
     }
+    for (int r = 1; r < world->ranks && !status; r++)
+        for (int i = 0; i < FACTS && !status; i++) {
+            const char *here = all[r].facts.text[i], *there = all[0].facts.text[i];
+            if (!strcmp(here, there)) continue;
+            status = 1;
+            log_error("%s is '%s' on rank %d, and '%s' on rank 0: expected the same on all ranks",
+                      common_fact_names[i], here, r, there);
+        }
     if (!status && !strcmp(o->group, "host") && !o->dry_run && !o->generate)
         status = group_by_host(world, all, o);
     free(all);
@@ -259,7 +291,7 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
     struct started mine = {0};
     int wrong = -1;
     log_muted = world->rank > 0; /* every rank finds the same mistake, and one reports it */
-    mine.status = read_line(argc, argv, world, o);
+    mine.status = read_line(argc, argv, world, o, &mine.facts);
     mine.local_ranks = world->local_ranks;
     snprintf(mine.revision, sizeof mine.revision, "%s", revision);
     if (!mine.status && world->ranks > 1) note_options(o, &mine);
@@ -267,7 +299,7 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
     if (wrong > 0 && wrong == world->rank) {
         log_muted = false;
         log_rank = wrong;
-        read_line(argc, argv, world, o); /* again, this time with a message */
+        read_line(argc, argv, world, o, &mine.facts); /* again, this time with a message */
     }
     return status < 0 ? 1 : status;
 }

@@ -11,7 +11,8 @@
 extern "C" {
 #endif
 
-/* Parses and checks the command line, and resolves `--resume auto`. Collective; all ranks get
+/* Parses and checks the command line, and resolves `--resume auto`. With --meet, views_open
+ * resolves it. Collective; all ranks get
  * the same result: 0, or the exit code after one line on one rank's stderr. The exit code is 2, or
  * 1 if files are wrong. The line names a rank whose command line is wrong or differs from rank 0's,
  * because that rank would leave the others waiting, or train something else. `revision` is the
@@ -23,9 +24,9 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
  * reporting. */
 int validate_options(const struct options *options, int ranks);
 
-/* The options that must be the same in all processes that meet by --meet, as JSON. The caller
- * releases it. NULL: out of memory. */
-json_t *validate_common_options(const struct options *options);
+/* The options and facts (common_facts.h) that must be the same in all processes that meet by
+ * --meet, as JSON. run: its name. The caller releases it. NULL after reporting. */
+json_t *validate_common(const struct options *options, const char *run);
 
 /* The number of tokens of a sequence, for a model with a context of `positions` tokens. */
 int validate_sequence_length(const struct options *options, int positions);

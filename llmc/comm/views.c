@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "llmc/cli/earlier_run.h"
+#include "llmc/checkpoint/resume.h"
 #include "llmc/cli/validate.h"
 #include "llmc/comm/handover.h"
 #include "llmc/log/error.h"
@@ -84,6 +85,8 @@ static lossynet_status watched_share(void *context, const struct lossynet_world 
     own.share_context = v->share_context;
     lossynet_status status = v->share(v->share_context, &own, all, bytes);
     v->share_failed |= status != LOSSYNET_OK;
+    const int lost = status ? lossynet_rendezvous_lost(&own) : -1;
+    if (lost >= 0) v->missing[lost] = true;
     return status;
 }
 
@@ -123,12 +126,13 @@ static int meet(struct views *v) {
                                                                             : OTHERS_SECONDS,
                                                  .missing = missing,
                                                  .find_ended = find_ended,
-                                                 .context = v->membership};
+                                                 .context = v->membership,
+                                                 .key_file = v->options->key_file};
         v->epoch = view->epoch;
         v->entered = v->share_failed = false;
         log_rank = ranks > 1 ? view->self : -1;
         int failed = lossynet_rendezvous_meet(&meeting, &v->world) != LOSSYNET_OK;
-        int next = failed ? membership_next_view(v->membership, missing) : 0;
+        int next = failed ? membership_next_view(v->membership, missing, false) : 0;
         free(missing);
         if (next) return v->complete = next > 0, -1;
         if (!failed) break;
@@ -160,28 +164,51 @@ static struct membership_settings membership_of(const struct options *o, const c
                                                 const json_t *same) {
     const struct membership_settings settings = {.url = o->meet,
                                                  .first_ranks = o->meet_ranks,
-                                                 .port = 0,
                                                  .version = revision,
                                                  .options = same,
                                                  .anew = o->meet_anew};
     return settings;
 }
 
+static json_t *common_of(const struct options *o) {
+    struct membership_url url;
+    return membership_url_parse(o->meet, &url) ? NULL : validate_common(o, url.run);
+}
+
 int views_preflight(const struct options *o, const char *revision, bool tell) {
     if (!o->meet) return 0;
-    json_t *same = validate_common_options(o);
+    json_t *same = common_of(o);
+    if (!same) return -1;
     const struct membership_settings settings = membership_of(o, revision, same);
     const int status = membership_inspect(&settings, tell);
     json_decref(same);
     return status;
 }
 
+/* Listens at this address alone, for a rendezvous in any view. */
+static int listen_at(void *context, const char *address) {
+    struct views *v = (struct views *)context;
+    const bool bare = strchr(address, ':') != NULL; /* IPv6 */
+    char here[96];
+    int port;
+    snprintf(here, sizeof here, "%s%s%s:0", bare ? "[" : "", address, bare ? "]" : "");
+    return lossynet_rendezvous_listen(here, &v->listener, &port) ? -1 : port;
+}
+
+static int prove(void *context, const char *text, char proof[65]) {
+    const struct views *v = (const struct views *)context;
+    return lossynet_key_proof(v->options->key_file, text, proof) ? -1 : 0;
+}
+
 static int join(struct views *v, const char *revision) {
     const struct options *o = v->options;
-    json_t *same = validate_common_options(o);
+    json_t *same = common_of(o);
+    if (!same) return 1;
     struct membership_settings settings = membership_of(o, revision, same);
-    const int deaf = lossynet_rendezvous_listen(":0", &v->listener, &settings.port);
-    const int status = deaf ? -1 : membership_open(&settings, &v->membership);
+    settings.listen = listen_at;
+    settings.prove = o->key_file ? prove : NULL;
+    settings.context = v;
+    const int status = membership_open(&settings, &v->membership);
     json_decref(same);
     if (status == 1) {
         if (!o->quiet) printf("the run at %s is complete\n", o->meet);
@@ -197,7 +224,17 @@ static bool is_first(const struct view *v) {
     return true;
 }
 
-int views_open(const struct options *o, const char *revision, struct views **out) {
+/* Before a first view: this run cannot have written any files yet, and may begin at a checkpoint of
+ * another one. Returns 0, or the exit code after reporting. */
+static int find_start(struct options *o, bool tells) {
+    log_muted = !tells;
+    int status = earlier_run_check(o) ? 2 : 0; /* another start would fail in the same way */
+    if (!status) status = resume_choose(o);
+    log_muted = false;
+    return status;
+}
+
+int views_open(struct options *o, const char *revision, struct views **out) {
     *out = NULL;
     if (!o->meet || o->dry_run || o->preflight) return 0;
     struct views *v = *out = (struct views *)calloc(1, sizeof *v);
@@ -209,13 +246,11 @@ int views_open(const struct options *o, const char *revision, struct views **out
     if (!v->wants) return log_out_of_memory("the view", 0), 1;
     int status = join(v, revision);
     if (status) return status;
-    /* This run cannot have written any files yet. */
-    if (is_first(membership_view(v->membership))) {
-        log_muted = membership_view(v->membership)->self > 0;
-        status = earlier_run_check(o);
-        log_muted = false;
-        if (status) return 2; /* another start would fail in the same way */
-    }
+    if (is_first(membership_view(v->membership)))
+        status = find_start(o, membership_view(v->membership)->self == 0);
+    else
+        o->resume = NULL; /* the others have the state; checkpoints come and go meanwhile */
+    if (status) return status;
     v->since = log_seconds();
     return meet(v) ? v->complete ? VIEWS_COMPLETE : 1 : 0;
 }
@@ -226,8 +261,8 @@ void views_close(struct views *v, enum views_end end) {
     if (end == VIEWS_RUN_STOPS && v->world.rank == 0 && !v->complete)
         membership_dissolve(v->membership);
     close_world(v);
+    if (v->listener >= 0) close(v->listener); /* first: from now on others see that it has ended */
     membership_close(v->membership);
-    if (v->listener >= 0) close(v->listener);
     handover_release(&v->state);
     free(v->ends);
     free(v->missing);
@@ -317,10 +352,34 @@ bool views_end_here(const struct views *v) {
 
 /* ---- from one view to the next ---------------------------------------------------------- */
 
+/* If a view in which processes join could not be opened, the ranks that were there before go on
+ * without those: what these ranks have in common worked in the view before. */
+static bool drop_joiners(struct views *v) {
+    const struct view *view = membership_view(v->membership);
+    char list[512] = "";
+    if (v->entered || is_first(view)) return false;
+    for (int r = 0; r < view->members; r++) {
+        v->missing[r] = view->member[r].joined == view->epoch;
+        if (v->missing[r]) name_member(list, sizeof list, &view->member[r]);
+    }
+    if (!*list) return false;
+    if (v->missing[view->self]) {
+        log_error("the ranks of run %s go on without this process, with which they could not open "
+                  "view %lld (see above)",
+                  v->options->meet, (long long)view->epoch);
+        return false;
+    }
+    if (view->self == 0)
+        log_error("view %lld could not be opened with %s (see above): goes on without",
+                  (long long)view->epoch, list);
+    return true;
+}
+
 int views_leave(struct views *v, const struct data_parallel *d, bool agreed) {
     if (!v) return -1;
     bool *missing = v->missing;
     v->failed = v->share_failed || (d->comm && lossynet_has_failed(d->comm, missing));
+    if (!v->failed && !agreed) v->failed = drop_joiners(v);
     if (!v->failed && !agreed) return -1;
     if (!v->entered && ++v->failures > FAILURES_MOST)
         return log_error(
@@ -335,7 +394,7 @@ int views_next(struct views *v) {
     struct view was;
     close_world(v);
     if (view_copy(membership_view(v->membership), &was)) return -1;
-    int failed = membership_next_view(v->membership, v->failed ? v->missing : NULL);
+    int failed = membership_next_view(v->membership, v->failed ? v->missing : NULL, v->entered);
     v->complete = failed > 0;
     if (!failed) failed = meet(v);
     if (!failed) {

@@ -36,13 +36,15 @@ int views_check(const struct options *o, int ranks);
  * reporting. */
 int views_preflight(const struct options *o, const char *revision, bool tell);
 
-/* Joins the run that --meet names; if the run has not begun, waits until --meet-ranks processes are
+/* Chooses the checkpoint of --resume (resume_choose) if nobody has the run's state; otherwise sets
+ * o->resume to NULL, since this process needs none.
+ * Joins the run that --meet names; if the run has not begun, waits until --meet-ranks processes are
  * there. Then meets the ranks of the first view that has this process in it. *out stays NULL
  * without --meet, and in modes that do not train. Returns 0; the program's exit code after
  * reporting; or VIEWS_COMPLETE if the run has ended already, which it prints. The caller closes
  * *out in any case. */
 enum { VIEWS_COMPLETE = -1 };
-int views_open(const struct options *o, const char *revision, struct views **out);
+int views_open(struct options *o, const char *revision, struct views **out);
 /* How the run ends for this process: with an error, after which other ranks may go on; together
  * with all ranks, before the run is complete; or because the run is complete. */
 enum views_end { VIEWS_RANK_FAILS, VIEWS_RUN_STOPS, VIEWS_RUN_COMPLETE };

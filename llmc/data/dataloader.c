@@ -3,6 +3,7 @@
 
 #include <glob.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -135,12 +136,15 @@ static int open_file(struct dataloader *loader, const char *path) {
     return 0;
 }
 
+/* GLOB_NOCHECK: if nothing matches, the only path is the pattern itself. */
+static int any_matches(const char *pattern, const glob_t *matches) {
+    if (matches->gl_pathc > 1 || !access(matches->gl_pathv[0], F_OK)) return 0;
+    return log_error("no file matches '%s', expected llm.c token files; make some with "
+                     "build/tokenize",
+                     pattern);
+}
+
 static int open_matches(struct dataloader *loader, const char *pattern, const glob_t *matches) {
-    /* GLOB_NOCHECK: if nothing matches, the only path is the pattern itself */
-    if (matches->gl_pathc == 1 && access(matches->gl_pathv[0], F_OK) != 0)
-        return log_error("no file matches '%s', expected llm.c token files; make some with "
-                         "build/tokenize",
-                         pattern);
     loader->files = (struct token_file *)calloc(matches->gl_pathc, sizeof *loader->files);
     if (!loader->files) return log_error("cannot open '%s': out of memory", pattern);
     for (size_t i = 0; i < matches->gl_pathc; i++)
@@ -172,6 +176,11 @@ static int check_length(const struct dataloader *loader, const char *pattern,
                      use == DATALOADER_TRAIN ? " or a smaller --seq" : "");
 }
 
+static int find_files(const char *pattern, glob_t *matches) {
+    if (glob(pattern, GLOB_NOCHECK, NULL, matches) == 0) return 0;
+    return log_error("cannot look for files '%s': out of memory or unreadable directory", pattern);
+}
+
 int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_t seed,
                     struct dataloader **out) {
     *out = NULL;
@@ -181,11 +190,8 @@ int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_
     loader->T = T;
     loader->seed = seed;
     glob_t matches;
-    if (glob(pattern, GLOB_NOCHECK, NULL, &matches) != 0) {
-        log_error("cannot look for files '%s': out of memory or unreadable directory", pattern);
-        goto close_loader;
-    }
-    int status = open_matches(loader, pattern, &matches);
+    if (find_files(pattern, &matches)) goto close_loader;
+    int status = any_matches(pattern, &matches) || open_matches(loader, pattern, &matches);
     globfree(&matches);
     if (status || find_tokenizer(loader) || check_length(loader, pattern, use)) goto close_loader;
     *out = loader;
@@ -205,6 +211,36 @@ void dataloader_close(struct dataloader *loader) {
     free(loader->files);
     free(loader->tokenizer);
     free(loader);
+}
+
+/* Adds the header, and the tokens in the middle and at the end. */
+static uint64_t hash_file(uint64_t hash, const struct token_file *file) {
+    enum { TOKENS = 2048 };
+    const uint64_t part = file->count < TOKENS ? file->count : TOKENS;
+    const uint16_t *end = file->tokens + file->count, *middle = end - (file->count + part) / 2;
+    const int32_t *header = (const int32_t *)file->map.data;
+    for (int i = 0; i < 8; i++) hash = random_mix(hash ^ (uint32_t)header[i]);
+    for (uint64_t i = 0; i < part; i++)
+        hash = random_mix(hash ^ ((uint64_t)middle[i] << 16 | *(end - part + i)));
+    return hash;
+}
+
+int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION]) {
+    glob_t matches;
+    uint64_t tokens = 0, hash = 0;
+    if (find_files(pattern, &matches)) return -1;
+    int status = any_matches(pattern, &matches);
+    for (size_t i = 0; i < matches.gl_pathc && !status; i++) {
+        struct token_file file = {.path = matches.gl_pathv[i]};
+        status = file_map(file.path, &file.map) || check_header(&file) ? -1 : 0;
+        if (!status) hash = hash_file(hash, &file);
+        tokens += file.count;
+        file_unmap(&file.map);
+    }
+    snprintf(text, DATALOADER_DESCRIPTION, "%llu tokens in %zu files, hash %016llx",
+             (unsigned long long)tokens, (size_t)matches.gl_pathc, (unsigned long long)hash);
+    globfree(&matches);
+    return status;
 }
 
 int dataloader_vocabulary(const struct dataloader *loader) {

@@ -46,6 +46,12 @@ int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_
 
 void dataloader_close(struct dataloader *loader); /* NULL is fine */
 
+/* Describes the files that match the pattern: their number of tokens, and a hash of their headers
+ * and of some of their tokens. Two ranks with different data almost never get the same text. Reads
+ * little of them, and checks headers only. Returns 0, or -1 after reporting. */
+enum { DATALOADER_DESCRIPTION = 100 };
+int dataloader_describe(const char *pattern, char text[DATALOADER_DESCRIPTION]);
+
 /* The vocabulary size in the files' headers; 0 if they have none (llm.c's own files). */
 int dataloader_vocabulary(const struct dataloader *loader);
 

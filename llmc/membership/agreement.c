@@ -107,6 +107,20 @@ void agreement_clear(struct agreement *a) {
     a->missing = NULL;
 }
 
+/* The proof that belongs to a registration. It holds for this run, uid and address alone. */
+static int prove(const struct agreement *a, const struct member *m, char proof[65]) {
+    char text[256];
+    proof[0] = '\0';
+    snprintf(text, sizeof text, "member %s %s %s", a->set.run, m->uid, m->address);
+    return a->set.prove ? a->set.prove(a->set.context, text, proof) : 0;
+}
+
+/* Whether a registration was made with the run's key. */
+static bool has_key(const struct agreement *a, const struct member *m) {
+    char right[65];
+    return !a->set.prove || (!prove(a, m, right) && !strcmp(right, m->proof));
+}
+
 /* Registers under a new lease, if the view is still the one of the room. So a process that was left
  * out meanwhile does not register again under the uid that was left out. */
 static void enroll(struct agreement *a, const struct room *room) {
@@ -115,7 +129,9 @@ static void enroll(struct agreement *a, const struct room *room) {
     if (a->set.store->grant(a->set.store, AGREEMENT_LEASE, &lease) != STORE_DONE) return;
     key_of(a, "view", view);
     member_key(a, a->self.uid, key);
-    char *value = member_to_json(&a->self);
+    struct member self = a->self;
+    if (prove(a, &self, self.proof)) return;
+    char *value = member_to_json(&self);
     const struct store_write write = {key, value, lease};
     if (value && a->set.store->commit(a->set.store, view, room->modified, &write, 1) == STORE_DONE)
         a->lease = lease;
@@ -178,9 +194,8 @@ static enum agreement_result compare(const struct agreement *a, const char *text
     else if (key) {
         short_text(json_object_get(options, key), here);
         short_text(json_object_get(theirs, key), there);
-        log_error("option %s is %s here and %s in run %s; give all ranks the same options, or name "
-                  "another run",
-                  key, here, there, a->set.run);
+        log_error("%s%s is %s here and %s in run %s; give all ranks the same, or name another run",
+                  strchr(key, ' ') ? "" : "option ", key, here, there, a->set.run);
     } else {
         result = AGREEMENT_VIEW;
     }
@@ -253,7 +268,8 @@ static bool superseded(const struct agreement *a, const struct room *room, int i
     if (!strcmp(m->uid, a->self.uid)) return false;
     if (!strcmp(m->address, a->self.address)) return true;
     for (int k = i + 1; k < room->members; k++)
-        if (!strcmp(room->registered[k].address, m->address)) return true;
+        if (!strcmp(room->registered[k].address, m->address) && has_key(a, &room->registered[k]))
+            return true;
     return false;
 }
 
@@ -273,8 +289,11 @@ static struct member *waiting(const struct agreement *a, const struct room *room
         int all = 0;
         for (int i = 0; i < room->members; i++)
             if (view_rank_of(&room->view, room->registered[i].uid) < 0 &&
-                !was_left_out(room, room->registered[i].uid) && !superseded(a, room, i))
-                list[all++] = room->registered[i];
+                !was_left_out(room, room->registered[i].uid) && !superseded(a, room, i) &&
+                has_key(a, &room->registered[i])) {
+                list[all] = room->registered[i];
+                memset(list[all++].proof, 0, sizeof list->proof); /* of the registration */
+            }
         if (all) a->set.reach(a->set.context, list, all, reached);
         for (int i = 0; i < all; i++)
             if (reached[i] == REACHED || !strcmp(list[i].uid, a->self.uid))
@@ -401,6 +420,7 @@ static enum agreement_result propose(struct agreement *a, const struct room *roo
     enum agreement_result result = AGREEMENT_WAIT;
     struct member *joiner = waiting(a, room, &joiners);
     if (!joiner) return AGREEMENT_FAILED;
+    if (a->state == AGREEMENT_LEAVING && !a->takes_in) joiners = 0;
     if (joiners >= least) {
         if (view_next(&room->view, missing, joiner, joiners, &next))
             result = AGREEMENT_FAILED;
@@ -414,7 +434,7 @@ static enum agreement_result propose(struct agreement *a, const struct room *roo
 
 /* ---- leaving a view ---- */
 
-int agreement_leave(struct agreement *a, double now, const bool *missing) {
+int agreement_leave(struct agreement *a, double now, const bool *missing, bool takes_in) {
     free(a->missing);
     a->missing = NULL;
     if (missing) {
@@ -423,6 +443,7 @@ int agreement_leave(struct agreement *a, double now, const bool *missing) {
         for (int r = 0; r < a->view.members; r++) a->missing[r] = missing[r] && r != a->view.self;
     }
     a->state = AGREEMENT_LEAVING;
+    a->takes_in = takes_in;
     a->asked = false;
     a->began = now;
     return 0;

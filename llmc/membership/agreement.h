@@ -45,6 +45,9 @@ struct agreement_settings {
     /* Sets reached[i]: whether member i listens at its address. */
     void (*reach)(void *context, const struct member *m, int members, enum reached *reached);
     void *context;
+    /* May be NULL. Writes a proof that this process has the run's key, made for `text`. Processes
+     * whose registration has another proof are not taken in. Returns 0, or -1 after reporting. */
+    int (*prove)(void *context, const char *text, char proof[65]);
 };
 
 enum agreement_state { AGREEMENT_OUTSIDE, AGREEMENT_INSIDE, AGREEMENT_LEAVING };
@@ -72,6 +75,7 @@ struct agreement {
     struct view view;            /* inside and leaving: the present view; outside: the last one */
     bool *missing;               /* leaving: the members that are missing */
     double began;                /* leaving: since when */
+    bool takes_in;               /* leaving: the next view may have new members */
     bool asked;                  /* leaving without knowing who is missing: hosts were asked */
     int64_t lease;               /* 0: not registered, as far as this process knows */
     double taken, pause, resume; /* taken in at; next pause, s; not registered before */
@@ -100,8 +104,9 @@ enum agreement_result agreement_inspect(const struct agreement *a, const char *v
                                         const json_t *options, char text[AGREEMENT_TEXT]);
 
 /* Call inside a view: leaves it for good. missing[rank]: members that the next view should leave
- * out (NULL: none). Returns 0, or -1 after reporting. */
-int agreement_leave(struct agreement *a, double now, const bool *missing);
+ * out (NULL: none). takes_in: it may take new members in. It should not after a view that was not
+ * begun, perhaps because of them. Returns 0, or -1 after reporting. */
+int agreement_leave(struct agreement *a, double now, const bool *missing, bool takes_in);
 
 /* Call inside or leaving: sets ended[rank] of the view's members whose host says that their process
  * has ended; never this process's own. */

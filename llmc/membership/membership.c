@@ -24,6 +24,8 @@ struct membership {
     char *name; /* the URL, for messages */
     int first_ranks;
     struct store *store;
+    int (*prove)(void *context, const char *text, char proof[65]);
+    void *context;        /* of prove */
     pthread_mutex_t lock; /* guards the agreement and its store */
     struct agreement agreement;
     atomic_bool changed;
@@ -98,6 +100,11 @@ static void reach(void *context, const struct member *m, int members, enum reach
     reach_members(m, members, reached);
 }
 
+static int prove(void *context, const char *text, char proof[65]) {
+    const struct membership *m = (const struct membership *)context;
+    return m->prove(m->context, text, proof);
+}
+
 /* ---- the thread ---- */
 
 /* Renews the registration and watches the store. Rank 0, which takes waiting processes in, learns
@@ -125,6 +132,11 @@ static void say_away(struct membership *m, const char *what) {
     m->said_away = true;
 }
 
+/* Whether enough processes have registered, and yet they do not begin. */
+static bool reaches_too_few(const struct membership *m) {
+    return m->agreement.registered >= m->first_ranks;
+}
+
 /* Prints once what this process waits for. */
 static void say_obstacle(struct membership *m) {
     const struct agreement *a = &m->agreement;
@@ -132,8 +144,9 @@ static void say_obstacle(struct membership *m) {
     if (a->obstacle == m->said) return;
     m->said = a->obstacle;
     if (a->obstacle == AGREEMENT_FEW)
-        log_error("waits for ranks: %d of %d have registered at %s and can be reached",
-                  a->registered, m->first_ranks, m->name);
+        log_error("waits for ranks: %d of %d have registered at %s%s", a->registered,
+                  m->first_ranks, m->name,
+                  reaches_too_few(m) ? ", but not all can be reached" : "");
     else if (a->obstacle == AGREEMENT_TAKING)
         log_error("waits to join run %s: rank 0 of view %lld (%s, process %d) takes in who answers "
                   "at %s",
@@ -172,9 +185,9 @@ static int wait_for_view(struct membership *m, const char *meanwhile) {
     }
 }
 
-int membership_next_view(struct membership *m, const bool *missing) {
+int membership_next_view(struct membership *m, const bool *missing, bool takes_in) {
     pthread_mutex_lock(&m->lock);
-    const int status = agreement_leave(&m->agreement, log_seconds(), missing);
+    const int status = agreement_leave(&m->agreement, log_seconds(), missing, takes_in);
     pthread_mutex_unlock(&m->lock);
     return status ? status : wait_for_view(m, "this rank stands still until it does");
 }
@@ -193,8 +206,7 @@ void membership_find_ended(const struct membership *m, bool *ended) {
 
 /* ---- beginning and end ---- */
 
-static void describe_self(const struct membership *m, int port, struct member *self) {
-    const char *address = etcd_local_address(m->store);
+static void describe_self(const char *address, int port, struct member *self) {
     const bool bare = strchr(address, ':') != NULL; /* IPv6 */
     *self = (struct member){.pid = (int)getpid()};
     snprintf(self->address, sizeof self->address, "%s%s%s:%d", bare ? "[" : "", address,
@@ -214,7 +226,11 @@ static void prepare_agreement(struct membership *m, const struct membership_sett
                                            .first_ranks = s->first_ranks,
                                            .anew = s->anew,
                                            .draw = draw,
-                                           .reach = reach};
+                                           .reach = reach,
+                                           .context = m,
+                                           .prove = s->prove ? prove : NULL};
+    m->prove = s->prove;
+    m->context = s->context;
     agreement_init(&m->agreement, &set);
 }
 
@@ -225,7 +241,10 @@ static int begin(struct membership *m, const struct membership_settings *s) {
     const enum agreement_result same = agreement_compare(&m->agreement, s->version, s->options);
     if (same == AGREEMENT_AWAY) return away(m);
     if (same != AGREEMENT_VIEW) return same == AGREEMENT_COMPLETE ? 1 : -1;
-    describe_self(m, s->port, &m->agreement.self);
+    const char *address = etcd_local_address(m->store);
+    const int port = s->listen(s->context, address);
+    if (port < 0) return -1;
+    describe_self(address, port, &m->agreement.self);
     char prefix[80];
     snprintf(prefix, sizeof prefix, "%s/member/", m->url.run);
     if (etcd_watch_open(m->url.host, m->url.port, prefix, &m->registrations)) return -1;

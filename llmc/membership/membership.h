@@ -21,11 +21,13 @@ extern "C" {
 struct membership;
 
 struct membership_settings {
-    const char *url;       /* etcd://HOST:PORT/RUN */
-    int first_ranks;       /* the first view waits until so many processes have registered */
-    int port;              /* TCP port on which this process listens for a rendezvous, from before
-                            * membership_open to the end. The address is the one from which it
-                            * connects to the store */
+    const char *url; /* etcd://HOST:PORT/RUN */
+    int first_ranks; /* the first view waits until so many processes have registered */
+    /* Listens for a rendezvous (TCP) at a numeric address, the one from which this process connects
+     * to the store, from now to the end. Returns the port, or -1 after reporting. */
+    int (*listen)(void *context, const char *address);
+    int (*prove)(void *context, const char *text, char proof[65]); /* of agreement_settings */
+    void *context;                                                 /* of these two */
     const char *version;   /* of the program; the same in all processes */
     const json_t *options; /* an object: the options that must be the same in all processes */
     bool anew;             /* replaces a view of which no member is registered any more: the user
@@ -62,10 +64,11 @@ const struct view *membership_view(const struct membership *m);
  * heard, but this process does not know which one, so it waits for another member's proposal first.
  * The new view takes in processes that wait to join and can be reached. Members that stay keep
  * their order; joiners follow (member.joined == view.epoch). Epochs may be skipped. A process that
- * was left out registers again and returns as a joiner. If the store does not answer, this is
+ * was left out registers again and returns as a joiner. takes_in: false after a view that was not
+ * begun; then the next one has no new members, which may be at fault. If the store does not answer, this is
  * reported once, and the function waits. Returns 0; 1 if another member has marked the run as
  * complete; -1 after reporting, also if a signal asks the program to stop. */
-int membership_next_view(struct membership *m, const bool *missing);
+int membership_next_view(struct membership *m, const bool *missing, bool takes_in);
 
 /* Whether to call membership_next_view although no rank is missing. It is true if the store has a
  * newer view. On rank 0, which proposes first, it is also true if a process waits to join and can

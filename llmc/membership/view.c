@@ -85,7 +85,9 @@ static char *text_of(json_t *json) {
 }
 
 char *member_to_json(const struct member *m) {
-    return text_of(member_json(m));
+    json_t *json = member_json(m);
+    if (*m->proof) json_object_set_new(json, "proof", json_string(m->proof));
+    return text_of(json);
 }
 
 char *view_to_json(const struct view *v) {
@@ -115,6 +117,8 @@ static bool take_member(const json_t *json, const char *uid, struct member *out)
     if (!json_is_integer(pid) || json_integer_value(pid) < 0 || json_integer_value(pid) > INT_MAX)
         return false;
     out->pid = (int)json_integer_value(pid);
+    const char *proof = json_string_value(json_object_get(json, "proof"));
+    if (proof && !take_text(proof, out->proof, sizeof out->proof)) return false;
     return take_text(uid, out->uid, sizeof out->uid) &&
            take_text(json_string_value(json_object_get(json, "address")), out->address,
                      sizeof out->address) &&

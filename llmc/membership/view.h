@@ -20,6 +20,7 @@ struct member {
     int pid;
     int64_t joined; /* epoch of the first view that has this member; 0: none yet. A member with
                      * joined == epoch is new in that view and has no state of the run */
+    char proof[65]; /* of a registration in a run with a key, as hexadecimal digits; else "" */
 };
 
 struct view {

@@ -137,7 +137,7 @@ static bool cipher_unseal(EVP_CIPHER_CTX *cipher, uint64_t counter, const uint8_
 
 /* ---- the exchange of keys ---- */
 
-enum { SEALED_BYTES = KEY_BYTES + TAG_BYTES, SHARED_LEAST = 16, SHARED_MOST = 4096 };
+enum { SEALED_BYTES = KEY_BYTES + TAG_BYTES };
 enum { EVERYONE = UINT16_MAX }; /* stands for a rank in the info of multicast keys */
 
 struct exchange {
@@ -148,8 +148,7 @@ struct exchange {
     uint8_t *context, *publics; /* one piece: 8 bytes run, 8 bytes ranks; then [ranks][KEY_BYTES] */
     uint8_t *sealed;   /* [ranks, from][SEALED_BYTES]: the group's secret for another rank */
     uint8_t *verdicts; /* [ranks]: 1 = the rank holds every key */
-    uint8_t shared[SHARED_MOST]; /* contents of the key file */
-    size_t shared_bytes;         /* 0: there is no key file */
+    struct lossynet_key shared; /* contents of the key file */
     bool logged;
 };
 
@@ -198,25 +197,17 @@ static bool hand_over(struct exchange *x, int from, int to) {
 static bool make_salt(struct exchange *x) {
     size_t publics = (size_t)x->world->ranks * KEY_BYTES;
     if (!hash(x->context, CONTEXT_BYTES + publics, x->salt)) return false;
-    if (!x->shared_bytes) return true;
-    uint8_t both[KEY_BYTES + SHARED_MOST];
+    if (!x->shared.count) return true;
+    uint8_t both[KEY_BYTES + LOSSYNET_KEY_MOST];
     memcpy(both, x->salt, KEY_BYTES);
-    memcpy(both + KEY_BYTES, x->shared, x->shared_bytes);
-    bool ok = hash(both, KEY_BYTES + x->shared_bytes, x->salt);
+    memcpy(both + KEY_BYTES, x->shared.bytes, x->shared.count);
+    bool ok = hash(both, KEY_BYTES + x->shared.count, x->salt);
     OPENSSL_cleanse(both, sizeof both);
     return ok;
 }
 
 static bool read_shared(struct exchange *x, const char *path) {
-    if (!path) return true;
-    FILE *file = fopen(path, "rb");
-    if (file) x->shared_bytes = fread(x->shared, 1, sizeof x->shared, file);
-    bool whole = file && !ferror(file) && fgetc(file) == EOF;
-    if (file) fclose(file);
-    if (whole && x->shared_bytes >= SHARED_LEAST) return true;
-    lossynet_log("encryption: rank %d: key file '%s': expected a file of %d to %d bytes, such as "
-                 "head -c 32 /dev/urandom writes, the same on all ranks",
-                 x->world->rank, path, SHARED_LEAST, SHARED_MOST);
+    if (!path || lossynet_key_read(path, x->world->rank, &x->shared)) return true;
     x->logged = true;
     return false;
 }
@@ -337,7 +328,7 @@ lossynet_status lossynet_secure_open(const struct lossynet_world *world, uint64_
     EVP_PKEY_free(x.pair);
     OPENSSL_cleanse(x.context, bytes);
     OPENSSL_cleanse(&x, offsetof(struct exchange, context));
-    OPENSSL_cleanse(x.shared, sizeof x.shared);
+    OPENSSL_cleanse(&x.shared, sizeof x.shared);
 free_both:
     free(x.context);
     if (status)
@@ -356,6 +347,32 @@ void lossynet_secure_close(struct lossynet_secure *secure) {
         EVP_CIPHER_CTX_free(secure->with[r].everyone.open);
     }
     free(secure);
+}
+
+/* ---- proofs ---- */
+
+bool lossynet_key_read(const char *path, int rank, struct lossynet_key *key) {
+    FILE *file = fopen(path, "rbe");
+    key->count = file ? fread(key->bytes, 1, sizeof key->bytes, file) : 0;
+    bool whole = file && !ferror(file) && fgetc(file) == EOF;
+    if (file) fclose(file);
+    if (whole && key->count >= LOSSYNET_KEY_LEAST) return true;
+    if (rank >= 0)
+        lossynet_log(
+            "encryption: rank %d: key file '%s': expected a file of %d to %d bytes, such as "
+            "head -c 32 /dev/urandom writes, the same on all ranks",
+            rank, path, LOSSYNET_KEY_LEAST, LOSSYNET_KEY_MOST);
+    return false;
+}
+
+bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, size_t bytes,
+                           uint8_t proof[LOSSYNET_PROOF_BYTES]) {
+    if (EVP_Q_mac(NULL, "HMAC", NULL, "SHA256", NULL, key->bytes, key->count, message, bytes, proof,
+                  LOSSYNET_PROOF_BYTES, NULL))
+        return true;
+    lossynet_log("encryption: OpenSSL cannot compute an HMAC: expected OpenSSL 3 with SHA-256");
+    ERR_clear_error();
+    return false;
 }
 
 /* ---- datagrams ---- */
@@ -423,6 +440,19 @@ size_t lossynet_secure_memory(int ranks) {
 #else
 
 bool lossynet_secure_available(void) {
+    return false;
+}
+
+bool lossynet_key_read(const char *path, int rank, struct lossynet_key *key) {
+    (void)path, (void)key;
+    if (rank >= 0)
+        lossynet_log("rank %d: a key file needs OpenSSL: install libssl-dev and build again", rank);
+    return false;
+}
+
+bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, size_t bytes,
+                           uint8_t proof[LOSSYNET_PROOF_BYTES]) {
+    (void)key, (void)message, (void)bytes, (void)proof;
     return false;
 }
 

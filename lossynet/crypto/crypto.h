@@ -17,8 +17,9 @@
  * The counter of each key increases by one with every datagram, so no nonce is used twice. Keys
  * exist in memory only, for one run. Each rank holds O(ranks) of them.
  *
- * What is trusted. Public keys are not certified. Without a key file, the channel that `share` uses
- * at start-up (MPI, from the launcher) must be authentic: an attacker who can change its data can
+ * What is trusted (the README of this folder says it from an attacker's side). Public keys are not
+ * certified. Without a key file, the channel that `share` uses at start-up (MPI, from the launcher,
+ * or the connections of a rendezvous) must be authentic: an attacker who can change its data can
  * put himself between the ranks, but one who only listens learns nothing. With a key file on all
  * ranks, its contents are part of the salt, and nobody can compute a key without them. On the path
  * of the datagrams, payloads are secret, and datagrams that were changed, forged, or sent in
@@ -43,6 +44,22 @@ struct lossynet_secure; /* opaque */
 
 /* Whether this program was built with OpenSSL. */
 bool lossynet_secure_available(void);
+
+/* The secret of a key file, which all ranks have. count 0: none. */
+enum { LOSSYNET_KEY_LEAST = 16, LOSSYNET_KEY_MOST = 4096, LOSSYNET_PROOF_BYTES = 32 };
+struct lossynet_key {
+    size_t count;
+    uint8_t bytes[LOSSYNET_KEY_MOST];
+};
+
+/* Reads a key file. Returns false after logging; with rank < 0 it logs nothing. The caller wipes
+ * *key. */
+bool lossynet_key_read(const char *path, int rank, struct lossynet_key *key);
+
+/* Proves that this rank has the key: the HMAC-SHA256 (RFC 2104) of a message. It does not tell the
+ * key, if that was drawn at random. Returns false after logging. */
+bool lossynet_key_proof_of(const struct lossynet_key *key, const void *message, size_t bytes,
+                           uint8_t proof[LOSSYNET_PROOF_BYTES]);
 
 /* Exchanges keys. Collective: calls `share` 2 + log2(ranks) times, rounded up. run: the same on all
  * ranks. If it fails on one rank it fails on all, unless there is no memory or `share` fails. Each

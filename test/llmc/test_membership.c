@@ -255,13 +255,27 @@ struct player {
     int socket, port, ranks, status;
     const char *run, *version;
     double rate;
-    bool anew, missing[8];
+    const char *key; /* NULL: the run has none */
+    bool anew, alone /* takes nobody in */, missing[8];
 };
 
 static struct player player(const char *run, int ranks) {
     struct player p = {.run = run, .ranks = ranks, .version = "1.0", .rate = 0.5};
     p.socket = listening(&p.port);
     return p;
+}
+
+static int listen_already(void *context, const char *address) {
+    assert_string_equal(address, "127.0.0.1");
+    return ((const struct player *)context)->port;
+}
+
+/* Stands for an HMAC: the text, and the key at its end. */
+static int make_proof(void *context, const char *text, char proof[65]) {
+    const size_t length = strlen(text), most = 60;
+    snprintf(proof, 65, "%s%s", text + (length > most ? length - most : 0),
+             ((const struct player *)context)->key);
+    return 0;
 }
 
 static void *open_one(void *user) {
@@ -271,8 +285,14 @@ static void *open_one(void *user) {
     json_t *options = json_object();
     json_object_set_new(options, "lr", json_real(p->rate));
     json_object_set_new(options, "seq", json_integer(256));
-    const struct membership_settings settings = {url,        p->ranks, p->port,
-                                                 p->version, options,  p->anew};
+    const struct membership_settings settings = {.url = url,
+                                                 .first_ranks = p->ranks,
+                                                 .listen = listen_already,
+                                                 .prove = p->key ? make_proof : NULL,
+                                                 .context = p,
+                                                 .version = p->version,
+                                                 .options = options,
+                                                 .anew = p->anew};
     p->status = membership_open(&settings, &p->m);
     json_decref(options);
     return NULL;
@@ -280,7 +300,7 @@ static void *open_one(void *user) {
 
 static void *next_one(void *user) {
     struct player *p = (struct player *)user;
-    p->status = membership_next_view(p->m, p->missing);
+    p->status = membership_next_view(p->m, p->missing, !p->alone);
     return NULL;
 }
 
@@ -356,6 +376,68 @@ static void test_two_meet_and_a_third_joins(void **state) {
     assert_int_equal(view(&third)->members, 2);
     leave(&p[1]);
     leave(&third);
+}
+
+/* After a view that was not begun: who waits may be the reason. */
+static void test_who_waits_is_not_taken_in_after_a_failure(void **state) {
+    (void)state;
+    struct player p[2], third = player("alone", 2);
+    two("alone", p);
+    start(&third, open_one);
+    comes(membership_has_changed(p[0].m));
+    for (int i = 0; i < 2; i++) {
+        p[i].alone = true;
+        start(&p[i], next_one);
+    }
+    for (int i = 0; i < 2; i++) assert_int_equal(wait_for(&p[i]), 0);
+    assert_together(&p[0], 0, &p[1], 1);
+    assert_int_equal(view(&p[0])->members, 2);
+    assert_int_equal(view(&p[0])->epoch, 2);
+    comes(membership_has_changed(p[0].m));
+    for (int i = 0; i < 2; i++) {
+        p[i].alone = false;
+        start(&p[i], next_one);
+    }
+    for (int i = 0; i < 2; i++) assert_int_equal(wait_for(&p[i]), 0);
+    assert_int_equal(wait_for(&third), 0);
+    assert_together(&p[0], 0, &third, 2);
+    for (int i = 0; i < 2; i++) leave(&p[i]);
+    leave(&third);
+}
+
+/* Who writes to the store without the run's key is not taken in, and does not stand in for another
+ * process either, whose address it gives as its own. */
+static void test_who_has_no_key_is_not_taken_in(void **state) {
+    (void)state;
+    struct player p[2], third = player("key", 2), stranger = player("key", 2), false_third;
+    for (int i = 0; i < 2; i++) {
+        p[i] = player("key", 2);
+        p[i].key = "a";
+        start(&p[i], open_one);
+    }
+    for (int i = 0; i < 2; i++) assert_int_equal(wait_for(&p[i]), 0);
+    if (view(&p[0])->self != 0) {
+        const struct player first = p[1];
+        p[1] = p[0], p[0] = first;
+    }
+    third.key = "a";
+    false_third = third;
+    stranger.key = false_third.key = "b";
+    start(&stranger, open_one);
+    start(&third, open_one);
+    comes(membership_has_changed(p[0].m));
+    start(&false_third, open_one);
+    for (int i = 0; i < 2; i++) start(&p[i], next_one);
+    for (int i = 0; i < 2; i++) assert_int_equal(wait_for(&p[i]), 0);
+    assert_int_equal(wait_for(&third), 0);
+    assert_int_equal(view(&p[0])->members, 3);
+    assert_together(&p[0], 0, &third, 2);
+    assert_int_equal(membership_complete(p[0].m), 0);
+    assert_int_equal(wait_for(&stranger), 1); /* the run is complete without it */
+    assert_int_equal(wait_for(&false_third), 1);
+    for (int i = 0; i < 2; i++) leave(&p[i]);
+    leave(&third);
+    close(stranger.socket);
 }
 
 static void test_who_is_left_out_comes_back_as_new(void **state) {
@@ -538,6 +620,8 @@ int main(void) {
         cmocka_unit_test(test_who_listens_is_reached),
         cmocka_unit_test(test_writes_are_heard),
         cmocka_unit_test(test_two_meet_and_a_third_joins),
+        cmocka_unit_test(test_who_waits_is_not_taken_in_after_a_failure),
+        cmocka_unit_test(test_who_has_no_key_is_not_taken_in),
         cmocka_unit_test(test_who_is_left_out_comes_back_as_new),
         cmocka_unit_test(test_a_rank_stands_still_without_the_store),
         cmocka_unit_test(test_other_options_are_refused),

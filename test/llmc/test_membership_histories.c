@@ -354,7 +354,7 @@ static void train(struct process *p) {
     }
     if (any && chance(0.1)) memset(missing, 0, sizeof missing); /* does not know who */
     if (any || (p->a.changed && chance(0.7)))
-        assert_int_equal(agreement_leave(&p->a, now(w), any ? missing : NULL), 0);
+        assert_int_equal(agreement_leave(&p->a, now(w), any ? missing : NULL, true), 0);
 }
 
 static void seek(struct process *p) {

@@ -397,3 +397,49 @@ def test_other_options_than_the_run(data, tmp_path, ranks):
     assert "option lr is 0.0001 here and 0.003 in run" in line
     run2.wait_steps(2)
     run2.end()
+
+
+def test_who_does_not_fit_is_refused(data, tmp_path, ranks):
+    """Each process that cannot train with the others is refused in one line, and they go on. What the store
+    can tell is refused before the others notice; too little memory is found in a view."""
+    key, other, tokens = tmp_path / "key", tmp_path / "other", tmp_path / "tokens.bin"
+    for path, byte in ((key, b"a"), (other, b"b")):
+        path.write_bytes(32 * byte)
+        path.chmod(0o600)
+    changed = bytearray((data / "train.bin").read_bytes())
+    changed[-2:] = bytes(b ^ 1 for b in changed[-2:])
+    tokens.write_bytes(changed)
+    run2 = ranks(2, encrypt=True, key_file=key)
+    run2.wait_steps(3)
+    misfits = [("--model=1M", "the model's shape is"), (f"--train={tokens}", "the training data is"),
+               (f"--val={data / 'val.bin'}", "the validation data is"),
+               (f"--key-file={other}", "the key of --key-file is"),
+               (f"--key-file={tmp_path / 'none'}", f"--key-file: cannot use '{tmp_path / 'none'}'")]
+    started = [run2.start(option) for option, _ in misfits]
+    assert [p.wait(TIMEOUT) for p in started] == [1] * len(misfits)
+    for i, (_, words) in enumerate(misfits):
+        (line,) = run2.said_by(2 + i).splitlines()
+        assert words in line
+    # Nobody was left out because of them. On a busy machine a view may end for other reasons.
+    assert all(not run2.named(2 + i, run2.views())[1] for i in range(len(misfits)))
+    assert run2.start("--memory=0.001").wait(TIMEOUT) == 1
+    assert "and the host, by --memory, has 0.001 GB available" in run2.said_by(2 + len(misfits))
+    run2.wait_steps(3)
+    assert all(p.poll() is None for p in run2.process[:2])
+    run2.end()
+    assert contiguous(run2.log())
+
+
+def test_who_joins_needs_no_checkpoint(data, tmp_path, ranks):
+    """A run that was resumed goes on. Who joins it gets the state from its ranks, so it does not matter that
+    the checkpoint is gone by then, or damaged."""
+    out = tmp_path / "out"
+    succeed(*settings(data, out, workers=2, seq=32, val=None, steps=4, loss_rate=0.1))
+    run2 = ranks(2, resume="auto")
+    run2.wait(lambda: run2.steps() > 6)
+    (out / "checkpoint-00000004" / "trainer.json").write_text("{}", encoding="utf-8")
+    run2.start()
+    run2.wait(lambda: run2.named(2, run2.views())[1])
+    run2.wait_steps(3)
+    run2.end()
+    assert contiguous(run2.log())

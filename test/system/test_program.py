@@ -733,16 +733,40 @@ def test_nvcc_accepts_the_main_file(tmp_path):
     ("--dry-run", 2, "rank 1 was started with another --dry-run than rank 0"),
     ("--help", 2, "rank 1 was started with another --help than rank 0"),
     ("--resume=/nothing", 1, "rank 1: '/nothing' is no directory"),
+    ("--train={data}/val.bin", 1, "the training data is '1111 tokens in 1 files"),
+    ("--val={data}/train.bin", 1, "the validation data is '40000 tokens in 1 files"),
+    ("--model=1M", 1, "the model's shape is '4 layers, width 128"),
     ("--threads=1", 0, ""),
 ])
 def test_ranks_started_differently_end_at_once(data, tmp_path, odd, code, said):
     """Ranks that are started with different options end with one line and an exit code. Otherwise they
     would wait for ever, or train something else."""
     line = settings(data, tmp_path / "out", workers=2, steps=2, link="mpi")
-    done = run(*line, ":", "-np", 1, PROGRAM, *line, odd, ranks=1)
+    done = run(*line, ":", "-np", 1, PROGRAM, *line, odd.format(data=data), ranks=1)
     lines = [text for text in done.stderr.splitlines() if text.startswith("train_llama2")]
     assert done.returncode == code, done.stderr
     assert len(lines) == (code != 0) and said in "".join(lines)
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({"val": "/none*"}, "no file matches '/none*'"),
+    ({"encrypt": True, "key_file": "/none"}, "--key-file: cannot use '/none': expected a file of 16 to 4096 bytes"),
+])
+def test_one_mistake_of_all_ranks_is_one_line(data, tmp_path, changes, said):
+    done = run(*settings(data, tmp_path / "out", workers=3, link="udp", **changes), ranks=3)
+    lines = [text for text in done.stderr.splitlines() if text.startswith(("train_llama2", "lossynet"))]
+    assert done.returncode == 1 and len(lines) == 1 and said in lines[0], done.stderr
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o604])
+def test_a_key_that_everybody_may_read(data, tmp_path, mode):
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(mode)
+    done = succeed(*settings(data, tmp_path / "out", workers=2, steps=1, val=None, link="udp", encrypt=True,
+                             key_file=key), ranks=2)
+    lines = [text for text in done.stderr.splitlines() if text.startswith("train_llama2")]
+    assert len(lines) == (mode == 0o604) and all("everybody on this host may read" in line for line in lines)
 
 
 def test_a_tokenizer_that_is_not_there_is_told_before_training(data, tmp_path):

@@ -1,0 +1,52 @@
+/* common_facts.c — see common_facts.h. */
+#include "llmc/cli/common_facts.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "llmc/data/dataloader.h"
+#include "llmc/log/error.h"
+#include "llmc/model/config.h"
+#include "lossynet/lossynet.h"
+
+const char *const common_fact_names[FACTS] = {"the model's shape", "the training data",
+                                              "the validation data", "the key of --key-file"};
+
+/* Without the vocabulary, which a preset takes from the data. */
+static int find_shape(const char *model, char text[FACT_BYTES]) {
+    struct llama_config c;
+    if (config_of_model(model, &c)) return -1;
+    snprintf(text, FACT_BYTES,
+             "%d layers, width %d, hidden %d, %d heads, %d kv heads of %d, %d positions, %g, %g%s",
+             c.layers, c.width, c.hidden, c.heads, c.kv_heads, c.head_size, c.positions,
+             (double)c.norm_eps, (double)c.rope_theta, c.tied ? ", tied" : "");
+    return 0;
+}
+
+static int find_key(const char *path, const char *run, char text[FACT_BYTES]) {
+    enum { DIGITS = 16 }; /* enough to tell two keys apart */
+    char message[FACT_BYTES], proof[65];
+    struct stat status;
+    snprintf(message, sizeof message, "run %s", run);
+    if (lossynet_key_proof(path, message, proof))
+        return log_error(
+            "--key-file: cannot use '%s': expected a file of 16 to 4096 bytes, such as "
+            "head -c 32 /dev/urandom writes, the same on all ranks",
+            path);
+    snprintf(text, FACT_BYTES, "%.*s", DIGITS, proof);
+    if (!stat(path, &status) && status.st_mode & S_IROTH)
+        log_error("--key-file: everybody on this host may read '%s': expected chmod 600 '%s'", path,
+                  path);
+    return 0;
+}
+
+int common_facts_find(const struct options *o, const char *run, struct common_facts *out) {
+    memset(out, 0, sizeof *out);
+    return find_shape(o->model, out->text[FACT_MODEL]) ||
+                   (o->train && !o->eval && dataloader_describe(o->train, out->text[FACT_TRAIN])) ||
+                   (o->val && dataloader_describe(o->val, out->text[FACT_VAL])) ||
+                   (o->key_file && find_key(o->key_file, run, out->text[FACT_KEY]))
+               ? -1
+               : 0;
+}

@@ -1,0 +1,33 @@
+/* common_facts.h — what must be the same on all ranks although its options may differ: they name
+ * files, whose paths may be others on another host.
+ *
+ * Ranks under mpirun compare these facts before they begin (validate.h). With --meet they stand in
+ * the store beside the common options, so a process that does not fit is refused before the others
+ * take it in.
+ */
+#ifndef LLMC_CLI_COMMON_FACTS_H
+#define LLMC_CLI_COMMON_FACTS_H
+
+#include "llmc/cli/options.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { FACT_MODEL, FACT_TRAIN, FACT_VAL, FACT_KEY, FACTS, FACT_BYTES = 128 };
+
+struct common_facts {
+    char text[FACTS][FACT_BYTES]; /* "" where the options name no file */
+};
+
+extern const char *const common_fact_names[FACTS]; /* for messages: "the model's shape" */
+
+/* Reads the model's shape, a part of the data, and the key. run: the name of the run; the key's
+ * fact is a proof for it, from which the key cannot be computed. Says in one line if everybody on
+ * this host may read the key file. Returns 0, or -1 after reporting. */
+int common_facts_find(const struct options *o, const char *run, struct common_facts *out);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
