@@ -350,6 +350,7 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(OBJECTS) $(FLAGS)/link
 #                 without sanitizers, since it has many ranks
 # long_path       simulates how busy links stay over long round trips; built as late_ranks, since it
 #                 has many packets
+# bad_paths       simulates paths, peers and strangers that misbehave; built as late_ranks
 # thread/...      tests whose ranks are threads, with the thread sanitizer, but without OpenMP: its
 #                 library is not built for the sanitizer, which would report races in every barrier
 INSTRUMENTED := -std=c11 -D_GNU_SOURCE -I. -Idev/simulation -O1 -g -fno-sanitize-recover=all \
@@ -362,7 +363,7 @@ LOSSYNET_LIBS := -lm $(if $(filter 1,$(SECURE)),-lcrypto)
 HAVE_CLANG := $(shell command -v clang)
 
 instrumented: $(BUILD)/replay_packets $(BUILD)/round_trips $(BUILD)/late_ranks $(BUILD)/long_path \
-              $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
+              $(BUILD)/bad_paths $(if $(HAVE_CLANG),$(BUILD)/fuzz_packets) $(THREADED)
 
 $(BUILD)/fuzz/lossynet/%.o: COVERAGE := -fsanitize-coverage=inline-8bit-counters,pc-table
 $(BUILD)/fuzz/%.o: %.c $(FLAGS)/instrumented
@@ -390,7 +391,7 @@ $(BUILD)/simulated/%.o: %.c $(FLAGS)/instrumented
 	@echo '  CC   $<, simulated'
 	@$(CC) $(INSTRUMENTED) -O2 -include dev/simulation/threads.h -MMD -c $< -o $@
 
-SIMULATED_RANKS := $(BUILD)/late_ranks $(BUILD)/long_path
+SIMULATED_RANKS := $(BUILD)/late_ranks $(BUILD)/long_path $(BUILD)/bad_paths
 $(SIMULATED_RANKS): $(BUILD)/%: $(patsubst %.c,$(BUILD)/simulated/%.o,$(LOSSYNET) \
                                   dev/simulation/simulation.c) $(BUILD)/simulated/dev/simulation/%.o
 	$(call link,$(LOSSYNET_LIBS))

@@ -77,6 +77,7 @@ static struct {
     size_t scheduler_stack_bytes;
     void (*rank)(int);
     double *stopped_until;        /* [ranks] */
+    uint64_t *ran;                /* [ranks]: how often a fiber of the rank has run */
     struct simulated_link **link; /* [ranks] */
 
     uint8_t *shared; /* memory of simulation_share; its barriers use the rest */
@@ -225,6 +226,10 @@ void simulation_stop(int rank, double seconds) {
     for (int k = 0; k < FIBERS && own[k]; k++) sim.first[(own[k] - 1) / BLOCK] = -1;
 }
 
+uint64_t simulation_switches(int rank) {
+    return sim.ran[rank];
+}
+
 static double due_at(const struct sleeper *sleeper) {
     const double stopped = sim.stopped_until[sleeper->rank];
     return sleeper->wake_at > stopped ? sleeper->wake_at : stopped;
@@ -298,6 +303,7 @@ static void begin(const struct simulation_settings *settings) {
     for (int b = 0; b < sim.blocks; b++) sim.first[b] = -1;
     sim.of_rank = take((size_t)fibers * sizeof *sim.of_rank);
     sim.stopped_until = take((size_t)settings->ranks * sizeof *sim.stopped_until);
+    sim.ran = take((size_t)settings->ranks * sizeof *sim.ran);
     sim.link = take((size_t)settings->ranks * sizeof *sim.link);
 }
 
@@ -311,6 +317,7 @@ void simulation_run(const struct simulation_settings *settings, void (*rank)(int
     for (int i; (i = choose()) >= 0;) {
         if (++sim.switches > settings->most_switches || sim.now > settings->longest_seconds + 1)
             give_up("no end");
+        sim.ran[sim.sleeper[i].rank]++;
         switch_to(i);
         sim.first[i / BLOCK] = -1;
         sim.now += SWITCHING / settings->ranks;
@@ -319,6 +326,7 @@ void simulation_run(const struct simulation_settings *settings, void (*rank)(int
     free(sim.first);
     free(sim.of_rank);
     free(sim.stopped_until);
+    free(sim.ran);
     free(sim.link);
     free(sim.shared);
 }

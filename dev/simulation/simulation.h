@@ -67,6 +67,7 @@ void simulation_run(const struct simulation_settings *settings, void (*rank)(int
 double simulation_now(void);                    /* seconds; a run begins at 1 */
 void simulation_sleep(double seconds);          /* lets this fiber sleep */
 void simulation_stop(int rank, double seconds); /* stops all fibers of a rank for this time */
+uint64_t simulation_switches(int rank);         /* how often a fiber of this rank has run so far */
 
 /* Sends a copy of a datagram to `receiver`. It arrives after the latency and `delay` seconds, and
  * the receiver sees it as coming from `peer`. */

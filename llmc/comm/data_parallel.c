@@ -133,6 +133,7 @@ static int open_group(struct data_parallel *d, bool training, bool staged) {
                                 .size = size,
                                 .workers = d->workers,
                                 .shares = comm_group(d->options) > 1,
+                                .timeout = d->options->peer_timeout,
                                 .be = d->be,
                                 .layout = d->layout,
                                 .comm = d->comm,

@@ -164,7 +164,7 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
     if (local == 1) {
         if (g->slots.count && try_peers(g, world->rank)) return -1;
         const size_t bytes = vectors_of(g, world->rank - g->first);
-        if (shared_memory_open(world, g->first, g->size, bytes, &g->host)) return -1;
+        if (shared_memory_open(world, g->first, g->size, bytes, g->timeout, &g->host)) return -1;
         if (!g->staged) return 0;
         return pin(g) || (g->slots.count && open_sums(g, world->rank - g->first)) ? -1 : 0;
     }

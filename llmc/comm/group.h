@@ -57,9 +57,10 @@ struct group {
     float *ones;   /* [size], the weights of a sum */
     const float **members;      /* [size], the vectors that are added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
-    bool staged;                /* vectors are on GPUs, and the network reads copies */
-    bool half;                  /* these copies are bfloat16 (worker.h) */
-    bool rounds;                /* gradients are rounded on the device before they are added */
+    double timeout;     /* seconds without a sign of life of another rank (--peer-timeout) */
+    bool staged;        /* vectors are on GPUs, and the network reads copies */
+    bool half;          /* these copies are bfloat16 (worker.h) */
+    bool rounds;        /* gradients are rounded on the device before they are added */
     bool early;         /* lossynet_reduce_begin was called: a bucket is sent once it is added */
     bool peers;         /* each member's device reads the gradients of all, in `peer` */
     const float **peer; /* [size], addresses for operations */

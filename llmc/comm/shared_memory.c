@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/futex.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -23,11 +24,14 @@
 #include "llmc/log/error.h"
 
 enum { HEAD_BYTES = 4096, TOKEN_BYTES = 16 };
-enum { TRIES = 200 }; /* a waiting rank looks so often before it sleeps */
+enum { TRIES = 200 };                /* a waiting rank looks so often before it sleeps */
+enum { BEATS = 16 };                 /* signs of life of a member in the time-out, at least, */
+static const double BEAT_MOST = 0.1; /* and so many seconds from one to the next, at most */
 
 struct head { /* begins each member's memory; the barrier uses the one of member 0 */
     unsigned char token[TOKEN_BYTES];
     uint32_t waiting, rounds;
+    uint32_t beats; /* of the member whose memory this is; grows while its process runs */
 };
 
 struct place { /* where a member's memory is */
@@ -37,10 +41,19 @@ struct place { /* where a member's memory is */
     unsigned char token[TOKEN_BYTES]; /* random: other hosts may have the same pid */
 };
 
+struct silence { /* of a member, in a wait */
+    uint32_t beats;
+    double since; /* seconds; when this number of beats was first seen */
+};
+
 struct shared_memory {
-    int rank, first, size; /* this rank; the group's first rank and number of ranks */
-    struct place *place;   /* [size] */
-    struct head **head;    /* [size], mapped */
+    int rank, first, size;   /* this rank; the group's first rank and number of ranks */
+    struct place *place;     /* [size] */
+    double timeout;          /* seconds; see shared_memory_open */
+    struct silence *silence; /* [size], in a wait */
+    pthread_t heart;
+    bool beats, stops;  /* the thread runs; it is to end (atomic) */
+    struct head **head; /* [size], mapped */
 };
 
 /* ---- open ---- */
@@ -89,8 +102,42 @@ static int map(struct shared_memory *m, int member) {
                      m->size, m->rank, m->first + member, m->first, m->first + m->size - 1);
 }
 
+/* ---- signs of life ---- */
+
+static double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void sleep_for(double seconds) {
+    const struct timespec t = {(time_t)seconds, (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    nanosleep(&t, NULL);
+}
+
+static void *beat(void *argument) {
+    struct shared_memory *m = (struct shared_memory *)argument;
+    const double pause = m->timeout / BEATS < BEAT_MOST ? m->timeout / BEATS : BEAT_MOST;
+    while (!__atomic_load_n(&m->stops, __ATOMIC_ACQUIRE)) {
+        __atomic_add_fetch(&m->head[m->rank - m->first]->beats, 1, __ATOMIC_RELEASE);
+        sleep_for(pause);
+    }
+    return NULL;
+}
+
+static int start_heart(struct shared_memory *m) {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* other threads take signals */
+    m->beats = pthread_create(&m->heart, NULL, beat, m) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return m->beats
+               ? 0
+               : log_error("--group: no thread that shows the group that rank %d lives", m->rank);
+}
+
 int shared_memory_open(const struct lossynet_world *world, int first, int size, size_t bytes,
-                       struct shared_memory **out) {
+                       double timeout, struct shared_memory **out) {
     struct place *all = (struct place *)calloc((size_t)world->ranks, sizeof *all);
     struct shared_memory *m = *out = (struct shared_memory *)calloc(1, sizeof *m);
     int failed = !all || !m;
@@ -98,9 +145,11 @@ int shared_memory_open(const struct lossynet_world *world, int first, int size, 
         m->rank = world->rank;
         m->first = first;
         m->size = size;
+        m->timeout = timeout;
+        m->silence = (struct silence *)calloc((size_t)size, sizeof *m->silence);
         m->place = (struct place *)calloc((size_t)size, sizeof *m->place);
         m->head = (struct head **)calloc((size_t)size, sizeof *m->head);
-        failed = !m->place || !m->head;
+        failed = !m->place || !m->head || !m->silence;
     }
     if (failed) {
         free(all);
@@ -117,13 +166,16 @@ int shared_memory_open(const struct lossynet_world *world, int first, int size, 
     for (int r = 0; r < world->ranks && !failed; r++) failed = all[r].file < 0 ? -1 : 0;
     if (file >= 0) close(file);
     free(all);
-    return failed ? -1 : 0;
+    return failed || start_heart(m) ? -1 : 0;
 }
 
 void shared_memory_close(struct shared_memory *m) {
     if (!m) return;
+    __atomic_store_n(&m->stops, true, __ATOMIC_RELEASE);
+    if (m->beats) pthread_join(m->heart, NULL);
     for (int i = 0; m->head && i < m->size; i++)
         if (m->head[i]) munmap(m->head[i], m->place[i].bytes);
+    free(m->silence);
     free(m->head);
     free(m->place);
     free(m);
@@ -148,6 +200,25 @@ static int find_ended(const struct shared_memory *m) {
     return 0;
 }
 
+/* Looks for a member that has given no sign of life for the time-out. Its silence counts while this
+ * rank looks itself: one that was stopped, maybe with all others, begins anew. *looked: when it
+ * last looked; 0: not in this wait. */
+static int find_silent(struct shared_memory *m, double *looked) {
+    const double now = seconds_now();
+    const bool anew = *looked == 0 || now - *looked > m->timeout / 2;
+    *looked = now;
+    for (int i = 0; i < m->size; i++) {
+        struct silence *silence = &m->silence[i];
+        const uint32_t beats = __atomic_load_n(&m->head[i]->beats, __ATOMIC_ACQUIRE);
+        if (anew || beats != silence->beats) *silence = (struct silence){beats, now};
+        if (now - silence->since > m->timeout)
+            return log_error("rank %d, of this rank's group, gave no sign of life for %.1f s: "
+                             "expected one within %g s (--peer-timeout)",
+                             m->first + i, now - silence->since, m->timeout);
+    }
+    return 0;
+}
+
 int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm) {
     struct head *barrier = m->head[0];
     const uint32_t round = __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE);
@@ -157,6 +228,7 @@ int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm) {
         syscall(SYS_futex, &barrier->rounds, FUTEX_WAKE, m->size, NULL, NULL, 0);
         return 0;
     }
+    double looked = 0;
     for (int i = 0; __atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round; i++) {
         const bool turns = comm && lossynet_turn(comm);
         if (i < TRIES || (turns && i % TRIES)) {
@@ -164,7 +236,8 @@ int shared_memory_wait(struct shared_memory *m, struct lossynet_comm *comm) {
             continue;
         }
         if (!turns) sleep_while(&barrier->rounds, round);
-        if (__atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round && find_ended(m))
+        if (__atomic_load_n(&barrier->rounds, __ATOMIC_ACQUIRE) == round &&
+            (find_ended(m) || find_silent(m, &looked)))
             return -1;
     }
     return 0;

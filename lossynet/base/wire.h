@@ -44,7 +44,9 @@
  *                      fragments of a message before `packet`, and those for which the payload's
  *                      last 8 bytes have a bit; bit i is fragment packet + i. Payload: the sender's
  *                      state, and for a message these 8 bytes.
- *             LEAVE    the sender is done with this run. Answered by LEFT.
+ *             LEAVE    the sender is done with this run. It now sends LEAVE in place of STATE, with the
+ *                      same fields. Without encryption it is believed only if the sender is silent
+ *                      from then on. Answered by LEFT.
  *             ABORT    the sender has failed. Without encryption it is believed only if two ranks
  *                      say so, or if the sender is silent from then on. Answered by LEFT.
  *             ASK      kind GRADIENT: asks the receiver for its acknowledgement of the sender's

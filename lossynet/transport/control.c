@@ -58,12 +58,12 @@ static void put_state(const struct lossynet_transport *t, int peer, uint8_t *to)
 
 /* Sends one datagram in the class of DATA (`bulk`) or in the default class. If DATA has a class of
  * its own, a datagram of the default class may overtake DATA. Then a PROBE does not say how many
- * DATA were sent, and a STATE answers no question. */
+ * DATA were sent, and a STATE answers no question. The payload has at least `least` bytes. */
 static void send_in_class(struct lossynet_transport *t, int peer, int type, int kind,
-                          uint32_t index, uint32_t packet, bool bulk) {
+                          uint32_t index, uint32_t packet, bool bulk, size_t least) {
     struct lossynet_peer *p = &t->peers[peer];
     bool overtakes = t->session.two_classes && !bulk;
-    uint8_t payload[WIRE_STATE_BYTES + 8];
+    uint8_t small[WIRE_STATE_BYTES + 8], *payload = least ? t->session.padding : small;
     size_t bytes = WIRE_STATE_BYTES;
     put_state(t, peer, payload);
     struct lossynet_message *answered =
@@ -72,7 +72,11 @@ static void send_in_class(struct lossynet_transport *t, int peer, int type, int 
         wire_put(payload + bytes, answered->got, 8);
         bytes += 8;
     }
-    if (type == WIRE_STATE) packet = overtakes ? 0 : p->control.echo;
+    /* A rank that leaves says so in place of STATE. So a STATE shows that a rank has not left. */
+    const bool answers = type == WIRE_STATE || (type == WIRE_LEAVE && t->threads.closing);
+    if (answers) type = t->threads.closing ? WIRE_LEAVE : WIRE_STATE;
+    if (answers) packet = overtakes ? 0 : p->control.echo;
+    if (bytes < least) bytes = least;
     struct lossynet_datagram d =
         lossynet_control_datagram(t, peer, type, kind, index, packet, payload, bytes);
     if (answered) {
@@ -88,13 +92,18 @@ static void send_in_class(struct lossynet_transport *t, int peer, int type, int 
 void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
                            uint32_t index, uint32_t packet) {
     struct lossynet_peer *p = &t->peers[peer];
-    send_in_class(t, peer, type, kind, index, packet, false);
+    send_in_class(t, peer, type, kind, index, packet, false, 0);
     /* Send it in both classes: the one in the default class arrives even if no DATA does. */
     bool behind_data = type == WIRE_STATE ? p->control.answer_due : type == WIRE_PROBE && !packet;
     if (t->session.two_classes && behind_data)
-        send_in_class(t, peer, type, kind, index, packet, true);
+        send_in_class(t, peer, type, kind, index, packet, true, 0);
     p->flow.unacknowledged = 0;
     if (type == WIRE_STATE) p->control.state_due = p->control.answer_due = false;
+}
+
+void lossynet_control_probe(struct lossynet_transport *t, int peer, uint32_t nonce, size_t bytes,
+                            bool bulk) {
+    send_in_class(t, peer, WIRE_PROBE, 0, 0, nonce, bulk, bytes);
 }
 
 double lossynet_control_tell(const struct lossynet_peer *peer, double now) {
@@ -232,6 +241,7 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
     if (news || credited) flow->blocked = false; /* send.c finds out again */
     if (news || credited) lossynet_timer_news(t, p);
     lossynet_window_report(t, peer, (uint32_t)wire_get(from + 32, 4));
+    lossynet_path_data(t, peer, (uint32_t)wire_get(from + 32, 4));
     if (!later(credit, flow->sent) && !later(group, t->sender.group_sent))
         lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
 }
@@ -244,12 +254,30 @@ static void give_up(const struct lossynet_transport *t, uint32_t *seen, uint32_t
     if (later(sent, *seen) || later(*seen, sent + reach)) *seen = sent;
 }
 
+/* Takes the nonce of the last PROBE of ours that a peer has answered. */
+static void take_answer(struct lossynet_transport *t, int peer, uint32_t nonce) {
+    struct lossynet_peer *p = &t->peers[peer];
+    if (!later(nonce, p->control.answered) || later(nonce, t->receiver.nonces)) return;
+    p->control.answered = nonce;
+    lossynet_timer_news(t, p);
+    lossynet_path_answered(t, peer, nonce);
+}
+
 static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
                        const struct wire_header *h, const uint8_t *payload) {
     give_up(t, &p->flow.seen, h->sequence);
     give_up(t, &p->flow.group_seen, (uint32_t)wire_get(payload + 28, 4));
     if (h->packet) p->control.echo = h->packet, p->control.answer_due = true;
     p->control.state_due = true;
+}
+
+/* Handles LEAVE. Without encryption anybody on the path can send it in a peer's name. Then the peer
+ * has left only if it says nothing else from then on (progress.c, timer.c). */
+static void take_leave(struct lossynet_transport *t, int peer) {
+    struct lossynet_liveness *live = &t->peers[peer].live;
+    if (live->leaving == 0) live->leaving = t->receiver.now;
+    live->left |= t->link->features.reliable || t->session.secure;
+    live->knows = true;
 }
 
 /* Handles ABORT. Without encryption anybody on the path can send ABORT in a peer's name. Then we
@@ -279,9 +307,7 @@ bool lossynet_control_receive(struct lossynet_transport *t, int peer, const stru
     if (h->type != WIRE_ABORT) take_state(t, peer, payload);
     switch (h->type) {
     case WIRE_STATE:
-        if (!later(h->packet, p->control.answered) || later(h->packet, t->receiver.nonces)) break;
-        p->control.answered = h->packet;
-        lossynet_timer_news(t, p);
+        take_answer(t, peer, h->packet);
         break;
     case WIRE_PROBE:
         take_probe(t, p, h, payload);
@@ -295,10 +321,12 @@ bool lossynet_control_receive(struct lossynet_transport *t, int peer, const stru
         p->live.knows = p->control.left_due = true;
         break;
     case WIRE_LEAVE:
-        p->live.left = p->live.knows = p->control.left_due = true;
+        take_leave(t, peer);
+        take_answer(t, peer, h->packet);
+        p->control.left_due = true;
         break;
     case WIRE_LEFT:
-        p->live.knows = true;
+        p->live.knows |= t->threads.closing;
         break;
     }
     return true;

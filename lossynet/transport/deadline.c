@@ -103,6 +103,17 @@ bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half) 
     return half > 0 && t->receiver.empty - half > lossynet_deadline_wait(t);
 }
 
+double lossynet_deadline_due(const struct lossynet_transport *t, double now) {
+    double half = HUGE_VAL;
+    for (int kind = 0; kind < 2 && t->deadline.on; kind++)
+        if (t->phase[kind].awaited && t->phase[kind].half > 0)
+            half = fmin(half, t->phase[kind].half);
+    const struct lossynet_rounds *pulse = &t->rounds[LOSSYNET_PULSE];
+    if (t->deadline.on && pulse->open && pulse->half > 0) half = fmin(half, pulse->half);
+    const double due = half + lossynet_deadline_wait(t);
+    return due > now ? due : HUGE_VAL;
+}
+
 /* Returns whether a rank takes part in this GRADIENT phase without a gradient, as far as we
  * know. */
 static bool idles(const struct lossynet_transport *t, int rank) {

@@ -65,8 +65,10 @@ static uint32_t stamp_of(double now) {
 static double push(struct lossynet_transport *t, int peer, int which, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_message *m = &p->message[which];
-    if (!t->rounds[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which))
+    if (!t->rounds[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) {
+        lossynet_path_message(t, peer, which, 0, now);
         return HUGE_VAL;
+    }
     const bool again = !t->link->features.reliable && lossynet_timer_is_over(t, &m->repeat, now);
     const bool listens = (int32_t)(m->in_round - t->rounds[which].begun) >= 0;
     const double timeout = fmin(m->repeat.pause, lossynet_timer_timeout(p));
@@ -102,6 +104,8 @@ static double push(struct lossynet_transport *t, int peer, int which, double now
     if (repeated) lossynet_timer_again(t, p, &m->repeat, now);
     if (n > 0) lossynet_session_send(t, peer, t->sender.batch, n);
     if (t->link->features.reliable) return HUGE_VAL;
+    size_t at, first = fragment(t, m->out_bytes, m->acked_before, &at);
+    lossynet_path_message(t, peer, which, first, now);
     return fmin(due, fmax(oldest + fmin(late, timeout), lossynet_timer_due(t, &m->repeat, now)));
 }
 
@@ -130,8 +134,8 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
         return;
     }
     lossynet_timer_news(t, p);
-    m->moved = t->receiver.now;
     if ((int32_t)(h->index + 1 - m->in_round) > 0) {
+        m->moved = t->receiver.now;
         m->in_round = h->index + 1;
         /* The peer has begun this round, and now takes the fragments that it dropped before. */
         if (m->in_round == round->begun) memset(m->sent_at, 0, sizeof m->sent_at);
@@ -150,6 +154,7 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
     if (h->packet < m->got_before || h->packet - m->got_before >= LOSSYNET_FRAGMENTS) return;
     uint64_t bit = (uint64_t)1 << (h->packet - m->got_before);
     if (m->got & bit) return;
+    m->moved = t->receiver.now;
     if (h->length) memcpy(m->in + at, payload, h->length);
     m->got |= bit;
     for (; m->got & 1; m->got >>= 1) m->got_before++;
@@ -175,6 +180,7 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
     for (uint32_t i = 0; i < forward && i < LOSSYNET_FRAGMENTS; i++)
         m->sent_at[(m->acked_before + i) % LOSSYNET_FRAGMENTS] = 0;
     if (forward || (mask | m->acked) != m->acked) m->repeat.pause = lossynet_timer_timeout(p);
+    if (forward) lossynet_path_message(t, peer, which, 0, t->receiver.now);
     m->acked = (forward < 64 ? m->acked >> forward : 0) | mask;
     m->acked_before = h->packet;
 }
@@ -200,8 +206,10 @@ double lossynet_message_owed(const struct lossynet_transport *t, int peer) {
     for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
         const struct lossynet_rounds *round = &t->rounds[which];
         const struct lossynet_message *m = &p->message[which];
-        bool begun = (int32_t)(m->in_round - round->begun) >= 0 ||
-                     (int32_t)(p->control.complete[which] - round->begun) >= 0;
+        bool begun =
+            (int32_t)(m->in_round - round->begun) >= 0 ||
+            (which == LOSSYNET_MEETING && (int32_t)(p->control.meetings - round->begun) >= 0) ||
+            (int32_t)(p->control.complete[which] - round->begun) >= 0;
         if (round->open && begun && m->got_before < m->expects && !has_passed(t, p, which))
             owed = fmax(owed, t->receiver.empty - m->moved);
     }

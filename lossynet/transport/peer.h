@@ -8,6 +8,7 @@
  *     tx, rx      the present phase of each kind, ours and its       send.c, recv.c
  *     message     the present rounds of small messages               message.c
  *     lateness    whether we wait for it                             deadline.c
+ *     doubt       whether large datagrams still pass to it           path.c
  *     question    its acknowledgement of our gradient                ask.c
  *
  * In the comments "it" is the peer, and times without a unit are those of lossynet_now.
@@ -37,7 +38,8 @@ struct lossynet_liveness {
     double expected;  /* since when we need something of it; 0: we need nothing */
     double asked;     /* since when we ask it for signs of life; 0: we do not */
     bool repeated;    /* we repeated something to it, and it has not said anything new since */
-    bool left;        /* it sent LEAVE, or an ABORT that we believe */
+    bool left;        /* it sent a LEAVE or an ABORT that we believe */
+    double leaving;   /* when it first sent LEAVE, if nothing denied that later; 0: it did not */
     double aborted;   /* when it first sent ABORT, if nothing else came later; 0: it did not */
     double refused;   /* when its host last refused a datagram for its address; 0: never */
     bool suspected;   /* it has been silent for so long that we ask all peers */
@@ -72,8 +74,6 @@ struct lossynet_flow {
     uint32_t seen, group_seen;           /* we have seen, or given up, all its DATA before these */
     uint32_t unacknowledged;             /* its DATA for which we have not given credit yet */
     uint32_t came;                       /* its DATA that arrived, since the start */
-    uint32_t vanished;   /* its DATA announced in a row of phases that brought none */
-    uint32_t noticed[2]; /* `came` when its last phase of a kind ended */
     struct lossynet_loss_report report;
 };
 
@@ -127,7 +127,7 @@ struct lossynet_message { /* the present message round of a kind: our part for i
     double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo LOSSYNET_FRAGMENTS; 0: not yet */
     uint32_t in_round;                  /* message rounds that it has begun */
     uint32_t stamp; /* of its last fragment, until an acknowledgement returns it; 0: none */
-    double moved;   /* when it last sent a fragment, or completed a round */
+    double moved;   /* when a new fragment of it last came, or it completed a round */
     struct lossynet_timer repeat; /* in the first kind of round, also for LEAVE */
 };
 
@@ -152,6 +152,22 @@ struct lossynet_question { /* acknowledgements that we ask it for, or it asks us
     uint32_t holds; /* we have an acknowledgement for this GRADIENT phase, from 1 on; 0: for none */
 };
 
+struct lossynet_doubt { /* whether datagrams of full size still pass to it (path.c) */
+    size_t bytes;       /* payload of datagrams that may not pass; 0: we do not doubt */
+    bool data;          /* that is because of DATA, and not because of a message */
+    double waits[LOSSYNET_ROUND_KINDS]; /* since when a large fragment waits; 0: none does */
+    uint32_t came, sent; /* at the begin of a sample: its count of our DATA, and our count */
+    bool sampled;        /* a sample has left; it may still be on its way */
+    double since;        /* when it had left */
+    uint32_t vanished;   /* DATA in a row of which none came, when the doubt began; 0: some came */
+    bool told;           /* a line has said that DATA do not come */
+    uint32_t first;      /* nonce of the first PROBE; 0: none has left */
+    bool padded;         /* the last PROBE was padded */
+    int answers;         /* to small PROBEs */
+    double due;          /* when the next PROBE leaves */
+    double trusted;      /* until when we do not doubt again */
+};
+
 struct lossynet_peer {
     struct lossynet_liveness live;
     struct lossynet_round_trip round_trip;
@@ -162,6 +178,7 @@ struct lossynet_peer {
     struct lossynet_message message[LOSSYNET_ROUND_KINDS];
     struct lossynet_waiting lateness;
     struct lossynet_question question;
+    struct lossynet_doubt doubt;
 };
 
 #endif

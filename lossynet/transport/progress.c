@@ -7,25 +7,49 @@
 #include <math.h>
 #include <signal.h>
 
-enum { TURNS = 8 };
+/* receive_queue counts datagrams of full size: at most QUEUE_MOST times as many small ones fit. */
+enum { TURNS = 8, QUEUE_MOST = 8 };
 
 /* Times, in seconds. */
 static const double IDLE = 1.0;        /* longest sleep; a datagram or a caller ends it */
 static const double TICK = 1e-4;       /* longest sleep while we need something of a few peers, */
 static const double TICK_MAX = 0.01;   /* or of many peers that do not answer */
+static const double TICK_SHARE = 0.1;  /* or so much of the time since the last datagram came */
 static const double LOOK = 0.02;       /* longest time between looks at a peer that we need */
 static const double LOOK_LEAST = 2e-5; /* shortest time between looks, unless something comes */
 /* Times, in peer time-outs. */
 static const double OWING = 2;               /* longest wait for the next fragment of a message */
 static const double SUSPECTED = 0.25;        /* silence of a peer after which we ask all peers */
 static const double SUSPECTED_PAUSE = 0.015; /* pause between such questions */
+static const double AWAY = 0.5;              /* a turn so much too late: this rank was stopped */
 /* Times, in seconds. */
 static const double LEAVING = 1.0; /* longest wait until peers know that we leave */
-static const double ABORTED = 1.0; /* a peer that sent ABORT has failed if it is silent so long, */
+static const double ABORTED = 1.0; /* a peer that sent ABORT or LEAVE is gone if silent so long, */
 static const double REFUSED = 0.2; /* a peer has ended if its host refuses datagrams meanwhile, */
 static const double LEFT = 0.1;    /* and all that a peer sent before it left has come */
 
 /* ---- a turn ---- */
+
+/* Notes how far the queue was read. What came before `marked` has been read when the queue is
+ * empty, or when as many datagrams were read since then as it holds. So a flood that keeps the queue
+ * full does not hide that a peer is silent. */
+static void note_read(struct lossynet_transport *t, int n) {
+    struct lossynet_receiver *r = &t->receiver;
+    const int most = QUEUE_MOST * t->link->features.receive_queue;
+    r->read += n;
+    if (n > 0 && r->read < most) return;
+    r->empty = n > 0 ? r->marked : r->now;
+    r->marked = r->now;
+    r->read = 0;
+}
+
+/* Notes that this rank was stopped itself (a debugger, a suspended host). Then the others may have
+ * been stopped with it, and their silence begins anew. */
+static void note_return(struct lossynet_transport *t) {
+    if (t->receiver.now > t->receiver.next_turn + AWAY * t->session.peer_timeout)
+        t->receiver.back = t->receiver.now;
+    t->receiver.next_turn = t->receiver.now;
+}
 
 /* Handles the datagrams that have come. Returns whether there were any. */
 static bool receive(struct lossynet_transport *t) {
@@ -33,8 +57,10 @@ static bool receive(struct lossynet_transport *t) {
     bool any = false;
     for (int turn = 0; turn < TURNS; turn++) {
         t->receiver.now = lossynet_now();
+        if (turn == 0) note_return(t);
         int n = t->link->receive(t->link, arrivals);
-        if (n == 0) t->receiver.empty = t->receiver.now;
+        note_read(t, n);
+        if (n > 0) t->receiver.news = t->receiver.now;
         for (int i = 0; i < n; i++)
             lossynet_dispatch(t, arrivals[i].peer, arrivals[i].bytes, arrivals[i].count);
         any |= n > 0;
@@ -78,11 +104,13 @@ static void suspect(struct lossynet_transport *t, struct lossynet_liveness *live
 /* Makes the transport fail if a peer that this rank needs is dead. */
 static void judge(struct lossynet_transport *t, int peer, double silence) {
     const struct lossynet_liveness *live = &t->peers[peer].live;
-    if (live->left && silence > LEFT)
+    const bool refused = silence > REFUSED && lossynet_timer_is_refused(t, peer);
+    const bool leaves = live->leaving > 0 && (silence > ABORTED || refused);
+    if (leaves || (live->left && silence > LEFT))
         lossynet_session_fail(t, peer, "has left the run");
     else if (live->aborted > 0 && silence > ABORTED)
         lossynet_session_fail(t, peer, "has failed");
-    else if (silence > REFUSED && lossynet_timer_is_refused(t, peer))
+    else if (refused)
         lossynet_session_fail(t, peer, "has ended: its host refuses datagrams for it");
     else if (silence > t->session.peer_timeout)
         lossynet_session_fail(t, peer,
@@ -102,7 +130,7 @@ static double ask(struct lossynet_transport *t, int peer, double now) {
     struct lossynet_liveness *live = &p->live;
     const bool needed = needs(t, peer), blocked = p->flow.blocked;
     const double silence = lossynet_timer_unanswered(t, peer);
-    const bool gone = live->left || live->aborted > 0;
+    const bool gone = live->leaving > 0 || live->aborted > 0;
     suspect(t, live,
             !gone && (needed || live->suspected) && silence > SUSPECTED * t->session.peer_timeout);
     if (needed) judge(t, peer, silence);
@@ -145,6 +173,7 @@ static void look(struct lossynet_transport *t, double now) {
         due = fmin(due, lossynet_message_push(t, peer, now));
         due = fmin(due, lossynet_control_push(t, peer, now));
         due = fmin(due, watch(t, peer, now));
+        due = fmin(due, lossynet_path_push(t, peer, now));
         lossynet_agenda_count(t, peer);
         lossynet_agenda_set(t, peer, fmax(due, now + LOOK_LEAST));
     }
@@ -158,9 +187,13 @@ double lossynet_progress_turn(struct lossynet_transport *t) {
     for (int kind = 0; kind < 2; kind++) lossynet_deadline_check(t, kind);
     any |= lossynet_send_push(t, &wait);
     if (any) return 0;
-    wait = fmin(wait, fmax(0, lossynet_agenda_due(t) - now));
-    if (t->agenda.count[LOSSYNET_EXPECTED] == 0 && !lossynet_control_busy(t)) return wait;
-    return fmin(wait, fmin(TICK_MAX, TICK * lossynet_timer_slowness(t)));
+    wait = fmin(wait, fmax(0, fmin(lossynet_agenda_due(t), lossynet_deadline_due(t, now)) - now));
+    if (t->agenda.count[LOSSYNET_EXPECTED] > 0 || lossynet_control_busy(t)) {
+        const double quiet = TICK_SHARE * (now - t->receiver.news);
+        wait = fmin(wait, fmin(TICK_MAX, fmax(TICK * lossynet_timer_slowness(t), quiet)));
+    }
+    t->receiver.next_turn = now + wait;
+    return wait;
 }
 
 /* ---- threads ---- */

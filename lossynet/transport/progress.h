@@ -10,7 +10,7 @@
  *                    |        |       |
  *                 send.c   recv.c   message.c
  *                    |        |       |
- *                 control.c, pacing.c, window.c, timer.c, deadline.c, ask.c, agenda.c
+ *                 control.c, pacing.c, window.c, timer.c, deadline.c, ask.c, path.c, agenda.c
  *                    |
  *                 session.c: seals, verifies  -->  link->send, link->receive
  *
@@ -58,7 +58,8 @@ static const double RTO_MIN = 3e-4;
  * loss several losses in a row are common. */
 static const double RTO_BACKOFF = 1.5;
 static const double RTO_MAX = 0.02; /* longest pause in seconds, or twice a time-out if longer */
-/* How long to wait for DATA that were overtaken, in seconds. It grows when DATA come late. */
+/* How long to wait for DATA that were overtaken, in seconds. It grows when DATA come late, up to
+ * GRACE_MAX, or over a longer path up to a round trip (recv.c). */
 static const double GRACE_MIN = 2e-4;
 static const double GRACE_MAX = 0.02;
 
@@ -114,6 +115,7 @@ struct lossynet_session { /* what all datagrams of a run have in common */
     uint64_t id;
     struct lossynet_secure *secure; /* NULL: not encrypted */
     uint8_t *sealed;                /* [LOSSYNET_BATCH][payload_most], with secure */
+    uint8_t *padding;               /* [payload_most], for PROBEs of full size */
     size_t payload_most;            /* bytes, with the trailer of an encrypted datagram */
     size_t fragment_bytes;          /* bytes of a message that fit one datagram */
     bool two_classes;               /* DATA has a traffic class of its own */
@@ -154,10 +156,15 @@ struct lossynet_receiver {
     /* When the link was last found empty. Silence is measured up to this time: a rank that was
      * stopped itself must not blame peers whose datagrams it has not read yet. */
     double empty;
-    double grace;    /* GRACE_MIN ... GRACE_MAX, learnt from late DATA, slowly forgotten */
-    uint32_t nonces; /* PROBEs sent with a number */
-    int unanswered;  /* peers with live.repeated */
-    int suspects;    /* peers with live.suspected */
+    double marked;    /* when `read` was last 0; or later, but before the oldest that waits */
+    int read;         /* datagrams read since then */
+    double news;      /* when a datagram last came */
+    double next_turn; /* when the next turn is to begin, at the latest */
+    double back;      /* when this rank last noticed that it had been stopped itself */
+    double grace;     /* from GRACE_MIN on, learnt from late DATA, slowly forgotten (recv.c) */
+    uint32_t nonces;  /* PROBEs sent with a number */
+    int unanswered;   /* peers with live.repeated */
+    int suspects;     /* peers with live.suspected */
     struct lossynet_rejected rejected;
     uint64_t ignored;    /* TEST datagrams */
     uint64_t stragglers; /* phases of peers that were ended by a deadline */
@@ -361,6 +368,10 @@ struct lossynet_datagram lossynet_control_datagram(const struct lossynet_transpo
 /* Sends one datagram with our state. */
 void lossynet_control_send(struct lossynet_transport *t, int peer, int type, int kind,
                            uint32_t index, uint32_t packet);
+/* Sends a PROBE with a nonce, and with zeros up to `bytes` bytes of payload. bulk: in the class of
+ * DATA. */
+void lossynet_control_probe(struct lossynet_transport *t, int peer, uint32_t nonce, size_t bytes,
+                            bool bulk);
 /* Returns when to tell a peer again that a phase is open, after we told it now; 0: never. Over a
  * long round trip we do not wait for the peer to ask, because that takes too long if our datagram
  * was lost. */
@@ -394,6 +405,9 @@ double lossynet_deadline_wait(const struct lossynet_transport *t);
 /* Returns whether this time is over. half: when half of the ranks were done; 0: they are not
  * yet. */
 bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half);
+/* Returns the next time, after `now`, at which it is over for a phase or round that waits; infinity
+ * if there is none. */
+double lossynet_deadline_due(const struct lossynet_transport *t, double now);
 /* Returns whether at most half of the ranks are late. */
 static inline bool lossynet_deadline_is_minority(const struct lossynet_transport *t) {
     return 2 * t->deadline.late <= t->world.ranks;
@@ -468,6 +482,21 @@ bool lossynet_message_exchanged(struct lossynet_transport *t, int which);
 /* For lossynet_progress_until: returns whether our kept parts have arrived, so that the next round
  * may begin. */
 bool lossynet_message_settled(struct lossynet_transport *t, int which);
+
+/* ---- path.c: paths that drop large datagrams ---- */
+
+/* Returns a new nonce for a PROBE: an even one if it is padded, else an odd one. */
+uint32_t lossynet_path_nonce(struct lossynet_transport *t, bool padded);
+/* Says that the oldest fragment that a peer has not acknowledged in a round of this kind has
+ * `bytes` bytes. 0: all are acknowledged, or some were just now. */
+void lossynet_path_message(struct lossynet_transport *t, int peer, int which, size_t bytes,
+                           double now);
+/* Takes a peer's count of our DATA that have come there. */
+void lossynet_path_data(struct lossynet_transport *t, int peer, uint32_t came);
+/* Says that a peer has answered the PROBE with this nonce for the first time. */
+void lossynet_path_answered(struct lossynet_transport *t, int peer, uint32_t nonce);
+/* Sends a PROBE if we doubt the path. Returns when to look again. */
+double lossynet_path_push(struct lossynet_transport *t, int peer, double now);
 
 /* ---- send.c ---- */
 

@@ -17,11 +17,8 @@ static const double PATIENCE_SHARE = 0.2;
 static const double PATIENCE_PHASES = 8;
 
 static const double REORDERING = 0.25; /* round trips; see most_overtaken */
+static const double GRACE_SHARE = 0.2; /* of peer_timeout: the longest grace */
 static const double UNSEEN = 25;       /* times the grace; see most_overtaken */
-
-enum {
-    VANISHED = 64
-}; /* so many packets of a peer in a row must be missing before a line says so */
 
 /* ---- receiving ---- */
 
@@ -60,14 +57,32 @@ static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *
     return NULL;
 }
 
-/* Makes the grace longer when DATA of the phase that ended last come late: they were on their way
- * for longer than we waited. If we did not wait, since their rank was late, nothing changes. */
+/* Returns how long the grace may become for a peer: as in RFC 8985 (RACK), section 6.2, step 4, one
+ * round trip. On a short path the sender's processor may hold packets up for longer. */
+static double grace_most(const struct lossynet_transport *t, const struct lossynet_peer *p) {
+    return fmax(GRACE_MAX, fmin(p->round_trip.mean, GRACE_SHARE * t->session.peer_timeout));
+}
+
+static double grace_of(const struct lossynet_transport *t, const struct lossynet_peer *p) {
+    return fmin(t->receiver.grace, grace_most(t, p));
+}
+
+/* Makes the grace longer when DATA come after we have ended their phase or bucket: others overtook
+ * them by more than we waited. If we did not wait, since their rank was late, nothing changes. */
 static void learn_grace(struct lossynet_transport *t, int peer, const struct wire_header *h) {
     const struct lossynet_phase_state *phase = &t->phase[h->kind];
-    if ((h->index + 1 - phase->closed) % WIRE_INDICES) return;
-    if (t->peers[peer].rx[h->kind].given_up == phase->closed) return;
-    double late = 2 * (t->receiver.now - phase->closed_at);
-    t->receiver.grace = fmin(fmax(t->receiver.grace, late), GRACE_MAX);
+    const struct lossynet_peer *p = &t->peers[peer];
+    const struct lossynet_rx *rx = &p->rx[h->kind];
+    const bool last = (h->index + 1 - phase->closed) % WIRE_INDICES == 0;
+    const bool present = (h->index + 1 - phase->opened) % WIRE_INDICES == 0;
+    double ended = 0;
+    if (last && rx->given_up != phase->closed)
+        ended = phase->closed_at;
+    else if (present && !last && rx->state == RX_OVER && rx->given_up != phase->opened)
+        ended = rx->over;
+    if (ended == 0) return;
+    const double needed = t->receiver.grace + t->receiver.now - ended;
+    t->receiver.grace = fmax(t->receiver.grace, fmin(needed, grace_most(t, p)));
 }
 
 /* Counts a packet that came. When the first packet of a bucket comes, notes the time for all
@@ -147,23 +162,6 @@ static void check_reliable(struct lossynet_transport *t, int peer, struct lossyn
     if (!t->failed) t->failed = LOSSYNET_PROTOCOL;
 }
 
-/* Logs a line when many large datagrams of a peer were lost in a row while small ones come. A path
- * behaves so that silently drops datagrams larger than its MTU. */
-static void notice_black_hole(struct lossynet_transport *t, int kind, int peer) {
-    struct lossynet_flow *flow = &t->peers[peer].flow;
-    const struct lossynet_rx *rx = &t->peers[peer].rx[kind];
-    const bool none = flow->came == flow->noticed[kind]; /* not even late DATA came */
-    const uint32_t before = none ? flow->vanished : 0;
-    flow->vanished = none && rx->done ? before + rx->announced : before;
-    flow->noticed[kind] = flow->came;
-    if (before < VANISHED && flow->vanished >= VANISHED)
-        lossynet_log(
-            "rank %d, step %" PRIu64 ": none of the last %" PRIu32 " packets of rank %d has "
-            "come, and all its small datagrams do: if the path's MTU is below %zu bytes "
-            "and headers, choose a smaller packet size (packet_bytes)",
-            t->world.rank, lossynet_session_step(t), flow->vanished, peer, t->shape.packet_bytes);
-}
-
 /* Returns after how many seconds a missing packet is lost, and not only overtaken by the packets
  * that came. RFC 8985 (RACK), section 6.2, also takes a quarter of a round trip, and less if
  * nothing was overtaken before. If a PROBE is answered sooner, that is better evidence. */
@@ -190,23 +188,22 @@ static double check_complete(struct lossynet_transport *t, int kind, int peer) {
     if (ended && rx->state == RX_RECEIVING) {
         rx->state = RX_ENDING;
         rx->ending = receiver->now;
-        rx->nonce = ++receiver->nonces;
+        rx->nonce = lossynet_path_nonce(t, false);
         rx->probe = lossynet_timer_at_once();
     }
     if (!ended) return HUGE_VAL;
     const double silent_since = fmax(rx->last, rx->ending);
-    bool quiet = receiver->empty - silent_since > receiver->grace;
+    bool quiet = receiver->empty - silent_since > grace_of(t, p);
     /* A peer that has left answers no more. Everything that it sent is on its way. */
-    bool answered = p->live.left || (int32_t)(p->control.answered - rx->nonce) >= 0;
+    bool answered = p->live.leaving > 0 || (int32_t)(p->control.answered - rx->nonce) >= 0;
     const double overtaken = t->session.two_classes ? HUGE_VAL : most_overtaken(t, p);
     answered |= receiver->empty - silent_since > overtaken;
     if (all || (quiet && answered)) {
         rx->state = RX_OVER;
         rx->over = receiver->now;
-        notice_black_hole(t, kind, peer);
         return HUGE_VAL;
     }
-    if (answered) return silent_since + receiver->grace;
+    if (answered) return silent_since + grace_of(t, p);
     if (lossynet_timer_is_due(t, p, &rx->probe, receiver->now))
         lossynet_control_send(t, peer, WIRE_PROBE, 0, 0, rx->nonce);
     return fmin(silent_since + overtaken, lossynet_timer_due(t, &rx->probe, receiver->now));
@@ -253,9 +250,10 @@ static bool is_there(const struct lossynet_transport *t, int kind, int bucket, i
     const struct lossynet_receiver *receiver = &t->receiver;
     const size_t i = (size_t)bucket * t->shape.workers + sender;
     if (b->missing[i] == 0 || is_local(t, sender)) return true;
-    if (t->peers[sender / t->shape.local].rx[kind].state == RX_OVER) return true;
+    const struct lossynet_peer *p = &t->peers[sender / t->shape.local];
+    if (p->rx[kind].state == RX_OVER) return true;
     const double passed = b->passed[i];
-    return !t->link->features.reliable && passed > 0 && receiver->empty - passed > receiver->grace;
+    return !t->link->features.reliable && passed > 0 && receiver->empty - passed > grace_of(t, p);
 }
 
 static bool bucket_is_over(const struct lossynet_transport *t, int kind, int bucket) {

@@ -15,7 +15,7 @@ static void note_missed(struct lossynet_transport *t) {
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_liveness *live = &t->peers[r].live;
         const double silence = lossynet_timer_unanswered(t, r);
-        if (r == t->world.rank || live->left || live->aborted > 0) continue;
+        if (r == t->world.rank || live->leaving > 0 || live->aborted > 0) continue;
         live->missed = silence > t->session.peer_timeout / 2 ||
                        (silence > 0 && lossynet_timer_is_refused(t, r));
     }

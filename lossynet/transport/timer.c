@@ -91,6 +91,11 @@ void lossynet_timer_heard(struct lossynet_transport *t, int peer, int type) {
     live->heard = t->receiver.now;
     bool lives = type != WIRE_ABORT && t->receiver.now - live->aborted > OVERTAKEN;
     if (live->aborted > 0 && lives) live->aborted = 0; /* the peer did not send that ABORT */
+    /* A rank that leaves sends none of these any more (control.c). */
+    const bool stays = type == WIRE_DATA || type == WIRE_STATE || type == WIRE_MESSAGE;
+    if (live->leaving == 0 || !stays || t->receiver.now - live->leaving <= OVERTAKEN) return;
+    live->leaving = 0; /* the peer did not send that LEAVE */
+    live->knows = false;
 }
 
 bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer) {
@@ -98,10 +103,11 @@ bool lossynet_timer_is_refused(const struct lossynet_transport *t, int peer) {
     return live->refused > live->heard;
 }
 
-/* Returns the seconds since the peer was heard, or since `since` if that is later. If `since` is 0,
- * it returns 0. */
+/* Returns the seconds since the peer was heard, or since `since` or our own return if that is
+ * later. If `since` is 0, it returns 0. */
 static double silence(const struct lossynet_transport *t, int peer, double since) {
-    return since > 0 ? t->receiver.empty - fmax(t->peers[peer].live.heard, since) : 0;
+    const double heard = fmax(t->peers[peer].live.heard, t->receiver.back);
+    return since > 0 ? t->receiver.empty - fmax(heard, since) : 0;
 }
 
 double lossynet_timer_silence(const struct lossynet_transport *t, int peer) {

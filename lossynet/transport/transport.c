@@ -100,7 +100,7 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
             settings->peer_timeout > 0 ? settings->peer_timeout : PEER_TIMEOUT;
         lossynet_pacing_open(&t->pacing, settings->pace_gbps, settings->loss_budget);
         t->sender.first = (t->world.rank + 1) % t->world.ranks;
-        t->receiver.empty = lossynet_now();
+        t->receiver.empty = t->receiver.marked = t->receiver.back = lossynet_now();
         t->receiver.grace = GRACE_MIN;
         lossynet_deadline_open(&t->deadline, settings->skip_late, settings->deadline);
         t->deadline.late_comes = settings->late_comes;
@@ -136,6 +136,7 @@ void lossynet_transport_shape(struct lossynet_transport *t, struct lossynet_pool
     if (t == &measured) return;
     t->shape = *shape;
     t->calls = *calls;
+    t->session.padding = lossynet_pool_take(pool, 1, t->session.payload_most);
     if (t->session.secure)
         t->session.sealed = lossynet_pool_take(pool, LOSSYNET_BATCH, t->session.payload_most);
 }
@@ -147,7 +148,7 @@ lossynet_status lossynet_transport_start(struct lossynet_transport *t) {
 size_t lossynet_transport_memory(int ranks, size_t packet_bytes, bool encrypt) {
     size_t bytes = sizeof(struct lossynet_transport) +
                    (size_t)ranks * sizeof(struct lossynet_peer) + lossynet_agenda_memory(ranks) +
-                   LOSSYNET_KEPT_BYTES;
+                   LOSSYNET_KEPT_BYTES + packet_bytes;
     if (encrypt)
         bytes +=
             lossynet_secure_memory(ranks) + LOSSYNET_BATCH * (packet_bytes + LOSSYNET_SECURE_BYTES);
@@ -172,6 +173,7 @@ void lossynet_transport_close(struct lossynet_transport *t) {
         free(t->phase[kind].buckets.missing);
     }
     free(t->rounds[LOSSYNET_MEETING].kept);
+    free(t->session.padding);
     free(t->session.sealed);
     lossynet_agenda_close(&t->agenda);
     free(t->peers);

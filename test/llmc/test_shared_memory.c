@@ -2,6 +2,7 @@
  * child process. To meet, they use a page that was mapped before they were started. */
 #include <sched.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -9,6 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -51,7 +53,8 @@ static struct page *open_page(void) {
 /* Runs work(world) in RANKS processes. Returns how many of them returned another number than 0. */
 static int in_ranks(int (*work)(const struct lossynet_world *world)) {
     struct page *page = open_page();
-    int failures = 0;
+    int failures = 0, ended = 0, status;
+    pid_t stopped = 0;
     for (int r = 0; r < RANKS; r++) {
         const struct lossynet_world world = {.rank = r,
                                              .ranks = RANKS,
@@ -61,7 +64,16 @@ static int in_ranks(int (*work)(const struct lossynet_world *world)) {
                                              .share_context = page};
         if (fork() == 0) _exit(work(&world));
     }
-    for (int status; wait(&status) > 0;) failures += status != 0;
+    while (ended < RANKS) {
+        const pid_t pid = waitpid(-1, &status, WUNTRACED);
+        if (WIFSTOPPED(status)) {
+            stopped = pid;
+            continue;
+        }
+        failures += status != 0;
+        /* One that has stopped itself goes on when the others have ended. */
+        if (++ended == RANKS - 1 && stopped) kill(stopped, SIGCONT);
+    }
     munmap(page, sizeof *page);
     return failures;
 }
@@ -72,7 +84,7 @@ static int count_together(const struct lossynet_world *world) {
     struct shared_memory *m;
     const int place = world->rank % SIZE, first = world->rank - place;
     const size_t bytes = (size_t)(1 + place) * 10000;
-    if (shared_memory_open(world, first, SIZE, bytes, &m)) return 1;
+    if (shared_memory_open(world, first, SIZE, bytes, 60, &m)) return 1;
     int *mine = (int *)shared_memory_of(m, place), wrong = 0;
     for (size_t i = 0; i < bytes / sizeof *mine; i++) wrong += mine[i] != 0;
     for (int round = 1; round <= ROUNDS && !wrong; round++) {
@@ -98,7 +110,7 @@ static void test_members_wait_for_each_other(void **state) {
 static int lose_a_member(const struct lossynet_world *world) {
     struct shared_memory *m;
     const int place = world->rank % SIZE, first = world->rank - place;
-    if (shared_memory_open(world, first, SIZE, 100, &m)) return 1;
+    if (shared_memory_open(world, first, SIZE, 100, 60, &m)) return 1;
     if (world->rank == 1) _exit(0);
     capture_begin();
     const int status = shared_memory_wait(m, NULL);
@@ -113,13 +125,46 @@ static void test_a_member_that_ends(void **state) {
     assert_int_equal(in_ranks(lose_a_member), 0);
 }
 
+/* One member of the first group is stopped: its group learns it after the time-out, and not before.
+ * One of the second group needs longer than that, but it lives. */
+static int stop_a_member(const struct lossynet_world *world) {
+    struct shared_memory *m;
+    const int place = world->rank % SIZE, first = world->rank - place;
+    const double timeout = 0.5;
+    struct timespec before, after;
+    if (shared_memory_open(world, first, SIZE, 100, timeout, &m)) return 1;
+    if (world->rank == 1) raise(SIGSTOP);
+    if (world->rank == 4) nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    capture_begin();
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    const int status = shared_memory_wait(m, NULL);
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    const char *said = capture_end();
+    const double seconds =
+        (double)(after.tv_sec - before.tv_sec) + 1e-9 * (double)(after.tv_nsec - before.tv_nsec);
+    if (first) {
+        shared_memory_close(m);
+        return status || *said ? 7 : 0;
+    }
+    if (world->rank == 1) return 0;
+    /* The first to give up names rank 1. The other may learn that the first has ended. */
+    const bool names = strstr(said, "rank 1, of this rank's group, gave no sign of life") ||
+                       (strstr(said, "has ended") && !strstr(said, "rank 1,"));
+    return status == -1 && seconds >= timeout && names ? 0 : 8;
+}
+
+static void test_a_member_that_hangs(void **state) {
+    (void)state;
+    assert_int_equal(in_ranks(stop_a_member), 0);
+}
+
 /* A group that gets no memory says so, and no other goes on without it. */
 static int ask_for_too_much(const struct lossynet_world *world) {
     const int first = world->rank / SIZE * SIZE;
     struct shared_memory *m;
     capture_begin();
     const int failed = shared_memory_open(world, world->rank / SIZE * SIZE, SIZE,
-                                          world->rank == 4 ? (size_t)1 << 62 : 100, &m);
+                                          world->rank == 4 ? (size_t)1 << 62 : 100, 60, &m);
     const char *said = capture_end();
     shared_memory_close(m);
     return failed && (first == SIZE) == (strstr(said, "memory to share") != NULL) ? 0 : 6;
@@ -134,6 +179,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_members_wait_for_each_other),
         cmocka_unit_test(test_a_member_that_ends),
+        cmocka_unit_test(test_a_member_that_hangs),
         cmocka_unit_test(test_nobody_goes_on_alone),
     };
     return cmocka_run_group_tests_name("shared memory", tests, NULL, NULL);

@@ -507,28 +507,20 @@ static void test_answers(void **state) {
     close_peer(comm);
 }
 
-/* Where none of many packets of a phase has come, one line says what that may be; but not where they
- * came too late. */
-static void test_black_hole(void **state) {
+/* Odd nonces are of small PROBEs, even ones of padded ones, and 0 is none, also after 2^32. */
+static void test_nonces(void **state) {
     (void)state;
-    for (int came = 0; came < 2; came++) {
-        struct lossynet_comm *comm = open_peer();
-        struct lossynet_transport *t = comm->transport;
-        if (came) feed(comm, data_header(comm, LOSSYNET_GRADIENT, 7), 64); /* of another phase */
-        feed_control(comm, WIRE_DONE, LOSSYNET_GRADIENT, 0, 100, 1);
-        capture_begin();
-        lossynet_progress_enter(t);
-        t->receiver.empty = lossynet_now() + 100;
-        lossynet_recv_check(t, 1);
-        assert_int_equal(t->peers[1].rx[LOSSYNET_GRADIENT].state, RX_OVER);
-        lossynet_progress_leave(t);
-        const char *said = capture_end();
-        if (came)
-            assert_null(strstr(said, "none of the last"));
-        else
-            assert_message(said, "none of the last 100 packets of rank 1 has come");
-        close_peer(comm);
+    struct lossynet_comm *comm = open_peer();
+    struct lossynet_transport *t = comm->transport;
+    lossynet_progress_enter(t);
+    t->receiver.nonces = UINT32_MAX - 2;
+    for (int i = 0; i < 8; i++) {
+        const uint32_t before = t->receiver.nonces, nonce = lossynet_path_nonce(t, i % 3 == 0);
+        assert_int_equal(nonce % 2, i % 3 != 0);
+        assert_true(nonce != 0 && nonce - before <= 3);
     }
+    lossynet_progress_leave(t);
+    close_peer(comm);
 }
 
 /* A peer that answers, and wrongly believes that we have all of its message, is not waited for. */
@@ -542,7 +534,10 @@ static void test_owed_message(void **state) {
     lossynet_message_begin(t, LOSSYNET_MEETING, (uint8_t *)mine, offset, true, (uint8_t *)all,
                            offset);
     t->receiver.empty = lossynet_now() + 100;
-    assert_true(lossynet_message_owed(t, 1) == 0); /* it has not begun */
+    assert_true(lossynet_message_owed(t, 1) == 0);                    /* it has not begun */
+    t->peers[1].control.meetings = t->rounds[LOSSYNET_MEETING].begun; /* it says that it has */
+    assert_true(lossynet_message_owed(t, 1) > 99);
+    t->peers[1].control.meetings--;
     t->receiver.now = lossynet_now();
     uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->rounds[LOSSYNET_MEETING].begun};
     lossynet_progress_leave(t);
@@ -553,6 +548,32 @@ static void test_owed_message(void **state) {
     t->rounds[LOSSYNET_MEETING].open = false;
     lossynet_progress_leave(t);
     close_peer(comm);
+}
+
+/* A fragment that comes again and again is not a sign that the message goes on. */
+static void test_a_repeated_fragment(void **state) {
+    (void)state;
+    struct lossynet_comm *comm = open_peer();
+    struct lossynet_transport *t = comm->transport;
+    const size_t one = t->session.fragment_bytes;
+    uint8_t *all = calloc(2, one + 64);
+    const size_t offset[3] = {0, one + 64, 2 * (one + 64)};
+    lossynet_progress_enter(t);
+    lossynet_message_begin(t, LOSSYNET_MEETING, all, offset, true, all, offset);
+    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->rounds[LOSSYNET_MEETING].begun - 1);
+    const double *moved = &t->peers[1].message[LOSSYNET_MEETING].moved;
+    lossynet_progress_leave(t);
+    h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
+    h.packet = 1; /* the small one; the large one does not come */
+    feed(comm, h, 64);
+    const double first = *moved;
+    for (int i = 0; i < 3; i++) feed(comm, h, 64);
+    assert_true(*moved == first && t->receiver.now > first);
+    lossynet_progress_enter(t);
+    t->rounds[LOSSYNET_MEETING].open = false;
+    lossynet_progress_leave(t);
+    close_peer(comm);
+    free(all);
 }
 
 /* Packets of the default size have whole vectors of elements, however large the link's room. */
@@ -607,6 +628,28 @@ static void test_forged_abort(void **state) {
     }
     assert_message(capture_end(), "peer rank 2 has failed"); /* the first one; rank 1 went on */
     lossynet_close(comm);
+}
+
+/* A link whose queue strangers keep full does not hide that a peer is silent. */
+static void test_a_flood(void **state) {
+    (void)state;
+    for (int floods = 0; floods < 2; floods++) {
+        struct lossynet_world world = {.rank = 0, .ranks = 2};
+        struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
+        struct lossynet_comm *comm;
+        uint64_t mine = 0, all[2];
+        settings.peer_timeout = 0.3;
+        fake.hear = NULL;
+        fake.floods = floods;
+        assert_int_equal(
+            lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
+            LOSSYNET_OK);
+        capture_begin();
+        assert_int_equal(lossynet_all_gather(comm, &mine, all, sizeof mine), LOSSYNET_LINK);
+        assert_message(capture_end(), "was not heard for 0.");
+        fake.floods = false;
+        lossynet_close(comm);
+    }
 }
 
 /* Datagrams with bits flipped and cut short, but with a checksum that fits (a peer gone mad):
@@ -670,8 +713,10 @@ int main(void) {
         cmocka_unit_test(test_rejected),
         cmocka_unit_test(test_impossible_counters),
         cmocka_unit_test(test_answers),
-        cmocka_unit_test(test_black_hole),
+        cmocka_unit_test(test_nonces),
         cmocka_unit_test(test_owed_message),
+        cmocka_unit_test(test_a_repeated_fragment),
+        cmocka_unit_test(test_a_flood),
         cmocka_unit_test(test_default_packets),
         cmocka_unit_test(test_forged_abort),
         cmocka_unit_test(test_random_datagrams),
