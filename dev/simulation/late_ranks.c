@@ -24,6 +24,7 @@
  *
  *     mean        mean time of a step, divided by the median compute time
  *     p50 p99     quantiles of step times of ranks that are not stopped, divided in the same way
+ *     longest     the longest of these step times, divided in the same way
  *     lost        share of packets of computed gradients that owners did not get; with `carry` it
  *                 is below 0 if more came from earlier steps than were left for later steps
  *     delay       mean age of the gradients in averages, steps
@@ -343,12 +344,13 @@ static void print(double undisturbed) {
     }
     const double mean = run.seconds / (steps * ranks);
     qsort(run.step_seconds, run.counted, sizeof *run.step_seconds, by_size);
-    printf("mean %.3f p50 %.3f p99 %.3f lost %.5f delay %.3f idle %.4f left_out %.4f pace %.3f "
+    printf("mean %.3f p50 %.3f p99 %.3f longest %.3f lost %.5f delay %.3f idle %.4f left_out %.4f "
+           "pace %.3f "
            "throughput %.3f steps %llu uncounted %lld\n",
            mean / run.compute, quantile(0.5) / run.compute, quantile(0.99) / run.compute,
-           1 - averaged / expected, (double)run.ages / (double)run.averaged_all,
-           (double)run.idle / (steps * ranks), 1 - (double)run.made / (steps * ranks),
-           undisturbed / mean,
+           quantile(1) / run.compute, 1 - averaged / expected,
+           (double)run.ages / (double)run.averaged_all, (double)run.idle / (steps * ranks),
+           1 - (double)run.made / (steps * ranks), undisturbed / mean,
            undisturbed / mean * (double)run.averaged_all / (steps * ranks * ranks),
            (unsigned long long)run.last, (long long)run.uncounted);
 }

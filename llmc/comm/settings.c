@@ -191,7 +191,7 @@ int comm_check(const struct options *o, int workers) {
     } else if (!parse_deadline(o->deadline, &deadline)) {
         wrong = log_error("--deadline: expected auto, off or a number of seconds above 0, got '%s'",
                           o->deadline);
-    } else if (deadline > 0 && !deadline_fits(o)) {
+    } else if (strcmp(o->deadline, "off") != 0 && !deadline_fits(o)) {
         wrong = log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs: "
                           "else ranks wait for each other",
                           o->deadline);

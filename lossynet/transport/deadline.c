@@ -32,6 +32,11 @@
  * scheduler may keep a process from running, so that an ordinary step loses nothing. If it leaves
  * out more ranks, they are left out on purpose, and it stays as it is.
  *
+ * A deadline that is learnt lets no step take longer than MEDIANS median steps, or LONGEST if that
+ * is more. Otherwise a rank that rarely stops for long would hold up all others each time: the few
+ * lags that show it hardly lower the progress per second of a deadline that waits for the whole
+ * stop.
+ *
  * The lag of a late rank is known when it opens the next phase. Nothing is learnt of its lag in
  * steps that it leaves out.
  */
@@ -47,6 +52,9 @@
 static const double LEAST = 0.02, LEAST_CUT = 0.015;
 static const double NEARLY = 0.01;   /* below this q(D) a deadline waits for nearly all ranks */
 static const double MARGIN = 2;      /* such a deadline is multiplied by this */
+static const double MEDIANS = 5;     /* a step that waits takes at most so many median steps, */
+static const double LONGEST = 0.1;   /* or so many seconds */
+static const double OWN_SHARE = 1.5; /* medians of these for the step itself */
 static const double ROUND_TRIPS = 3; /* no deadline is shorter than these, and the grace */
 static const double TELL_AFTER = 1;  /* seconds before a line says that a rank is late */
 static const double TELL_AGAIN = 4;  /* the next line comes when it is this many times as late */
@@ -65,6 +73,15 @@ void lossynet_deadline_open(struct lossynet_deadline *d, bool on, double fixed) 
 static int by_size(const void *a, const void *b) {
     const float x = *(const float *)a, y = *(const float *)b;
     return (x > y) - (x < y);
+}
+
+/* Returns the longest deadline that is learnt, from the times that steps take without waiting. */
+static double longest(const float *base, uint32_t steps) {
+    float sorted[LOSSYNET_DEADLINE_STEPS];
+    memcpy(sorted, base, steps * sizeof *sorted);
+    qsort(sorted, steps, sizeof *sorted, by_size);
+    const double median = (double)sorted[steps / 2];
+    return fmax(MEDIANS * median, LONGEST) - OWN_SHARE * median;
 }
 
 double lossynet_deadline_best(const struct lossynet_deadline *d) {
@@ -90,7 +107,7 @@ double lossynet_deadline_best(const struct lossynet_deadline *d) {
         most = speed;
         best = late < NEARLY ? fmax(MARGIN * choice, LEAST) : fmax(choice, LEAST_CUT);
     }
-    return best;
+    return fmin(best, longest(d->base, steps));
 }
 
 double lossynet_deadline_wait(const struct lossynet_transport *t) {

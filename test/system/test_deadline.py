@@ -138,8 +138,10 @@ def test_wrong_use(data, tmp_path):
     for value in ("soon", "-1", "0", "nan"):
         line = one_line(run(*settings(data, tmp_path, deadline=value)), 2)
         assert f"--deadline: expected auto, off or a number of seconds above 0, got '{value}'" in line
-    for changes in ({"algorithm": "rps"}, {"link": "mpi"}):
+    for changes in ({"algorithm": "rps"}, {"algorithm": "reliable"}, {"link": "mpi"}):
         line = one_line(run(*settings(data, tmp_path, deadline=0.1, **changes)), 2)
         assert "--deadline 0.1: expected --algorithm lossy over --link udp or verbs" in line
+        line = one_line(run(*settings(data, tmp_path, deadline="auto", **changes)), 2)
+        assert "--deadline auto: expected --algorithm lossy over --link udp or verbs" in line
     line = one_line(run(*settings(data, tmp_path, loss_model="replay:/nowhere/at/all")), 2)
     assert "replay /nowhere/at/all: expected this file, or FILE.0, FILE.1 ... of all ranks" in line
