@@ -30,6 +30,7 @@
 #include "llmc/model/generate.h"
 #include "llmc/model/param_layout.h"
 #include "llmc/cli/options.h"
+#include "llmc/cli/out_lock.h"
 #include "llmc/cli/run_data.h"
 #include "llmc/cli/preflight.h"
 #include "llmc/log/metrics.h"
@@ -247,6 +248,7 @@ struct trainer {
     struct async_writer *saver;
     struct jsonl *log;
     struct progress progress;
+    struct out_lock lock; /* rank 0's, until the end of the run */
 };
 
 static void trainer_release(struct trainer *t) {
@@ -657,9 +659,16 @@ static int finish(struct trainer *t, bool stopped, const struct eval_metrics *ev
     progress_end(&t->progress);
     if (t->progress.on && stopped) printf("stopped by a signal after %d steps\n", t->at.step);
     if (t->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
-    metrics_log_end(t->log, &t->at.record, stopped ? "stopped" : "complete", eval, checkpoint);
-    if (t->dp.world.rank > 0 || !async_writer_has_failed(t->saver)) return 0;
-    return log_error("no checkpoint could be written to '%s', see above", t->options->out);
+    const bool lost = async_writer_has_failed(t->saver);
+    const char *status = lost ? "not saved" : stopped ? "stopped" : "complete";
+    metrics_log_end(t->log, &t->at.record, status, eval, checkpoint);
+    if (!lost) return 0;
+    if (t->dp.world.rank > 0) return -1;
+    return *checkpoint
+               ? log_error("step %d could not be saved, see above: the newest checkpoint "
+                           "is '%s'",
+                           t->at.step, checkpoint)
+               : log_error("no checkpoint could be written to '%s', see above", t->options->out);
 }
 
 /* Sets where the run stands after `done` steps. */
@@ -746,11 +755,24 @@ static int prepare(struct trainer *t, bool training) {
     return 0;
 }
 
+/* Rank 0 locks --out. All ranks get its answer. */
+static int lock_out(struct trainer *t) {
+    const struct options *o = t->options;
+    const struct lossynet_world *world = &t->dp.world;
+    int32_t *failed = (int32_t *)calloc((size_t)world->ranks, sizeof *failed);
+    if (!failed) return log_out_of_memory("the list of ranks", 0);
+    if (o->out && world->rank == 0)
+        failed[0] = out_lock_take(o->out, o->meet ? o->meet : "", &t->lock);
+    const int status = lossynet_bootstrap_gather(world, failed, sizeof *failed) || failed[0];
+    free(failed);
+    return status ? -1 : 0;
+}
+
 /* Trains a whole run or, with --meet, one view of it: the part that these ranks train together. */
 static int train_in_view(struct trainer *t) {
     const char *from = views_are_new(t->views) ? t->options->resume : NULL;
     json_t *saved = NULL;
-    int failed = from ? resume_open(from, &saved, &t->at) : 0;
+    int failed = lock_out(t) || (from && resume_open(from, &saved, &t->at));
     failed = failed || prepare(t, true) ||
              data_parallel_open_saver(&t->dp, t->tokenizer, t->at.step, t->continues, &t->run,
                                       &t->saver) ||
@@ -779,7 +801,7 @@ static int change_view(struct trainer *t, bool ended) {
     if (t->dp.unfinished && r->step == t->at.step - 1) /* nobody will measure it */
         metrics_add(&t->at.record, r);
     memcpy(next.recent, t->recent, sizeof next.recent);
-    next.at = t->at, next.views = t->views;
+    next.at = t->at, next.views = t->views, next.lock = t->lock;
     next.options = t->options, next.config = t->config;
     progress_end(&t->progress);
     trainer_release(t);
@@ -856,6 +878,7 @@ static int run(struct options *o, const struct lossynet_world *launched) {
     if (!status) status = run_mode(&t, o, &world) && !views_are_complete(t.views) ? 1 : 0;
     const enum views_end done = t.at.step >= o->steps ? VIEWS_RUN_COMPLETE : VIEWS_RUN_STOPS;
     views_close(t.views, status ? VIEWS_RANK_FAILS : done);
+    out_lock_release(&t.lock);
     return status == VIEWS_COMPLETE ? 0 : status;
 }
 

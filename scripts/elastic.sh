@@ -16,8 +16,8 @@
 # The same command with the --meet URL of a run that goes on adds N processes to it.
 #
 # SIGINT, SIGTERM and SIGUSR1 are passed on, and after them no process is started again. If the connection
-# to a process ends, the process is killed and another one is started. If this script is killed, all its
-# processes on other hosts are killed. If all processes die at once, the new ones continue from the last
+# to a process ends, the process is killed and another one is started. If this script is killed, its
+# processes on this host stop with a checkpoint, and those on other hosts are killed. If all processes die at once, the new ones continue from the last
 # checkpoint (--resume auto). They do not with --srun or after a connection has ended, because a process
 # there may still be training.
 # Exit codes: 0: a process has ended well; 1: no process is left; 2: wrong usage. The environment
@@ -66,6 +66,7 @@ done
 
 # ---- etcd -----------------------------------------------------------------------------------
 folder=$(mktemp -d) || exit 1
+name=elastic-${folder##*.} # of the etcd and of the run, unlike any other
 etcd='' client='' peer=''
 exec {idle}<> <(:) # nothing ever comes from it
 
@@ -77,23 +78,31 @@ launch() { # in a process group of its own, which Ctrl-C does not reach
     set +m
 }
 
+# A process of this host gets the signal if this script is killed.
+tied=()
+setpriv --pdeathsig TERM true 2>/dev/null && tied=(setpriv --pdeathsig)
+tie() { # tie SIGNAL COMMAND
+    launch ${tied[@]+"${tied[@]}" "$1"} "${@:2}"
+}
+
 etcd_start() {
     local local=127.0.0.1
     [ "${#hosts[@]}" -eq 0 ] || local=0.0.0.0
-    launch etcd --data-dir "$folder/data" --listen-client-urls "http://$local:$client" \
+    tie KILL etcd --name "$name" --data-dir "$folder/data" --listen-client-urls "http://$local:$client" \
         --advertise-client-urls "http://$here:$client" --listen-peer-urls "http://127.0.0.1:$peer" \
         --initial-advertise-peer-urls "http://127.0.0.1:$peer" \
-        --initial-cluster "default=http://127.0.0.1:$peer" </dev/null >>"$folder/log" 2>&1
+        --initial-cluster "$name=http://127.0.0.1:$peer" </dev/null >>"$folder/log" 2>&1
     etcd=$!
 }
 
+# Whether the etcd of this script answers. Another one may have had its port before.
 etcd_answers() {
     local answer
     { exec {socket}<>"/dev/tcp/127.0.0.1/$client"; } 2>/dev/null || return 1
-    printf 'GET /health HTTP/1.0\r\n\r\n' >&"$socket"
+    printf 'POST /v3/cluster/member/list HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}' >&"$socket"
     answer=$(timeout 2 cat <&"$socket")
     exec {socket}>&-
-    [[ $answer == *'"health":"true"'* ]]
+    [[ $answer == *"\"name\":\"$name\""* ]]
 }
 
 # Starts etcd at ports that nobody uses. It tries random ports until etcd answers.
@@ -108,7 +117,7 @@ etcd_open() {
         for ((wait = 0; wait < 600; wait++)); do
             kill -0 "$etcd" 2>/dev/null || break
             if etcd_answers; then
-                meet=etcd://$here:$client/elastic
+                meet=etcd://$here:$client/$name
                 return
             fi
             doze 0.1
@@ -154,7 +163,7 @@ start() { # start NUMBER
     # processes of this script. After a connection has ended, this is not sure.
     [ "${again[$1]}" -eq 0 ] || [ -n "$unsure" ] || options+=(--meet-anew)
     if [ "${#hosts[@]}" -eq 0 ]; then
-        launch "$program" "${options[@]}" </dev/null
+        tie TERM "$program" "${options[@]}" </dev/null
     else
         local input word command='sh -c'
         for word in "$far_away" elastic "$program" "${options[@]}"; do

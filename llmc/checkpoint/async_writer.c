@@ -31,6 +31,7 @@ struct note { /* what a rank sends to the others */
     int32_t state, stop;
     int32_t behind;    /* rank 0: result of async_writer_is_behind at the start */
     uint32_t finished; /* rank 0: number of saves that have ended, with or without success */
+    int32_t lost;      /* rank 0: the last of these was without */
 };
 
 struct async_writer {
@@ -38,7 +39,8 @@ struct async_writer {
     const struct resume_run *run; /* settings.run */
     struct note *mine,
         *all; /* [local], [workers]: only the entry of a rank's first worker is used */
-    uint32_t started, succeeded;
+    uint32_t started;
+    int start; /* rank 0: see `start` in resume.h */
     bool behind;
     char directory[FILE_PATH_BYTES];
     struct snapshot snapshot;
@@ -184,7 +186,7 @@ static void *commit(void *argument) {
     pthread_mutex_lock(&s->lock);
     s->note.state = IDLE;
     s->note.finished++;
-    s->succeeded += !status;
+    s->note.lost = status != 0;
     pthread_mutex_unlock(&s->lock);
     return NULL;
 }
@@ -238,6 +240,7 @@ static void abandon(struct async_writer *s) {
     hf_model_abandon(s->directory);
     s->note.state = IDLE;
     s->note.finished++;
+    s->note.lost = true;
 }
 
 /* Acts on the notes that were just gathered. */
@@ -287,6 +290,7 @@ static int begin(struct async_writer *s, int step, bool *go) {
     if (!*go && s->run->facts.rank == 0) {
         s->note.finished++;
         s->note.state = IDLE;
+        s->note.lost = true;
     }
     return 0;
 }
@@ -322,6 +326,7 @@ static int copy_model(struct async_writer *s, bool *failed) {
 static void copy_and_write(struct async_writer *s, const struct resume_point *at, int failed) {
     json_decref(s->trainer);
     s->trainer = resume_describe(s->run, at);
+    if (s->trainer) json_object_set_new(s->trainer, "start", json_integer(s->start));
     if (!failed)
         failed = s->trainer ? resume_snapshot(s->run, &s->snapshot)
                             : log_error("cannot save a checkpoint: out of memory");
@@ -431,6 +436,8 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
     if (run->facts.rank == 0 && run->facts.options->overwrite && !continues)
         remove_earlier(run->facts.options);
     if (run->facts.rank == 0 && (run->facts.options->resume || continues)) recall(s, step);
+    if (run->facts.rank == 0) s->start = resume_last_start(run->facts.options->out) + !continues;
+    if (!s->start) s->start = 1;
     if (continues && agree_behind(s, step)) {
         async_writer_close(s);
         return -1;
@@ -465,5 +472,6 @@ const char *async_writer_last(const struct async_writer *s) {
 }
 
 bool async_writer_has_failed(const struct async_writer *s) {
-    return s && s->started && (!s->succeeded || !*async_writer_last(s));
+    return s && s->started &&
+           (note_of(s, 0)->lost || (s->run->facts.rank == 0 && !*async_writer_last(s)));
 }

@@ -86,7 +86,8 @@ int async_writer_finish(struct async_writer *s);
 /* On rank 0: the newest checkpoint of this run that still exists; "" if there is none. */
 const char *async_writer_last(const struct async_writer *s);
 
-/* On rank 0: whether saves were requested and none of them is on disk. */
+/* After async_writer_finish: whether the last save that was requested is not on disk. All ranks get
+ * the same answer, unless somebody has removed all checkpoints. */
 bool async_writer_has_failed(const struct async_writer *s);
 
 #ifdef __cplusplus

@@ -268,13 +268,15 @@ int resume_open(const char *directory, json_t **saved, struct resume_point *at) 
 
 struct candidate {
     char *path;
+    int64_t start, step;
     double saved;
-    int64_t step;
 };
 
 static int older_first(const void *a, const void *b) {
     const struct candidate *x = (const struct candidate *)a, *y = (const struct candidate *)b;
-    if (x->saved != y->saved) return x->saved < y->saved ? -1 : 1;
+    if (x->start != y->start) return x->start < y->start ? -1 : 1;
+    /* Checkpoints of before 0.1.0 have no start: there, the time is all there is. */
+    if (!x->start && x->saved != y->saved) return x->saved < y->saved ? -1 : 1;
     return (x->step > y->step) - (x->step < y->step);
 }
 
@@ -310,7 +312,8 @@ static size_t find(const char *out, struct candidate **found, size_t *damaged) {
         }
         char *copy = count < room ? strdup(path) : NULL;
         if (copy) {
-            struct candidate c = {copy, real(saved, "saved"), integer(saved, "step")};
+            struct candidate c = {copy, integer(saved, "start"), integer(saved, "step"),
+                                  real(saved, "saved")};
             (*found)[count++] = c;
         }
         json_decref(saved);
@@ -320,13 +323,28 @@ static size_t find(const char *out, struct candidate **found, size_t *damaged) {
     return count;
 }
 
+/* Damaged checkpoints are not reported here. */
+static size_t find_quietly(const char *out, struct candidate **found) {
+    size_t damaged;
+    const bool muted = log_muted;
+    log_muted = true;
+    const size_t count = find(out, found, &damaged);
+    log_muted = muted;
+    return count;
+}
+
+int resume_last_start(const char *out) {
+    struct candidate *found;
+    const size_t count = find_quietly(out, &found);
+    const int last = count ? (int)found[count - 1].start : 0;
+    for (size_t i = 0; i < count; i++) free(found[i].path);
+    free(found);
+    return last;
+}
+
 size_t resume_list(const char *out, int step, char ***list) {
     struct candidate *found;
-    size_t damaged, kept = 0;
-    const bool muted = log_muted;
-    log_muted = true; /* damaged checkpoints are not reported here */
-    size_t count = find(out, &found, &damaged);
-    log_muted = muted;
+    size_t kept = 0, count = find_quietly(out, &found);
     *list = (char **)calloc(count + 1, sizeof **list);
     for (size_t i = 0; i < count; i++) {
         if (*list && found[i].step <= step)

@@ -18,6 +18,10 @@
  *         network           U8  (bytes)     lossynet_state_save of all workers together (only in
  *                                           the first file)
  *
+ * `start` in trainer.json numbers the starts of runs in one --out: 1 + the largest one there. It says
+ * which of two checkpoints is newer, together with the step. Clocks do not: they differ between hosts
+ * and may be set back.
+ *
  * Data position, schedule and random numbers are functions of the step and of the options. So with
  * the same options a resumed run computes the same bits, even if the workers run in other processes
  * than before. With other options it continues as well as possible, and reports what differs:
@@ -147,6 +151,9 @@ int resume_collect_lists(json_t *trainer, const char *directory, int ranks);
 
 /* Writes DIR/trainer.json, with its own checksum. Returns 0, or -1 after reporting. */
 int resume_write(json_t *trainer, const char *directory);
+
+/* The largest `start` of the complete checkpoints under `out`; 0 if there are none. */
+int resume_last_start(const char *out);
 
 /* Lists the complete checkpoints under `out` of at most `step` steps, oldest first. The caller
  * frees the names and the list. Returns their number, which is also 0 if out of memory. */

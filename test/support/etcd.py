@@ -27,11 +27,11 @@ class Etcd:
     """The constructor starts etcd, stop() ends it, and start() starts it again with the same data. shell:
     the words to put before a command so that it runs on the host with `address`."""
 
-    def __init__(self, folder, address="127.0.0.1", shell=()):
+    def __init__(self, folder, address="127.0.0.1", shell=(), port=None):
         if not shutil.which("etcd"):
             pytest.skip("etcd is not installed (scripts/dependencies.sh test)")
         self.address, self.shell = address, shell
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, port or free_port()
         self.peer = free_port()
         self.start()
 
@@ -63,6 +63,10 @@ class Etcd:
         first, end = (base64.b64encode(f"{run}/member{c}".encode()).decode() for c in "/0")
         found = self.ask("/v3/kv/range", {"key": first, "range_end": end})
         return {entry["lease"] for entry in found.get("kvs", [])}
+
+    def holds(self, key):
+        found = self.ask("/v3/kv/range", {"key": base64.b64encode(key.encode()).decode()})
+        return bool(found.get("kvs"))
 
     def lapse(self, run):
         """Ends all leases, as etcd does if a process is silent for long."""

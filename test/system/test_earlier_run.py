@@ -1,9 +1,11 @@
 """Tests that a run does not overwrite files of an earlier run, unless it is told to."""
 import hashlib
+import socket
+import time
 
 import pytest
 
-from program import events, markov_files, run, succeed
+from program import events, markov_files, run, start, succeed
 
 pytestmark = pytest.mark.spread
 
@@ -144,3 +146,24 @@ def test_resuming_with_a_file_that_is_no_log(data, earlier, tmp_path):
         done = run(*line(data, f"--out={out}", f"--resume={resume}", f"--log={notes}"))
         refused(done, 1, f"--log: '{notes}' is no log of this program")
     assert notes.read_text() == "mine\n"
+
+
+def test_two_runs_do_not_share_a_folder(data, tmp_path):
+    """The second run is refused as long as the first lives. A killed one keeps no lock."""
+    first = start(*line(data, f"--out={tmp_path}", "--steps=1000000"))
+    try:
+        end = time.monotonic() + 60
+        while not list(tmp_path.glob("checkpoint-*/trainer.json")):
+            assert first.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        for ranks in (0, 2):
+            done = run(*line(data, f"--out={tmp_path}", "--resume=auto"), ranks=ranks)
+            refused(done, 1, f"--out: another run is writing to '{tmp_path}' (host {socket.gethostname()}, "
+                             f"process {first.pid})")
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    done = events(tmp_path / "log.jsonl", "step")[-1]["step"] + 1
+    succeed(*line(data, f"--out={tmp_path}", "--resume=auto", f"--steps={done + 9}"))
+    assert not (tmp_path / "lock").exists()

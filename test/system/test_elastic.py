@@ -443,3 +443,15 @@ def test_who_joins_needs_no_checkpoint(data, tmp_path, ranks):
     run2.wait_steps(3)
     run2.end()
     assert contiguous(run2.log())
+
+
+def test_a_run_whose_last_step_is_not_saved_is_not_complete(data, tmp_path, etcd):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "checkpoint-00000003").write_text("in the way of the last checkpoint", encoding="utf-8")
+    done = run(*settings(data, out, meet=etcd.url(tmp_path.name), workers=None, val=None, steps=3,
+                         save_every=2, overwrite=True))
+    assert done.returncode == 1, done.stderr
+    assert f"step 3 could not be saved, see above: the newest checkpoint is '{out}/checkpoint-00000002'" in done.stderr
+    assert read_log(out / "log.jsonl")[-1]["status"] == "not saved"
+    assert not etcd.holds(f"{tmp_path.name}/complete") and etcd.holds(f"{tmp_path.name}/options")

@@ -485,6 +485,40 @@ def test_killed_at_any_moment(data, tmp_path, ranks, kills):
         assert half_done > 10 and len(seen) > 10, "too few kills hit a save"
 
 
+# ---- which checkpoint is the newest ----
+
+SHIFT = """#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *t) {
+    int (*real)(clockid_t, struct timespec *) =
+        (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(id, t);
+    if (id == CLOCK_REALTIME) t->tv_sec += atoi(getenv("SHIFT"));
+    return status;
+}
+"""
+
+
+def test_clocks_do_not_say_what_is_newest(data, tmp_path):
+    """The clock is two hours ahead in the first start, and right in the others. A start from an older
+    checkpoint is newer than what an earlier one has saved of later steps."""
+    (tmp_path / "shift.c").write_text(SHIFT)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", tmp_path / "shift.so", tmp_path / "shift.c"], check=True)
+    out = tmp_path / "out"
+    common = {"val": None, "save_every": None}
+    succeed(*settings(data, out, steps=2, **common),
+            environment={"LD_PRELOAD": str(tmp_path / "shift.so"), "SHIFT": "7200"})
+    succeed(*settings(data, out, steps=4, resume="auto", keep=2, **common))
+    succeed(*settings(data, out, steps=6, resume="auto", keep=2, **common))
+    assert [e["step"] for e in events(out / "log.jsonl", "step")] == list(range(6))  # no step twice
+    assert checkpoints(out) == [4, 6]
+    succeed(*settings(data, out, steps=5, resume=checkpoint(out, 4), **common))
+    succeed(*settings(data, out, steps=7, resume="auto", **common))
+    assert [e["checkpoint"] for e in events(out / "log.jsonl", "resume")][-1] == str(checkpoint(out, 5))
+
+
 # ---- directories that fail ----
 
 @pytest.fixture
@@ -519,7 +553,10 @@ def test_full_disk_from_the_start(data, tmp_path, small_disk):
 def test_disk_that_fills_up(data, tmp_path, small_disk, ranks):
     disk = small_disk(5000)  # large enough for one checkpoint
     done = run(*settings(data, disk, save_every=3, **SHARDS if ranks else {}), ranks=ranks)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert (f"step 12 could not be saved, see above: the newest checkpoint is '{checkpoint(disk, 3)}'\n"
+            in done.stderr)
+    assert events(disk / "log.jsonl", "end")[0]["status"] == "not saved"
     assert checkpoints(disk) == [3] and "No space left" in done.stderr
     assert not list(disk.glob("*.partial"))
     assert events(disk / "log.jsonl", "end")[0]["checkpoint"] == str(checkpoint(disk, 3))
@@ -551,12 +588,18 @@ def test_read_only_disk(data, tmp_path, small_disk):
     disk, log = small_disk(20_000), tmp_path / "log.jsonl"
     process = start(*settings(data, disk, log=log, save_every=10, steps=60, val=None), pause=100)
     wait_for(lambda: 10 in checkpoints(disk), process, "checkpoint")
-    # the file system cannot be made read-only while a checkpoint is written
-    while subprocess.run(["mount", "-o", "remount,ro", disk], capture_output=True,
-                         check=False).returncode:
-        assert process.poll() is None, "never became read-only"
-    errors = process.communicate(timeout=TIMEOUT)[1]
-    assert process.returncode == 0 and len(events(log, "step")) == 60
+    # A file system with open files cannot be made read-only, so a read-only view of it takes its place.
+    view = tmp_path / "view"
+    view.mkdir()
+    for words in (("--bind", disk, view), ("-o", "remount,bind,ro", view), ("--bind", view, disk)):
+        subprocess.run(["mount", *words], check=True)
+    try:
+        errors = process.communicate(timeout=TIMEOUT)[1]
+    finally:
+        for mounted in (disk, view):
+            subprocess.run(["umount", mounted], check=True)
+    assert process.returncode == 1 and len(events(log, "step")) == 60
+    assert "the newest checkpoint is" in errors.splitlines()[-1]
     assert "Read-only file system" in errors
 
 

@@ -2,6 +2,7 @@
 trainer."""
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 
 import pytest
 
+from etcd import Etcd
 from program import PROGRAM, ROOT, TIMEOUT, environment_of, read_log
 from test_program import data, settings  # pylint: disable=unused-import
 
@@ -54,12 +56,12 @@ class Script:
         program(folder / "trainer", TRAINER)
         program(folder / "ssh", SSH)
 
-    def start(self, plan, *arguments, trainer=None):
+    def start(self, plan, *arguments, trainer=None, environment=None):
         (self.folder / "plan").write_text("\n".join(plan.split()) + "\n", encoding="utf-8")
         environment = environment_of({
             "TRAIN_LLAMA2": str(trainer or self.folder / "trainer"), "NOTES": str(self.folder),
             "PATH": f"{self.folder}:{os.environ['PATH']}", "TMPDIR": str(self.folder / "tmp"),
-            "OMP_NUM_THREADS": "1"})
+            "OMP_NUM_THREADS": "1", **(environment or {})})
         # The script has a session of its own, so that only it gets the signals.
         self.process = subprocess.Popen([ROOT / "scripts/elastic.sh", *map(str, arguments)], cwd=ROOT,
                                         env=environment, text=True, stdout=subprocess.PIPE,
@@ -120,8 +122,7 @@ def test_who_dies_is_started_again(script):
         "process 0 was killed by signal 9; it is started again, for the 1. time of 3",
         "process 0 ended with exit code 1; it is started again, for the 2. time of 3"]
     first, *later = map(options_of, script.lines("started"))
-    assert first.startswith("--meet etcd://127.0.0.1:") and first.endswith(
-        "/elastic --meet-ranks 1 --model a b")
+    assert re.fullmatch(r"--meet etcd://127.0.0.1:\d+/elastic-\w+ --meet-ranks 1 --model a b", first)
     assert later == [first + " --meet-anew"] * 2
     assert script.left_nothing()
 
@@ -139,6 +140,42 @@ def test_etcd_is_there_and_ends(script):
     if shutil.which("curl"):
         assert subprocess.run(health, capture_output=True, check=False).returncode != 0
     assert script.left_nothing()
+
+
+def children_of(process):
+    """The process ids of a script's children."""
+    text = pathlib.Path(f"/proc/{process}/task/{process}/children").read_text(encoding="utf-8")
+    return [int(pid) for pid in text.split()]
+
+
+@needs_etcd
+def test_nothing_is_left_if_the_script_is_killed(script):
+    process = script.start("wait wait", "-n", 2, "--")
+    script.wait(lambda: len(script.lines("ready")) == 2)
+    children = children_of(process.pid)
+    assert len(children) == 3  # etcd and two trainers
+    process.kill()
+    script.wait(lambda: not any(map(lives, children)))
+    assert script.lines("signals") == ["TERM"] * 2
+
+
+@needs_etcd
+def test_the_etcd_of_another_job_is_not_taken(script):
+    """Another job's etcd listens at the port that this script tries first."""
+    seed = script.folder / "seed"
+    seed.write_text("RANDOM=42\n", encoding="utf-8")
+    port = int(subprocess.run(["bash", "-c", f". {seed}; echo $((20000 + RANDOM % 12000))"],
+                              text=True, capture_output=True, check=True).stdout)
+    other = Etcd(script.folder / "other", port=port)
+    try:
+        process = script.start("wait", "-n", 1, "--", environment={"BASH_ENV": str(seed)})
+        script.wait(lambda: script.lines("ready"))
+        assert f":{port}/" not in script.lines("started")[0]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT) == 0
+        assert other.answers()
+    finally:
+        other.stop()
 
 
 URL = ("--meet", "etcd://nowhere:1/r")
@@ -238,8 +275,7 @@ def test_no_etcd(script):
 
 def trainers_of(script):
     """The process ids of a script's trainers."""
-    children = pathlib.Path(f"/proc/{script}/task/{script}/children").read_text(encoding="utf-8")
-    return [int(pid) for pid in children.split()
+    return [pid for pid in children_of(script)
             if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == PROGRAM.name]
 
 

@@ -1,0 +1,31 @@
+/* out_lock.h — keeps two runs from writing to one --out.
+ *
+ * Rank 0 locks the file OUT/lock, which says who has it, and removes it at the end. The kernel ends
+ * the lock with its process, however that dies; NFS ends it with the host. It is a lock of an open
+ * file description (fcntl(2), F_OFD_SETLK), which NFS passes on to its server.
+ */
+#ifndef LLMC_CLI_OUT_LOCK_H
+#define LLMC_CLI_OUT_LOCK_H
+
+#include "llmc/util/file.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct out_lock {
+    int file; /* the descriptor plus 1; 0: this process does not have the lock */
+    char path[FILE_PATH_BYTES];
+};
+
+/* Locks `out`, which is created. run: the URL of --meet; "" without. If another process of the same
+ * run has the lock, which writes nothing any more unless it is rank 0, this one goes on without.
+ * Where files cannot be locked, a line says so. Returns 0, or -1 after reporting that another run
+ * is writing there. Does nothing if this process has the lock already. */
+int out_lock_take(const char *out, const char *run, struct out_lock *lock);
+void out_lock_release(struct out_lock *lock); /* zeros are fine */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
