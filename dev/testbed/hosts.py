@@ -145,6 +145,7 @@ class Hosts:
         self.names = [f"{PREFIX}{os.getpid()}h{i}" for i in range(count)]
         self.folder = None
         self.running = []
+        self.lanes = set()  # ports with a slow lane
 
     # ---- up and down ----
 
@@ -300,6 +301,9 @@ class Hosts:
                "match", *word, f"{dscp << 2:#04x}", "0xfc", "flowid", "1:20")
 
     def slow_lane(self, port):
+        if port in self.lanes:
+            return
+        self.lanes.add(port)
         tc = ("tc", "-n", self.switch)
         rate = self.rate or "10gbit"
         sh(*tc, "qdisc", "replace", "dev", port, "root", "handle", "1:", "htb", "default", "10")
