@@ -613,6 +613,36 @@ lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,
                                double seconds, struct lossynet_path *out, const char **link_name);
 
+/* ---- for programs in other languages (named.c) ------------------------------------------ */
+
+/* Settings by name and value, as text. The names are those of the trainer's options without "--",
+ * and each has a default: the rule that the trainer follows. What a caller of the library does
+ * itself can be read from them: "lead", "look-ahead" (for lossynet_broadcast_ahead), "carry" (for
+ * lossynet_error_feedback_share). */
+struct lossynet_named; /* opaque */
+
+/* bucket_elements: [buckets], copied. NULL: no memory, after one logged line. */
+struct lossynet_named *lossynet_named_open(int buckets, const size_t *bucket_elements);
+void lossynet_named_close(struct lossynet_named *named); /* NULL is fine */
+/* `value` is copied. LOSSYNET_INVALID, after one logged line that says what was expected: there is
+ * no such name or value; nothing changes. lossynet_open checks how values go together. */
+lossynet_status lossynet_named_set(struct lossynet_named *named, const char *name,
+                                   const char *value);
+/* A value as it was set, until it is set again. NULL: there is no such name. */
+const char *lossynet_named_get(const struct lossynet_named *named, const char *name);
+const char *lossynet_named_name(int index); /* 0, 1, ...: the names; NULL after the last. A name
+                                         for both phases comes before those for one */
+/* For lossynet_open. Valid until the next lossynet_named_set or lossynet_named_close. */
+const struct lossynet_settings *lossynet_named_settings(const struct lossynet_named *named);
+
+/* sizeof of struct lossynet_world, lossynet_counters or lossynet_drift ("world", ...), which such a
+ * program declares again and compares. 0: another name. */
+size_t lossynet_struct_bytes(const char *name);
+
+/* Sends the messages of the process to `log` from now on, as settings.log does. NULL: to stderr.
+ * Call it while no comm is open. */
+void lossynet_messages_to(lossynet_log_function log, void *context);
+
 #pragma GCC visibility pop
 
 #ifdef __cplusplus

@@ -1,0 +1,323 @@
+"""Bare vectors: a worker of each rank averages its vector with the others' and receives the result."""
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._library import EVENT_NAMES, Counters, Drift, World, call, get, tell
+
+GRADIENT, PARAMETER = 0, 1  # the phases of a step
+_ALL_WORKERS = -1
+
+
+class Place(NamedTuple):
+    """A rank's place among the ranks, and where they meet: "HOST:PORT", at which rank 0 listens."""
+    rank: int
+    ranks: int
+    address: str
+
+    @classmethod
+    def of(cls, rank: int | None = None, ranks: int | None = None, address: str | None = None) -> Place:
+        """Takes what is not given from torchrun's variables RANK, WORLD_SIZE and MASTER_ADDR. The port is
+        LOSSYNET_PORT, else MASTER_PORT + 1, else 7010. Without any of them: rank 0 of 1."""
+        environment = os.environ
+        port = environment.get("LOSSYNET_PORT") or int(environment.get("MASTER_PORT", 7009)) + 1
+        return cls(int(environment.get("RANK", 0)) if rank is None else rank,
+                   int(environment.get("WORLD_SIZE", 1)) if ranks is None else ranks,
+                   address or f"{environment.get('MASTER_ADDR', '127.0.0.1')}:{port}")
+
+
+def options() -> list[str]:
+    """The keyword arguments that ``Comm`` hands to the library: names of the trainer's options."""
+    names = []
+    while (name := get("named_name", len(names))) is not None:
+        names.append(name.decode())
+    return [name.replace("-", "_") for name in names if name not in ("workers", "deadline")]
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+class _Settings:
+    """The library's settings by name (named.c)."""
+
+    def __init__(self, bucket_elements: Sequence[int], given: dict[str, Any]):
+        sizes = (ctypes.c_size_t * len(bucket_elements))(*bucket_elements)
+        self.named = get("named_open", len(bucket_elements), sizes)
+        if not self.named:
+            raise MemoryError("lossynet: no memory for settings")
+        self._release = weakref.finalize(self, get, "named_close", self.named)
+        known = options()
+        for name in given.keys() - {*known, "workers"}:
+            raise TypeError(f"lossynet: there is no option {name!r}: expected one of {', '.join(known)}")
+        for name in sorted(given, key=["workers", *known].index):
+            call("named_set", self.named, name.replace("_", "-").encode(), _text(given[name]).encode())
+
+    def get(self, name: str) -> str:
+        return get("named_get", self.named, name.replace("_", "-").encode()).decode()
+
+
+def _address(vector: Any, elements: int, what: str) -> int:
+    """The address of a NumPy array or a tensor on the CPU: `elements` float32 without gaps."""
+    if hasattr(vector, "data_ptr"):
+        fits = (str(vector.dtype) == "torch.float32" and vector.is_contiguous()
+                and vector.device.type == "cpu" and vector.numel() == elements)
+    else:
+        fits = (isinstance(vector, np.ndarray) and vector.dtype == np.float32
+                and vector.flags.c_contiguous and vector.size == elements)
+    if not fits:
+        raise ValueError(f"lossynet: {what}: expected {elements} contiguous float32 in the host's memory, got "
+                         f"{type(vector).__name__} {getattr(vector, 'dtype', '')} "
+                         f"{tuple(getattr(vector, 'shape', ()))}")
+    return vector.data_ptr() if hasattr(vector, "data_ptr") else vector.ctypes.data
+
+
+def meet(place: Place, timeout: float = 60) -> World:
+    """Waits at most ``timeout`` seconds for all ranks. Raises LossynetError if they do not meet."""
+    world = World()
+    call("rendezvous_open", place.address.encode(), place.rank, place.ranks, timeout, world)
+    return world
+
+
+def gather_at_start(world: World, mine: bytes) -> list[bytes]:
+    """The bytes of every rank, as many of each. Needs no comm. Collective."""
+    each = len(mine)
+    everything = ctypes.create_string_buffer(each * world.ranks)
+    everything[world.rank * each:(world.rank + 1) * each] = mine
+    call("bootstrap_gather", world, everything, each)
+    return [everything.raw[r * each:(r + 1) * each] for r in range(world.ranks)]
+
+
+class Comm:
+    """The workers of a job, one in each rank, and their vectors of ``elements`` float32.
+
+    ``elements``: of the vector, or a list: of each bucket, in the order in which a step's gradients become
+    final. ``rank``, ``ranks``, ``address``: see ``Place.of``. ``timeout``: seconds to wait for other ranks.
+    Other keywords are the trainer's options with ``_`` for ``-`` (``lossynet.options()``;
+    ``train_llama2 --help`` explains them), for example ``loss_rate=0.1`` or ``wire_dtype="bf16"``. What is
+    not given has the library's default. Collective. Raises LossynetError if the ranks do not meet, or if a
+    setting is wrong or differs between ranks.
+
+    Methods marked *collective* must be called by all ranks in the same order. They raise LossynetError when
+    another rank dies or leaves; the error names it, and the comm can then only be closed.
+    """
+
+    def __init__(self, elements: int | Sequence[int], *, rank: int | None = None, ranks: int | None = None,
+                 address: str | None = None, timeout: float = 60, world: World | None = None, **given: Any):
+        self.buckets = [elements] if isinstance(elements, int) else list(elements)
+        self.elements = sum(self.buckets)
+        world = world or meet(Place.of(rank, ranks, address), timeout)
+        self.rank, self.ranks = world.rank, world.ranks
+        handle = ctypes.c_void_p()
+        self._end = weakref.finalize(self, _close, handle, world, os.getpid())  # also at the end of the process
+        self._settings = _Settings(self.buckets, {**given, "workers": world.ranks})
+        call("open", world, get("named_settings", self._settings.named), handle)
+        self._comm = handle
+        self._ahead = None  # memory that the library reads
+        self._lists: dict[int, Any] = {}
+        self._measures_lead, self._look_ahead = self.option("lead") == "auto", float(self.option("look_ahead"))
+        get("error_feedback_share", handle, float(self.option("carry")))
+
+    def close(self) -> None:
+        """Leaves the other ranks. The comm is then of no use."""
+        self._end()
+
+    def __enter__(self) -> Comm:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    # ---- facts
+
+    def option(self, name: str) -> str:
+        """The value of an option as text, also where it is a default."""
+        return self._settings.get(name)
+
+    @property
+    def link(self) -> str:
+        """How packets travel: "udp", "verbs", or "memory" with a single rank."""
+        return get("link_name", self._comm).decode()
+
+    @property
+    def packet_bytes(self) -> int:
+        """The payload of a packet."""
+        return get("packet_bytes", self._comm)
+
+    def shard(self, rank: int, bucket: int) -> slice:
+        """The elements of the whole vector that a rank owns in a bucket. It may be empty."""
+        offset, count = ctypes.c_size_t(), ctypes.c_size_t()
+        get("shard", self._comm, rank, bucket, offset, count)
+        return slice(offset.value, offset.value + count.value)
+
+    def owned(self, rank: int | None = None) -> list[slice]:
+        """A rank's shards of all buckets; by default this rank's."""
+        who = self.rank if rank is None else rank
+        return [self.shard(who, bucket) for bucket in range(len(self.buckets))]
+
+    # ---- a step
+
+    def _vectors(self, vector: Any) -> Any:
+        address = _address(vector, self.elements, "vector")
+        if address not in self._lists:  # the library reads the list until the phase has ended
+            self._lists[address] = (ctypes.c_void_p * 1)(address)
+        return self._lists[address]
+
+    def step_begin(self, step: int) -> None:
+        """Starts step 0, 1, ..., the same on every rank. Collective."""
+        call("step_begin", self._comm, step)
+
+    def reduce_begin(self, vector: Any) -> None:
+        """From now on buckets leave when they are ready. ``reduce`` of the same vector must follow."""
+        call("reduce_begin", self._comm, self._vectors(vector), False)
+
+    def bucket_ready(self, bucket: int) -> None:
+        """This rank's vector is final in a bucket. Buckets become ready in ascending order."""
+        get("bucket_ready", self._comm, self.rank, bucket)
+
+    def reduce(self, vector: Any) -> None:
+        """GRADIENT phase: this rank's shards of ``vector`` (elements float32, changed in place) become the
+        average of what arrived. With ``carry`` other elements change, too. Collective."""
+        call("reduce", self._comm, self._vectors(vector), False)
+
+    def broadcast(self, vector: Any) -> None:
+        """PARAMETER phase: every rank sends its shards of ``vector``; what arrives overwrites, what does not
+        arrive stays. Collective."""
+        call("broadcast", self._comm, self._vectors(vector), False)
+
+    def broadcast_begin(self, vector: Any) -> None:
+        """The same in parts: until ``broadcast_end`` only buckets that were waited for may be read, and what
+        this rank owns must not be written before the next ``reduce`` has returned. Collective."""
+        call("broadcast_begin", self._comm, self._vectors(vector), False)
+
+    def bucket_wait(self, bucket: int) -> None:
+        """Waits until no more of a bucket can arrive. The last bucket arrives first."""
+        call("bucket_wait", self._comm, bucket, None)
+
+    def broadcast_end(self) -> None:
+        """Ends what ``broadcast_begin`` began, if anything. Collective."""
+        call("broadcast_end", self._comm)
+
+    def lead(self) -> float:
+        """How many steps ahead of the model owners should broadcast (options ``lead``, ``look_ahead``)."""
+        measured = get("lead", self._comm) if self._measures_lead else 0.0
+        return measured + self._look_ahead if self.ranks > 1 else 0.0
+
+    def broadcast_ahead(self, ahead: Any | None, lead: float) -> None:
+        """From now on broadcasts send ``ahead`` (owned elements, float32, in order of buckets) instead of the
+        shards; None: the shards again. Its contents must stay until the next ``reduce`` has returned."""
+        self._ahead = None
+        if ahead is not None:
+            count = get("owned_elements", self._comm, self.rank)
+            self._ahead = (ctypes.c_void_p * 1)(_address(ahead, count, "ahead"))
+        get("broadcast_ahead", self._comm, self._ahead, lead)
+
+    # ---- reliable exchanges
+
+    def start(self, vector: Any) -> None:
+        """Rounds equal vectors as a broadcast with ``wire_dtype`` would have left them."""
+        get("start", self._comm, self._vectors(vector))
+
+    def gather_fresh(self, vector: Any, fresh: Any) -> None:
+        """Puts the shards of all ranks' ``vector`` together in ``fresh`` (elements float32), on every rank.
+        Nothing is lost. Collective."""
+        call("gather_fresh", self._comm, self._vectors(vector), _address(fresh, self.elements, "fresh"))
+
+    def spread(self, vector: Any) -> None:
+        """Gives every rank rank 0's ``vector``, bucket by bucket. Nothing is lost. Collective."""
+        pointer = ctypes.cast(_address(vector, self.elements, "vector"), ctypes.POINTER(ctypes.c_float))
+        view, offset = np.ctypeslib.as_array(pointer, (self.elements,)), 0
+        offsets = ctypes.c_size_t * (self.ranks + 1)
+        for size in self.buckets:
+            part = view[offset:offset + size]
+            copies = np.tile(part, self.ranks) if self.rank == 0 else part
+            out = offsets(*(4 * size * rank * (self.rank == 0) for rank in range(self.ranks + 1)))
+            call("swap", self._comm, copies.ctypes.data, out, part.ctypes.data,
+                 offsets(0, *[4 * size] * self.ranks))
+            offset += size
+
+    def all_gather(self, mine: np.ndarray) -> np.ndarray:
+        """A small array of each rank: (ranks, *mine.shape). Reliable. Collective."""
+        return self._gather("all_gather", mine)
+
+    def pulse(self, mine: np.ndarray) -> np.ndarray:
+        """The all_gather that a step makes once; it carries the step's measurements. Collective."""
+        return self._gather("pulse", mine)
+
+    def _gather(self, name: str, mine: np.ndarray) -> np.ndarray:
+        mine = np.ascontiguousarray(mine)
+        everything = np.empty((self.ranks, *mine.shape), mine.dtype)
+        call(name, self._comm, mine.ctypes.data, everything.ctypes.data, mine.nbytes)
+        return everything
+
+    # ---- accounting
+
+    def counters(self, step: int) -> dict[str, Any]:
+        """What became of the packets of a step whose broadcast has ended: this one or the one before.
+        ``lost``: shares by phase. Collective."""
+        counters = Counters()
+        call("step_counters", self._comm, step, counters)
+        return _counters(counters)
+
+    def report_begin(self, step: int, vector: Any) -> None:
+        """Measures the step whose broadcast has ended; ``report_end`` computes. A gather or pulse in between
+        carries the measurements. Collective."""
+        call("report_begin", self._comm, step, self._vectors(vector))
+
+    def report_end(self) -> dict[str, Any]:
+        """``counters``, and drift and ages of the step of ``report_begin``. Collective."""
+        counters, drift = Counters(), Drift()
+        call("report_end", self._comm, counters, drift)
+        names = ("lead", "lag", "mean_age", "max_age", "sigma2")
+        return {**_counters(counters), "drift": drift.pair, "drift_expected": drift.expected_pair,
+                **{name: getattr(drift, name) for name in names}}
+
+    def lost_between(self) -> np.ndarray:
+        """(ranks, ranks) float32: [r, s] is the share of packets from rank s to rank r that was lost since
+        the comm was opened. Collective."""
+        lost = np.empty((self.ranks, self.ranks), np.float32)
+        call("lost_between", self._comm, lost.ctypes.data)
+        return lost
+
+    # ---- state, for resuming
+
+    def state(self) -> dict[str, bytes]:
+        """What the comm remembers from step to step. Between steps only."""
+        state = {}
+        for name, worker in (("worker", self.rank), ("all", _ALL_WORKERS)):
+            buffer = ctypes.create_string_buffer(get("state_bytes", self._comm, worker))
+            get("state_save", self._comm, worker, buffer)
+            state[name] = buffer.raw
+        return state
+
+    def load_state(self, state: dict[str, bytes]) -> None:
+        """Loads ``state()`` into a comm that has made no step. ValueError: it is of another one."""
+        for name, worker in (("worker", self.rank), ("all", _ALL_WORKERS)):
+            if not get("state_load", self._comm, worker, state[name], len(state[name])):
+                raise ValueError(f"lossynet: state of rank {self.rank}: it is of a comm with other ranks, "
+                                 "buckets, packets or seed: expected the same settings")
+
+
+def _counters(counters: Counters) -> dict[str, Any]:
+    expected, arrived = list(counters.expected), list(counters.arrived)
+    lost = [1 - a / e if e else 0.0 for a, e in zip(arrived, expected)]
+    return {"expected": expected, "arrived": arrived, "lost": lost, "bytes": list(counters.bytes),
+            "resent": list(counters.resent), **dict(zip(EVENT_NAMES, counters.network))}
+
+
+def _close(handle: ctypes.c_void_p, world: World, process: int) -> None:
+    if os.getpid() != process:
+        return  # in a forked process, such as a DataLoader's worker: the comm is the parent's
+    if handle:
+        get("close", handle)
+        handle.value = None
+    get("rendezvous_close", world)
+    tell()

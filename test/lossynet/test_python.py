@@ -1,0 +1,239 @@
+"""Tests the Python package in lossynet/python: as pip builds it, with NumPy, and with PyTorch where
+huggingface.py finds it. test/support/torch_tasks.py has what the ranks of each PyTorch test do."""
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+from huggingface import environment
+from program import BUILD, ROOT, environment_of, events, markov_files, succeed
+
+pytestmark = [pytest.mark.xdist_group("transformers"), pytest.mark.takes(60)]
+
+PACKAGE = ROOT / "lossynet" / "python"
+MODEL = ROOT / "test" / "goldens" / "models" / "llama2"
+RULE = {"lead": "auto", "carry": 1, "gradient-repair": 1, "parameter-repair": 0, "repair-budget": 0.2}
+RANKS, STEPS, SEQ, VOCABULARY, SEED, RATE = 4, 50, 32, 96, 5, 0.2
+
+AVERAGE = """
+import sys, numpy, lossynet
+with lossynet.Comm([70_000, 30_000], loss_rate=0.1, lead="off", carry=0, repair=0) as comm:
+    for step in range(4):
+        vector = numpy.full(100_000, comm.rank + 1, numpy.float32)
+        comm.step_begin(step)
+        comm.reduce(vector)
+        comm.broadcast(vector)
+        print(step, *comm.counters(step)["lost"], (vector == 2).mean())
+    vector = numpy.arange(100_000, dtype=numpy.float32) * (comm.rank == 0)
+    comm.spread(vector)
+    assert vector[12_345] == 12_345 and comm.all_gather(numpy.array([comm.rank])).ravel().tolist() == [0, 1, 2]
+    owned = [comm.owned(rank) for rank in range(3)]
+    assert sum(part.stop - part.start for parts in owned for part in parts) == 100_000
+    assert comm.link == "udp" and comm.lost_between().shape == (3, 3)
+"""
+
+
+@pytest.fixture(name="package", scope="module")
+def fixture_package(tmp_path_factory):
+    """The package as pip builds it; returns the folder that holds it."""
+    folder = tmp_path_factory.mktemp("package")
+    setting = {"MAKEFLAGS": "", "MAKEOVERRIDES": "", "MFLAGS": "", "OPTIMISE": "-O1"}
+    done = subprocess.run([sys.executable, "setup.py", "--quiet", "build", "--build-base", folder / "base",
+                           "--build-temp", BUILD / "python", "--build-lib", folder],
+                          cwd=PACKAGE, env={**os.environ, **setting}, text=True, capture_output=True, timeout=300,
+                          check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def start(package, text, ranks, **variables):
+    """Starts Python with a text as each rank, with torchrun's variables."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"PYTHONPATH": str(package), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+              "LOSSYNET_PORT": str(port), "LOSSYNET_LIBRARY": "", **variables}
+    return [subprocess.Popen([sys.executable, "-c", text], text=True, cwd=package,
+                             env=environment_of({**common, "RANK": str(rank)}),
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(ranks)]
+
+
+def test_package_is_complete(package):
+    files = {path.name for path in (package / "lossynet").iterdir()}
+    assert {"__init__.py", "comm.py", "torch.py", "py.typed", "liblossynet.so"} <= files
+    needed = subprocess.run(["ldd", package / "lossynet" / "liblossynet.so"], text=True, capture_output=True,
+                            check=True).stdout
+    assert "libmpi" not in needed
+    text = "".join(path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py") if "build" not in path.parts)
+    assert len([line for line in text.splitlines() if line.strip()]) <= 900
+
+
+def test_three_ranks_average_with_numpy(package):
+    for rank in start(package, AVERAGE, 3):
+        output, errors = rank.communicate(timeout=120)
+        assert rank.returncode == 0, errors
+        steps = [[float(word) for word in line.split()] for line in output.splitlines()]
+        assert [step[0] for step in steps] == [0, 1, 2, 3]
+        # Of an average of 1, 2 and 3 two packets arrive with 0.81 (it is 2 without them at rank 1).
+        for _, gradients, parameters, averaged in steps:
+            assert 0.02 < gradients < 0.3 and 0.02 < parameters < 0.3 and 0.6 < averaged < 0.98
+
+
+def test_example_with_numpy(package):
+    text = (ROOT / "dev" / "examples" / "vectors.py").read_text(encoding="utf-8")
+    ranks = start(package, text, 4)
+    shown = [rank.communicate(timeout=120) for rank in ranks]
+    assert not any(rank.returncode for rank in ranks), shown
+    steps = re.findall(r"step (\d): ([\d.]+)% and ([\d.]+)% .* mean here is ([\d.]+), ([\d.]+)%", shown[0][0])
+    assert [step[0] for step in steps] == ["0", "1", "2", "3", "4"]
+    for _, gradients, parameters, mean, exact in steps:
+        assert 4 < float(gradients) < 30 and 4 < float(parameters) < 30
+        assert 1 < float(mean) < 1.5 and 30 < float(exact) < 90
+
+
+@pytest.mark.parametrize("given, expected", [
+    ("colour=1", "TypeError: lossynet: there is no option 'colour': expected one of packet_bytes"),
+    ("wire_dtype='fp8'", "wire-dtype 'fp8': expected float32, bf16, int8 or int4"),
+    ("rank=3, ranks=2", "rank 3 of 2, 60 s: expected 0 <= rank < ranks"),
+])
+def test_wrong_use(package, given, expected):
+    (only,) = start(package, f"import lossynet; lossynet.Comm(10, {given})", 1)
+    errors = only.communicate(timeout=60)[1]
+    assert only.returncode == 1 and expected in errors.splitlines()[-1]
+
+
+def test_wrong_vector_and_missing_library(package):
+    text = "import lossynet, numpy; lossynet.Comm(10).start(numpy.zeros(10))"
+    (only,) = start(package, text, 1)
+    assert "expected 10 contiguous float32 in the host's memory, got ndarray float64 (10,)" in \
+        only.communicate(timeout=60)[1]
+    (only,) = start(package, "import lossynet", 1, LOSSYNET_LIBRARY="/nowhere.so")
+    assert "expected `pip install ./lossynet/python`" in only.communicate(timeout=60)[1]
+
+
+# ---- with PyTorch ----
+
+@pytest.fixture(name="inputs", scope="module")
+def fixture_inputs(tmp_path_factory):
+    """Data, and what train_llama2 makes of a model of transformers with them: its log."""
+    environment()
+    folder = tmp_path_factory.mktemp("torch")
+    markov_files(folder, VOCABULARY, 20_000, 200)
+    given = {"model": str(MODEL), "tokens": str(folder / "train.bin"), "batch": 2, "seq": SEQ,
+             "seed": SEED, "lr": 3e-3, "steps": STEPS,
+             "options": {**{name.replace("-", "_"): value for name, value in RULE.items()}, "packet_bytes": 512,
+                         "loss_rate": RATE, "loss_seed": SEED, "drift_samples": 1024}}
+    (folder / "same_training.in").write_text(json.dumps(given))
+    rule = [word for name, value in RULE.items() for word in (f"--{name}", value)]
+    succeed("--model", MODEL, "--train", folder / "train.bin", "--val", folder / "val.bin", "--seq",
+            SEQ, "--batch", 2, "--workers", RANKS, "--steps", STEPS, "--lr", 3e-3, "--lr-final", 1, "--seed", SEED,
+            "--loss-rate", RATE, "--packet-bytes", 512, *rule, "--log", folder / "log.jsonl")
+    return folder
+
+
+@pytest.fixture(name="results", scope="module")
+def fixture_results(package, inputs):
+    """What the ranks of all tasks returned: {task: [result of each rank]}."""
+    done = subprocess.run([environment(), ROOT / "test" / "support" / "torch_tasks.py", inputs], text=True,
+                          env=environment_of({"PYTHONPATH": str(package), "OMP_NUM_THREADS": "1",
+                                              "HF_HUB_OFFLINE": "1", "LOSSYNET_LIBRARY": ""}),
+                          capture_output=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {path.stem: json.loads(path.read_text()) for path in inputs.glob("*.json")}
+
+
+def test_ranks_train_like_one_process(results):
+    for result in results["like_one_process"]:
+        assert result["difference"] < 1e-5 and result["moments"] < 1e-6 and result["groups"]
+        assert result["norm"][0] == pytest.approx(result["norm"][1], rel=1e-5)
+        assert result["overlap"] and result["buckets"] == 3
+
+
+def test_odd_parameters(results):
+    for result in results["odd_parameters"]:
+        assert result["difference"] < 1e-6
+        assert result["overlap"] and result["first"]  # some are read without their module's forward
+
+
+def test_training_at_20_percent_loss(results):
+    losses = [statistics.fmean(step) for step in zip(*(r["losses"] for r in results["lossy"]))]
+    assert statistics.fmean(losses[-8:]) < 0.93 * statistics.fmean(losses[:8])
+    first = results["lossy"][0]
+    assert all(result["sums"] == first["sums"] for result in results["lossy"])  # one model
+    for result in results["lossy"]:
+        assert result["behind"] > 0 and result["back"] == 0
+        reports = result["reports"]
+        assert [report["step"] for report in reports] == list(range(60))
+        # Two thirds of the lost gradients come in the repair round, whose budget is a fifth.
+        assert statistics.fmean(report["lost"][1] for report in reports) == pytest.approx(0.2, abs=0.03)
+        assert 0.02 < statistics.fmean(report["lost"][0] for report in reports) < 0.1
+        assert reports[-1]["lead"] > 0.1 and 0 < reports[-1]["drift"] < 10
+        assert [row[rank] == 0 for rank, row in enumerate(result["matrix"])] == [True] * RANKS
+
+
+def test_a_run_continues_where_it_stopped(results):
+    for result in results["continue_run"]:
+        assert result["again"] == 0  # bit for bit
+        assert result["gathered"] == 0 and result["lr"] == 1e-2 and result["step"] == 6
+
+
+def test_bfloat16_parameters_and_compiled_models(results):
+    for result in results["bf16_and_compile"]:
+        assert 0 < result["moved"] < 1e-2 and result["masters"] > 0  # masters are finer than bfloat16
+        assert result["overlap"] == [True, True] and result["difference"] < 1e-6
+        assert result["sums"] == results["bf16_and_compile"][0]["sums"]
+
+
+def test_a_model_that_differs_is_refused(results):
+    for rank, said in enumerate(results["wrong_model"]):
+        shape = "(8,)" if rank == 2 else "(7,)"
+        assert "rank 2 has another model than rank 0: parameter 0" in said and f"4.bias of shape {shape}" in said
+
+
+def test_wrong_use_of_the_optimizer(results):
+    expected = ["unexpected keyword argument 'colour'", "wire-dtype 'fp8': expected", "loss rate 2: expected",
+                "a second backward() before step()", "expected a call after step()", "add_param_group"]
+    (said,) = results["wrong_use"]
+    assert len(said) == len(expected)
+    for text, part in zip(said, expected):
+        assert part in text
+
+
+def test_a_killed_rank_is_named(results):
+    others = [result for rank, result in enumerate(results["killed"]) if rank != 1]
+    assert results["killed"][1] is None
+    for result in others:
+        assert re.search(r"step \d+, peer rank 1 has ended|peer rank 1 was not heard", result["said"]), result
+        assert result["seconds"] < 60  # peer_timeout is 3
+
+
+def test_the_same_training_in_two_programs(results, inputs):
+    """transformers' Llama over this package trains as train_llama2 does: losses, and what was lost."""
+    ours, theirs = results["same_training"], events(inputs / "log.jsonl", "step")
+    assert len(theirs) == STEPS
+    for step, event in enumerate(theirs):
+        loss = statistics.fmean(rank["losses"][step] for rank in ours)
+        assert loss == pytest.approx(event["loss"], abs=1e-4), step
+        for rank in ours:
+            report = rank["reports"][step]
+            lost = [event["gradient_loss_rate"], event["parameter_loss_rate"]]
+            assert report["lost"] == pytest.approx(lost, abs=1e-9), step  # the log has 9 digits
+            assert report["norm"] == pytest.approx(event["grad_norm"], rel=1e-3)
+            assert report["lead"] == pytest.approx(event["lead"], abs=1e-3)
+    assert theirs[-1]["loss"] < theirs[0]["loss"] - 0.3
+
+
+def test_examples_with_pytorch(results, inputs):
+    first = results["example_gpt"][0]
+    assert isinstance(first, str) and float(re.search(r"held-out loss ([\d.]+)", first)[1]) < 5.5, first
+    shown = results["example_llama"][0]
+    losses = [float(loss) for loss in re.findall(r"step \d+: loss ([\d.]+), lost", shown)]
+    assert len(losses) == 2 and losses[1] < losses[0], shown
+    log = inputs / "further.jsonl"  # train_llama2 reads the model that it has written
+    succeed("--eval", "--model", inputs / "further", "--val", inputs / "val.bin", "--seq", SEQ, "--log", log)
+    assert events(log, "eval")[0]["val_loss"] < 6
