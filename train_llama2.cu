@@ -38,7 +38,6 @@
 #include "llmc/checkpoint/resume.h"
 #include "llmc/log/jsonl.h"
 #include "llmc/checkpoint/async_writer.h"
-#include "llmc/model/schedule.h"
 #include "llmc/comm/data_parallel.h"
 #include "llmc/comm/views.h"
 #include "llmc/util/stop_signal.h"
@@ -421,7 +420,8 @@ static int forward_backward(struct trainer *t, int step) {
     memset(r, 0, sizeof *r);
     r->step = step;
     r->tokens = (double)options_micro_batches(o, t->dp.workers) * t->B * t->T;
-    r->learning_rate = schedule_learning_rate(step, o->steps, o->warmup, o->lr, o->lr_final);
+    const struct schedule schedule = options_schedule(o);
+    r->learning_rate = schedule_learning_rate(&schedule, step);
     return 0;
 }
 

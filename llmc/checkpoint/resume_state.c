@@ -427,6 +427,44 @@ static void compare_value(json_t *list, const char *name, const json_t *was, con
     free(b);
 }
 
+/* The place of a saved choice in the list of its names; 0, the default, if it is not there. */
+static int choice_of(const json_t *options, const char *option, const char *const *names) {
+    const char *value = json_string_value(json_object_get(options, option));
+    for (int i = 0; value && names[i]; i++)
+        if (!strcmp(names[i], value)) return i;
+    return 0;
+}
+
+/* The learning rates that saved options ask for. Options that an older checkpoint lacks had their
+ * defaults. */
+static struct schedule saved_schedule(const json_t *options) {
+    const struct schedule s = {
+        .kind = choice_of(options, "schedule", schedule_names),
+        .steps = (int)json_integer_value(json_object_get(options, "steps")),
+        .warmup = (int)json_integer_value(json_object_get(options, "warmup")),
+        .peak = json_number_value(json_object_get(options, "lr")),
+        .final_fraction = json_number_value(json_object_get(options, "lr-final")),
+        .decay = json_number_value(json_object_get(options, "decay")),
+        .decay_shape = choice_of(options, "decay-shape", schedule_decay_names),
+    };
+    return s;
+}
+
+/* Other --steps or another --schedule count only if they change the rates of the steps done. With
+ * wsd, a run can be continued beyond its --steps until the decay begins. */
+static void compare_schedules(json_t *list, const json_t *was, const json_t *is, int steps_done) {
+    static const char *const names[] = {"steps", "schedule", "decay", "decay-shape"};
+    const struct schedule old = saved_schedule(was), now = saved_schedule(is);
+    int step = 0;
+    while (step < steps_done &&
+           schedule_learning_rate(&old, step) == schedule_learning_rate(&now, step))
+        step++;
+    for (size_t i = 0; i < sizeof names / sizeof *names && step < steps_done; i++)
+        if (json_object_get(was, names[i]))
+            compare_value(list, names[i], json_object_get(was, names[i]),
+                          json_object_get(is, names[i]));
+}
+
 /* Options that change the mathematics. All others may differ without any effect on the results. */
 static void compare_options(json_t *list, const json_t *was, const json_t *is) {
     static const char *const names[] = {"algorithm",
@@ -437,7 +475,6 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
                                         "train_tokens",
                                         "data-split",
                                         "micro-batches",
-                                        "steps",
                                         "lr",
                                         "lr-final",
                                         "warmup",
@@ -469,6 +506,7 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
         compare_value(list, names[i], a ? a : json_object_get(old, names[i]),
                       b ? b : json_object_get(now, names[i]));
     }
+    compare_schedules(list, old, now, (int)json_integer_value(json_object_get(was, "step")));
     compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
     if (!json_equal(json_object_get(was, "products"), json_object_get(is, "products")))
         differ(list, "products are computed by other algorithms (--tune)");

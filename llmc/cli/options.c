@@ -14,6 +14,8 @@
 #include <string.h>
 
 const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL};
+const char *const schedule_names[] = {"cosine", "wsd", "linear", "constant", NULL};
+const char *const schedule_decay_names[] = {"sqrt", "linear", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
 static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
@@ -91,8 +93,16 @@ static const struct option_entry table[] = {
     INTEGER("steps", steps, "1000", 1, INT_MAX, "training steps"),
     NUMBER("lr", lr, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
     NUMBER("lr-final", lr_final, "0.1", 0, 1, "FRACTION",
-           "final learning rate of the cosine, as a fraction of the peak"),
+           "learning rate of the last step, as a fraction of the peak; not with constant"),
     INTEGER("warmup", warmup, "0", 0, INT_MAX, "steps of linear warm-up"),
+    ONE_OF("schedule", schedule, "cosine", schedule_names, "cosine|wsd|linear|constant",
+           "how the learning rate goes on after the warm-up. wsd (warm-up, stable, decay): it "
+           "stays at the peak, and falls only in the last steps. Until then the run can be "
+           "continued with more --steps"),
+    NUMBER("decay", decay, "-1", 0, 1, "SHARE",
+           "wsd: share of --steps in which the rate falls; default: 0.2"),
+    ONE_OF("decay-shape", decay_shape, "sqrt", schedule_decay_names, "sqrt|linear",
+           "wsd: the rate falls with one minus the root of the share done, or in a line"),
     NUMBER("beta1", beta1, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
     NUMBER("beta2", beta2, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
     NUMBER("adam-eps", adam_eps, "1e-8", 1e-30, 1, "E",
@@ -412,6 +422,12 @@ int options_parse(int argc, char **argv, struct options *out) {
     if (out->parameter_repair == AS_REPAIR) out->parameter_repair = out->repair;
     if (out->loss_seed < 0) out->loss_seed = out->seed;
     if (out->peer_timeout < 0) out->peer_timeout = out->meet ? 1 : 10;
+    if (out->decay >= 0 && out->schedule != SCHEDULE_WSD) {
+        log_error("--decay: expected --schedule wsd with it, got --schedule %s",
+                  schedule_names[out->schedule]);
+        return 2;
+    }
+    if (out->decay < 0) out->decay = 0.2;
     if (out->packet_bytes % 4) {
         log_error("--packet-bytes: expected a multiple of 4, got '%d'", out->packet_bytes);
         return 2;
@@ -421,6 +437,17 @@ int options_parse(int argc, char **argv, struct options *out) {
         return 2;
     }
     return 0;
+}
+
+struct schedule options_schedule(const struct options *o) {
+    const struct schedule s = {.kind = o->schedule,
+                               .steps = o->steps,
+                               .warmup = o->warmup,
+                               .peak = o->lr,
+                               .final_fraction = o->lr_final,
+                               .decay = o->decay,
+                               .decay_shape = o->decay_shape};
+    return s;
 }
 
 int64_t options_micro_batches(const struct options *o, int workers) {

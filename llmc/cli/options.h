@@ -10,12 +10,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "llmc/model/schedule.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum algorithm { ALGORITHM_LOSSY, ALGORITHM_RELIABLE, ALGORITHM_RPS, ALGORITHM_NAIVE };
 extern const char *const algorithm_names[]; /* ends with NULL */
+extern const char *const schedule_names[], *const schedule_decay_names[];
 
 enum {
     OPTION_DTYPE_AUTO,
@@ -55,7 +58,8 @@ struct options {
     int data_split;
     /* optimisation */
     int batch, seq, steps, micro_batches, warmup;
-    double lr, lr_final, beta1, beta2, adam_eps, weight_decay, clip, look_ahead;
+    int schedule, decay_shape;
+    double lr, lr_final, decay, beta1, beta2, adam_eps, weight_decay, clip, look_ahead;
     int64_t seed;
     /* loss */
     int algorithm;
@@ -110,6 +114,9 @@ struct options {
 /* Fills `out` with defaults and the settings of the command line; strings point into argv. Returns
  * 0, or 2, the exit code, after reporting a usage error. */
 int options_parse(int argc, char **argv, struct options *out);
+
+/* The learning rates that the options ask for. */
+struct schedule options_schedule(const struct options *o);
 
 /* The number of micro-batches of a step, over all workers. Worker w of N takes numbers w, N + w,
  * ... With --meet-keep global-batch the number stays as at the start, but is at least one per

@@ -20,6 +20,7 @@ static const struct {
     {"seq", "tokens per sequence; 0: the model's length"},
     {"lr", "peak learning rate"},
     {"warmup", "steps of linear warm-up"},
+    {"schedule", "learning rate after it: cosine, wsd ..."},
     {"device", "where to compute"},
     {"dtype", "float32, bf16 or fp8 (GPU)"},
     {"Lose packets on purpose, and compare", NULL},

@@ -350,17 +350,60 @@ static void layout_tiles_the_vector(void **state) {
     }
 }
 
+static double rate(int kind, int decay_shape, int step) {
+    const struct schedule s = {.kind = kind,
+                               .steps = 100,
+                               .warmup = 10,
+                               .peak = 2.0,
+                               .final_fraction = 0.1,
+                               .decay = 0.25,
+                               .decay_shape = decay_shape};
+    return schedule_learning_rate(&s, step);
+}
+
 static void learning_rate_follows_the_schedule(void **state) {
     (void)state;
-    assert_float_equal(schedule_learning_rate(0, 100, 10, 1.0, 0.1), 0.1, 1e-12);
-    assert_float_equal(schedule_learning_rate(9, 100, 10, 1.0, 0.1), 1.0, 1e-12);
-    assert_float_equal(schedule_learning_rate(10, 100, 10, 1.0, 0.1), 1.0, 1e-12);
-    assert_float_equal(schedule_learning_rate(99, 100, 10, 1.0, 0.1), 0.1, 1e-12);
-    assert_float_equal(schedule_learning_rate(0, 1, 0, 1.0, 0.1), 1.0, 1e-12);
-    for (int s = 10; s < 99; s++) {
-        assert_true(schedule_learning_rate(s + 1, 100, 10, 1.0, 0.1) <
-                    schedule_learning_rate(s, 100, 10, 1.0, 0.1));
+    enum { C = SCHEDULE_COSINE, W = SCHEDULE_WSD, L = SCHEDULE_LINEAR, K = SCHEDULE_CONSTANT };
+    enum { ROOT = SCHEDULE_DECAY_SQRT, LINE = SCHEDULE_DECAY_LINEAR };
+    /* 100 steps, 10 of warm-up, from 2.0 to 0.2: 0.2 + 1.8 * what the column "left" says. The decay
+     * of wsd takes steps 75 ... 99. */
+    static const struct {
+        int kind, shape, step;
+        double left;
+    } table[] = {
+        {C, ROOT, 10, 1},         {C, ROOT, 40, 0.7448878701031142},
+        {C, ROOT, 99, 0},         {L, ROOT, 10, 1},
+        {L, ROOT, 40, 59 / 89.0}, {L, ROOT, 99, 0},
+        {K, ROOT, 10, 1},         {K, ROOT, 99, 1},
+        {W, ROOT, 10, 1},         {W, ROOT, 74, 1},
+        {W, ROOT, 75, 0.8},       {W, ROOT, 78, 0.6},
+        {W, ROOT, 90, 0.2},       {W, ROOT, 99, 0},
+        {W, LINE, 74, 1},         {W, LINE, 75, 0.96},
+        {W, LINE, 90, 0.36},      {W, LINE, 99, 0},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        assert_float_equal(rate(table[i].kind, table[i].shape, table[i].step),
+                           0.2 + 1.8 * table[i].left, 1e-12);
+    for (int kind = C; kind <= K; kind++) {
+        assert_float_equal(rate(kind, ROOT, 0), 0.2, 1e-12);
+        assert_float_equal(rate(kind, ROOT, 9), 2.0, 1e-12);
+        for (int s = 10; s < 99; s++) assert_true(rate(kind, ROOT, s + 1) <= rate(kind, ROOT, s));
     }
+}
+
+static void learning_rate_of_short_runs(void **state) {
+    (void)state;
+    struct schedule s = {.kind = SCHEDULE_COSINE, .steps = 1, .peak = 1.0, .final_fraction = 0.1};
+    assert_float_equal(schedule_learning_rate(&s, 0), 1.0, 1e-12);
+    s.kind = SCHEDULE_WSD, s.steps = 8, s.warmup = 6, s.decay = 1; /* the decay waits for warm-up */
+    s.decay_shape = SCHEDULE_DECAY_LINEAR;
+    assert_float_equal(schedule_learning_rate(&s, 5), 1.0, 1e-12);
+    assert_float_equal(schedule_learning_rate(&s, 6), 0.55, 1e-12);
+    assert_float_equal(schedule_learning_rate(&s, 7), 0.1, 1e-12);
+    s.decay = 0; /* no decay at all */
+    assert_float_equal(schedule_learning_rate(&s, 7), 1.0, 1e-12);
+    s.warmup = 20; /* longer than the run */
+    assert_float_equal(schedule_learning_rate(&s, 7), 0.4, 1e-12);
 }
 
 static void sampler_draws_as_told(void **state) {
@@ -410,6 +453,7 @@ static const struct CMUnitTest tests[] = {
     cmocka_unit_test(recomputed_gradients_are_the_same),
     cmocka_unit_test(layout_tiles_the_vector),
     cmocka_unit_test(learning_rate_follows_the_schedule),
+    cmocka_unit_test(learning_rate_of_short_runs),
     cmocka_unit_test(sampler_draws_as_told),
 };
 

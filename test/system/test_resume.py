@@ -323,6 +323,23 @@ def test_other_options_are_named(data, tmp_path):
     assert "cannot be identical:\n  packet_bytes was 512, is 1024\n" in done.stdout
 
 
+def test_wsd_goes_on_beyond_its_steps(data, tmp_path):
+    """A run of 12 steps decays from step 9 on. Its checkpoint of step 6 goes on for 20 steps, with the bits of
+    a run that was asked for 20 at once. That of step 12 has decayed, which is said."""
+    common = dict(schedule="wsd", decay=0.25, val=None)
+    succeed(*settings(data, tmp_path / "short", **common))
+    succeed(*settings(data, tmp_path / "long", **common, steps=20))
+    for step, differences in ((6, []), (12, ["steps was 12, is 20"])):
+        out = tmp_path / f"from{step}"
+        succeed(*settings(data, out, **common, steps=20, resume=checkpoint(tmp_path / "short", step)))
+        (event,) = events(out / "log.jsonl", "resume")
+        assert event["differences"] == differences and event["identical"] == (not differences)
+        assert (state(checkpoint(out, 20)) == state(checkpoint(tmp_path / "long", 20))) == (not differences)
+    rates = {e["step"]: e["lr"] for e in events(tmp_path / "long" / "log.jsonl", "step")}
+    assert rates[14] == 3e-3 and rates[19] == pytest.approx(3e-4, rel=1e-9)
+    assert rates[16] == pytest.approx(3e-3 * (0.1 + 0.9 * (1 - (2 / 5) ** 0.5)), rel=1e-8)
+
+
 def test_a_network_that_loses_is_named(data, tmp_path):
     common = dict(link="udp", save_every=6, interface="lo")
     succeed(*settings(data, tmp_path / "a", **common), ranks=2)
