@@ -581,6 +581,7 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out)
     out->tokens = (int64_t)total[2];
     out->val_loss = total[0] / total[2];
     out->tokens_per_word = dataloader_targets_per_word(t->val);
+    out->tokens_per_byte = dataloader_targets_per_byte(t->val);
     out->replica_val_loss = work.replicas ? total[1] / total[2] : out->val_loss;
     return 0;
 }

@@ -14,7 +14,7 @@
 # Both ways are Hugging Face's: a window of `context` tokens begins every `stride` tokens and scores
 # the tokens that no earlier window scored. If the stride equals the context, windows lie side by side
 # and the first token of each is not scored. Perplexity per token depends on the tokenizer. Perplexity
-# per word (words are separated by white space) can be compared across tokenizers.
+# per word (words are separated by white space) and bits per byte can be compared across tokenizers.
 set -eu
 fail() { echo "perplexity.sh: $1" >&2; exit "${2-1}"; }
 [ $# -ge 1 ] || fail "usage: scripts/perplexity.sh MODEL [TEXT [OPTION...]]" 2
@@ -46,7 +46,7 @@ trap 'rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 "$tokenize" --tokenizer "$tokenizer" --input "$text" --train "$work/text.bin" >"$work/log"
 echo "$model on $text: $(sed -n 's/^[^:]*: \(.*\), vocabulary.*/\1/p;q' "$work/log")"
-printf '%8s %8s %9s %12s %16s\n' context stride scored 'per token' 'per word'
+printf '%8s %8s %9s %12s %16s %14s\n' context stride scored 'per token' 'per word' 'bits per byte'
 for context in ${CONTEXTS:-2048 4096}; do
     if [ "$context" -gt "$positions" ]; then
         printf '%8s  left out: the model takes at most %s tokens\n' "$context" "$positions"
@@ -56,8 +56,8 @@ for context in ${CONTEXTS:-2048 4096}; do
         [ "$step" -le "$context" ] || continue
         line=$("$train_llama2" --eval --model "$model" --val "$work/text.bin" --batch 1 \
             --seq "$context" --stride "$step" "$@")
-        # loss L  perplexity P  tokens N  word perplexity W
+        # loss L  perplexity P  tokens N  word perplexity W  bits per byte B
         echo "$line" | awk -v c="$context" -v s="$step" '$1 == "loss" {
-            printf "%8s %8s %9s %12s %16s\n", c, s, $6, $4, $9 }'
+            printf "%8s %8s %9s %12s %16s %14s\n", c, s, $6, $4, $9, $13 }'
     done
 done

@@ -105,7 +105,9 @@ def summary(directory, run):
              "",
              f"loss        {steps[0]['loss']:.3f} in the first step, {last['loss']:.3f} in the last"]
     if run["evals"]:
-        lines.append(f"validation  {run['evals'][-1]['val_loss']:.3f} after step {run['evals'][-1]['step']}")
+        bits = run["evals"][-1].get("val_bits_per_byte")
+        lines.append(f"validation  {run['evals'][-1]['val_loss']:.3f} after step {run['evals'][-1]['step']}"
+                     + (f"; {bits:.4f} bits per byte" if bits else ""))
     lines += [f"step time   median {median:.0f} ms; 99% within {late:.0f} ms, {late / median:.1f} times the median;",
               f"            the longest, step {longest['step']}, took {longest['step_ms']:.0f} ms",
               f"waiting     {waiting:.0%} of the time for the network"]

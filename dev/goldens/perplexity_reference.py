@@ -73,7 +73,7 @@ def write_goldens():
     directory.mkdir(exist_ok=True)
     tokens = made_up_text(97, 9000)
     header = np.zeros(256, dtype="<i4")
-    header[:5] = 20240520, 1, len(tokens), 97, 5000  # words: 5,000
+    header[:7] = 20240520, 1, len(tokens), 97, 5000, 0, 31000  # words: 5,000; bytes: 31,000
     (directory / "text.bin").write_bytes(header.tobytes() + tokens.tobytes())
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(GOLDENS / "plain" / "model.safetensors", folder)

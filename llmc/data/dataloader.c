@@ -19,7 +19,7 @@ struct token_file {
     uint64_t count;
     int vocabulary;         /* from the header; 0 if the header has none */
     int largest;            /* largest token id */
-    uint64_t words;         /* of the text; 0: unknown */
+    uint64_t words, bytes;  /* of the text; 0: unknown */
     uint64_t train_before;  /* number of training windows in earlier files */
     uint64_t window_before; /* number of validation windows in earlier files */
 };
@@ -30,9 +30,9 @@ struct dataloader {
     uint64_t seed;
     size_t count;
     struct token_file *files;
-    uint64_t tokens, words, train_windows, windows;
+    uint64_t tokens, words, bytes, train_windows, windows;
     int shares; /* parts that the training windows are split into; 0 or 1: shared */
-    bool words_known;
+    bool words_known, bytes_known;
     int vocabulary;
     char *tokenizer; /* path, or NULL */
 };
@@ -85,6 +85,7 @@ static int check_header(struct token_file *file) {
                          header[3], TOKENS_VOCABULARY_MAX);
     file->vocabulary = header[3];
     memcpy(&file->words, header + TOKENS_HEADER_WORDS, sizeof file->words);
+    memcpy(&file->bytes, header + TOKENS_HEADER_TEXT_BYTES, sizeof file->bytes);
     file->tokens = (const uint16_t *)((const char *)file->map.data + TOKENS_HEADER_BYTES);
     return 0;
 }
@@ -131,6 +132,8 @@ static int open_file(struct dataloader *loader, const char *path) {
     loader->tokens += file->count;
     loader->words += file->words;
     loader->words_known = (loader->count == 1 || loader->words_known) && file->words > 0;
+    loader->bytes += file->bytes;
+    loader->bytes_known = (loader->count == 1 || loader->bytes_known) && file->bytes > 0;
     loader->train_windows += targets / T;
     loader->windows += (targets + T - 1) / T;
     return 0;
@@ -251,11 +254,20 @@ uint64_t dataloader_words(const struct dataloader *loader) {
     return loader->words_known ? loader->words : 0;
 }
 
-double dataloader_targets_per_word(const struct dataloader *loader) {
-    uint64_t targets = 0;
+/* Tokens that are predicted: all except the first of each file. */
+static double targets(const struct dataloader *loader) {
+    uint64_t count = 0;
     for (size_t i = 0; i < loader->count; i++)
-        targets += loader->files[i].count ? loader->files[i].count - 1 : 0;
-    return dataloader_words(loader) ? (double)targets / (double)loader->words : 0;
+        count += loader->files[i].count ? loader->files[i].count - 1 : 0;
+    return (double)count;
+}
+
+double dataloader_targets_per_word(const struct dataloader *loader) {
+    return loader->words_known ? targets(loader) / (double)loader->words : 0;
+}
+
+double dataloader_targets_per_byte(const struct dataloader *loader) {
+    return loader->bytes_known ? targets(loader) / (double)loader->bytes : 0;
 }
 
 int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary) {

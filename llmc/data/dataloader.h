@@ -58,9 +58,10 @@ int dataloader_vocabulary(const struct dataloader *loader);
 /* Number of words in the text that the files were made from; 0 if any file does not say. */
 uint64_t dataloader_words(const struct dataloader *loader);
 
-/* Tokens per word, not counting the first token of each file, which nothing predicts; 0 if
- * unknown. */
+/* Tokens per word and per byte of the text, not counting the first token of each file, which
+ * nothing predicts; 0 if any file does not say. */
 double dataloader_targets_per_word(const struct dataloader *loader);
+double dataloader_targets_per_byte(const struct dataloader *loader);
 
 /* Checks every token id against a model's vocabulary size. Returns 0, or -1 after reporting the
  * file, the position and the id. */

@@ -63,12 +63,17 @@ double metrics_word_perplexity(const struct eval_metrics *r) {
     return r->tokens_per_word > 0 ? exp(r->val_loss * r->tokens_per_word) : NAN;
 }
 
+double metrics_bits_per_byte(const struct eval_metrics *r) {
+    return r->tokens_per_byte > 0 ? r->val_loss * r->tokens_per_byte / log(2) : NAN;
+}
+
 static int log_eval(struct jsonl *log, const struct eval_metrics *r) {
     return jsonl_write(
-        log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step", r->step,
-                       "val_loss", jsonl_number(r->val_loss), "val_perplexity",
+        log, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I}", "event", "eval", "step",
+                       r->step, "val_loss", jsonl_number(r->val_loss), "val_perplexity",
                        jsonl_number(exp(r->val_loss)), "val_word_perplexity",
-                       jsonl_number(metrics_word_perplexity(r)), "replica_val_loss",
+                       jsonl_number(metrics_word_perplexity(r)), "val_bits_per_byte",
+                       jsonl_number(metrics_bits_per_byte(r)), "replica_val_loss",
                        jsonl_number(r->replica_val_loss), "replica_val_perplexity",
                        jsonl_number(exp(r->replica_val_loss)), "tokens", (json_int_t)r->tokens));
 }
@@ -116,6 +121,7 @@ int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char
         "extra_traffic", extra_traffic(sum));
     if (event && eval) {
         json_object_set_new(event, "val_perplexity", jsonl_number(exp(eval->val_loss)));
+        json_object_set_new(event, "val_bits_per_byte", jsonl_number(metrics_bits_per_byte(eval)));
         json_object_set_new(event, "replica_val_perplexity",
                             jsonl_number(exp(eval->replica_val_loss)));
     }
@@ -141,9 +147,12 @@ static const char *perplexity_text(char text[32], double loss) {
 }
 
 int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval_metrics *r) {
-    char line[128], model[32], replica[32];
-    snprintf(line, sizeof line, "%6d  validation perplexity %s, of a replica %s", r->step,
-             perplexity_text(model, r->val_loss), perplexity_text(replica, r->replica_val_loss));
+    char line[160], model[32], replica[32];
+    int n = snprintf(line, sizeof line, "%6d  validation perplexity %s, of a replica %s", r->step,
+                     perplexity_text(model, r->val_loss),
+                     perplexity_text(replica, r->replica_val_loss));
+    if (r->tokens_per_byte > 0)
+        snprintf(line + n, sizeof line - (size_t)n, ", %.4f bits/byte", metrics_bits_per_byte(r));
     progress_message(progress, line);
     return log_eval(log, r);
 }
@@ -152,6 +161,7 @@ void metrics_print_eval(const struct eval_metrics *r) {
     printf("loss %.6f  perplexity %.4f  tokens %lld", r->val_loss, exp(r->val_loss),
            (long long)r->tokens);
     if (r->tokens_per_word > 0) printf("  word perplexity %.4f", metrics_word_perplexity(r));
+    if (r->tokens_per_byte > 0) printf("  bits per byte %.6f", metrics_bits_per_byte(r));
     printf("\n");
 }
 

@@ -35,7 +35,7 @@ struct eval_metrics {
     int step;                          /* steps done */
     double val_loss, replica_val_loss; /* mean negative log-likelihood, natural logarithm */
     int64_t tokens;
-    double tokens_per_word; /* 0: the token files do not say */
+    double tokens_per_word, tokens_per_byte; /* 0: the token files do not say */
 };
 
 /* Sums over a run's steps. The caller starts with zeros. */
@@ -48,6 +48,10 @@ void metrics_add(struct run_metrics *run, const struct step_metrics *step);
 
 /* Perplexity per word of the text; NaN if the number of words is not known. */
 double metrics_word_perplexity(const struct eval_metrics *eval);
+
+/* Bits that the model needs for a byte of the text, which does not depend on the tokenizer: the loss
+ * times tokens per byte, divided by ln 2. NaN if the number of bytes is not known. */
+double metrics_bits_per_byte(const struct eval_metrics *eval);
 
 int metrics_log_step(struct jsonl *log, const struct step_metrics *step);
 /* step: steps done. lost[r * workers + s]: the share of packets from worker s to worker r that did

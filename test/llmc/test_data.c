@@ -151,20 +151,25 @@ static void test_vocabulary(void **state) {
                         "51, expected 50");
 }
 
-/* Words are known when every file tells them. */
-static void test_words(void **state) {
+/* Words and bytes are known when every file tells them. */
+static void test_words_and_bytes(void **state) {
     (void)state;
     for (int second = 0; second < 2; second++) {
         for (int i = 0; i < 2; i++) {
             int32_t header[TOKENS_HEADER_INTS] = {TOKENS_MAGIC, TOKENS_VERSION, 2};
             uint64_t words = i == 0 ? (uint64_t)5 << 32 : second ? 7 : 0;
             memcpy(header + TOKENS_HEADER_WORDS, &words, sizeof words);
+            words *= 4;
+            memcpy(header + TOKENS_HEADER_TEXT_BYTES, &words, sizeof words);
             char data[TOKENS_HEADER_BYTES + 4] = {0};
             memcpy(data, header, sizeof header);
             write_bytes(in_scratch(i ? "words2.bin" : "words1.bin"), data, sizeof data);
         }
         struct dataloader *loader = open_good(in_scratch("words?.bin"), DATALOADER_VALIDATE, 8, 0);
-        assert_true(dataloader_words(loader) == (second ? ((uint64_t)5 << 32) + 7 : 0));
+        const double known = ((uint64_t)5 << 32) + 7; /* 2 tokens are predicted */
+        assert_true(dataloader_words(loader) == (second ? known : 0));
+        assert_float_equal(dataloader_targets_per_word(loader), second ? 2 / known : 0, 1e-25);
+        assert_float_equal(dataloader_targets_per_byte(loader), second ? 0.5 / known : 0, 1e-25);
         dataloader_close(loader);
     }
 }
@@ -503,7 +508,7 @@ int main(void) {
         cmocka_unit_test(test_every_truncation),
         cmocka_unit_test(test_too_short),
         cmocka_unit_test(test_vocabulary),
-        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_words_and_bytes),
         cmocka_unit_test(test_tokenizer_beside),
         cmocka_unit_test(test_epochs_are_permutations),
         cmocka_unit_test(test_epochs_and_seeds_differ),

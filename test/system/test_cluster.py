@@ -384,7 +384,7 @@ def test_rehearsal(rehearsal):
     assert log[0]["ranks"] == 8 and log[0]["link"] == "udp" and log[-1]["status"] == "complete"
     assert 0.05 < log[-1]["parameter_loss_rate"] < 0.15
     assert 0 < log[-1]["gradient_loss_rate"] < 0.05  # lost gradients are sent again
-    assert re.search(r"^ +64 +32 +\d+ +[\d.]+ +[\d.]+$", (out / "perplexity.txt").read_text(),
+    assert re.search(r"^ +64 +32 +\d+ +[\d.]+ +[\d.]+( +[\d.]+)?$", (out / "perplexity.txt").read_text(),
                      re.MULTILINE)
     assert sorted(path.name for path in out.glob("checkpoint-*")) == [
         "checkpoint-00000008", "checkpoint-00000012"]

@@ -46,6 +46,9 @@ def test_perplexity_is_that_of_transformers(model, tmp_path, case):
     # 8,999 predicted tokens are 5,000 words
     words = math.exp(case["loss"] * 8999 / 5000)
     assert event["val_word_perplexity"] == pytest.approx(words, rel=2e-4)
+    bits = case["loss"] * 8999 / 31000 / math.log(2)
+    assert event["val_bits_per_byte"] == pytest.approx(bits, rel=1e-6)
+    assert float(re.search(r"bits per byte ([\d.]+)", said).group(1)) == pytest.approx(bits, rel=2e-6)
     shown = float(re.search(r"word perplexity ([\d.]+)", said).group(1))
     assert shown == pytest.approx(words, rel=2e-4)
 
@@ -57,10 +60,11 @@ def test_workers_and_batches_do_not_change_a_strided_perplexity(model, tmp_path)
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-6)
 
 
-def test_words_that_are_not_known(model, tmp_path):
+def test_words_and_bytes_that_are_not_known(model, tmp_path):
     write_tokens(tmp_path / "t.bin", markov_tokens(500, 97, 1), 97)
     event, said = evaluate(model, tmp_path / "t.bin", 64, 0, tmp_path)
     assert event["val_word_perplexity"] is None and "word" not in said
+    assert event["val_bits_per_byte"] is None and "byte" not in said
 
 
 @pytest.mark.parametrize("seq, stride, said", [(64, 65, "at most --seq, 64, and that to be 2 or more, got 65"),
@@ -135,6 +139,7 @@ def test_script(trained, tmp_path):
         assert float(fields[3]) == pytest.approx(event["val_perplexity"], rel=1e-4)
         loss, per_word = event["val_loss"], (int(tokens) - 1) / words
         assert float(fields[4]) == pytest.approx(math.exp(loss * per_word), rel=1e-4)
+        assert float(fields[5]) == pytest.approx(event["val_bits_per_byte"], rel=1e-4)
     assert len(rows) == 4
 
 

@@ -25,7 +25,7 @@ def report(folder, events, tail=""):
 
 def test_a_run_of_even_steps(tmp_path):
     done = report(tmp_path, [*(step(i) for i in range(200)),
-                             {"event": "eval", "step": 200, "val_loss": 3.25},
+                             {"event": "eval", "step": 200, "val_loss": 3.25, "val_bits_per_byte": 1.5},
                              {"event": "links", "lost": [[0, 0.1, 0.1], [0.1, 0, 0.4], [0.1, 0.1, 0]]},
                              {"event": "late_ranks", "steps": [0, 1, 0, 20]},
                              {"event": "end", "status": "complete"}])
@@ -33,7 +33,7 @@ def test_a_run_of_even_steps(tmp_path):
     assert "late ranks  rank 3 in 20 steps, rank 1 in 1 step\n" in done.stdout
     assert "links       worst 40.0%, from worker 2 to 1; median 10.0%" in done.stdout
     assert "lossy over udp, 8 workers in 4 ranks: 200 of 200 steps, complete" in done.stdout
-    assert "validation  3.250 after step 200" in done.stdout
+    assert "validation  3.250 after step 200; 1.5000 bits per byte\n" in done.stdout
     assert "median 100 ms; 99% within 100 ms, 1.0 times the median" in done.stdout
     assert "waiting     25% of the time" in done.stdout
     assert "10.0% of gradients, 10.0% of parameters; oldest parameters: 7 steps" in done.stdout
