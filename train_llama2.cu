@@ -6,10 +6,10 @@
  *     trainer      what a run needs: backend, workers and network, data
  *     step         four verbs (forward and backward, average, update, broadcast), and the
  *                  algorithms that are made of them: lossy and reliable, rps, naive
- *     evaluation   perplexity of the model and of the replicas
+ *     evaluation   perplexity of the model and of the replicas; multiple-choice questions
  *     writing      text that the model generates
  *     training     the loop, its log and its checkpoints
- *     other modes  --eval, --generate, --dry-run (--preflight: llmc/cli/preflight.h)
+ *     other modes  --eval, --eval-choices, --generate, --dry-run (--preflight: llmc/cli/preflight.h)
  *     main
  *
  * Arithmetic is behind llmc/backend/backend.h; the workers' memory and the network are behind
@@ -23,6 +23,7 @@
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/checkpoint/hf_model.h"
 #include "llmc/model/config.h"
+#include "llmc/data/choices.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/cli/dry_run.h"
 #include "llmc/cli/due.h"
@@ -532,16 +533,22 @@ struct evaluation_work {
     uint64_t windows;
 };
 
-/* Sum of the losses of B windows of T tokens, without the first `skip` of each. */
-static double evaluate_batch(struct trainer *t, const weight *weights, struct activations *e, int B,
-                             int T, int skip) {
+/* The losses (B, T) of the tokens in e->host_tokens and e->host_targets. */
+static const float *losses_of(struct trainer *t, const weight *weights, struct activations *e,
+                              int B, int T) {
     const struct llama_config *c = &t->layout.config;
     activations_send(e, t->be, B * T);
     model_forward(t->be, &t->layout, weights, e, B, T, NULL);
     t->be->classifier(e->losses, NULL, NULL, e->last_norm,
                       weight_at(t->be, weights, t->layout.classifier), e->targets, B * T, c->width,
                       c->vocabulary, 1, false);
-    const float *losses = activations_losses(e, t->be, B * T);
+    return activations_losses(e, t->be, B * T);
+}
+
+/* Sum of the losses of B windows of T tokens, without the first `skip` of each. */
+static double evaluate_batch(struct trainer *t, const weight *weights, struct activations *e, int B,
+                             int T, int skip) {
+    const float *losses = losses_of(t, weights, e, B, T);
     double sum = 0;
     for (int b = 0; b < B; b++) sum += mean_loss(losses + b * T + skip, T - skip) * (T - skip);
     return sum;
@@ -584,6 +591,36 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out)
     out->tokens_per_byte = dataloader_targets_per_byte(t->val);
     out->replica_val_loss = work.replicas ? total[1] / total[2] : out->val_loss;
     return 0;
+}
+
+/* The losses of a question's endings, each summed over its tokens. Rows of a batch have the length
+ * of the longest; nothing that is scored depends on the tokens behind it. */
+static void score_endings(struct trainer *t, const weight *weights, const struct choices *choices,
+                          int question, double *losses) {
+    struct activations *e = t->activations;
+    const int endings = choices_endings(choices, question);
+    for (int first = 0, B; first < endings; first += B) {
+        int T = 0;
+        B = endings - first < t->B ? endings - first : t->B;
+        for (int b = 0; b < B; b++) {
+            const int length = choices_row(choices, question, first + b).count - 1;
+            T = length > T ? length : T;
+        }
+        memset(e->host_tokens, 0, (size_t)(B * T) * sizeof *e->host_tokens);
+        memset(e->host_targets, 0, (size_t)(B * T) * sizeof *e->host_targets);
+        for (int b = 0; b < B; b++) {
+            const struct choices_row r = choices_row(choices, question, first + b);
+            const size_t bytes = (size_t)(r.count - 1) * sizeof *r.tokens;
+            memcpy(e->host_tokens + b * T, r.tokens, bytes);
+            memcpy(e->host_targets + b * T, r.tokens + 1, bytes);
+        }
+        const float *found = losses_of(t, weights, e, B, T);
+        for (int b = 0; b < B; b++) {
+            const struct choices_row r = choices_row(choices, question, first + b);
+            const float *scored = found + b * T + r.count - 1 - r.scored;
+            losses[first + b] = mean_loss(scored, r.scored) * r.scored;
+        }
+    }
 }
 
 /* ---- writing ---------------------------------------------------------------------------- */
@@ -831,6 +868,40 @@ static int eval_mode(struct trainer *t) {
     return 0;
 }
 
+/* Makes one worker with the model's weights and room for B sequences of T tokens. */
+static int open_model(struct trainer *t, const struct llama_config *c, int B, int T) {
+    t->B = B, t->T = T;
+    return param_layout_build(c, &t->layout) || trainer_choose(t, false) ||
+           trainer_allocate(t, false) || data_parallel_initialise(&t->dp);
+}
+
+/* --eval-choices: multiple-choice questions. */
+static int choices_mode(struct trainer *t) {
+    const struct options *o = t->options;
+    struct choices_result result = {0, 0, 0, 0};
+    struct choices *choices = NULL;
+    struct llama_config c;
+    char tokenizer[FILE_PATH_BYTES];
+    if (config_read(o->model, &c) || file_join(tokenizer, o->model, "tokenizer.model") ||
+        choices_open(o->eval_choices, o->tokenizer ? o->tokenizer : tokenizer, c.vocabulary,
+                     o->seq ? o->seq : c.positions, &choices))
+        return -1;
+    const int most = choices_most_endings(choices);
+    double *losses = (double *)calloc((size_t)most, sizeof *losses);
+    int failed = losses ? 0 : log_out_of_memory("losses", 0);
+    failed = failed ||
+             open_model(t, &c, o->batch < most ? o->batch : most, choices_longest(choices)) ||
+             jsonl_open_of_run(o->log, o->out, 0, 0, &t->log);
+    for (int q = 0; q < choices_questions(choices) && !failed; q++) {
+        score_endings(t, data_parallel_weights(&t->dp, t->dp.worker[0].params), choices, q, losses);
+        choices_judge(choices, q, losses, &result);
+    }
+    failed = failed || metrics_choices(t->log, &result, o->quiet);
+    free(losses);
+    choices_close(choices);
+    return failed ? -1 : 0;
+}
+
 /* --generate: continues a prompt. */
 static int generate_mode(struct trainer *t) {
     const struct options *o = t->options;
@@ -839,11 +910,8 @@ static int generate_mode(struct trainer *t) {
     if (config_read(o->model, &c) ||
         generate_open_tokenizer(o->tokenizer, o->model, c.vocabulary, &tokenizer))
         return -1;
-    t->B = 1;
-    t->T = c.positions;
-    int failed = param_layout_build(&c, &t->layout) || trainer_choose(t, false) ||
-                 trainer_allocate(t, false) || activations_add_cache(t->activations, &c, t->be) ||
-                 data_parallel_initialise(&t->dp);
+    int failed =
+        open_model(t, &c, 1, c.positions) || activations_add_cache(t->activations, &c, t->be);
     if (!failed) {
         struct generate_llama writer = writer_of(t, t->dp.worker[0].params);
         const struct generate_model model = generate_model_of(&writer);
@@ -863,8 +931,11 @@ static int run_mode(struct trainer *t, const struct options *o,
         const int failed = preflight(o, world);
         return views_preflight(o, GIT_REVISION, world->rank == 0) || failed ? -1 : 0;
     }
-    begin(t, o, world, o->generate ? 1 : t->views ? views_workers(t->views) : workers);
-    int failed = o->eval ? eval_mode(t) : o->generate ? generate_mode(t) : train(t);
+    begin(t, o, world, options_one_worker(o) ? 1 : t->views ? views_workers(t->views) : workers);
+    int failed = o->eval           ? eval_mode(t)
+                 : o->eval_choices ? choices_mode(t)
+                 : o->generate     ? generate_mode(t)
+                                   : train(t);
     trainer_release(t);
     return failed;
 }

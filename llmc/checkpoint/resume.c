@@ -375,7 +375,7 @@ static int choose_newest(struct options *o, char chosen[FILE_PATH_BYTES]) {
 int resume_choose(struct options *o) {
     static char chosen[FILE_PATH_BYTES];
     if (!o->resume) return 0;
-    if (o->eval || o->generate || o->dry_run) {
+    if (o->eval || options_one_worker(o) || o->dry_run) {
         log_error(
             "--resume: expected without --eval, --generate and --dry-run; give them --model %s",
             o->resume);

@@ -262,6 +262,9 @@ static const struct option_entry table[] = {
 
     TITLE("Modes (training, when none is given)"),
     SWITCH("eval", eval, "only compute the perplexity of --model DIR on --val"),
+    STRING("eval-choices", eval_choices, NULL, "FILE",
+           "how many multiple-choice questions --model DIR answers correctly: JSON lines with "
+           "context, endings and label, or llm.c's file of HellaSwag"),
     STRING("generate", generate, NULL, "PROMPT", "continue the text PROMPT with --model DIR"),
     INTEGER("tokens", tokens, "200", 1, 1 << 20, "number of tokens to generate"),
     NUMBER("temperature", temperature, "0.8", 0, 100, "T",
@@ -437,6 +440,10 @@ int options_parse(int argc, char **argv, struct options *out) {
         return 2;
     }
     return 0;
+}
+
+bool options_one_worker(const struct options *o) {
+    return o->generate || o->eval_choices;
 }
 
 struct schedule options_schedule(const struct options *o) {

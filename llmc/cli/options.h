@@ -106,6 +106,7 @@ struct options {
     /* modes */
     bool eval, dry_run, preflight, help, version;
     const char *help_topic; /* the word after --help; NULL: none */
+    const char *eval_choices;
     const char *generate;
     int tokens;
     double temperature, top_p;
@@ -114,6 +115,9 @@ struct options {
 /* Fills `out` with defaults and the settings of the command line; strings point into argv. Returns
  * 0, or 2, the exit code, after reporting a usage error. */
 int options_parse(int argc, char **argv, struct options *out);
+
+/* Whether the mode runs in one process, with one worker: --generate, --eval-choices. */
+bool options_one_worker(const struct options *o);
 
 /* The learning rates that the options ask for. */
 struct schedule options_schedule(const struct options *o);

@@ -32,19 +32,20 @@ void validate_print_version(const char *revision) {
 
 static int check_modes(const struct options *o, int ranks) {
     const int workers = o->workers ? o->workers : ranks;
-    if (o->eval + o->dry_run + o->preflight + (o->generate != NULL) > 1)
-        return log_error(
-            "--eval, --generate, --dry-run and --preflight: expected at most one of them");
-    if ((o->eval || o->generate) && !file_is_directory(o->model))
+    const bool single = options_one_worker(o);
+    if (o->eval + o->dry_run + o->preflight + (o->generate != NULL) + (o->eval_choices != NULL) > 1)
+        return log_error("--eval, --eval-choices, --generate, --dry-run and --preflight: expected "
+                         "at most one of them");
+    if ((o->eval || single) && !file_is_directory(o->model))
         return log_error("--model: expected a model directory, found none at '%s'", o->model);
     if (o->eval && !o->val)
         return log_error("--eval: expected --val GLOB with the token files to evaluate on");
-    if (o->generate && ranks > 1)
-        return log_error("--generate: expected one process, started as %d ranks", ranks);
-    if (!o->eval && !o->generate && !o->dry_run && !o->preflight && !o->train)
-        return log_error(
-            "expected --train GLOB, or one of --eval, --generate, --dry-run, --preflight "
-            "(see --help)");
+    if (single && ranks > 1)
+        return log_error("--%s: expected one process, started as %d ranks",
+                         o->generate ? "generate" : "eval-choices", ranks);
+    if (!o->eval && !single && !o->dry_run && !o->preflight && !o->train)
+        return log_error("expected --train GLOB, or one of --eval, --eval-choices, --generate, "
+                         "--dry-run, --preflight (see --help)");
     if (o->train && o->save_every && !o->out && !o->dry_run && !o->preflight)
         return log_error("--save-every: expected --out DIR, where checkpoints go");
     if (!o->dry_run && workers % ranks)
@@ -169,13 +170,13 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
     char *end;
     const long size = strtol(o->group, &end, 10);
     if (!strcmp(o->group, "host") && !o->dry_run) {
-        o->group_size = o->generate ? 1 : world->local_ranks * local;
+        o->group_size = options_one_worker(o) ? 1 : world->local_ranks * local;
         return 0;
     }
     if (end == o->group || *end || size < 1 || size > 65534)
         return log_error("--group: expected a number of workers from 1 on, or host%s, got '%s'",
                          o->dry_run ? ", which --dry-run does not know" : "", o->group);
-    o->group_size = o->generate ? 1 : (int)size; /* one worker generates text */
+    o->group_size = options_one_worker(o) ? 1 : (int)size;
     if (!o->dry_run && size > 1 && size <= workers && world->ranks > 1 && local > 1 && local % size)
         return log_error("--group %ld: expected one worker in each process, or whole groups, got "
                          "%d workers in each",
@@ -280,7 +281,7 @@ static int compare(const struct lossynet_world *world, struct options *o,
             log_error("%s is '%s' on rank %d, and '%s' on rank 0: expected the same on all ranks",
                       common_fact_names[i], here, r, there);
         }
-    if (!status && !strcmp(o->group, "host") && !o->dry_run && !o->generate)
+    if (!status && !strcmp(o->group, "host") && !o->dry_run && !options_one_worker(o))
         status = group_by_host(world, all, o);
     free(all);
     return status;

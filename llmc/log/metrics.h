@@ -8,6 +8,8 @@
 
 #include "llmc/log/jsonl.h"
 
+struct choices_result; /* llmc/data/choices.h */
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -89,6 +91,8 @@ int metrics_sample(struct progress *progress, struct jsonl *log, int step, const
 void metrics_show_step(struct progress *progress, const struct step_metrics *step, bool losses);
 /* Writes an evaluation to the terminal and to the log. */
 int metrics_eval(struct progress *progress, struct jsonl *log, const struct eval_metrics *eval);
+/* Writes how many questions were answered correctly to the log and, unless quiet, to stdout. */
+int metrics_choices(struct jsonl *log, const struct choices_result *result, bool quiet);
 /* Prints loss, perplexity and number of tokens to stdout. */
 void metrics_print_eval(const struct eval_metrics *eval);
 
