@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Downloads a corpus from its public site and makes plain text of it, for build/tokenize.
 
-    data/fetch.py tinystories|wikitext-2|wikitext-103|c4|fineweb [FOLDER] [--files N]
+    data/fetch.py tinystories|wikitext-2|wikitext-103|c4|fineweb|fineweb-edu|climbmix [FOLDER] [--files N]
+    data/fetch.py fineweb-edu --files 14 --tokenizer tokenizer.model      token files at once, no text kept
+    data/fetch.py --list                                                  sizes and licences
 
 FOLDER (default: data/NAME) gets the files as they are published and, made from them,
 
@@ -10,12 +12,16 @@ FOLDER (default: data/NAME) gets the files as they are published and, made from 
     test.joined.txt                 wikitext: rows joined by blank lines, the text on which most
                                     published perplexities of WikiText were measured
 
+With --tokenizer, each file goes through build/tokenize (or TOKENIZE) as soon as it is there, becomes
+FOLDER/train_000000.bin, train_000001.bin, ... or val.bin, and is removed. The next call goes on where the last
+one stopped, also with more --files. Disk then holds one file as it was published at a time.
+
 Every file is checked against its SHA-256 in this script. If the script knows none, it keeps the one of
 the first download in FILE.sha256, says so, and checks later downloads against it.
 An interrupted download continues where it stopped, automatically up to --retries times or with the
 next call. A file that you copied there is used if its checksum is right. FETCH_BASE_URL replaces
 https://huggingface.co, for a mirror. The script needs only Python's standard library, except for
-FineWeb: its files are Parquet and need the package pyarrow.
+FineWeb, FineWeb-Edu and ClimbMix: their files are Parquet and need the package pyarrow.
 
 Exit codes: 0 success, 1 failure, 2 wrong usage.
 """
@@ -27,12 +33,14 @@ import io
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 import zipfile
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 HOME = "https://huggingface.co"
 SEPARATOR = "<|endoftext|>"
 
@@ -65,8 +73,28 @@ TABLE = {
         ("datasets/HuggingFaceFW/fineweb/resolve/main/sample/10BT/{i:03}_00000.parquet", None,
          "train.txt"),
     ],
+    "fineweb-edu": [
+        ("datasets/HuggingFaceFW/fineweb-edu/resolve/main/sample/10BT/{i:03}_00000.parquet", None,
+         "train.txt"),
+    ],
+    "climbmix": [
+        ("datasets/karpathy/climbmix-400b-shuffle/resolve/main/shard_{i:05}.parquet", None, "train.txt"),
+        ("datasets/karpathy/climbmix-400b-shuffle/resolve/main/shard_06542.parquet", None, "val.txt"),
+    ],
 }
-MOST_FILES = {"c4": 1024, "fineweb": 15}
+MOST_FILES = {"c4": 1024, "fineweb": 15, "fineweb-edu": 14, "climbmix": 6542}
+
+# For each corpus: what it is, the size to download, and its licence as its page states it.
+ABOUT = {
+    "tinystories": ("short stories by GPT-3.5 and GPT-4", "2 GB", "CDLA-Sharing 1.0"),
+    "wikitext-2": ("Wikipedia articles", "5 MB", "CC BY-SA 3.0"),
+    "wikitext-103": ("Wikipedia articles", "190 MB", "CC BY-SA 3.0"),
+    "c4": ("web pages, English", "0.3 GB a file", "ODC-By 1.0"),
+    "fineweb": ("web pages, the sample of 10 billion tokens", "2 GB a file", "ODC-By 1.0"),
+    "fineweb-edu": ("web pages that teach, the sample of 10 billion tokens", "2 GB a file", "ODC-By 1.0"),
+    "climbmix": ("NVIDIA's mixture of 400 billion tokens, shuffled", "0.1 GB a file",
+                 "CC BY-NC 4.0, for research"),
+}
 
 
 class Failure(Exception):
@@ -192,20 +220,31 @@ def documents_of_parquet(path):
     try:
         import pyarrow.parquet  # pylint: disable=import-outside-toplevel
     except ImportError:
-        raise Failure("FineWeb is Parquet, which needs the Python package pyarrow: "
+        raise Failure("this corpus is Parquet, which needs the Python package pyarrow: "
                       "pip install pyarrow, or take c4, which needs nothing") from None
     for batch in pyarrow.parquet.ParquetFile(path).iter_batches(columns=["text"]):
         yield from batch.column(0).to_pylist()
 
 
+def documents(path):
+    """Yields pieces of the text of a file, with a separator line between documents."""
+    if path.suffix == ".txt":
+        with open(path, encoding="utf-8", newline="") as file:
+            yield from iter(lambda: file.read(1 << 20), "")
+        return
+    reader = documents_of_parquet if path.suffix == ".parquet" else documents_of_gzip
+    first = True
+    for text in reader(path):
+        yield ("" if first else f"{SEPARATOR}\n") + text + "\n"
+        first = False
+
+
 def write_documents(paths, out):
-    reader = documents_of_parquet if paths[0].suffix == ".parquet" else documents_of_gzip
     with open(out, "w", encoding="utf-8", newline="") as file:
-        first = True
-        for path in paths:
-            for text in reader(path):
-                file.write(("" if first else f"{SEPARATOR}\n") + text + "\n")
-                first = False
+        for i, path in enumerate(paths):
+            file.write(f"{SEPARATOR}\n" if i else "")
+            for text in documents(path):
+                file.write(text)
 
 
 def write_wikitext(archive, folder):
@@ -241,7 +280,70 @@ def make_text(paths, folder, out):
     partial.rename(target)
 
 
+# ---- token files ----
+
+def check_tokenizer(tokenizer, folder):
+    """All token files of a folder are made with one tokenizer; tokenize leaves a copy of it beside them."""
+    try:
+        wanted = tokenizer.read_bytes()
+    except OSError as error:
+        raise Failure(f"--tokenizer: {tokenizer}: {error.strerror}") from None
+    beside = folder / "tokenizer.model"
+    if any(folder.glob("*.bin")) and beside.exists() and beside.read_bytes() != wanted:
+        raise Failure(f"{folder} has token files of another tokenizer, see {beside}: remove them, or name "
+                      "another FOLDER")
+
+
+def tokenize(path, tokenizer, target):
+    """Sends the text of a file through build/tokenize. The token file appears when it is complete."""
+    command = [os.environ.get("TOKENIZE", str(ROOT / "build" / "tokenize")), "--tokenizer", str(tokenizer),
+               "--separator", SEPARATOR, "--input", "-", "--train", str(target)]
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    except OSError as error:
+        raise Failure(f"{command[0]}: {error.strerror}; 'make' builds it") from None
+    try:
+        with process.stdin:
+            for text in documents(path):
+                process.stdin.write(text.encode("utf-8"))
+    except BrokenPipeError:
+        pass  # it has said why
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    if process.wait():
+        raise Failure(f"tokenize failed for {path}, see above; {path} stays")
+
+
+def stream(name, folder, files, retries, tokenizer):
+    """Makes a token file of each published file, and removes the published file."""
+    base = os.environ.get("FETCH_BASE_URL", HOME).rstrip("/")
+    folder.mkdir(parents=True, exist_ok=True)
+    check_tokenizer(tokenizer, folder)
+    for pattern, known, out in TABLE[name]:
+        stem = out.removesuffix(".txt")
+        many = "{i" in pattern
+        for i in range(files if many else 1):
+            target = folder / (f"{stem}_{i:06}.bin" if many else f"{stem}.bin")
+            if target.exists():
+                continue
+            path = pattern.format(i=i)
+            local = obtain(f"{base}/{path}", folder / path.rsplit("/", 1)[1], known, retries)
+            tokenize(local, tokenizer, target)
+            local.unlink()
+    found = [f"--{kind} '{folder}/{kind}{'_*' * ('{i' in pattern)}.bin'" for pattern, _, out in TABLE[name]
+             for kind in [out.removesuffix(".txt")]]
+    print(f"next: build/train_llama2 {' '.join(found)} ...")
+
+
 # ---- the whole ----
+
+def show_list():
+    for name, (what, size, licence) in ABOUT.items():
+        count = MOST_FILES.get(name)
+        print(f"{name:<13} {size + (f', {count} files' if count else ''):<26} {licence:<27} {what}")
+
 
 def fetch(name, folder, files, retries):
     base = os.environ.get("FETCH_BASE_URL", HOME).rstrip("/")
@@ -261,21 +363,35 @@ def fetch(name, folder, files, retries):
 def main():
     parser = argparse.ArgumentParser(
         prog="fetch.py", formatter_class=argparse.RawDescriptionHelpFormatter, description=__doc__)
-    parser.add_argument("name", choices=TABLE, metavar="NAME", help=", ".join(TABLE))
+    parser.add_argument("name", nargs="?", choices=TABLE, metavar="NAME", help=", ".join(TABLE))
     parser.add_argument("folder", nargs="?", type=pathlib.Path, metavar="FOLDER")
     parser.add_argument("--files", type=int, default=1, metavar="N",
-                        help="how many files of c4 or fineweb (default 1: 0.3 and 2 GB)")
+                        help="how many files of c4, fineweb, fineweb-edu or climbmix (default 1; --list has sizes)")
+    parser.add_argument("--tokenizer", type=pathlib.Path, metavar="FILE",
+                        help="SentencePiece model: make token files at once, and keep no text")
+    parser.add_argument("--list", action="store_true", help="print sizes and licences")
     parser.add_argument("--retries", type=int, default=5, metavar="N",
                         help="attempts after a broken connection (default 5)")
     arguments = parser.parse_args()
+    if arguments.list:
+        show_list()
+        return 0
+    if not arguments.name:
+        parser.error(f"expected the name of a corpus: {', '.join(TABLE)}")
+    if arguments.tokenizer and arguments.name.startswith("wikitext"):
+        parser.error("--tokenizer: wikitext is an archive of three texts; fetch it, and use build/tokenize")
     most = MOST_FILES.get(arguments.name, 1)
     if not 1 <= arguments.files <= most:
         parser.error(f"--files: {arguments.name} has 1 to {most}, got {arguments.files}")
     if arguments.retries < 0:
         parser.error(f"--retries: expected at least 0, got {arguments.retries}")
+    folder = arguments.folder or pathlib.Path("data") / arguments.name
+    print(f"{arguments.name}: {', '.join(ABOUT[arguments.name])}")
     try:
-        fetch(arguments.name, arguments.folder or pathlib.Path("data") / arguments.name,
-              arguments.files, arguments.retries)
+        if arguments.tokenizer:
+            stream(arguments.name, folder, arguments.files, arguments.retries, arguments.tokenizer)
+        else:
+            fetch(arguments.name, folder, arguments.files, arguments.retries)
     except Failure as failure:
         print(f"fetch.py: {failure}", file=sys.stderr)
         return 1

@@ -5,17 +5,19 @@ import http.server
 import io
 import json
 import re
+import struct
 import subprocess
 import threading
 import zipfile
 
 import pytest
 
-from program import ROOT
+from program import BUILD, ROOT
 
 pytestmark = pytest.mark.quick
 
 SCRIPT = ROOT / "data" / "fetch.py"
+TOKENIZER = ROOT / "test" / "goldens" / "choices" / "tokenizer.model"
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -76,7 +78,8 @@ def table(*names):
 def fetch(server, *arguments, script=SCRIPT, base=None, expect=0):
     base = base or f"http://127.0.0.1:{server.server_port}"
     done = subprocess.run(["/usr/bin/python3", str(script), *map(str, arguments)], cwd=ROOT,
-                          env={"PATH": "/usr/bin:/bin", "FETCH_BASE_URL": base, "FETCH_PAUSE": "0"},
+                          env={"PATH": "/usr/bin:/bin", "FETCH_BASE_URL": base, "FETCH_PAUSE": "0",
+                               "TOKENIZE": str(BUILD / "tokenize")},
                           capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     if expect == 1:
@@ -101,8 +104,11 @@ def serve_stories(server, tmp_path):
     return with_checksums(tmp_path, {train_sum: server.files[train], val_sum: server.files[val]})
 
 
+NAMES = ("tinystories", "wikitext-2", "wikitext-103", "c4", "fineweb", "fineweb-edu", "climbmix")
+
+
 def test_checksums_are_complete():
-    for name in ("tinystories", "wikitext-2", "wikitext-103", "c4", "fineweb"):
+    for name in NAMES:
         for path, known, _ in table(name):
             assert known is None or re.fullmatch("[0-9a-f]{64}", known), path
 
@@ -217,23 +223,80 @@ def test_c4_is_trusted_on_first_use(server, tmp_path):
     assert "kept from an earlier download in" in said and not name.exists()
 
 
-def test_fineweb(server, tmp_path):
+def stand_in_for_pyarrow(folder):
+    """A module that reads "PAR1" and two documents behind it."""
+    (folder / "pyarrow").mkdir()
+    (folder / "pyarrow" / "__init__.py").touch()
+    (folder / "pyarrow" / "parquet.py").write_text(
+        "class Column(list):\n    to_pylist = list.copy\n"
+        "class Batch:\n    def __init__(self, texts): self.texts = texts\n"
+        "    def column(self, i): return Column(self.texts[i:])\n"
+        "class ParquetFile:\n    def __init__(self, path):\n        magic, *self.texts = open(path).read().split()\n"
+        "        assert magic == 'PAR1'\n"
+        "    def iter_batches(self, columns): assert columns == ['text']; return [Batch(self.texts)]\n")
+
+
+@pytest.mark.parametrize("name", ["fineweb", "fineweb-edu", "climbmix"])
+def test_parquet(server, tmp_path, name):
     """Without pyarrow the script says what to do. With a stand-in for pyarrow beside it, the script writes the
     column "text"."""
-    ((path, _, _),) = table("fineweb")
-    server.files = {path.format(i=0): b"PAR1"}
+    server.files = {path.format(i=0): b"PAR1 One. Two." for path, _, _ in table(name)}
     script = with_checksums(tmp_path, {})
-    said = fetch(server, "fineweb", tmp_path / "out", script=script, expect=1)
+    said = fetch(server, name, tmp_path / "out", script=script, expect=1)
     assert "pip install pyarrow" in said
-    (tmp_path / "pyarrow").mkdir()
-    (tmp_path / "pyarrow" / "__init__.py").touch()
-    (tmp_path / "pyarrow" / "parquet.py").write_text(
-        "class Column(list):\n    to_pylist = list.copy\n"
-        "class Batch:\n    def column(self, i): return Column(['One.', 'Two.'][i:])\n"
-        "class ParquetFile:\n    def __init__(self, path): assert open(path).read() == 'PAR1'\n"
-        "    def iter_batches(self, columns): assert columns == ['text']; return [Batch()]\n")
-    fetch(server, "fineweb", tmp_path / "out", script=script)
+    stand_in_for_pyarrow(tmp_path)
+    fetch(server, name, tmp_path / "out", script=script)
     assert (tmp_path / "out" / "train.txt").read_text() == "One.\n<|endoftext|>\nTwo.\n"
+
+
+def words_of(path):
+    magic, version, _, vocabulary, words, size = struct.unpack("<4i2Q", path.read_bytes()[:32])
+    assert (magic, version, vocabulary) == (20240520, 1, 97)
+    return words, size
+
+
+def test_files_become_token_files_one_by_one(server, tmp_path):
+    """A stop after the first file, a second call that fetches only what is missing, and no text that stays."""
+    stand_in_for_pyarrow(tmp_path)
+    script, out = with_checksums(tmp_path, {}), tmp_path / "out"
+    (train, _, _), (val, _, _) = table("climbmix")
+    server.files = {train.format(i=0): b"PAR1 the cat", val: b"PAR1 a bird"}
+    common = ["climbmix", out, "--retries", 0, "--tokenizer", TOKENIZER]
+    assert "answered 404" in fetch(server, *common, "--files", 2, script=script, expect=1)
+    first = (out / "train_000000.bin").read_bytes()
+    server.files[train.format(i=1)] = b"PAR1 the dog sleeps"
+    before = len(server.requests)
+    said = fetch(server, *common, "--files", 2, script=script)
+    assert len(server.requests) == before + 2  # the second file, and val
+    assert f"--train '{out}/train_*.bin' --val '{out}/val.bin'" in said and "CC BY-NC 4.0" in said
+    assert [path.name for path in sorted(out.iterdir()) if ".sha256" not in path.name] == [
+        "tokenizer.model", "train_000000.bin", "train_000001.bin", "val.bin"]
+    assert (out / "train_000000.bin").read_bytes() == first
+    # One word and a line end for each document; the separator's line counts as nothing.
+    assert [words_of(out / name) for name in ("train_000000.bin", "train_000001.bin", "val.bin")] == [
+        (2, len("the\ncat\n")), (3, len("the\ndog\nsleeps\n")), (2, len("a\nbird\n"))]
+    (out / "tokenizer.model").write_bytes(b"another")
+    assert "token files of another tokenizer" in fetch(server, *common, script=script, expect=1)
+
+
+def test_a_file_stays_where_tokenize_fails(server, tmp_path):
+    stand_in_for_pyarrow(tmp_path)
+    ((path, _, _),) = table("fineweb-edu")
+    server.files = {path.format(i=0): b"PAR1 the cat"}
+    (tmp_path / "bad.model").write_text("no model")
+    done = subprocess.run(["/usr/bin/python3", with_checksums(tmp_path, {}), "fineweb-edu", tmp_path / "out",
+                           "--tokenizer", tmp_path / "bad.model"], text=True, capture_output=True, check=False,
+                          env={"PATH": "/usr/bin:/bin", "TOKENIZE": str(BUILD / "tokenize"),
+                               "FETCH_BASE_URL": f"http://127.0.0.1:{server.server_port}"})
+    assert done.returncode == 1 and "bad.model" in done.stderr and done.stderr.endswith("000_00000.parquet stays\n")
+    assert (tmp_path / "out" / "000_00000.parquet").exists() and not list((tmp_path / "out").glob("*.bin*"))
+    assert "--tokenizer: " in fetch(server, "c4", tmp_path, "--tokenizer", tmp_path / "absent", expect=1)
+
+
+def test_sizes_and_licences_are_told(server):
+    said = fetch(server, "--list").splitlines()
+    assert [line.split()[0] for line in said] == list(NAMES) and all("CC BY" in line or "ODC" in line or "CDLA" in line
+                                                                     for line in said)
 
 
 @pytest.mark.parametrize("base, said", [
@@ -251,4 +314,6 @@ def test_what_the_server_does_not_have(server, tmp_path):
 def test_usage(server, tmp_path):
     assert "invalid choice" in fetch(server, "wikitext-3", tmp_path, expect=2)
     assert "c4 has 1 to 1024" in fetch(server, "c4", tmp_path, "--files", 2000, expect=2)
+    assert "expected the name of a corpus" in fetch(server, expect=2)
+    assert "archive of three texts" in fetch(server, "wikitext-2", "--tokenizer", TOKENIZER, expect=2)
     assert "tinystories has 1 to 1" in fetch(server, "tinystories", "--files", 2, expect=2)
