@@ -1,18 +1,24 @@
 #!/usr/bin/python3
-"""Shows how one run went: loss, step times, lost packets, and when something became worse.
+"""Shows how one run went: loss, step times, lost packets, and when something became worse. Compares several.
 
     scripts/run_report.py RUN [--png FILE]
+    scripts/run_report.py RUN RUN ... [--png FILE]
 
 RUN is the directory that the run got with --out. The run may have ended or may still go on. The script
 prints a summary and draws RUN/report.png (or FILE). The picture shows by step the loss, step times,
 shares of packets lost, the drift between replicas and their lag behind the model. It also shows the
 share of packets lost between each two workers.
+
+For several runs it prints a table and draws their losses against steps, tokens and hours (compare.png, or
+FILE): who was ahead at the same time?
 """
 import argparse
 import json
 import os
 import statistics
 import sys
+
+import run_compare
 
 WINDOWS = 50  # the run is divided into at most so many parts
 FEWEST = 20  # steps of a part, at least
@@ -187,12 +193,15 @@ def draw(run, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("run", help="a directory with a log.jsonl")
-    parser.add_argument("--png", help="where the picture goes [RUN/report.png]")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="a directory with a log.jsonl")
+    parser.add_argument("--png", help="where the picture goes [RUN/report.png; compare.png for several runs]")
     arguments = parser.parse_args()
-    run = read_log(arguments.run)
-    print("\n".join(summary(arguments.run, run)))
-    draw(run, arguments.png or os.path.join(arguments.run, "report.png"))
+    runs = [read_log(directory) for directory in arguments.runs]
+    if len(runs) > 1:
+        run_compare.compare(arguments.runs, runs, arguments.png or "compare.png")
+        return
+    print("\n".join(summary(arguments.runs[0], runs[0])))
+    draw(runs[0], arguments.png or os.path.join(arguments.runs[0], "report.png"))
 
 
 if __name__ == "__main__":

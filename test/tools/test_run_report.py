@@ -76,3 +76,42 @@ def test_no_run(tmp_path, text, complaint):
         (tmp_path / "log.jsonl").write_text(text)
     done = subprocess.run([ROOT / "scripts" / "run_report.py", tmp_path], text=True, capture_output=True, check=False)
     assert done.returncode == 1 and complaint in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def compare(folder, runs, *arguments):
+    """Writes logs of made-up runs, {name: events}, and compares them."""
+    for name, events in runs.items():
+        (folder / name).mkdir()
+        (folder / name / "log.jsonl").write_text("".join(
+            json.dumps(event) + "\n" for event in ({"event": "run", "options": OPTIONS}, *events)))
+    return subprocess.run([ROOT / "scripts" / "run_report.py", *(folder / name for name in runs), *arguments],
+                          text=True, capture_output=True, check=False, cwd=folder)
+
+
+def line_of(steps, fall, milliseconds, tokens):
+    """Steps whose loss falls in a line, with so many tokens each."""
+    return [step(i, milliseconds, loss=5 - fall * i, tokens_per_second=tokens / milliseconds * 1e3) for i in range(steps)]
+
+
+def test_runs_side_by_side(tmp_path):
+    """40 steps of 1 s and 1,000 tokens; and 20 steps of 4 s and 4,000 tokens, which learns more from a step, but
+    not from a token, nor in the same time."""
+    done = compare(tmp_path, {
+        "small": [*line_of(40, 0.01, 1000, 1000), {"event": "eval", "step": 40, "val_loss": 4.75, "val_bits_per_byte": 1.9}],
+        "large": line_of(20, 0.02, 4000, 4000)})
+    assert done.returncode == 0, done.stderr
+    header, small, large, _, ahead = done.stdout.splitlines()
+    assert header.split() == "run steps tokens time loss validation bits/byte at 40.0K tokens after 40.0 s".split()
+    # small ends with 4.61. After 40,000 tokens and 40 s large has done 10 steps, of which the last had 4.82.
+    assert small.split() == "small 40 40.0K 40.0 s 4.610 4.750 1.9000 4.610 4.610".split()
+    assert large.split() == "large 20 80.0K 1.3 min 4.620 - - 4.820 4.820".split()
+    assert ahead == "Lowest training loss at 40.0K tokens: small (4.610); after 40.0 s: small (4.610)"
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_are_smoothed(tmp_path):
+    """Of a run of 200 steps, 4 steps each are averaged; --png names the picture; names are short."""
+    noisy = [step(i, loss=4 + (i % 2), tokens_per_second=10) for i in range(200)]
+    done = compare(tmp_path, {"a": noisy, "b": noisy}, "--png", tmp_path / "my.png")
+    assert done.stdout.splitlines()[1].split()[0] == "a" and " 4.500 " in done.stdout, done.stderr
+    assert (tmp_path / "my.png").exists() and not (tmp_path / "compare.png").exists()

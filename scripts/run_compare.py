@@ -1,0 +1,112 @@
+"""Compares several runs for run_report.py: a table, and a picture of the loss against steps, tokens and
+hours. Whoever reaches a low loss in few steps need not be ahead after the same time.
+"""
+import itertools
+import os
+import sys
+
+SMOOTH = 50  # a curve is the mean over 1/SMOOTH of its run's steps, up to each step
+
+
+def curve(run):
+    """Adds to a run what its steps took in total: `tokens`, `hours`, and the smoothed training loss."""
+    steps = run["steps"]
+    width = max(1, len(steps) // SMOOTH)
+    run["tokens"] = list(itertools.accumulate(e["tokens_per_second"] * e["step_ms"] / 1e3 for e in steps))
+    run["hours"] = list(itertools.accumulate(e["step_ms"] / 3.6e6 for e in steps))
+    run["loss"] = []
+    window = 0.0
+    for i, event in enumerate(steps):
+        window += event["loss"] - (steps[i - width]["loss"] if i >= width else 0)
+        run["loss"].append(window / min(i + 1, width))
+
+
+def loss_at(run, axis, place):
+    """The smoothed loss of the last step that ended at `place` of the axis or before it, and a hair after it;
+    None: none had."""
+    done = [loss for loss, at in zip(run["loss"], run[axis]) if at <= place * (1 + 1e-9)]
+    return done[-1] if done else None
+
+
+def number(value, form="{:.3f}"):
+    return "-" if value is None else form.format(value)
+
+
+def scale(value):
+    """A count with its unit: 12.3M."""
+    for unit, size in (("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}"
+
+
+def duration(hours):
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.1f} min" if hours >= 1 / 60 else f"{3600 * hours:.1f} s"
+
+
+def table(names, runs):
+    """Lines of text. The last columns compare runs where the shortest of them ended."""
+    tokens, hours = (min(run[axis][-1] for run in runs) for axis in ("tokens", "hours"))
+    rows = [["run", "steps", "tokens", "time", "loss", "validation", "bits/byte",
+             f"at {scale(tokens)} tokens", f"after {duration(hours)}"]]
+    for name, run in zip(names, runs):
+        last = run["evals"][-1] if run["evals"] else {}
+        rows.append([name, str(len(run["steps"])), scale(run["tokens"][-1]), duration(run["hours"][-1]),
+                     number(run["loss"][-1]), number(last.get("val_loss")),
+                     number(last.get("val_bits_per_byte"), "{:.4f}"),
+                     number(loss_at(run, "tokens", tokens)), number(loss_at(run, "hours", hours))])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) if i == 0 else cell.rjust(width)
+                       for i, (cell, width) in enumerate(zip(row, widths))).rstrip() for row in rows]
+    ahead = []
+    for axis, place, said in (("tokens", tokens, f"at {scale(tokens)} tokens"),
+                              ("hours", hours, f"after {duration(hours)}")):
+        there = [(loss_at(run, axis, place), name) for name, run in zip(names, runs)]
+        best, name = min((loss, name) for loss, name in there if loss is not None)
+        ahead.append(f"{said}: {name} ({best:.3f})")
+    return [*lines, "", "Lowest training loss " + "; ".join(ahead)]
+
+
+def names_of(directories):
+    """Short names: what the paths have after the part that all share."""
+    paths = [os.path.abspath(directory) for directory in directories]
+    shared = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return [os.path.relpath(path, shared) for path in paths]
+
+
+def draw(names, runs, path):
+    try:
+        import matplotlib  # pylint: disable=import-outside-toplevel
+    except ImportError:
+        sys.exit("run_report.py: no picture without Matplotlib; scripts/dependencies.sh quickstart installs it")
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt  # pylint: disable=import-outside-toplevel
+    figure, panels = plt.subplots(1, 3, figsize=(16, 5), sharey=True)
+    for name, run in zip(names, runs):
+        steps = [e["step"] + 1 for e in run["steps"]]
+        index = {step: i for i, step in enumerate(steps)}
+        marks = [(index[e["step"]], e["val_loss"]) for e in run["evals"] if e["step"] in index]
+        for axes, axis in zip(panels, (steps, run["tokens"], run["hours"])):
+            (line,) = axes.plot(axis, run["loss"], lw=1.2, label=name)
+            axes.plot([axis[i] for i, _ in marks], [loss for _, loss in marks], "o", mfc="white",
+                      color=line.get_color(), ms=5)
+    top = max(run["loss"][len(run["loss"]) // 20] for run in runs)
+    bottom = min(min(run["loss"]) for run in runs)
+    for axes, what in zip(panels, ("step", "tokens", "hours of training")):
+        axes.set(xlabel=what, xlim=(0, None), ylim=(bottom - 0.05 * (top - bottom), top + 0.05 * (top - bottom) + 1e-3))
+        axes.grid(alpha=0.25)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    panels[0].set(ylabel="cross-entropy", title="Training (lines) and validation (circles)")
+    panels[0].legend(frameon=False, fontsize=9)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def compare(directories, runs, path):
+    """Prints the table and draws the picture."""
+    for run in runs:
+        curve(run)
+    names = names_of(directories)
+    print("\n".join(table(names, runs)))
+    draw(names, runs, path)
