@@ -110,7 +110,7 @@ static void remove_names(void) {
 
 /* ---- a small good model ---------------------------------------------------------------------- */
 
-static const struct llama_config small = {2, 1, 1, 1, 2, 2, 4, 8, 1e-5f, 10000, true};
+static const struct llama_config small = {2, 1, 1, 1, 2, 2, 4, 8, 1e-5f, 10000, true, {0, 0, 0, 0}};
 enum { TENSORS = 9 + 2, FLOATS = 2 * 4 + 2 + 4 * 4 + 2 + 3 * 4 + 2 };
 
 static void small_tensors(struct named_tensor *tensors, float *memory) {

@@ -35,6 +35,9 @@ MODELS = {
                       "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
     "head-dim-float16": {"num_key_value_heads": 3, "tie_word_embeddings": False, "head_dim": 12,
                          "dtype": "float16", "max_shard_size": "15KB", "rms_norm_eps": 1e-5},
+    "llama3": {"num_key_value_heads": 2, "tie_word_embeddings": True, "head_dim": 12, "dtype": "bfloat16",
+               "rope_parameters": {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0,
+                                   "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
 }
 
 UNSUPPORTED = {

@@ -104,6 +104,17 @@ bool activations_remember(const struct activations *a, const struct llama_config
     return be->attention_continue && (c->layers == 1 || a->layer[0].qkv != a->layer[1].qkv);
 }
 
+/* Radians that rotation i of D/2 turns per position. Llama 3's scaling: transformers,
+ * modeling_rope_utils.py, _compute_llama3_parameters. */
+static double rotation(const struct llama_config *c, size_t i) {
+    const struct rope_scaling *s = &c->rope_scaling;
+    const double plain = pow(c->rope_theta, -2.0 * (double)i / c->head_size);
+    if (!s->factor) return plain;
+    const double turns = s->original * plain / (2 * 3.14159265358979323846);
+    const double fast = fmin(fmax((turns - s->low) / (s->high - s->low), 0), 1);
+    return fast * plain + (1 - fast) * plain / s->factor;
+}
+
 /* The host computes the rotary angles. */
 static int place_angles(struct activations *a, const struct llama_config *c,
                         const struct backend *be) {
@@ -111,8 +122,7 @@ static int place_angles(struct activations *a, const struct llama_config *c,
     float *angles = (float *)malloc(2 * (count ? count : 1) * sizeof *angles);
     if (!angles) return log_out_of_memory("rotary angles", 2.0 * count * sizeof *angles);
     for (size_t i = 0; i < count; i++) {
-        double angle =
-            (double)(i / D2) * pow(c->rope_theta, -2.0 * (double)(i % D2) / c->head_size);
+        double angle = (double)(i / D2) * rotation(c, i % D2);
         angles[i] = (float)cos(angle);
         angles[count + i] = (float)sin(angle);
     }

@@ -21,15 +21,15 @@ static const struct {
     struct llama_config config;
 } presets[] = {
     /*          C   L   H   K    D      F      V positions   eps     theta  tied */
-    {"260K", {64, 5, 8, 4, 8, 172, 0, 512, 1e-5f, 10000, true}},
-    {"1M", {128, 4, 4, 4, 32, 344, 0, 256, 1e-5f, 10000, true}},
-    {"15M", {288, 6, 6, 6, 48, 768, 0, 1024, 1e-5f, 10000, true}},
-    {"42M", {512, 8, 8, 8, 64, 1376, 0, 1024, 1e-5f, 10000, true}},
-    {"110M", {768, 12, 12, 12, 64, 2048, 0, 1024, 1e-5f, 10000, true}},
-    {"1.1B", {2048, 22, 32, 4, 64, 5632, 0, 2048, 1e-5f, 10000, false}},
-    {"7B", {4096, 32, 32, 32, 128, 11008, 32000, 4096, 1e-5f, 10000, false}},
-    {"13B", {5120, 40, 40, 40, 128, 13824, 32000, 4096, 1e-5f, 10000, false}},
-    {"70B", {8192, 80, 64, 8, 128, 28672, 32000, 4096, 1e-5f, 10000, false}},
+    {"260K", {64, 5, 8, 4, 8, 172, 0, 512, 1e-5f, 10000, true, {0, 0, 0, 0}}},
+    {"1M", {128, 4, 4, 4, 32, 344, 0, 256, 1e-5f, 10000, true, {0, 0, 0, 0}}},
+    {"15M", {288, 6, 6, 6, 48, 768, 0, 1024, 1e-5f, 10000, true, {0, 0, 0, 0}}},
+    {"42M", {512, 8, 8, 8, 64, 1376, 0, 1024, 1e-5f, 10000, true, {0, 0, 0, 0}}},
+    {"110M", {768, 12, 12, 12, 64, 2048, 0, 1024, 1e-5f, 10000, true, {0, 0, 0, 0}}},
+    {"1.1B", {2048, 22, 32, 4, 64, 5632, 0, 2048, 1e-5f, 10000, false, {0, 0, 0, 0}}},
+    {"7B", {4096, 32, 32, 32, 128, 11008, 32000, 4096, 1e-5f, 10000, false, {0, 0, 0, 0}}},
+    {"13B", {5120, 40, 40, 40, 128, 13824, 32000, 4096, 1e-5f, 10000, false, {0, 0, 0, 0}}},
+    {"70B", {8192, 80, 64, 8, 128, 28672, 32000, 4096, 1e-5f, 10000, false, {0, 0, 0, 0}}},
 };
 
 const char *config_preset_names(void) {
@@ -189,28 +189,42 @@ static void need_whole_rotation(struct reader *r) {
         refuse(r, "partial_rotary_factor", value, "1");
 }
 
+/* The fields of Llama 3's scaling, which are all required. */
+static void get_llama3(struct reader *r, const char *field, struct rope_scaling *s) {
+    s->factor = get_float(r, "factor", 0);
+    s->low = get_float(r, "low_freq_factor", 0);
+    s->high = get_float(r, "high_freq_factor", 0);
+    s->original = get_int(r, "original_max_position_embeddings", -1);
+    if (!r->failed && !(s->factor >= 1 && s->low > 0 && s->high > s->low && isfinite(s->factor) &&
+                        isfinite(s->high)))
+        refuse(r, field, r->object,
+               "factor of 1 or more, and 0 < low_freq_factor < high_freq_factor");
+}
+
 /* rope_scaling (transformers 4) or rope_parameters (transformers 5): an object that may contain
- * theta, and must ask for the plain rotary embedding. */
-static float get_rope(struct reader *r, const char *field, float theta) {
+ * theta. It asks for the plain rotary embedding or for Llama 3's. */
+static void get_rope(struct reader *r, const char *field, struct llama_config *c) {
     const json_t *object = get(r, field);
-    if (!object) return theta;
+    if (!object) return;
     if (!json_is_object(object)) {
-        refuse(r, field, object, "null: this program has no rope scaling");
-        return theta;
+        refuse(r, field, object, "null or an object with rope_type");
+        return;
     }
     const json_t *type = json_object_get(object, "rope_type");
     if (!type) type = json_object_get(object, "type");
-    bool plain = type ? json_is_string(type) && strcmp(json_string_value(type), "default") == 0
-                      : json_object_get(object, "factor") == NULL;
-    if (!plain) {
-        refuse(r, field, object, "rope_type \"default\": this program has no rope scaling");
-        return theta;
+    const char *name = json_string_value(type);
+    const bool llama3 = name && !strcmp(name, "llama3");
+    const bool plain = type ? name && !strcmp(name, "default") : !json_object_get(object, "factor");
+    if (!plain && !llama3) {
+        refuse(r, field, object,
+               "rope_type \"default\" or \"llama3\": this program has no other rope scaling");
+        return;
     }
     struct reader inner = {r->path, object, false};
-    theta = get_float(&inner, "rope_theta", theta);
+    c->rope_theta = get_float(&inner, "rope_theta", c->rope_theta);
     need_whole_rotation(&inner);
+    if (llama3) get_llama3(&inner, field, &c->rope_scaling);
     r->failed = inner.failed;
-    return theta;
 }
 
 static int read_fields(struct reader *r, struct llama_config *c) {
@@ -238,8 +252,9 @@ static int read_fields(struct reader *r, struct llama_config *c) {
     c->positions = get_int(r, "max_position_embeddings", 2048);
     c->norm_eps = get_float(r, "rms_norm_eps", 1e-6f);
     c->rope_theta = get_float(r, "rope_theta", 10000);
-    c->rope_theta = get_rope(r, "rope_scaling", c->rope_theta);
-    c->rope_theta = get_rope(r, "rope_parameters", c->rope_theta);
+    memset(&c->rope_scaling, 0, sizeof c->rope_scaling);
+    get_rope(r, "rope_scaling", c);
+    get_rope(r, "rope_parameters", c);
     c->tied = get_bool(r, "tie_word_embeddings", false);
     return r->failed ? -1 : 0;
 }
@@ -285,6 +300,14 @@ static double shortest(float value) {
     return strtod(text, NULL);
 }
 
+/* As rope_scaling in config.json: null, or Llama 3's fields. */
+static json_t *scaling_to_json(const struct rope_scaling *s) {
+    if (!s->factor) return json_null();
+    return json_pack("{s:s, s:f, s:f, s:f, s:i}", "rope_type", "llama3", "factor",
+                     shortest(s->factor), "low_freq_factor", shortest(s->low), "high_freq_factor",
+                     shortest(s->high), "original_max_position_embeddings", s->original);
+}
+
 static json_t *to_json(const struct llama_config *c) {
     json_t *size = json_pack("{s:[s], s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i}",
                              "architectures", "LlamaForCausalLM", "model_type", "llama",
@@ -292,10 +315,10 @@ static json_t *to_json(const struct llama_config *c) {
                              c->layers, "num_attention_heads", c->heads, "num_key_value_heads",
                              c->kv_heads, "head_dim", c->head_size, "intermediate_size", c->hidden,
                              "vocab_size", c->vocabulary, "max_position_embeddings", c->positions);
-    json_t *mathematics =
-        json_pack("{s:f, s:f, s:n, s:b, s:s, s:b, s:b}", "rms_norm_eps", shortest(c->norm_eps),
-                  "rope_theta", shortest(c->rope_theta), "rope_scaling", "tie_word_embeddings",
-                  c->tied, "hidden_act", "silu", "attention_bias", 0, "mlp_bias", 0);
+    json_t *mathematics = json_pack(
+        "{s:f, s:f, s:o, s:b, s:s, s:b, s:b}", "rms_norm_eps", shortest(c->norm_eps), "rope_theta",
+        shortest(c->rope_theta), "rope_scaling", scaling_to_json(&c->rope_scaling),
+        "tie_word_embeddings", c->tied, "hidden_act", "silu", "attention_bias", 0, "mlp_bias", 0);
     json_t *rest =
         json_pack("{s:f, s:f, s:i, s:i, s:b}", "attention_dropout", 0.0, "initializer_range", 0.02,
                   "bos_token_id", 1, "eos_token_id", 2, "use_cache", 1);

@@ -10,6 +10,15 @@
 extern "C" {
 #endif
 
+/* Llama 3's scaling of the rotary embedding ("llama3" in rope_scaling), which stretches slow rotations
+ * so that a model can be continued with longer sequences. */
+struct rope_scaling {
+    float factor;    /* slow rotations are this much slower; 0: no scaling */
+    float low, high; /* low_freq_factor, high_freq_factor: slow is below `low` turns in `original`
+                      * positions, fast above `high`; between them it is interpolated */
+    int original;    /* original_max_position_embeddings */
+};
+
 struct llama_config {
     int width;      /* C: of the residual stream */
     int layers;     /* L */
@@ -22,6 +31,7 @@ struct llama_config {
     float norm_eps;
     float rope_theta;
     bool tied; /* the classifier uses the embedding's table */
+    struct rope_scaling rope_scaling;
 };
 
 /* Fills *config with the preset of exactly that name. Returns 0, or -1 after reporting which
@@ -32,7 +42,7 @@ int config_preset(const char *name, struct llama_config *config);
 const char *config_preset_names(void);
 
 /* Reads DIR/config.json as Hugging Face writes it and checks it with config_check. Features that
- * change the mathematics and that this program does not have (rope scaling, biases, another
+ * change the mathematics and that this program does not have (other rope scaling, biases, another
  * activation, another architecture) are refused by name. Returns 0, or -1 after reporting;
  * *config is then untouched. */
 int config_read(const char *directory, struct llama_config *config);

@@ -19,6 +19,7 @@ static void assert_same_config(const struct llama_config *a, const struct llama_
     assert_int_equal(a->positions, b->positions);
     assert_true(a->norm_eps == b->norm_eps);
     assert_true(a->rope_theta == b->rope_theta);
+    assert_memory_equal(&a->rope_scaling, &b->rope_scaling, sizeof a->rope_scaling);
     assert_int_equal(a->tied, b->tied);
 }
 
@@ -63,9 +64,9 @@ static void test_presets(void **state) {
 static void test_config_round_trip(void **state) {
     (void)state;
     const struct llama_config configs[] = {
-        {64, 5, 8, 4, 8, 172, 2048, 512, 1e-5f, 10000, true},
-        {48, 1, 4, 1, 10, 100, 65535, 1, 1e-6f, 500000, false},
-        {1, 1, 1, 1, 2, 1, 1, 1 << 24, 0.123456789f, 1.2345678e-7f, false},
+        {64, 5, 8, 4, 8, 172, 2048, 512, 1e-5f, 10000, true, {0, 0, 0, 0}},
+        {48, 1, 4, 1, 10, 100, 65535, 1, 1e-6f, 500000, false, {8, 1, 4, 8192}},
+        {1, 1, 1, 1, 2, 1, 1, 1 << 24, 0.123456789f, 1.2345678e-7f, false, {0, 0, 0, 0}},
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
         struct llama_config back;
@@ -97,8 +98,9 @@ static void test_config_of_transformers(void **state) {
     struct llama_config config;
     /* defaults for what older files leave out */
     assert_int_equal(read_config("{" REQUIRED "}", &config), 0);
-    assert_same_config(
-        &config, &(struct llama_config){64, 2, 4, 4, 16, 128, 1000, 2048, 1e-6f, 10000, false});
+    assert_same_config(&config,
+                       &(struct llama_config){
+                           64, 2, 4, 4, 16, 128, 1000, 2048, 1e-6f, 10000, false, {0, 0, 0, 0}});
     /* transformers 4, everything set; what does not matter here is passed over */
     assert_int_equal(
         read_config("{" REQUIRED ", \"num_key_value_heads\": 2, \"head_dim\": 24, "
@@ -109,8 +111,9 @@ static void test_config_of_transformers(void **state) {
                     "\"eos_token_id\": [1, 2], \"unheard_of\": {\"a\": [1]}}",
                     &config),
         0);
-    assert_same_config(
-        &config, &(struct llama_config){64, 2, 4, 2, 24, 128, 1000, 4096, 1e-5f, 500000, true});
+    assert_same_config(&config,
+                       &(struct llama_config){
+                           64, 2, 4, 2, 24, 128, 1000, 4096, 1e-5f, 500000, true, {0, 0, 0, 0}});
     /* transformers 5 */
     assert_int_equal(read_config("{" REQUIRED ", \"head_dim\": null, \"rope_parameters\": "
                                  "{\"rope_theta\": 1000000, \"rope_type\": \"default\"}}",
@@ -127,8 +130,12 @@ static void test_config_refusals(void **state) {
     /* what is added to REQUIRED, and what the report names */
     static const char *const extra[][2] = {
         {"\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "rope_scaling is {\"type\""},
-        {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8}", "no rope scaling"},
-        {"\"rope_scaling\": {\"factor\": 8}", "no rope scaling"},
+        {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8}",
+         "original_max_position_embeddings is missing"},
+        {"\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, \"low_freq_factor\": 4, "
+         "\"high_freq_factor\": 4, \"original_max_position_embeddings\": 32}",
+         "expected factor of 1 or more, and 0 < low_freq_factor < high_freq_factor"},
+        {"\"rope_scaling\": {\"factor\": 8}", "no other rope scaling"},
         {"\"rope_scaling\": 2", "rope_scaling is 2"},
         {"\"rope_parameters\": {\"rope_type\": \"yarn\", \"rope_theta\": 1e4}", "yarn"},
         {"\"rope_parameters\": {\"rope_theta\": \"many\"}", "rope_theta is \"many\""},

@@ -240,7 +240,8 @@ static void test_safetensors_write_errors(void **state) {
 /* ---- checkpoints
  * --------------------------------------------------------------------------------- */
 
-static const struct llama_config small = {8, 2, 2, 1, 6, 10, 13, 32, 1e-5f, 10000, false};
+static const struct llama_config small = {8,  2,  2,     1,     6,     10,
+                                          13, 32, 1e-5f, 10000, false, {0, 0, 0, 0}};
 
 enum { SMALL_TENSORS = 2 * 9 + 3, SMALL_FLOATS = 2000 };
 
@@ -294,7 +295,7 @@ static float read_model(const char *directory) {
 
 static void test_parameters_are_the_tensors(void **state) {
     (void)state;
-    struct llama_config config = {12, 3, 6, 2, 4, 20, 100, 64, 1e-6f, 5e5f, true};
+    struct llama_config config = {12, 3, 6, 2, 4, 20, 100, 64, 1e-6f, 5e5f, true, {0, 0, 0, 0}};
     for (int tied = 0; tied < 2; tied++) {
         config.tied = tied;
         struct named_tensor tensors[40];

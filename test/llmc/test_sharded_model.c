@@ -12,7 +12,8 @@
 
 /* ---- a model in three files --------------------------------------------------------------- */
 
-static const struct llama_config small = {8, 2, 2, 1, 6, 10, 13, 32, 1e-5f, 10000, false};
+static const struct llama_config small = {8,  2,  2,     1,     6,     10,
+                                          13, 32, 1e-5f, 10000, false, {0, 0, 0, 0}};
 
 enum { TENSORS = 2 * 9 + 3, FLOATS = 2000 };
 
