@@ -21,6 +21,7 @@
 
 # Without this, make would try to build the .d files below by its built-in rules.
 MAKEFLAGS += --no-builtin-rules
+.DEFAULT_GOAL := all
 comma := ,
 
 BUILD ?= build

@@ -27,10 +27,10 @@ def make(tmp_path_factory):
                    if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "SANITIZE")}
     environment["PATH"] = f"{folder}:{environment['PATH']}"
 
-    def run(*flags, **variables):
+    def run(*flags, goals=("all", "liblossynet", "emulated_tests"), **variables):
         given = {"BUILD": folder / "build", "CC": "gcc", "CXX": "g++", "NVCC": "nvcc", "AR": "ar", **GIVEN,
                  **variables}
-        done = subprocess.run(["make", "all", "liblossynet", "emulated_tests", *flags,
+        done = subprocess.run(["make", *goals, *flags,
                                *(f"{name}={value}" for name, value in given.items())], cwd=ROOT,
                               env=environment, text=True, capture_output=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -61,6 +61,11 @@ def test_other_flags_build_all_that_has_them(make, variable):
     assert expected - compiled(lines) <= {"CXX  llmc/data/tokenizer.cpp"}  # BARE has another
     assert {"LINK build/train_llama2", "LINK build/tokenize"} <= {
         re.sub(r"/\S*/build/", "build/", line) for line in lines}
+
+
+def test_make_without_a_goal_builds_the_program(make):
+    lines = make("-n", "-B", goals=())
+    assert "CC   train_llama2.cu" in lines and [line for line in lines if line.endswith("/tokenize")]
 
 
 def test_libraries_and_linker_flags_only_link(make):
