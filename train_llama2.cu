@@ -28,9 +28,9 @@
 #include "llmc/cli/dry_run.h"
 #include "llmc/cli/due.h"
 #include "llmc/util/file.h"
-#include "llmc/model/generate.h"
+#include "llmc/cli/generate.h"
 #include "llmc/model/param_layout.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "llmc/cli/out_lock.h"
 #include "llmc/cli/run_data.h"
 #include "llmc/cli/preflight.h"
@@ -233,7 +233,7 @@ struct trainer {
     int B, T, sets;
     struct activations *activations; /* [sets] */
     enum recompute recompute;
-    bool faster_in_bf16; /* backend/select.h */
+    bool faster_in_bf16; /* comm/select.h */
     struct dataloader *train, *val;
     struct worker_result *result;     /* [local] */
     struct step_metrics record, last; /* of this step; of the step before */

@@ -114,10 +114,10 @@ static const struct llama_config small = {2, 1, 1, 1, 2, 2, 4, 8, 1e-5f, 10000, 
 enum { TENSORS = 9 + 2, FLOATS = 2 * 4 + 2 + 4 * 4 + 2 + 3 * 4 + 2 };
 
 static void small_tensors(struct named_tensor *tensors, float *memory) {
-    hf_model_tensors(&small, tensors);
+    model_tensors(&small, tensors);
     for (int i = 0; i < TENSORS; i++) {
         tensors[i].data = memory;
-        memory += hf_model_tensor_elements(&tensors[i]);
+        memory += model_tensor_elements(&tensors[i]);
     }
 }
 

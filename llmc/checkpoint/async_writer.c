@@ -306,7 +306,7 @@ static int allocate_copy(struct async_writer *s) {
             struct named_tensor *t = &s->tensors[i];
             if (t->shard % facts->ranks != facts->rank) continue;
             if (pass) t->data = s->model + elements;
-            elements += hf_model_tensor_elements(t);
+            elements += model_tensor_elements(t);
         }
         if (!pass) s->model = (float *)snapshot_block(elements * sizeof *s->model);
         if (!s->model)
@@ -423,13 +423,13 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
     pthread_mutex_init(&s->lock, NULL);
     s->mine = (struct note *)calloc((size_t)run->facts.local, sizeof *s->mine);
     s->all = (struct note *)calloc((size_t)run->facts.workers, sizeof *s->all);
-    s->tensor_count = hf_model_tensor_count(&run->facts.layout->config);
+    s->tensor_count = model_tensor_count(&run->facts.layout->config);
     s->tensors = (struct named_tensor *)calloc(s->tensor_count, sizeof *s->tensors);
     if (!s->mine || !s->all || !s->tensors) {
         async_writer_close(s);
         return log_out_of_memory("the writer of checkpoints", 0);
     }
-    hf_model_tensors(&run->facts.layout->config, s->tensors);
+    model_tensors(&run->facts.layout->config, s->tensors);
     s->shards = hf_model_cut(s->tensors, s->tensor_count, 1e9 * run->facts.options->shard_size);
     if (run->facts.rank == 0) remove_partial(run->facts.options->out);
     const bool continues = settings->continues;

@@ -35,7 +35,7 @@ struct async_writer;
  * -1 after reporting. */
 typedef int (*async_writer_gather)(void *context, const void *mine, void *all, size_t bytes);
 
-/* Puts the model together, and copies it to tensors[count]: those of hf_model_tensors, in host
+/* Puts the model together, and copies it to tensors[count]: those of model_tensors, in host
  * memory. Tensors whose data is NULL on this rank are left out. Collective. Returns 0, or -1 after
  * reporting. */
 typedef int (*async_writer_model)(void *context, const struct named_tensor *tensors, size_t count);

@@ -35,56 +35,13 @@ static bool is_known(const char *name) {
     return false;
 }
 
-/* ---- the tensors of a config ------------------------------------------------------------- */
-
-enum { TENSORS_PER_LAYER = 9 };
-
-size_t hf_model_tensor_count(const struct llama_config *config) {
-    return (size_t)config->layers * TENSORS_PER_LAYER + 2 + (config->tied ? 0 : 1);
-}
-
-size_t hf_model_tensor_elements(const struct named_tensor *tensor) {
-    return (size_t)tensor->shape[0] * (size_t)tensor->shape[1];
-}
-
-static void set(struct named_tensor *tensor, int layer, const char *name, int rows, int columns) {
-    if (layer < 0)
-        snprintf(tensor->name, sizeof tensor->name, "%s.weight", name);
-    else
-        snprintf(tensor->name, sizeof tensor->name, "model.layers.%d.%s.weight", layer, name);
-    tensor->dims = columns ? 2 : 1;
-    tensor->shape[0] = rows;
-    tensor->shape[1] = columns ? columns : 1;
-    tensor->shard = 0;
-    tensor->data = NULL;
-}
-
-void hf_model_tensors(const struct llama_config *c, struct named_tensor *t) {
-    int C = c->width, F = c->hidden, query = c->heads * c->head_size,
-        key = c->kv_heads * c->head_size;
-    set(t++, -1, "model.embed_tokens", c->vocabulary, C);
-    for (int l = 0; l < c->layers; l++) {
-        set(t++, l, "input_layernorm", C, 0);
-        set(t++, l, "self_attn.q_proj", query, C);
-        set(t++, l, "self_attn.k_proj", key, C);
-        set(t++, l, "self_attn.v_proj", key, C);
-        set(t++, l, "self_attn.o_proj", C, query);
-        set(t++, l, "post_attention_layernorm", C, 0);
-        set(t++, l, "mlp.gate_proj", F, C);
-        set(t++, l, "mlp.up_proj", F, C);
-        set(t++, l, "mlp.down_proj", C, F);
-    }
-    set(t++, -1, "model.norm", C, 0);
-    if (!c->tied) set(t++, -1, "lm_head", c->vocabulary, C);
-}
-
 /* ---- shards ------------------------------------------------------------------------------ */
 
 int hf_model_cut(struct named_tensor *tensors, size_t count, double bytes) {
     double filled = 0;
     int shard = 0;
     for (size_t i = 0; i < count; i++) {
-        const double more = 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
+        const double more = 4.0 * (double)model_tensor_elements(&tensors[i]);
         if (filled > 0 && filled + more > bytes) shard++, filled = 0;
         filled += more;
         tensors[i].shard = shard;
@@ -94,15 +51,15 @@ int hf_model_cut(struct named_tensor *tensors, size_t count, double bytes) {
 
 double hf_model_bytes_of_rank(const struct llama_config *config, double shard_bytes, int rank,
                               int ranks) {
-    const size_t count = hf_model_tensor_count(config);
+    const size_t count = model_tensor_count(config);
     struct named_tensor *tensors = (struct named_tensor *)calloc(count, sizeof *tensors);
     double bytes = 0;
     if (!tensors) return 4.0 * (double)config_parameters(config); /* at most */
-    hf_model_tensors(config, tensors);
+    model_tensors(config, tensors);
     hf_model_cut(tensors, count, shard_bytes);
     for (size_t i = 0; i < count; i++)
         if (tensors[i].shard % ranks == rank)
-            bytes += 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
+            bytes += 4.0 * (double)model_tensor_elements(&tensors[i]);
     free(tensors);
     return bytes;
 }
@@ -178,7 +135,7 @@ int hf_model_read(const char *directory, const struct llama_config *config,
     struct sharded_model *shards;
     double done = 0, total = 0;
     for (size_t i = 0; i < count; i++)
-        if (tensors[i].data) total += 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
+        if (tensors[i].data) total += 4.0 * (double)model_tensor_elements(&tensors[i]);
     if (sharded_model_open(directory, &shards)) return -1;
     int status = 0;
     for (size_t i = 0; i < sharded_model_count(shards) && status == 0; i++) {
@@ -192,7 +149,7 @@ int hf_model_read(const char *directory, const struct llama_config *config,
         const struct safetensors *file = sharded_model_of(shards, t->name);
         show(directory, done, total);
         status = file ? safetensors_copy_float(file, t->name, shape, t->dims, t->data) : -1;
-        done += 4.0 * (double)hf_model_tensor_elements(t);
+        done += 4.0 * (double)model_tensor_elements(t);
     }
     show(directory, total, total);
     sharded_model_close(shards);
@@ -273,7 +230,7 @@ static int write_index(const char *directory, const struct named_tensor *tensors
         char name[HF_MODEL_NAME_BYTES];
         hf_model_shard_name(tensors[i].shard, shards, name);
         failed = json_object_set_new(map, tensors[i].name, json_string(name)) != 0;
-        bytes += 4.0 * (double)hf_model_tensor_elements(&tensors[i]);
+        bytes += 4.0 * (double)model_tensor_elements(&tensors[i]);
     }
     json_t *index =
         json_pack("{s:{s:I}, s:o}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);

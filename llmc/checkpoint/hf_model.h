@@ -16,39 +16,12 @@
 #include <stddef.h>
 
 #include "llmc/model/config.h"
+#include "llmc/model/tensors.h"
 #include "llmc/util/file.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* One parameter of the model. The caller decides where its data lies. */
-struct named_tensor {
-    char name[96]; /* Hugging Face's */
-    int shape[2];  /* matrices (out, in); vectors (length) with shape[1] = 1 */
-    int dims;      /* 2 or 1 */
-    int shard;     /* number of the shard that contains it, from 0 on */
-    float *data;   /* shape[0] * shape[1] float32, row-major; the caller's memory */
-};
-
-/* Number of tensors of a checked config: 9 per layer, the embedding, the last norm, and lm_head
- * unless it is tied. */
-size_t hf_model_tensor_count(const struct llama_config *config);
-
-/* Fills tensors[hf_model_tensor_count(config)] with names and shapes, data = NULL, shard = 0, in
- * the order
- *     model.embed_tokens.weight                                      (V, C)
- *     model.layers.%d.input_layernorm.weight                         (C)
- *     model.layers.%d.self_attn.{q,k,v}_proj.weight                  (H*D, C), (K*D, C), (K*D, C)
- *     model.layers.%d.self_attn.o_proj.weight                        (C, H*D)
- *     model.layers.%d.post_attention_layernorm.weight                (C)
- *     model.layers.%d.mlp.{gate,up}_proj.weight, mlp.down_proj.weight   (F, C), (F, C), (C, F)
- *     model.norm.weight                                              (C)
- *     lm_head.weight, unless tied                                    (V, C) */
-void hf_model_tensors(const struct llama_config *config, struct named_tensor *tensors);
-
-/* The number of elements of a tensor. */
-size_t hf_model_tensor_elements(const struct named_tensor *tensor);
 
 /* Cuts a model into shards of at most `bytes` of float32: sets tensors[i].shard. A shard has
  * consecutive tensors of the list; a tensor larger than `bytes` is a shard of its own. The cut
@@ -64,7 +37,7 @@ double hf_model_bytes_of_rank(const struct llama_config *config, double shard_by
 enum { HF_MODEL_NAME_BYTES = 64 };
 void hf_model_shard_name(int shard, int shards, char name[HF_MODEL_NAME_BYTES]);
 
-/* Writes a checkpoint. tensors: those of hf_model_tensors(config), any order, data filled in.
+/* Writes a checkpoint. tensors: those of model_tensors(config), any order, data filled in.
  * tokenizer_path: copied to DIR/tokenizer.model; NULL for none. Everything is written and synced
  * under DIR.partial and then renamed, so that DIR is always either the old checkpoint or the new
  * one, and complete. Parents of DIR must exist. An older checkpoint at DIR is replaced; a directory
@@ -96,7 +69,7 @@ int hf_model_remove(const char *directory);
 /* If true, a progress line on stdout shows how far the reading of a model of more than 1 GB is. */
 extern bool hf_model_shows_progress;
 
-/* Reads tensors, shaped as hf_model_tensors(config) says, into tensors[i].data; those whose data is
+/* Reads tensors, shaped as model_tensors(config) says, into tensors[i].data; those whose data is
  * NULL are left out. The source is DIR/model.safetensors or the files of
  * DIR/model.safetensors.index.json (F32, BF16 or F16). Uses all threads. Reports a missing tensor,
  * one of another shape, and one that a model of this config does not have. config: as from

@@ -40,9 +40,9 @@
 #include "llmc/backend/backend.h"
 #include "llmc/util/file.h"
 #include "llmc/model/param_layout.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "llmc/log/metrics.h"
-#include "llmc/log/run_info.h"
+#include "llmc/checkpoint/run_info.h"
 #include "llmc/checkpoint/snapshot.h"
 
 #ifdef __cplusplus

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "llmc/cli/memory_check.h"
-#include "llmc/cli/memory_plan.h"
+#include "llmc/memory/memory_check.h"
+#include "llmc/memory/memory_plan.h"
 #include "llmc/cli/validate.h"
 #include "llmc/comm/settings.h"
 #include "llmc/model/config.h"

@@ -2,7 +2,7 @@
 #ifndef LLMC_DRY_RUN_H
 #define LLMC_DRY_RUN_H
 
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
 #ifdef __cplusplus

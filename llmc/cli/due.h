@@ -2,7 +2,7 @@
 #ifndef LLMC_CLI_DUE_H
 #define LLMC_CLI_DUE_H
 
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 
 struct due {
     bool evaluates, samples, saves;

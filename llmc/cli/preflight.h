@@ -14,7 +14,7 @@
 #include <stdbool.h>
 
 #include "llmc/checkpoint/checksum.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
 #ifdef __cplusplus

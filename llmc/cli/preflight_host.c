@@ -20,7 +20,7 @@
 
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/model/config.h"
-#include "llmc/cli/memory_plan.h"
+#include "llmc/memory/memory_plan.h"
 #include "llmc/util/file.h"
 #include "llmc/util/host_memory.h"
 #include "llmc/comm/settings.h"

@@ -2,7 +2,7 @@
 #ifndef LLMC_CLI_RUN_DATA_H
 #define LLMC_CLI_RUN_DATA_H
 
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "llmc/data/dataloader.h"
 #include "llmc/model/config.h"
 

@@ -9,8 +9,8 @@
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/checkpoint/checksum.h"
-#include "llmc/cli/common_facts.h"
-#include "llmc/cli/earlier_run.h"
+#include "llmc/comm/common_facts.h"
+#include "llmc/checkpoint/earlier_run.h"
 #include "llmc/model/config.h"
 #include "llmc/util/file.h"
 #include "llmc/comm/settings.h"
@@ -105,46 +105,14 @@ struct started { /* how a rank was started */
     struct common_facts facts;
 };
 
-/* Options that may differ between ranks: paths of input files, devices, and what a rank prints
- * or records. */
-static bool may_differ(const char *name) {
-    static const char *const names[] = {"model",     "device",    "recompute", "threads",
-                                        "train",     "val",       "tokenizer", "quiet",
-                                        "interface", "pace-gbps", "log",       "record-loss",
-                                        "progress",  "memory",    "key-file"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return true;
-    return false;
-}
-
-json_t *validate_common(const struct options *o, const char *run) {
-    static const char *const of_a_start[] = {"meet", "meet-anew", "resume", "overwrite",
-                                             "preflight"};
-    json_t *all = options_json(o), *every = options_json(o), *value;
-    const char *name;
-    json_object_foreach(every, name, value) {
-        if (may_differ(name)) json_object_del(all, name);
-    }
-    json_decref(every);
-    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
-        json_object_del(all, of_a_start[i]);
-    struct common_facts facts;
-    if (common_facts_find(o, run, &facts)) {
-        json_decref(all);
-        return NULL;
-    }
-    for (int i = 0; i < FACTS; i++)
-        json_object_set_new(all, common_fact_names[i], json_string(facts.text[i]));
-    return all;
-}
-
 static void note_options(const struct options *o, struct started *mine) {
     json_t *all = options_json(o), *value;
     const char *name;
     int i = 0;
     json_object_foreach(all, name, value) {
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
-        if (text && !may_differ(name)) checksum_bytes(text, strlen(text), mine->option[i]);
+        if (text && !common_facts_may_differ(name))
+            checksum_bytes(text, strlen(text), mine->option[i]);
         free(text);
         i++;
     }

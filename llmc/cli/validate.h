@@ -4,7 +4,7 @@
 #ifndef LLMC_CLI_VALIDATE_H
 #define LLMC_CLI_VALIDATE_H
 
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
 #ifdef __cplusplus
@@ -23,10 +23,6 @@ int validate_command_line(int argc, char **argv, const struct lossynet_world *wo
 /* Checks a parsed command line, as far as one rank can. Returns 0, or the exit code after
  * reporting. */
 int validate_options(const struct options *options, int ranks);
-
-/* The options and facts (common_facts.h) that must be the same in all processes that meet by
- * --meet, as JSON. run: its name. The caller releases it. NULL after reporting. */
-json_t *validate_common(const struct options *options, const char *run);
 
 /* The number of tokens of a sequence, for a model with a context of `positions` tokens. */
 int validate_sequence_length(const struct options *options, int positions);

@@ -3,7 +3,7 @@
 #define LLMC_COMM_ATTENTION_CHOICE_H
 
 #include "llmc/backend/backend.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "llmc/model/config.h"
 #include "lossynet/lossynet.h"
 

@@ -7,14 +7,14 @@
 #include <string.h>
 
 #include "llmc/checkpoint/hf_model.h"
-#include "llmc/cli/memory_check.h"
+#include "llmc/memory/memory_check.h"
 #include "llmc/comm/settings.h"
 #include "llmc/comm/attention_choice.h"
 #include "llmc/comm/tune.h"
 #include "llmc/log/error.h"
 #include "llmc/util/bf16.h"
 #include "llmc/util/file.h"
-#include "llmc/util/host_vector.h"
+#include "llmc/backend/host_vector.h"
 
 bool data_parallel_is_lossless(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_RELIABLE;
@@ -274,7 +274,7 @@ static int copy_tensors(const struct backend *be, const struct named_tensor *wan
     for (size_t i = 0; i < count; i++)
         if (wanted[i].data && there[i].data)
             be->download(wanted[i].data, there[i].data,
-                         hf_model_tensor_elements(&wanted[i]) * sizeof(float));
+                         model_tensor_elements(&wanted[i]) * sizeof(float));
     free(there);
     return 0;
 }

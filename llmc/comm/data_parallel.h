@@ -21,10 +21,10 @@
 #define LLMC_COMM_DATA_PARALLEL_H
 
 #include "llmc/backend/backend.h"
-#include "llmc/backend/select.h"
+#include "llmc/comm/select.h"
 #include "llmc/checkpoint/async_writer.h"
 #include "llmc/checkpoint/resume.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "llmc/comm/bucket_pipeline.h"
 #include "llmc/comm/group.h"
 #include "llmc/comm/worker.h"
@@ -114,7 +114,7 @@ bool data_parallel_replicas_are_exact(const struct data_parallel *d);
  * weights in use. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
 int data_parallel_model(struct data_parallel *d, const float **model);
 
-/* Copies the model to `tensors` in host memory: `count` of them, in the order of hf_model_tensors.
+/* Copies the model to `tensors` in host memory: `count` of them, in the order of model_tensors.
  * Tensors whose data is NULL are left out; each rank may want others. Collective. Returns 0, or -1
  * after reporting. */
 int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "llmc/log/error.h"
-#include "llmc/util/host_vector.h"
+#include "llmc/backend/host_vector.h"
 
 static void *take_memory(size_t count, size_t bytes) {
     void *memory = calloc(count ? count : 1, bytes);

@@ -7,7 +7,6 @@
 
 #include "llmc/model/config.h"
 #include "llmc/log/error.h"
-#include "llmc/cli/validate.h"
 #include "llmc/comm/worker.h"
 
 int comm_group(const struct options *o) {

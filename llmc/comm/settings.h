@@ -3,8 +3,8 @@
 #define LLMC_COMM_SETTINGS_H
 
 #include "llmc/model/param_layout.h"
-#include "llmc/cli/memory_plan.h"
-#include "llmc/cli/options.h"
+#include "llmc/memory/memory_plan.h"
+#include "llmc/options/options.h"
 #include "llmc/log/metrics.h"
 #include "lossynet/lossynet.h"
 

@@ -6,9 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "llmc/cli/earlier_run.h"
+#include "llmc/checkpoint/earlier_run.h"
 #include "llmc/checkpoint/resume.h"
-#include "llmc/cli/validate.h"
+#include "llmc/comm/common_facts.h"
 #include "llmc/comm/handover.h"
 #include "llmc/log/error.h"
 #include "llmc/membership/membership.h"
@@ -172,7 +172,7 @@ static struct membership_settings membership_of(const struct options *o, const c
 
 static json_t *common_of(const struct options *o) {
     struct membership_url url;
-    return membership_url_parse(o->meet, &url) ? NULL : validate_common(o, url.run);
+    return membership_url_parse(o->meet, &url) ? NULL : common_facts_json(o, url.run);
 }
 
 int views_preflight(const struct options *o, const char *revision, bool tell) {

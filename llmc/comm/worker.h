@@ -30,7 +30,7 @@
 
 #include "llmc/backend/backend.h"
 #include "llmc/model/param_layout.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -19,6 +19,8 @@
 
 #include <stdint.h>
 
+#include "llmc/log/metrics.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -46,14 +48,6 @@ struct choices_row {
     double characters; /* of the ending, without the space before it; 0: llm.c's file has no text */
 };
 struct choices_row choices_row(const struct choices *choices, int question, int ending);
-
-/* How many questions were answered correctly. Of equally likely endings the first counts. */
-struct choices_result {
-    int questions;
-    int correct;               /* by the sum of the logarithms: lm-evaluation-harness's acc */
-    int correct_per_character; /* by the sum per character: its acc_norm. -1: not known */
-    int correct_per_token;     /* by the sum per token: llm.c's figure */
-};
 
 /* Adds a question to the result, which starts with zeros. losses[e]: the sum of the losses of the
  * tokens of ending e. */

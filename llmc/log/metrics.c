@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "llmc/data/choices.h"
 #include "llmc/log/error.h"
 
 static double loss_rate(const struct step_metrics *r, int phase) {

@@ -8,8 +8,6 @@
 
 #include "llmc/log/jsonl.h"
 
-struct choices_result; /* llmc/data/choices.h */
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -38,6 +36,14 @@ struct eval_metrics {
     double val_loss, replica_val_loss; /* mean negative log-likelihood, natural logarithm */
     int64_t tokens;
     double tokens_per_word, tokens_per_byte; /* 0: the token files do not say */
+};
+
+/* How many questions were answered correctly. Of equally likely endings the first counts. */
+struct choices_result {
+    int questions;
+    int correct;               /* by the sum of the logarithms: lm-evaluation-harness's acc */
+    int correct_per_character; /* by the sum per character: its acc_norm. -1: not known */
+    int correct_per_token;     /* by the sum per token: llm.c's figure */
 };
 
 /* Sums over a run's steps. The caller starts with zeros. */

@@ -97,14 +97,14 @@ float *param_layout_gradient(const struct param_layout *layout, const struct gra
     return place->first + param_layout_gradient_at(layout, place, offset);
 }
 
-/* In the order of hf_model_tensors. */
+/* In the order of model_tensors. */
 void param_layout_tensors(const struct param_layout *l, float *vector,
                           struct named_tensor *tensors) {
     const struct llama_config *c = &l->config;
     const size_t C = (size_t)c->width, F = (size_t)c->hidden;
     const size_t HD = (size_t)c->heads * c->head_size, KD = (size_t)c->kv_heads * c->head_size;
     struct named_tensor *t = tensors;
-    hf_model_tensors(c, tensors);
+    model_tensors(c, tensors);
     (t++)->data = vector + l->embedding;
     for (int i = 0; i < c->layers; i++) {
         const struct layer_offsets *o = &l->layer[i];
@@ -124,7 +124,7 @@ void param_layout_tensors(const struct param_layout *l, float *vector,
 
 struct named_tensor *param_layout_tensor_list(const struct param_layout *l, float *vector,
                                               size_t *count) {
-    *count = hf_model_tensor_count(&l->config);
+    *count = model_tensor_count(&l->config);
     struct named_tensor *tensors = (struct named_tensor *)calloc(*count, sizeof *tensors);
     if (tensors) {
         param_layout_tensors(l, vector, tensors);

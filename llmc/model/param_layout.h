@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "llmc/checkpoint/hf_model.h"
+#include "llmc/model/tensors.h"
 #include "llmc/model/config.h"
 
 #ifdef __cplusplus
@@ -75,7 +75,7 @@ size_t param_layout_gradient_at(const struct param_layout *layout,
 float *param_layout_gradient(const struct param_layout *layout, const struct gradient_place *place,
                              size_t offset);
 
-/* Fills `tensors` like hf_model_tensors(config), with data that points into a vector of `count`
+/* Fills `tensors` like model_tensors(config), with data that points into a vector of `count`
  * floats. */
 void param_layout_tensors(const struct param_layout *layout, float *vector,
                           struct named_tensor *tensors);

@@ -11,7 +11,7 @@
 #include <math.h>
 
 #include "llmc/backend/backend.h"
-#include "llmc/model/generate.h"
+#include "llmc/cli/generate.h"
 #include "test/support/llmc_test.h"
 
 /* ---- a tokenizer of bytes: <unk> <s> </s> <0x00> ... <0xFF> ---------------------------------- */

@@ -256,13 +256,13 @@ static double shard_bytes = 1e9; /* of the models that are written */
 /* A model whose element i is first + i. */
 static struct model *make_model(const struct llama_config *config, float first) {
     struct model *model = (struct model *)calloc(1, sizeof *model);
-    model->count = hf_model_tensor_count(config);
-    hf_model_tensors(config, model->tensors);
+    model->count = model_tensor_count(config);
+    model_tensors(config, model->tensors);
     assert_true(config_parameters(config) <= SMALL_FLOATS);
     float *at = model->memory;
     for (size_t i = 0; i < model->count; i++) {
         model->tensors[i].data = at;
-        at += hf_model_tensor_elements(&model->tensors[i]);
+        at += model_tensor_elements(&model->tensors[i]);
     }
     for (int i = 0; i < SMALL_FLOATS; i++) model->memory[i] = first + (float)i;
     return model;
@@ -299,10 +299,10 @@ static void test_parameters_are_the_tensors(void **state) {
     for (int tied = 0; tied < 2; tied++) {
         config.tied = tied;
         struct named_tensor tensors[40];
-        size_t count = hf_model_tensor_count(&config), sum = 0;
+        size_t count = model_tensor_count(&config), sum = 0;
         assert_int_equal(count, 3 * 9 + 2 + !tied);
-        hf_model_tensors(&config, tensors);
-        for (size_t i = 0; i < count; i++) sum += hf_model_tensor_elements(&tensors[i]);
+        model_tensors(&config, tensors);
+        for (size_t i = 0; i < count; i++) sum += model_tensor_elements(&tensors[i]);
         assert_int_equal(sum, config_parameters(&config));
     }
 }
@@ -310,7 +310,7 @@ static void test_parameters_are_the_tensors(void **state) {
 static void test_checkpoint_names(void **state) {
     (void)state;
     struct named_tensor t[SMALL_TENSORS];
-    hf_model_tensors(&small, t);
+    model_tensors(&small, t);
     static const struct {
         int i, rows, columns;
         const char *name;
@@ -339,7 +339,7 @@ static void test_checkpoint_names(void **state) {
 }
 
 static int cut(double bytes, struct named_tensor tensors[SMALL_TENSORS]) {
-    hf_model_tensors(&small, tensors);
+    model_tensors(&small, tensors);
     return hf_model_cut(tensors, SMALL_TENSORS, bytes);
 }
 
@@ -355,7 +355,7 @@ static void test_cut(void **state) {
         const int shards = cut(bytes, t);
         double filled[SMALL_TENSORS] = {0}, written = 0;
         for (int i = 0; i < SMALL_TENSORS; i++) {
-            const double more = 4.0 * (double)hf_model_tensor_elements(&t[i]);
+            const double more = 4.0 * (double)model_tensor_elements(&t[i]);
             const bool next = i > 0 && t[i].shard != t[i - 1].shard;
             assert_int_equal(t[i].shard, i ? t[i - 1].shard + next : 0);
             if (next) assert_true(filled[t[i - 1].shard] + more > bytes);

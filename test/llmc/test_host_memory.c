@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "llmc/cli/memory_check.h"
+#include "llmc/memory/memory_check.h"
 #include "llmc/util/host_memory.h"
 #include "test/support/llmc_test.h"
 

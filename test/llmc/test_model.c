@@ -89,7 +89,7 @@ static void golden_open(const char *directory, struct golden *g) {
     g->host = (float *)calloc(P, sizeof(float));
     assert_true(g->params && g->grads && g->weights && g->host);
     struct named_tensor tensors[64];
-    size_t count = hf_model_tensor_count(&c);
+    size_t count = model_tensor_count(&c);
     assert_true(count <= 64);
     param_layout_tensors(&g->layout, g->host, tensors);
     assert_int_equal(hf_model_read(directory, &c, tensors, count), 0);
@@ -121,7 +121,7 @@ static float loss_of(struct golden *g) {
 static size_t fetch_gradients(struct golden *g, struct named_tensor *tensors) {
     g->be->download(g->host, g->grads, g->layout.count * sizeof(float));
     param_layout_tensors(&g->layout, g->host, tensors);
-    return hf_model_tensor_count(&g->layout.config);
+    return model_tensor_count(&g->layout.config);
 }
 
 static double worst_error;

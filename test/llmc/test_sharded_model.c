@@ -29,13 +29,13 @@ static void write_shard(int which) {
     struct safetensors_tensor list[TENSORS];
     size_t count = 0, at = 0;
     char path[512];
-    hf_model_tensors(&small, tensors);
+    model_tensors(&small, tensors);
     for (int i = 0; i < FLOATS; i++) memory[i] = (float)i;
     for (int i = 0; i < TENSORS; i++) {
         const struct named_tensor *t = &tensors[i];
         const struct safetensors_tensor one = {
             t->name, t->dims, {t->shape[0], t->shape[1]}, memory + at, NULL};
-        at += hf_model_tensor_elements(t);
+        at += model_tensor_elements(t);
         static char names[TENSORS][96];
         if (i % 3 != which) continue;
         list[count] = one;
@@ -54,7 +54,7 @@ static void write_index(int tensor, const char *file) {
     struct named_tensor tensors[TENSORS];
     char text[8192] = "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {";
     const char *comma = "";
-    hf_model_tensors(&small, tensors);
+    model_tensors(&small, tensors);
     for (int i = 0; i < TENSORS; i++) {
         if (i == tensor && !file) continue;
         size_t used = strlen(text);
@@ -77,10 +77,10 @@ static void write_all(void) {
 
 static int read_all(float *out) {
     struct named_tensor tensors[TENSORS];
-    hf_model_tensors(&small, tensors);
+    model_tensors(&small, tensors);
     for (int i = 0; i < TENSORS; i++) {
         tensors[i].data = out;
-        out += hf_model_tensor_elements(&tensors[i]);
+        out += model_tensor_elements(&tensors[i]);
     }
     return hf_model_read(in_scratch("model"), &small, tensors, TENSORS);
 }

@@ -1,4 +1,4 @@
-"""Tests that dev/check_layers.py finds an upward include, an upward call, and a struct that is too long."""
+"""Tests that dev/check_layers.py finds upward includes, an upward call, and a struct that is too long."""
 import shutil
 import subprocess
 import sys
@@ -22,7 +22,8 @@ def check(root, build):
 @pytest.fixture(name="copy")
 def copy_(tmp_path):
     """A copy of the sources and objects, in which a test can make faults."""
-    shutil.copytree(ROOT / "lossynet", tmp_path / "lossynet")
+    for house in ("lossynet", "llmc"):
+        shutil.copytree(ROOT / house, tmp_path / house)
     for path in (BUILD / "lossynet").rglob("*.o"):
         if (ROOT / path.relative_to(BUILD).with_suffix(".c")).exists():
             to = tmp_path / "build" / path.relative_to(BUILD)
@@ -43,6 +44,18 @@ def test_planted_include(copy):
     assert done.returncode == 1
     assert ("lossynet/transport/send.c includes lossynet/algorithm/algorithm.h: transport must not "
             "know it\n") in done.stdout
+
+
+def test_planted_includes_of_llmc(copy):
+    planted = {"backend/cuda/device.cu": "llmc/model/config.h", "checkpoint/resume.h": "llmc/comm/worker.h",
+               "model/config.c": "lossynet/lossynet.h", "options/options.c": "llmc/cli/validate.h"}
+    for user, used in planted.items():
+        source = copy / "llmc" / user
+        source.write_text(f'#include "{used}"\n' + source.read_text(encoding="utf-8"), encoding="utf-8")
+    done = check(copy, copy / "build")
+    assert (done.returncode, done.stdout.splitlines()) == (
+        1, [f"llmc/{user} includes {used}: {user.split('/')[0]} must not know it"
+            for user, used in planted.items()])
 
 
 def test_planted_call(copy):

@@ -17,7 +17,7 @@
  */
 #include "dev/bench/gpu/gpu_model.h"
 
-#include "llmc/util/host_vector.h"
+#include "llmc/backend/host_vector.h"
 
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,12 +1,12 @@
 /* memory_plan.h — computes memory and traffic of a run by arithmetic, and allocates nothing. */
-#ifndef LLMC_CLI_MEMORY_PLAN_H
-#define LLMC_CLI_MEMORY_PLAN_H
+#ifndef LLMC_MEMORY_MEMORY_PLAN_H
+#define LLMC_MEMORY_MEMORY_PLAN_H
 
 #include <stdbool.h>
 
 #include "llmc/model/activations.h"
 #include "llmc/model/config.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,10 +4,10 @@
  * --out; and a file --log that is not empty. An empty directory, or one with other files in it,
  * does not count as an earlier run.
  */
-#ifndef LLMC_EARLIER_RUN_H
-#define LLMC_EARLIER_RUN_H
+#ifndef LLMC_CHECKPOINT_EARLIER_RUN_H
+#define LLMC_CHECKPOINT_EARLIER_RUN_H
 
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 
 #ifdef __cplusplus
 extern "C" {

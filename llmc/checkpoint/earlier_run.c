@@ -1,5 +1,5 @@
 /* earlier_run.c — see earlier_run.h. */
-#include "llmc/cli/earlier_run.h"
+#include "llmc/checkpoint/earlier_run.h"
 
 #include <dirent.h>
 #include <limits.h>

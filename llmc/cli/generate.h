@@ -1,7 +1,7 @@
 /* generate.h — generates text: draws one token after another, and shows text as soon as its
  * characters are complete. It does not depend on the trainer: the model is a function. */
-#ifndef LLMC_MODEL_GENERATE_H
-#define LLMC_MODEL_GENERATE_H
+#ifndef LLMC_CLI_GENERATE_H
+#define LLMC_CLI_GENERATE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "llmc/backend/backend.h"
 #include "llmc/model/activations.h"
 #include "llmc/model/param_layout.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 #include "llmc/data/tokenizer.h"
 
 #ifdef __cplusplus

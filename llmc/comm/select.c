@@ -1,5 +1,5 @@
 /* select.c — see select.h. */
-#include "llmc/backend/select.h"
+#include "llmc/comm/select.h"
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cuda/backend_cuda.h"
 #include "llmc/log/error.h"

@@ -5,10 +5,10 @@
  * the store beside the common options, so a process that does not fit is refused before the others
  * take it in.
  */
-#ifndef LLMC_CLI_COMMON_FACTS_H
-#define LLMC_CLI_COMMON_FACTS_H
+#ifndef LLMC_COMM_COMMON_FACTS_H
+#define LLMC_COMM_COMMON_FACTS_H
 
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -26,6 +26,14 @@ extern const char *const common_fact_names[FACTS]; /* for messages: "the model's
  * fact is a proof for it, from which the key cannot be computed. Says in one line if everybody on
  * this host may read the key file. Returns 0, or -1 after reporting. */
 int common_facts_find(const struct options *o, const char *run, struct common_facts *out);
+
+/* Whether an option may differ between ranks: paths of input files, devices, and what a rank prints
+ * or records. */
+bool common_facts_may_differ(const char *name);
+
+/* The options and facts that must be the same in all processes that meet by --meet, as JSON. run:
+ * its name. The caller releases it. NULL after reporting. */
+json_t *common_facts_json(const struct options *o, const char *run);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
 /* common_facts.c — see common_facts.h. */
-#include "llmc/cli/common_facts.h"
+#include "llmc/comm/common_facts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -49,4 +49,35 @@ int common_facts_find(const struct options *o, const char *run, struct common_fa
                    (o->key_file && find_key(o->key_file, run, out->text[FACT_KEY]))
                ? -1
                : 0;
+}
+
+bool common_facts_may_differ(const char *name) {
+    static const char *const names[] = {"model",     "device",    "recompute", "threads",
+                                        "train",     "val",       "tokenizer", "quiet",
+                                        "interface", "pace-gbps", "log",       "record-loss",
+                                        "progress",  "memory",    "key-file"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(name, names[i]) == 0) return true;
+    return false;
+}
+
+json_t *common_facts_json(const struct options *o, const char *run) {
+    static const char *const of_a_start[] = {"meet", "meet-anew", "resume", "overwrite",
+                                             "preflight"};
+    json_t *all = options_json(o), *every = options_json(o), *value;
+    const char *name;
+    json_object_foreach(every, name, value) {
+        if (common_facts_may_differ(name)) json_object_del(all, name);
+    }
+    json_decref(every);
+    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
+        json_object_del(all, of_a_start[i]);
+    struct common_facts facts;
+    if (common_facts_find(o, run, &facts)) {
+        json_decref(all);
+        return NULL;
+    }
+    for (int i = 0; i < FACTS; i++)
+        json_object_set_new(all, common_fact_names[i], json_string(facts.text[i]));
+    return all;
 }

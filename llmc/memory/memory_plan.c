@@ -1,5 +1,5 @@
 /* memory_plan.c — see memory_plan.h. All arithmetic is in double: exact up to 2^53. */
-#include "llmc/cli/memory_plan.h"
+#include "llmc/memory/memory_plan.h"
 #include "llmc/model/activations.h"
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cpu/working.h"

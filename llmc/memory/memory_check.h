@@ -4,11 +4,11 @@
  * each other how much they will need (memory_plan.h). For each host and control group, the sum over
  * its ranks is compared with the memory that is available there.
  */
-#ifndef LLMC_MEMORY_CHECK_H
-#define LLMC_MEMORY_CHECK_H
+#ifndef LLMC_MEMORY_MEMORY_CHECK_H
+#define LLMC_MEMORY_MEMORY_CHECK_H
 
-#include "llmc/cli/memory_plan.h"
-#include "llmc/cli/options.h"
+#include "llmc/memory/memory_plan.h"
+#include "llmc/options/options.h"
 #include "llmc/util/host_memory.h"
 #include "lossynet/lossynet.h"
 

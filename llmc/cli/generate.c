@@ -1,5 +1,5 @@
 /* generate.c — see generate.h. */
-#include "llmc/model/generate.h"
+#include "llmc/cli/generate.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
  * options.c holds the table; each line names an option, its range, its default and its help text.
  * A setting that is out of range or cannot be parsed is a usage error: one line, exit code 2.
  */
-#ifndef LLMC_CLI_OPTIONS_H
-#define LLMC_CLI_OPTIONS_H
+#ifndef LLMC_OPTIONS_OPTIONS_H
+#define LLMC_OPTIONS_OPTIONS_H
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -1,6 +1,6 @@
 /* options_help.c — what --help prints. The table of options is in options.c. */
-#include "llmc/cli/options.h"
-#include "llmc/cli/options_table.h"
+#include "llmc/options/options.h"
+#include "llmc/options/options_table.h"
 #include "llmc/log/error.h"
 
 #include <stdio.h>

@@ -1,13 +1,13 @@
 /* select.h — selects the backend of a run by --device and --dtype, and how much of the forward pass
  * is computed twice, by --recompute and the free memory. */
-#ifndef LLMC_BACKEND_SELECT_H
-#define LLMC_BACKEND_SELECT_H
+#ifndef LLMC_COMM_SELECT_H
+#define LLMC_COMM_SELECT_H
 
 #include <stdbool.h>
 
 #include "llmc/backend/backend.h"
-#include "llmc/cli/memory_plan.h"
-#include "llmc/cli/options.h"
+#include "llmc/memory/memory_plan.h"
+#include "llmc/options/options.h"
 #include "lossynet/lossynet.h"
 
 #ifdef __cplusplus

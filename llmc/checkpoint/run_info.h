@@ -1,6 +1,6 @@
 /* run_info.h — the facts of a run, for the log, the terminal and a checkpoint. */
-#ifndef LLMC_LOG_RUN_INFO_H
-#define LLMC_LOG_RUN_INFO_H
+#ifndef LLMC_CHECKPOINT_RUN_INFO_H
+#define LLMC_CHECKPOINT_RUN_INFO_H
 
 #include <jansson.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "llmc/model/param_layout.h"
-#include "llmc/cli/options.h"
+#include "llmc/options/options.h"
 
 #ifdef __cplusplus
 extern "C" {

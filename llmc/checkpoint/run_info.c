@@ -1,5 +1,5 @@
 /* run_info.c — see run_info.h. */
-#include "llmc/log/run_info.h"
+#include "llmc/checkpoint/run_info.h"
 
 #include <stdbool.h>
 #include <stdio.h>

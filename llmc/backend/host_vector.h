@@ -1,7 +1,7 @@
 /* host_vector.h — gives the host access to a vector that lies in a backend's memory. Checkpoints
  * and initial values need it. */
-#ifndef LLMC_UTIL_HOST_VECTOR_H
-#define LLMC_UTIL_HOST_VECTOR_H
+#ifndef LLMC_BACKEND_HOST_VECTOR_H
+#define LLMC_BACKEND_HOST_VECTOR_H
 
 #include <stdbool.h>
 #include <stddef.h>

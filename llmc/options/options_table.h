@@ -1,7 +1,7 @@
 /* options_table.h — how a line of the table of options looks. For options.c, which has the table and
  * parses, and options_help.c, which prints it. */
-#ifndef LLMC_CLI_OPTIONS_TABLE_H
-#define LLMC_CLI_OPTIONS_TABLE_H
+#ifndef LLMC_OPTIONS_OPTIONS_TABLE_H
+#define LLMC_OPTIONS_OPTIONS_TABLE_H
 
 #include <stddef.h>
 

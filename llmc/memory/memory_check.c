@@ -1,5 +1,5 @@
 /* memory_check.c — see memory_check.h. */
-#include "llmc/cli/memory_check.h"
+#include "llmc/memory/memory_check.h"
 
 #include <stdio.h>
 #include <stdlib.h>

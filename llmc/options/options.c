@@ -1,6 +1,6 @@
 /* options.c — the table of options and its parser. See options.h. */
-#include "llmc/cli/options.h"
-#include "llmc/cli/options_table.h"
+#include "llmc/options/options.h"
+#include "llmc/options/options_table.h"
 #include "llmc/model/activations.h"
 #include "llmc/log/error.h"
 
