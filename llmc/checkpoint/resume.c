@@ -64,9 +64,9 @@ json_t *resume_describe(const struct resume_run *run, const struct resume_point 
         run->facts.workers, "parameters", (json_int_t)run->facts.layout->count, "backend",
         run->facts.backend, "link", run->facts.link, "settings", "batch", run->facts.batch, "seq",
         run->facts.seq, "packet_bytes", (json_int_t)run->facts.packet_bytes, "train_tokens",
-        (json_int_t)run->facts.train_tokens, "options", options_json(run->facts.options), "record",
-        describe_record(&at->record), "products", describe_products(run->products), "attention",
-        run->attention ? run->attention->library : 0, "files");
+        (json_int_t)run->facts.train_tokens, "options", options_json(run->facts.options, 0),
+        "record", describe_record(&at->record), "products", describe_products(run->products),
+        "attention", run->attention ? run->attention->library : 0, "files");
 }
 
 int resume_list_file(json_t *list, const char *directory, const char *name) {

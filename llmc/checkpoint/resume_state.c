@@ -10,6 +10,7 @@
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/safetensors.h"
+#include "llmc/options/options_table.h"
 #include "llmc/util/bf16.h"
 
 struct run { /* consecutive elements of the parameter vector; I64 (runs, 2) in the file */
@@ -465,47 +466,20 @@ static void compare_schedules(json_t *list, const json_t *was, const json_t *is,
                           json_object_get(is, names[i]));
 }
 
-/* Options that change the mathematics. All others may differ without any effect on the results. */
+/* Effective values that a checkpoint names apart, and the options that are marked so. All others may
+ * differ without any effect on the results. */
 static void compare_options(json_t *list, const json_t *was, const json_t *is) {
-    static const char *const names[] = {"algorithm",
-                                        "batch",
-                                        "seq",
-                                        "packet_bytes",
-                                        "wire-dtype",
-                                        "train_tokens",
-                                        "data-split",
-                                        "micro-batches",
-                                        "lr",
-                                        "lr-final",
-                                        "warmup",
-                                        "beta1",
-                                        "beta2",
-                                        "adam-eps",
-                                        "weight-decay",
-                                        "clip",
-                                        "seed",
-                                        "gradient-loss-rate",
-                                        "parameter-loss-rate",
-                                        "loss-model",
-                                        "loss-at",
-                                        "loss-seed",
-                                        "estimator",
-                                        "lead",
-                                        "look-ahead",
-                                        "carry",
-                                        "gradient-repair",
-                                        "parameter-repair",
-                                        "repair-budget",
-                                        "drift-samples"};
     const json_t *old = json_object_get(was, "options"), *now = json_object_get(is, "options");
-    const json_t *old_settings = json_object_get(was, "settings");
-    const json_t *now_settings = json_object_get(is, "settings");
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const json_t *a = json_object_get(old_settings, names[i]); /* its effective value */
-        const json_t *b = json_object_get(now_settings, names[i]);
-        compare_value(list, names[i], a ? a : json_object_get(old, names[i]),
-                      b ? b : json_object_get(now, names[i]));
+    const struct option_entry *e;
+    const char *name;
+    json_t *value;
+    json_object_foreach(json_object_get(is, "settings"), name, value) {
+        compare_value(list, name, json_object_get(json_object_get(was, "settings"), name), value);
     }
+    for (int i = 0; (e = options_entry(i)) != NULL; i++)
+        if (e->marks & RESUMED)
+            compare_value(list, e->name, json_object_get(old, e->name),
+                          json_object_get(now, e->name));
     compare_schedules(list, old, now, (int)json_integer_value(json_object_get(was, "step")));
     compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
     if (!json_equal(json_object_get(was, "products"), json_object_get(is, "products")))

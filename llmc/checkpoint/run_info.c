@@ -12,7 +12,7 @@ json_t *run_info_event(const struct run_info *run) {
     const struct llama_config *c = &run->layout->config;
     return json_pack("{s:s, s:o, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s, s:s,"
                      " s:b, s:I, s:{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o, s:o, s:b}}",
-                     "event", "run", "options", options_json(run->options), "git_revision",
+                     "event", "run", "options", options_json(run->options, 0), "git_revision",
                      run->revision, "backend", run->backend, "ranks", run->ranks, "workers",
                      run->workers, "threads", run->threads, "batch", run->batch, "seq", run->seq,
                      "parameters", (json_int_t)run->layout->count, "optimizer_bytes_per_worker",

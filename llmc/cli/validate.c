@@ -11,6 +11,7 @@
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/comm/common_facts.h"
 #include "llmc/checkpoint/earlier_run.h"
+#include "llmc/options/options_table.h"
 #include "llmc/model/config.h"
 #include "llmc/util/file.h"
 #include "llmc/comm/settings.h"
@@ -106,13 +107,12 @@ struct started { /* how a rank was started */
 };
 
 static void note_options(const struct options *o, struct started *mine) {
-    json_t *all = options_json(o), *value;
+    json_t *all = options_json(o, EACH_RANK), *value;
     const char *name;
     int i = 0;
     json_object_foreach(all, name, value) {
         char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
-        if (text && !common_facts_may_differ(name))
-            checksum_bytes(text, strlen(text), mine->option[i]);
+        if (text) checksum_bytes(text, strlen(text), mine->option[i]);
         free(text);
         i++;
     }
@@ -122,7 +122,7 @@ static void note_options(const struct options *o, struct started *mine) {
 /* The first option whose value differs between two ranks. */
 static void find_other(const struct options *o, const struct started *a, const struct started *b,
                        char name[64]) {
-    json_t *all = options_json(o), *value;
+    json_t *all = options_json(o, EACH_RANK), *value;
     const char *key;
     int i = 0;
     name[0] = 0;

@@ -8,6 +8,7 @@
 #include "llmc/data/dataloader.h"
 #include "llmc/log/error.h"
 #include "llmc/model/config.h"
+#include "llmc/options/options_table.h"
 #include "lossynet/lossynet.h"
 
 const char *const common_fact_names[FACTS] = {"the model's shape", "the training data",
@@ -51,27 +52,8 @@ int common_facts_find(const struct options *o, const char *run, struct common_fa
                : 0;
 }
 
-bool common_facts_may_differ(const char *name) {
-    static const char *const names[] = {"model",     "device",    "recompute", "threads",
-                                        "train",     "val",       "tokenizer", "quiet",
-                                        "interface", "pace-gbps", "log",       "record-loss",
-                                        "progress",  "memory",    "key-file"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (strcmp(name, names[i]) == 0) return true;
-    return false;
-}
-
 json_t *common_facts_json(const struct options *o, const char *run) {
-    static const char *const of_a_start[] = {"meet", "meet-anew", "resume", "overwrite",
-                                             "preflight"};
-    json_t *all = options_json(o), *every = options_json(o), *value;
-    const char *name;
-    json_object_foreach(every, name, value) {
-        if (common_facts_may_differ(name)) json_object_del(all, name);
-    }
-    json_decref(every);
-    for (size_t i = 0; i < sizeof of_a_start / sizeof *of_a_start; i++)
-        json_object_del(all, of_a_start[i]);
+    json_t *all = options_json(o, EACH_RANK | EACH_START);
     struct common_facts facts;
     if (common_facts_find(o, run, &facts)) {
         json_decref(all);

@@ -27,10 +27,6 @@ extern const char *const common_fact_names[FACTS]; /* for messages: "the model's
  * this host may read the key file. Returns 0, or -1 after reporting. */
 int common_facts_find(const struct options *o, const char *run, struct common_facts *out);
 
-/* Whether an option may differ between ranks: paths of input files, devices, and what a rank prints
- * or records. */
-bool common_facts_may_differ(const char *name);
-
 /* The options and facts that must be the same in all processes that meet by --meet, as JSON. run:
  * its name. The caller releases it. NULL after reporting. */
 json_t *common_facts_json(const struct options *o, const char *run);

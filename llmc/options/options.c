@@ -27,258 +27,264 @@ const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4"
 
 #define AT(field) offsetof(struct options, field)
 #define TITLE(text)                                                                                \
-    { text, GROUP, 0, NULL, 0, 0, NULL, NULL, NULL }
-#define SWITCH(name, field, help)                                                                  \
-    { name, FLAG, AT(field), NULL, 0, 0, NULL, NULL, help }
-#define STRING(name, field, initial, argument, help)                                               \
-    { name, TEXT, AT(field), initial, 0, 0, NULL, argument, help }
-#define INTEGER(name, field, initial, low, high, help)                                             \
-    { name, WHOLE, AT(field), initial, low, high, NULL, "N", help }
-#define SEED(name, field, initial, help)                                                           \
-    { name, WHOLE64, AT(field), initial, 0, 9007199254740992.0, NULL, "N", help }
-#define NUMBER(name, field, initial, low, high, argument, help)                                    \
-    { name, REAL, AT(field), initial, low, high, NULL, argument, help }
-#define INTEGER_OR_AUTO(name, field, initial, low, high, help)                                     \
-    { name, WHOLE, AT(field), initial, low, high, NULL, "auto|N", help }
-#define NUMBER_OR_AUTO(name, field, low, high, help)                                               \
-    { name, REAL, AT(field), "auto", low, high, NULL, "auto|SHARE", help }
-#define ONE_OF(name, field, initial, list, argument, help)                                         \
-    { name, CHOICE, AT(field), initial, 0, 0, list, argument, help }
+    { text, GROUP, 0, 0, NULL, 0, 0, NULL, NULL, NULL }
+#define SWITCH(name, field, marks, help)                                                           \
+    { name, FLAG, AT(field), marks, NULL, 0, 0, NULL, NULL, help }
+#define STRING(name, field, marks, initial, argument, help)                                        \
+    { name, TEXT, AT(field), marks, initial, 0, 0, NULL, argument, help }
+#define INTEGER(name, field, marks, initial, low, high, help)                                      \
+    { name, WHOLE, AT(field), marks, initial, low, high, NULL, "N", help }
+#define SEED(name, field, marks, initial, help)                                                    \
+    { name, WHOLE64, AT(field), marks, initial, 0, 9007199254740992.0, NULL, "N", help }
+#define NUMBER(name, field, marks, initial, low, high, argument, help)                             \
+    { name, REAL, AT(field), marks, initial, low, high, NULL, argument, help }
+#define INTEGER_OR_AUTO(name, field, marks, initial, low, high, help)                              \
+    { name, WHOLE, AT(field), marks, initial, low, high, NULL, "auto|N", help }
+#define NUMBER_OR_AUTO(name, field, marks, low, high, help)                                        \
+    { name, REAL, AT(field), marks, "auto", low, high, NULL, "auto|SHARE", help }
+#define ONE_OF(name, field, marks, initial, list, argument, help)                                  \
+    { name, CHOICE, AT(field), marks, initial, 0, 0, list, argument, help }
 
 static const struct option_entry table[] = {
     TITLE("Model"),
-    STRING("model", model, "15M", "PRESET|DIR",
+    STRING("model", model, EACH_RANK, "15M", "PRESET|DIR",
            "a preset (260K 1M 15M 42M 110M 1.1B 7B 13B 70B) or a Hugging Face Llama directory"),
-    INTEGER("vocab-size", vocabulary, "0", 0, 65535,
+    INTEGER("vocab-size", vocabulary, RUN, "0", 0, 65535,
             "size of a preset's vocabulary; 0: that of the data"),
-    ONE_OF("device", device, "auto", device_names, "auto|cpu|cuda", "where to compute"),
-    ONE_OF("dtype", dtype, "auto", dtype_names, "auto|float32|bf16|fp8",
+    ONE_OF("device", device, EACH_RANK, "auto", device_names, "auto|cpu|cuda", "where to compute"),
+    ONE_OF("dtype", dtype, RUN, "auto", dtype_names, "auto|float32|bf16|fp8",
            "type of activations and of the weights in use. auto: bf16 on cuda, float32 on the CPU. "
            "Master weights, gradients and sums are float32. fp8: as bf16, but layers multiply "
            "8-bit numbers (GPUs from sm_89 on)"),
-    ONE_OF("recompute", recompute, "auto", recompute_names, "none|norms|attention|block|auto",
+    ONE_OF("recompute", recompute, NEUTRAL | EACH_RANK, "auto", recompute_names,
+           "none|norms|attention|block|auto",
            "which activations the backward pass computes again instead of keeping them, to save "
            "memory. auto: the fewest with which the run fits the device"),
     SWITCH(
-        "tune", tune,
+        "tune", tune, RUN,
         "cuda: time the algorithms for matrix products at the start, and use the fastest. Results "
         "may then differ in the last bits from run to run. A checkpoint keeps the choice"),
-    ONE_OF("attention", attention, "own", attention_names, "own|cudnn|auto",
+    ONE_OF("attention", attention, RUN, "own", attention_names, "own|cudnn|auto",
            "cuda in bf16: compute attention with this program's kernels or with cuDNN's, which "
            "differ in the last bits. cuDNN's need 2 bytes for each logit of a layer. auto: cuDNN's "
            "if it is installed, agrees with our kernels, repeats its own bits, and is faster. A "
            "checkpoint keeps the choice"),
-    INTEGER("threads", threads, "0", 0, 4096,
+    INTEGER("threads", threads, NEUTRAL | EACH_RANK, "0", 0, 4096,
             "CPU threads of this rank; 0: its share of the host's cores"),
-    NUMBER("memory", memory, "0", 0, 1e9, "GB",
+    NUMBER("memory", memory, NEUTRAL | EACH_RANK, "0", 0, 1e9, "GB",
            "memory that all ranks of a host may use together. A run that needs more is refused. 0: "
            "what the host and its control groups have available"),
 
     TITLE("Data"),
-    STRING("train", train, NULL, "GLOB", "token files to train on (llm.c format)"),
-    STRING("val", val, NULL, "GLOB", "token files to evaluate on"),
-    ONE_OF("data-split", data_split, "shared", split_names, "shared|contiguous",
+    STRING("train", train, EACH_RANK, NULL, "GLOB", "token files to train on (llm.c format)"),
+    STRING("val", val, EACH_RANK, NULL, "GLOB", "token files to evaluate on"),
+    ONE_OF("data-split", data_split, RESUMED, "shared", split_names, "shared|contiguous",
            "shared: all workers draw from one shuffled order of all data. contiguous: each worker "
            "reads and shuffles its own 1/N of the files, so that workers see unlike data (not "
            "i.i.d.)"),
-    STRING("tokenizer", tokenizer, NULL, "FILE",
+    STRING("tokenizer", tokenizer, NEUTRAL | EACH_RANK, NULL, "FILE",
            "tokenizer.model; default: the one beside the data or the model"),
 
     TITLE("Optimisation"),
-    INTEGER("batch", batch, "8", 1, 1 << 20, "sequences per worker in a micro-batch"),
-    INTEGER("seq", seq, "0", 0, 1 << 24,
+    INTEGER("batch", batch, RUN, "8", 1, 1 << 20, "sequences per worker in a micro-batch"),
+    INTEGER("seq", seq, RUN, "0", 0, 1 << 24,
             "tokens per sequence; 0: the model's length, at most 1024"),
-    INTEGER("micro-batches", micro_batches, "1", 1, 1 << 20,
+    INTEGER("micro-batches", micro_batches, RESUMED, "1", 1, 1 << 20,
             "micro-batches whose gradients a worker adds up in a step"),
-    INTEGER("steps", steps, "1000", 1, INT_MAX, "training steps"),
-    NUMBER("lr", lr, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
-    NUMBER("lr-final", lr_final, "0.1", 0, 1, "FRACTION",
+    INTEGER("steps", steps, RUN, "1000", 1, INT_MAX, "training steps"),
+    NUMBER("lr", lr, RESUMED, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
+    NUMBER("lr-final", lr_final, RESUMED, "0.1", 0, 1, "FRACTION",
            "learning rate of the last step, as a fraction of the peak; not with constant"),
-    INTEGER("warmup", warmup, "0", 0, INT_MAX, "steps of linear warm-up"),
-    ONE_OF("schedule", schedule, "cosine", schedule_names, "cosine|wsd|linear|constant",
+    INTEGER("warmup", warmup, RESUMED, "0", 0, INT_MAX, "steps of linear warm-up"),
+    ONE_OF("schedule", schedule, RUN, "cosine", schedule_names, "cosine|wsd|linear|constant",
            "how the learning rate goes on after the warm-up. wsd (warm-up, stable, decay): it "
            "stays at the peak, and falls only in the last steps. Until then the run can be "
            "continued with more --steps"),
-    NUMBER("decay", decay, "-1", 0, 1, "SHARE",
+    NUMBER("decay", decay, RUN, "-1", 0, 1, "SHARE",
            "wsd: share of --steps in which the rate falls; default: 0.2"),
-    ONE_OF("decay-shape", decay_shape, "sqrt", schedule_decay_names, "sqrt|linear",
+    ONE_OF("decay-shape", decay_shape, RUN, "sqrt", schedule_decay_names, "sqrt|linear",
            "wsd: the rate falls with one minus the root of the share done, or in a line"),
-    NUMBER("beta1", beta1, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
-    NUMBER("beta2", beta2, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
-    NUMBER("adam-eps", adam_eps, "1e-8", 1e-30, 1, "E",
+    NUMBER("beta1", beta1, RESUMED, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
+    NUMBER("beta2", beta2, RESUMED, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
+    NUMBER("adam-eps", adam_eps, RESUMED, "1e-8", 1e-30, 1, "E",
            "AdamW: epsilon, added to the root of the second moment"),
-    NUMBER("weight-decay", weight_decay, "0.1", 0, 1e3, "W",
+    NUMBER("weight-decay", weight_decay, RESUMED, "0.1", 0, 1e3, "W",
            "AdamW: weight decay of matrices (norms have none)"),
-    NUMBER("clip", clip, "1", 0, 1e30, "NORM",
+    NUMBER("clip", clip, RESUMED, "1", 0, 1e30, "NORM",
            "clip the gradient to this global norm; 0: no clipping"),
-    NUMBER("look-ahead", look_ahead, "0", 0, 100, "STEPS",
+    NUMBER("look-ahead", look_ahead, RESUMED, "0", 0, 100, "STEPS",
            "an option of the optimizer: workers compute their gradients this many steps ahead of "
            "the model, along its last change, as with Nesterov's momentum, Lookahead "
            "(arXiv:1907.08610) and DiLoCo's outer step (arXiv:2311.08105). Algorithms lossy and "
            "reliable"),
-    SEED("seed", seed, "1", "seed of the initial weights and of the order of the data"),
+    SEED("seed", seed, RESUMED, "1", "seed of the initial weights and of the order of the data"),
 
     TITLE("Loss"),
-    ONE_OF("algorithm", algorithm, "lossy", algorithm_names, "NAME",
+    ONE_OF("algorithm", algorithm, RESUMED, "lossy", algorithm_names, "NAME",
            "lossy: owners average the gradients that arrive and broadcast parameters. reliable: "
            "the same, but nothing is lost. rps: average models. naive: broadcast gradients"),
-    NUMBER("loss-rate", loss_rate, "0", 0, 1, "P",
+    NUMBER("loss-rate", loss_rate, RUN, "0", 0, 1, "P",
            "share of the packets that is dropped on purpose in both phases"),
-    NUMBER("gradient-loss-rate", gradient_loss_rate, "-1", 0, 1, "P",
+    NUMBER("gradient-loss-rate", gradient_loss_rate, RESUMED, "-1", 0, 1, "P",
            "the same for gradients, from workers to owners; default: --loss-rate"),
-    NUMBER("parameter-loss-rate", parameter_loss_rate, "-1", 0, 1, "P",
+    NUMBER("parameter-loss-rate", parameter_loss_rate, RESUMED, "-1", 0, 1, "P",
            "the same for parameters, from owners to workers; default: --loss-rate"),
     STRING(
-        "loss-model", loss_model, "bernoulli", "NAME",
+        "loss-model", loss_model, RESUMED, "bernoulli", "NAME",
         "bernoulli; burst:MEAN_LENGTH, runs of lost packets (Gilbert-Elliott); outage:MEAN_STEPS, "
         "a link fails for whole steps; trace:FILE, a file of 0 and 1 (with any --loss-rate but 0)"),
-    STRING("loss-at", loss_at, "none", "LIST",
+    STRING("loss-at", loss_at, RESUMED, "none", "LIST",
            "links with another loss rate, in both phases, separated by commas. 3=0.5: the links "
            "from and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything. The last "
            "entry that names a link counts"),
-    SEED("loss-seed", loss_seed, "-1",
+    SEED("loss-seed", loss_seed, RESUMED, "-1",
          "seed that decides which packets are dropped; default: --seed"),
     STRING(
-        "estimator", estimator, "mean", "NAME",
+        "estimator", estimator, RESUMED, "mean", "NAME",
         "how owners average the gradients that arrive: mean (the paper's), balanced (unbiased when "
         "workers have unlike data), ht (Horvitz-Thompson) or zero (lost gradients count as 0)"),
-    SWITCH("plain", plain,
+    SWITCH("plain", plain, RUN,
            "the algorithm of the paper and nothing else, for comparisons: --lead off --carry 0 "
            "--repair 0. Options after it override it"),
-    ONE_OF("lead", lead, "auto", lead_names, "auto|off",
+    ONE_OF("lead", lead, RESUMED, "auto", lead_names, "auto|off",
            "auto: owners broadcast values ahead of the model, along its last change, so that "
            "replicas that miss some broadcasts do not lag behind it. How far follows from the "
            "measured loss. Algorithm lossy"),
-    NUMBER_OR_AUTO("carry", carry, 0, 1,
+    NUMBER_OR_AUTO("carry", carry, RESUMED, 0, 1,
                    "error feedback: a sender adds this share of a lost gradient to its next one. "
                    "Algorithm lossy, estimator mean or zero. auto: 1, but 0 with other estimators "
                    "and on GPUs, where it takes memory"),
-    INTEGER_OR_AUTO("repair", repair, "auto", 0, 16,
+    INTEGER_OR_AUTO("repair", repair, RUN, "auto", 0, 16,
                     "rounds per phase in which lost packets are sent again. auto: as many as the "
                     "measured loss asks for: of gradients until at most a fifteenth stays lost, "
                     "none at 5% loss, one at 20%; of parameters only with --wire-dtype int8 or "
                     "int4, one at 40%. Algorithm lossy"),
-    INTEGER_OR_AUTO("gradient-repair", gradient_repair, "-2", 0, 16,
+    INTEGER_OR_AUTO("gradient-repair", gradient_repair, RESUMED, "-2", 0, 16,
                     "the same for gradients; default: --repair"),
-    INTEGER_OR_AUTO("parameter-repair", parameter_repair, "-2", 0, 16,
+    INTEGER_OR_AUTO("parameter-repair", parameter_repair, RESUMED, "-2", 0, 16,
                     "the same for parameters, not with --multicast; default: --repair"),
-    NUMBER_OR_AUTO("repair-budget", repair_budget, 0, 1e3,
+    NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of int8 and int4 as much as "
                    "bf16 takes; no limit with a number as --repair"),
 
     TITLE("Network"),
-    INTEGER("workers", workers, "0", 0, 65534,
+    INTEGER("workers", workers, RUN, "0", 0, 65534,
             "number of data-parallel replicas, a multiple of the ranks; 0: one per rank"),
-    STRING("group", group, "1", "G|host",
+    STRING("group", group, RESUMED, "1", "G|host",
            "this many workers share one replica. They average without loss inside the group, and "
            "each sends 1/G of the group's gradient. Other groups see one worker. The last group "
            "may be smaller. host: all ranks of a host"),
-    STRING("link", link, "auto", "NAME",
+    STRING("link", link, RUN, "auto", "NAME",
            "how ranks exchange packets: mpi, udp or verbs (RDMA). auto: verbs if every rank has an "
            "active RDMA port, else udp"),
-    INTEGER("packet-bytes", packet_bytes, "0", 0, 65532,
+    INTEGER("packet-bytes", packet_bytes, RUN, "0", 0, 65532,
             "payload of a packet in bytes, a multiple of 4; 0: as much as a datagram carries, at "
             "most 4096"),
-    ONE_OF("wire-dtype", wire_dtype, "float32", option_wire_dtype_names, "float32|bf16|int8|int4",
+    ONE_OF("wire-dtype", wire_dtype, RESUMED, "float32", option_wire_dtype_names,
+           "float32|bf16|int8|int4",
            "type in which gradients and parameters travel; owners keep float32. bf16: half the "
            "bytes. int8: a quarter, in blocks of 32 with a scale. int4: an eighth for gradients, "
            "and int8 for parameters. Algorithms lossy and reliable"),
-    STRING("interface", interface, NULL, "NAME",
+    STRING("interface", interface, NEUTRAL | EACH_RANK, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
            "turn; default: the first active port"),
-    NUMBER("pace-gbps", pace_gbps, "0", 0, 1e6, "GBIT",
+    NUMBER("pace-gbps", pace_gbps, NEUTRAL | EACH_RANK, "0", 0, 1e6, "GBIT",
            "udp, verbs: the highest rate at which a rank sends; 0: no limit"),
-    NUMBER("loss-budget", loss_budget, "0", 0, 0.9, "P",
+    NUMBER("loss-budget", loss_budget, NEUTRAL, "0", 0, 0.9, "P",
            "udp, verbs: a rank sends more slowly than --pace-gbps while the network loses more "
            "than this share; 0: never"),
-    STRING("traffic-class", traffic_class, "default", "NAME",
+    STRING("traffic-class", traffic_class, NEUTRAL, "default", "NAME",
            "udp, verbs: traffic class (DSCP) of gradients and parameters: le (lower effort, RFC "
            "8622), cs0 ... cs7, af11 ... af43, va, ef, a number from 0 to 63, or default"),
-    NUMBER("peer-timeout", peer_timeout, "-1", 0.1, 1e6, "SECONDS",
+    NUMBER("peer-timeout", peer_timeout, NEUTRAL, "-1", 0.1, 1e6, "SECONDS",
            "udp, verbs: a rank that is silent for this long is dead; default: 10, with --meet 1. A "
            "phase goes on without it after a fifth of this time, but not before 2 s"),
-    STRING("meet", meet, NULL, "URL",
+    STRING("meet", meet, SWEEPS | EACH_START, NULL, "URL",
            "etcd://HOST:PORT/RUN: ranks find each other in etcd under the name RUN, instead of by "
            "mpirun. Ranks may then die and join while the others train on (scripts/elastic.sh)"),
-    INTEGER("meet-ranks", meet_ranks, "1", 1, 65534,
+    INTEGER("meet-ranks", meet_ranks, SWEEPS, "1", 1, 65534,
             "with --meet: training begins when this many ranks have come"),
     ONE_OF(
-        "meet-keep", meet_keep, "worker-batch", keep_names, "worker-batch|global-batch",
+        "meet-keep", meet_keep, SWEEPS, "worker-batch", keep_names, "worker-batch|global-batch",
         "with --meet: what stays the same when ranks die or join: the batch of each worker, or the "
         "global batch of --meet-ranks ranks, for which workers take more or fewer micro-batches"),
-    SWITCH("meet-anew", meet_anew,
+    SWITCH("meet-anew", meet_anew, SWEEPS | EACH_START,
            "with --meet: begin although an earlier start of this run has not ended it. No rank of "
            "that start may still be running"),
-    STRING("deadline", deadline, "off", "auto|off|SECONDS",
+    STRING("deadline", deadline, RUN, "off", "auto|off|SECONDS",
            "udp, verbs: how long a step waits for late ranks after half of the ranks are done. The "
            "packets of a late rank are lost, or come in the next step with --carry 1, which is "
            "better; then it leaves out steps to catch up. auto: learnt from how late ranks are. "
            "off: wait for all. Algorithm lossy"),
-    SWITCH("no-overlap", no_overlap, "udp, verbs: do not exchange packets while computing"),
-    SWITCH("multicast", multicast,
+    SWITCH("no-overlap", no_overlap, NEUTRAL,
+           "udp, verbs: do not exchange packets while computing"),
+    SWITCH("multicast", multicast, NEUTRAL,
            "udp, verbs: send parameters once for all ranks, if the network carries multicast"),
-    SWITCH("encrypt", encrypt, "udp, verbs: encrypt and authenticate every datagram"),
-    STRING("key-file", key_file, NULL, "FILE",
+    SWITCH("encrypt", encrypt, NEUTRAL, "udp, verbs: encrypt and authenticate every datagram"),
+    STRING("key-file", key_file, NEUTRAL | EACH_RANK, NULL, "FILE",
            "with --encrypt: a secret file of 16 to 4,096 bytes. Only ranks that have it can join"),
-    SWITCH("gpu-direct", gpu_direct,
+    SWITCH("gpu-direct", gpu_direct, NEUTRAL,
            "verbs: the adapter reads gradients from the GPU's memory, if it can (dma-buf, "
            "nvidia-peermem). Only the adapter's own checksum protects them then"),
-    NUMBER("link-gbps", link_gbps, "100", 1e-6, 1e6, "GBIT",
+    NUMBER("link-gbps", link_gbps, NEUTRAL, "100", 1e-6, 1e6, "GBIT",
            "link speed of a worker, for --dry-run"),
 
     TITLE("Output"),
-    STRING("record-loss", record_loss, NULL, "FILE",
+    STRING("record-loss", record_loss, NEUTRAL | EACH_RANK, NULL, "FILE",
            "write which packets arrived, as 0 and 1 for --loss-model trace; rank R of several "
            "writes FILE.R"),
-    STRING("out", out, NULL, "DIR", "directory for checkpoints and log.jsonl"),
-    STRING("log", log, NULL, "FILE", "log in JSON lines; default: OUT/log.jsonl"),
-    INTEGER("save-every", save_every, "0", 0, INT_MAX,
+    STRING("out", out, SWEEPS, NULL, "DIR", "directory for checkpoints and log.jsonl"),
+    STRING("log", log, SWEEPS | EACH_RANK, NULL, "FILE",
+           "log in JSON lines; default: OUT/log.jsonl"),
+    INTEGER("save-every", save_every, NEUTRAL, "0", 0, INT_MAX,
             "steps between checkpoints; 0: only one, at the end"),
-    INTEGER("keep", keep, "3", 0, INT_MAX, "how many of the newest checkpoints to keep; 0: all"),
-    NUMBER("shard-size", shard_size, "1", 1e-6, 1e6, "GB",
+    INTEGER("keep", keep, NEUTRAL, "3", 0, INT_MAX,
+            "how many of the newest checkpoints to keep; 0: all"),
+    NUMBER("shard-size", shard_size, NEUTRAL, "1", 1e-6, 1e6, "GB",
            "largest file of a checkpoint's model. Each file is written by another rank; a smaller "
            "model is one file"),
-    STRING("resume", resume, NULL, "DIR|auto",
+    STRING("resume", resume, SWEEPS | EACH_START, NULL, "DIR|auto",
            "continue from a checkpoint. auto: from the newest undamaged one in OUT, or from the "
            "start if there is none"),
-    SWITCH("overwrite", overwrite,
+    SWITCH("overwrite", overwrite, SWEEPS | EACH_START,
            "replace an earlier run in OUT: remove its log and its checkpoints"),
-    INTEGER("eval-every", eval_every, "0", 0, INT_MAX,
+    INTEGER("eval-every", eval_every, NEUTRAL, "0", 0, INT_MAX,
             "steps between evaluations; 0: only one, at the end"),
-    INTEGER("eval-sequences", eval_sequences, "0", 0, INT_MAX,
+    INTEGER("eval-sequences", eval_sequences, RUN, "0", 0, INT_MAX,
             "number of validation sequences to use; 0: all"),
-    INTEGER("stride", stride, "0", 0, 1 << 24,
+    INTEGER("stride", stride, RUN, "0", 0, 1 << 24,
             "evaluate in windows of --seq tokens that begin every N tokens. Each window scores the "
             "tokens that earlier ones did not (as Hugging Face does). 0: windows do not overlap"),
-    INTEGER("sample-every", sample_every, "0", 0, INT_MAX,
+    INTEGER("sample-every", sample_every, NEUTRAL, "0", 0, INT_MAX,
             "steps between samples of text from the model; 0: none"),
-    INTEGER("drift-samples", drift_samples, "1024", 0, 1 << 24,
+    INTEGER("drift-samples", drift_samples, RESUMED | NEUTRAL, "1024", 0, 1 << 24,
             "number of parameters whose drift is measured; 0: none"),
-    ONE_OF("progress", progress, "auto", progress_names, "auto|on|off",
+    ONE_OF("progress", progress, SWEEPS | EACH_RANK, "auto", progress_names, "auto|on|off",
            "show a bar below the lines. auto: on a terminal, also under mpirun"),
-    SWITCH("quiet", quiet, "print only errors and warnings"),
+    SWITCH("quiet", quiet, SWEEPS | EACH_RANK, "print only errors and warnings"),
 
     TITLE("Modes (training, when none is given)"),
-    SWITCH("eval", eval, "only compute the perplexity of --model DIR on --val"),
-    STRING("eval-choices", eval_choices, NULL, "FILE",
+    SWITCH("eval", eval, SWEEPS, "only compute the perplexity of --model DIR on --val"),
+    STRING("eval-choices", eval_choices, SWEEPS, NULL, "FILE",
            "how many multiple-choice questions --model DIR answers correctly: JSON lines with "
            "context, endings and label, or llm.c's file of HellaSwag"),
-    STRING("generate", generate, NULL, "PROMPT", "continue the text PROMPT with --model DIR"),
-    INTEGER("tokens", tokens, "200", 1, 1 << 20, "number of tokens to generate"),
-    NUMBER("temperature", temperature, "0.8", 0, 100, "T",
+    STRING("generate", generate, SWEEPS, NULL, "PROMPT",
+           "continue the text PROMPT with --model DIR"),
+    INTEGER("tokens", tokens, SWEEPS, "200", 1, 1 << 20, "number of tokens to generate"),
+    NUMBER("temperature", temperature, SWEEPS, "0.8", 0, 100, "T",
            "temperature of sampling; 0: always the likeliest token"),
-    NUMBER("top-p", top_p, "0.95", 0, 1, "P",
+    NUMBER("top-p", top_p, SWEEPS, "0.95", 0, 1, "P",
            "sample from the likeliest tokens whose probabilities add up to P"),
-    SWITCH("dry-run", dry_run,
+    SWITCH("dry-run", dry_run, SWEEPS,
            "print memory, traffic, time on the link and expected drift, and allocate nothing"),
-    SWITCH("preflight", preflight,
+    SWITCH("preflight", preflight, SWEEPS | EACH_START,
            "check the nodes of a run over its link for a minute, and name bad ones"),
-    SWITCH("help", help,
+    SWITCH("help", help, SWEEPS,
            "print the options that most runs need; --help all: all options; --help WORD: those "
            "whose name or text has this word"),
-    SWITCH("version", version, "print the version, and what this program was built with"),
+    SWITCH("version", version, SWEEPS, "print the version, and what this program was built with"),
 };
 enum { ENTRIES = sizeof table / sizeof table[0] };
 
@@ -463,7 +469,7 @@ int64_t options_micro_batches(const struct options *o, int workers) {
     return at_start > workers ? at_start : workers;
 }
 
-json_t *options_json(const struct options *options) {
+json_t *options_json(const struct options *options, unsigned without) {
     _Static_assert((int)ENTRIES <= (int)OPTIONS_MOST, "room for all options");
     json_t *all = json_object();
     for (int i = 0; i < ENTRIES; i++) {
@@ -471,6 +477,7 @@ json_t *options_json(const struct options *options) {
         const void *place = (const char *)options + e->offset;
         const char *text = e->kind == TEXT ? *(const char *const *)place : NULL;
         json_t *value = NULL;
+        if (e->marks & without) continue;
         switch (e->kind) {
         case GROUP:
             continue;

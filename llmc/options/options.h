@@ -128,12 +128,13 @@ struct schedule options_schedule(const struct options *o);
 int64_t options_micro_batches(const struct options *o, int workers);
 
 enum { OPTIONS_MOST = 128 }; /* the table has no more options */
-json_t *
-options_json(const struct options *options); /* All options, for the log. NULL if out of memory. */
+/* Options by name, but for those that have one of the marks `without` (options_table.h). NULL if out
+ * of memory. */
+json_t *options_json(const struct options *options, unsigned without);
 
 /* Prints options to stdout, with their defaults. `topic` NULL: those that most runs need, by what a
- * user wants to do; "all": all of them; or a word that their names or texts have. Returns the exit
- * code: 0, or 2 if no option has the word, after it said so. */
+ * user wants to do; "all": all of them; "table": one line for each, for scripts; or a word that their
+ * names or texts have. Returns the exit code: 0, or 2 if no option has the word, after it said so. */
 int options_help(const char *topic);
 
 #ifdef __cplusplus

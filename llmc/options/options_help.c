@@ -67,6 +67,11 @@ static void print_wrapped(const char *text, int indent) {
     puts(text);
 }
 
+/* "" if there is none, or if it follows from other options. */
+static const char *shown_default(const struct option_entry *e) {
+    return e->initial && e->initial[0] != '-' ? e->initial : "";
+}
+
 enum { LEFT_COLUMNS = 27 };
 
 /* Prints an option, its text and its default. `brief`: a long list of choices is left out. */
@@ -75,9 +80,9 @@ static void print_option(const struct option_entry *e, const char *text, bool br
     snprintf(left, sizeof left, "--%s%s%s", e->name, e->argument ? " " : "",
              e->argument ? e->argument : "");
     if (brief && strlen(left) > LEFT_COLUMNS) snprintf(left, sizeof left, "--%s NAME", e->name);
-    const bool show = e->initial && e->initial[0] != '-';
-    snprintf(help, sizeof help, "%s%s%s%s", text, show ? " [" : "", show ? e->initial : "",
-             show ? "]" : "");
+    const char *initial = shown_default(e);
+    snprintf(help, sizeof help, "%s%s%s%s", text, *initial ? " [" : "", initial,
+             *initial ? "]" : "");
     printf("  %-*s", LEFT_COLUMNS, left);
     if (strlen(left) > LEFT_COLUMNS) printf("\n%29s", "");
     putchar(' ');
@@ -106,8 +111,27 @@ static bool has_word(const char *text, const char *word) {
     return false;
 }
 
+/* A line for each option: name, group, argument, default and marks, with tabs between them. */
+static void print_table(void) {
+    static const char *const marks[] = {"resumed", "neutral", "sweeps", "each-rank", "each-start"};
+    const struct option_entry *e;
+    const char *group = "";
+    for (int i = 0; (e = options_entry(i)) != NULL; i++) {
+        if (e->kind == GROUP) {
+            group = e->name;
+            continue;
+        }
+        printf("%s\t%s\t%s\t%s\t", e->name, group, e->argument ? e->argument : "",
+               shown_default(e));
+        for (int m = 0; m < 5; m++)
+            if (e->marks & 1u << m) printf("%s ", marks[m]);
+        printf("\n");
+    }
+}
+
 int options_help(const char *topic) {
     if (!topic) return print_most_used(), 0;
+    if (!strcmp(topic, "table")) return print_table(), 0;
     const char *word = topic + strspn(topic, "-"), *title = NULL;
     const bool all = !strcmp(topic, "all");
     int found = 0;

@@ -13,6 +13,7 @@ import os
 import re
 import shlex
 import subprocess
+import typing
 
 
 class SettingsError(Exception):
@@ -21,39 +22,28 @@ class SettingsError(Exception):
 
 # ---- options of train_llama2 ----------------------------------------------------------------
 
-# NEUTRAL options cannot change a result. OWN options are set by the sweep itself.
-NEUTRAL = {"threads", "memory", "link-gbps", "interface", "pace-gbps", "peer-timeout", "no-overlap",
-           "multicast", "encrypt", "key-file", "save-every", "keep", "eval-every", "sample-every",
-           "drift-samples", "tokenizer", "recompute"}
-OWN = {"out", "log", "resume", "overwrite", "progress", "quiet", "eval", "generate", "tokens",
-       "temperature", "top-p", "dry-run", "help", "version"}
 # Old results were measured before these options existed or had their present defaults, in effect with
 # these values, which are those of --plain. Their keys leave the option out.
 EARLIER = {"lead": "off", "carry": "0", "repair": "0", "repair-budget": "0"}
 
 
+class Option(typing.NamedTuple):
+    """A line of the program's table of options (llmc/options/options_table.h)."""
+    group: str
+    argument: str  # "": it takes none
+    default: str  # "": none, or it follows from other options
+    marks: frozenset
+
+
 def read_options(program):
-    """Reads {name: (group, default)} from --help all. The default of a flag is None."""
+    """Reads {name: Option} from --help table."""
     try:
-        text = subprocess.run([program, "--help", "all"], capture_output=True, text=True, check=True).stdout
+        text = subprocess.run([program, "--help", "table"], capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        raise SettingsError(f"'{program} --help all' failed ({error}); build it with make") from None
-    options, group, name = {}, "", None
-    helps = {}
-    for line in text.splitlines():
-        entry = re.match(r"  --([a-z0-9-]+)( \S+)?", line)
-        if entry:
-            name = entry[1]
-            options[name] = (group, entry[2])
-            helps[name] = line
-        elif re.match(r"[A-Z]", line):
-            group, name = line.split(" (")[0].strip(), None
-        elif name:
-            helps[name] = f"{helps[name]} {line.strip()}".rstrip()
-    for name, (group, argument) in options.items():
-        default = re.search(r"\[([^\][]*)\]$", helps[name])
-        options[name] = (group, (default[1] if default else "") if argument else None)
-    return options
+        raise SettingsError(f"'{program} --help table' failed ({error}); build it with make") from None
+    lines = (line.split("\t") for line in text.splitlines())
+    return {name: Option(group, argument, default, frozenset(marks.split()))
+            for name, group, argument, default, marks in lines}
 
 
 def plain(value):
@@ -114,11 +104,11 @@ class Run:
         """Sets the key and the id, and the id of the run without loss to compare with."""
         key = {}
         for name, value in self.options.items():
-            group, default = known[name]
-            if name in NEUTRAL or group == "Loss" or (name in ("train", "val")):
+            option = known[name]
+            if "neutral" in option.marks or option.group == "Loss" or name in ("train", "val"):
                 continue
             value = plain(value)
-            if value == "no" or value == plain(default) and default not in ("", None):
+            if value == "no" or value == plain(option.default) and option.default:
                 continue
             key[name] = value
         key["data"] = [fingerprint(self.options[name]) for name in ("train", "val")
@@ -139,21 +129,21 @@ class Run:
             key["algorithm"] = algorithm
             options = dict(self.options)
             chosen = {"lead": "off", "carry": "0", "repair": "0"} if options.pop("plain", "no") == "yes" else \
-                {name: known[name][1] for name in EARLIER if name in known}
+                {name: known[name].default for name in EARLIER if name in known}
             if {"gradient-repair", "parameter-repair"} <= options.keys():
                 chosen.pop("repair", None)  # it has no effect
             if {options.get(f"{phase}repair", "auto") for phase in ("", "gradient-", "parameter-")} != {"auto"}:
                 chosen.pop("repair-budget", None)  # --plain sets none, and a number of rounds means none
             options = {**(chosen if algorithm in ("lossy", "reliable") else {}), **options}
             for name, value in options.items():
-                default = EARLIER.get(name, known[name][1])
-                if known[name][0] != "Loss" or name in ("algorithm", "loss-rate"):
+                default = EARLIER.get(name, known[name].default)
+                if known[name].group != "Loss" or name in ("algorithm", "loss-rate"):
                     continue
                 if name in ("gradient-loss-rate", "parameter-loss-rate") or value == "no":
                     continue
                 if name == "loss-seed" and plain(value) == plain(self.value("seed", "1")):
                     continue
-                if default in ("", None) or plain(value) != plain(default):
+                if not default or plain(value) != plain(default):
                     key[name] = plain(value)
             if gradient == parameter:
                 key["loss-rate"] = gradient
@@ -164,7 +154,7 @@ class Run:
     def command(self, program, known):
         words = [program]
         for name, value in sorted(self.options.items(), key=lambda one: one[0] != "plain"):  # others override it
-            if known[name][1] is None:
+            if not known[name].argument:
                 words += [f"--{name}"] if value == "yes" else []
             elif not (self.start and name == "model"):
                 words += [f"--{name}", value]
@@ -280,12 +270,12 @@ class Settings:
     def read_axis(self, number, section, name, values):
         names = tuple(name.split("/"))
         for one in names:
-            if one in OWN:
-                raise self.wrong(number, f"'{one}' is the sweep's own to set")
             if one not in self.known:
                 near = difflib.get_close_matches(one, list(self.known) + ["prepare", "launch"], 1)
                 raise self.wrong(number, f"train_llama2 has no option '--{one}'"
                                  + (f"; '{near[0]}' perhaps" if near else ""))
+            if "sweeps" in self.known[one].marks:
+                raise self.wrong(number, f"'{one}' is the sweep's own to set")
             if any(one in others for others in section.axes):
                 raise self.wrong(number, f"'{one}' is set already in this section")
         rows = [tuple(value.split("/")) if len(names) > 1 else (value,) for value in values]
@@ -294,7 +284,7 @@ class Settings:
                 raise self.wrong(number, f"'{'/'.join(row)}' gives {len(row)} values for "
                                  f"{len(names)} options")
             for one, value in zip(names, row):
-                if self.known[one][1] is None and value not in ("yes", "no"):
+                if not self.known[one].argument and value not in ("yes", "no"):
                     raise self.wrong(number, f"'{one}' is '{value}', expected yes or no")
         section.axes[names] = rows
 
@@ -315,8 +305,7 @@ class Settings:
                     raise self.wrong(section.line, f"[{section.name}] has no '{needed}'")
             section.varying = [name for names, rows in axes.items() if len(rows) > 1
                                for name in names]
-            section.loss_options = {name for name, (group, _) in self.known.items()
-                                    if group == "Loss"}
+            section.loss_options = {name for name, option in self.known.items() if option.group == "Loss"}
             start = self.start_of(section)
             for values in itertools.product(*axes.values()):
                 options = {name: value for names, row in zip(axes, values)

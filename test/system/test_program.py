@@ -463,6 +463,8 @@ def test_help():
     for line in short.splitlines()[3:]:
         assert line.startswith("  ") == line.startswith("  --"), line  # one line for each option
     assert succeed("--help=all").stdout == every
+    table = [line.split("\t") for line in succeed("--help", "table").stdout.splitlines()]
+    assert [row[0] for row in table] == options(every) and {len(row) for row in table} == {5}
 
 
 def test_help_about_a_word():

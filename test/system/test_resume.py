@@ -312,10 +312,10 @@ def test_other_algorithms(data, tmp_path, first, then):
 def test_other_options_are_named(data, tmp_path):
     succeed(*settings(data, tmp_path / "a"))
     done = succeed(*settings(data, tmp_path / "b", resume=checkpoint(tmp_path / "a", 6), lr=1e-3,
-                             packet_bytes=1024, drift_samples=100, eval_every=1))
+                             packet_bytes=1024, drift_samples=100, eval_every=1, group=2))
     (event,) = events(tmp_path / "b" / "log.jsonl", "resume")
     assert event["differences"] == [
-        "packet_bytes was 512, is 1024", "lr was 0.003, is 0.001", "drift-samples was 256, is 100",
+        "packet_bytes was 512, is 1024", "lr was 0.003, is 0.001", 'group was "1", is "2"', "drift-samples was 256, is 100",
         "every replica starts as the model, ages at 0",
         "the history of the drift sample starts again"]
     readme = (ROOT / "llmc" / "log" / "README.md").read_text(encoding="utf-8")
