@@ -99,6 +99,7 @@ static void write_numbers(const char *variable, size_t first, size_t second) {
 static void write_report(void) {
     write_numbers("EMULATED_PEAK", most, cuda_emu::pinned_registered());
     write_numbers("EMULATED_AVERAGES", averages, averages_beside);
+    write_numbers("EMULATED_UPLOADS", cuda_emu::pinned_uploaded(), 0);
 }
 
 static void count_averages(cudaStream_t stream) {

@@ -8,6 +8,8 @@
  *                            and all bytes of host memory that were registered as pinned
  *   EMULATED_AVERAGES=FILE   at the end, writes to FILE.<device> how often the host waited for the
  *                            stream that averages, and how often computing was under way then
+ *   EMULATED_UPLOADS=FILE    at the end, writes to FILE.<device> how many bytes of pinned memory were
+ *                            copied to the device
  *   EMULATED_FASTEST=PLACE   the fastest of the algorithms that are timed (--tune), on all ranks;
  *                            P,Q,...: on the host's first, second, ... rank
  *   EMULATED_PEERS=none      no process can open another's memory; N: all can except device N's

@@ -112,7 +112,9 @@ static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, c
 }
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
                                           cudaMemcpyKind kind, cudaStream_t stream) {
-    if (kind == cudaMemcpyHostToDevice && stream && !cuda_emu::is_pinned(from)) {
+    const bool pinned = cuda_emu::is_pinned(from);
+    if (kind == cudaMemcpyHostToDevice && pinned) cuda_emu::count_upload(bytes);
+    if (kind == cudaMemcpyHostToDevice && stream && !pinned) {
         std::string kept((const char *)from, bytes);
         cuda_emu::enqueue(stream, [to, kept] { memcpy(to, kept.data(), kept.size()); });
     } else {

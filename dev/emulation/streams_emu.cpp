@@ -27,7 +27,7 @@ struct cuda_emu_event {
 static enum cuda_emu_streams mode;
 static std::vector<cudaStream_t> streams;
 static std::map<const char *, size_t> pinned;
-static size_t registered; /* bytes, in all */
+static size_t registered, uploaded; /* bytes, in all */
 static bool running;
 static void (*before_work)(void);
 static void (*before_wait)(cudaStream_t);
@@ -151,6 +151,14 @@ bool pinned_register(void *memory, size_t bytes) {
 
 size_t pinned_registered(void) {
     return registered;
+}
+
+void count_upload(size_t bytes) {
+    uploaded += bytes;
+}
+
+size_t pinned_uploaded(void) {
+    return uploaded;
 }
 
 bool is_pinned(const void *memory) {

@@ -49,6 +49,8 @@ void pinned_remove(void *memory);
 /* Pins memory that was allocated elsewhere. False if a part of it is pinned already. */
 bool pinned_register(void *memory, size_t bytes);
 size_t pinned_registered(void); /* bytes, since the start */
+void count_upload(size_t bytes);
+size_t pinned_uploaded(void); /* bytes of pinned memory that were copied to the device */
 bool is_pinned(const void *memory);
 
 } // namespace cuda_emu

@@ -144,8 +144,9 @@ struct backend {
      * h2d_async copies `host` to `to` before any operation that is called later. The copy may
      * begin while earlier operations still run, so `to` must not be used by operations called
      * since the host last waited (d2h_wait, download, sum_of_squares). The caller must not change
-     * `host` until it has waited for a later operation. h2d_convert_async copies n float32 in the
-     * same way, and rounds them as `convert` does. d2h_round_async copies n float32 like d2h_async,
+     * `host` until it has waited for a later operation. h2d_wait waits for these copies.
+     * h2d_convert_async copies n float32 in the same way, and rounds them as `convert` does.
+     * peer_async copies from open_shared's memory in the same way. d2h_round_async copies n float32 like d2h_async,
      * and rounds them to bfloat16 (uint16_t, the upper half of a float32), to nearest even. `round`
      * rounds in place to the same values. */
     void *(*allocate_pinned)(size_t bytes); /* NULL if out of memory; not zeroed */
@@ -161,6 +162,8 @@ struct backend {
     void (*d2h_wait_mark)(int mark);
     void (*d2h_order_mark)(int mark);
     void (*h2d_async)(void *to, const void *host, size_t bytes);
+    void (*h2d_wait)(void);
+    void (*peer_async)(void *to, const void *from, size_t bytes);
     void (*h2d_convert_async)(weight *to, const float *host, size_t n);
     void (*d2h_round_async)(uint16_t *host, const float *from, size_t n);
     void (*round)(float *x, size_t n);

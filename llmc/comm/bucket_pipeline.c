@@ -127,7 +127,11 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
         if (group_wait(s->group)) status = LOSSYNET_LINK;
         slept += log_seconds() - start;
     }
-    if (s->arriving) worker_receive(w, s->be, w->comm_params, offset, count);
+    if (s->arriving && s->group->peers && !status) {
+        if (group_receive(s->group, w, offset, count)) status = LOSSYNET_LINK;
+    } else if (s->arriving) {
+        worker_receive(w, s->be, w->comm_params, offset, count);
+    }
     if (s->weights && !s->current && !w->master)
         s->be->convert((char *)s->weights + offset * s->be->weight_bytes, w->params + offset,
                        count);

@@ -18,7 +18,7 @@
  *     forward needs a bucket             it waits until the network has received the bucket's
  *                                        parameters; if ranks share copies (group.h), until each of
  *                                        them has; then the bucket is copied from the host, if that
- *                                        was not done yet
+ *                                        was not done yet (group_receive)
  *
  * In llmc, only this folder and cli/ (checks before a run, pre-flight) call lossynet.
  */

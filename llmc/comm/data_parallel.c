@@ -235,8 +235,8 @@ int data_parallel_open(struct data_parallel *d, bool training) {
     bool staged;
     d->local = d->workers / d->world.ranks;
     return open_comm(d, training, &staged) || open_group(d, training, staged) ||
-                   allocate_workers(d, training, staged) ||
-                   group_open_peers(&d->group, &d->worker[0]) || open_pipeline(d, training, staged)
+                   allocate_workers(d, training, staged) || open_pipeline(d, training, staged) ||
+                   group_open_peers(&d->group, &d->worker[0])
                ? -1
                : 0;
 }
@@ -245,9 +245,10 @@ void data_parallel_close(struct data_parallel *d) {
     if (d->model_is_borrowed) d->model = NULL;
     lossynet_close(d->comm); /* first, since it uses memory that is released below */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
+    const bool peers = d->group.peers; /* they may still have `weights` open */
     group_close(&d->group);
     if (d->be) d->memory->release(d->model);
-    if (d->be) d->be->release(d->pipeline.weights);
+    if (d->be && !peers) d->be->release(d->pipeline.weights);
     pipeline_close(&d->pipeline);
     free(d->worker);
     free(d->params);

@@ -89,10 +89,10 @@ static void close_sums(struct group *g) {
 
 /* ---- peers: devices that read each other's memory ---- */
 
-static void close_peers(struct group *g, int place) {
-    for (int i = 0; g->peer && i < g->size; i++) {
-        if (i != place && g->peer[i]) g->be->close_shared(g->peer[i]);
-        g->peer[i] = NULL;
+static void close_peers(const struct group *g, int place, const void **peer) {
+    for (int i = 0; i < g->size; i++) {
+        if (i != place && peer[i]) g->be->close_shared(peer[i]);
+        peer[i] = NULL;
     }
 }
 
@@ -107,9 +107,10 @@ static int true_of_all(const struct group *g, bool mine, bool *all) {
     return failed;
 }
 
-/* Opens the memory `mine` of all members. *done: this worked in all groups; otherwise every rank
- * has closed what it had opened. Returns 0, or -1 after reporting. */
-static int open_peers(struct group *g, int id, const float *mine, bool *done) {
+/* Opens the memory `mine` of all members, in `peer`. *done: this worked in all groups; otherwise
+ * every rank has closed what it had opened. Returns 0, or -1 after reporting. */
+static int open_peers(const struct group *g, int id, const void *mine, const void **peer,
+                      bool *done) {
     const int place = id - g->first;
     struct backend_shared told = {{0}};
     struct backend_shared *all = (struct backend_shared *)calloc((size_t)g->workers, sizeof told);
@@ -118,12 +119,12 @@ static int open_peers(struct group *g, int id, const float *mine, bool *done) {
     int failed = lossynet_all_gather(g->comm, &told, all, sizeof told) ? -1 : 0;
     for (int i = 0; i < g->size && !failed; i++) {
         const void *memory = i == place ? mine : g->be->open_shared(&all[id - place + i]);
-        g->peer[i] = (const float *)memory;
+        peer[i] = memory;
         can = can && memory;
     }
     free(all);
     if (!failed) failed = true_of_all(g, can, done);
-    if (failed || !*done) close_peers(g, place);
+    if (failed || !*done) close_peers(g, place, peer);
     return failed;
 }
 
@@ -131,11 +132,12 @@ static int open_peers(struct group *g, int id, const float *mine, bool *done) {
 static int try_peers(struct group *g, int id) {
     enum { BYTES = 2 << 20 }; /* CUDA shares whole blocks of this size, even for a part of one */
     bool closed;
-    g->peer = (const float **)calloc((size_t)g->size, sizeof *g->peer);
-    if (!g->peer) return log_out_of_memory("the list of a group's workers", 0);
-    float *little = (float *)g->be->allocate(BYTES);
-    const int failed = open_peers(g, id, little, &g->peers);
-    close_peers(g, id - g->first);
+    g->peer = (const void **)calloc((size_t)g->size, sizeof *g->peer);
+    g->replica = (const void **)calloc((size_t)g->size, sizeof *g->replica);
+    if (!g->peer || !g->replica) return log_out_of_memory("the list of a group's workers", 0);
+    void *little = g->be->allocate(BYTES);
+    const int failed = open_peers(g, id, little, g->peer, &g->peers);
+    close_peers(g, id - g->first, g->peer);
     if (failed || true_of_all(g, true, &closed)) return -1;
     g->be->release(little); /* no rank has it open any more */
     return 0;
@@ -144,7 +146,8 @@ static int try_peers(struct group *g, int id) {
 int group_open_peers(struct group *g, const struct worker *w) {
     bool done;
     if (!g->peers) return 0;
-    if (open_peers(g, w->id, w->gradient.first, &done)) return -1;
+    if (open_peers(g, w->id, w->gradient.first, g->peer, &done)) return -1;
+    if (done && w->weights && open_peers(g, w->id, w->weights, g->replica, &done)) return -1;
     return done ? 0
                 : log_error("--group %d: the GPU of worker %d cannot read the memory of another "
                             "one's, which it could at first",
@@ -179,7 +182,7 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
 
 void group_close(struct group *g) {
     close_sums(g);
-    free(g->peer);
+    free(g->peer), free(g->replica);
     for (int e = 0; g->apart && e < g->sets; e++) g->be->release(g->apart[e]);
     free(g->apart);
     free(g->ones);
@@ -260,7 +263,7 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
             g->layout, g->peers ? &w->gradient : &w->comm_gradient, offset);
         for (int i = 0; i < g->size; i++)
             g->members[i] =
-                g->peers ? g->peer[i] + at
+                g->peers ? (const float *)g->peer[i] + at
                          : (const float *)((const char *)copy_of(g, i).first + shared_bytes(g, at));
         add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
             count);
@@ -291,4 +294,32 @@ int group_average(struct group *g, const struct worker *w) {
 
 int group_wait(const struct group *g) {
     return g->host ? shared_memory_wait(g->host, g->comm) : 0;
+}
+
+/* Member i copies elements begin_of_part(g, count, i) ... begin_of_part(g, count, i + 1) - 1 from the
+ * host. Parts begin at multiples of 128 elements, so that copies are aligned. */
+static size_t begin_of_part(const struct group *g, size_t count, int i) {
+    const size_t part = (count / (size_t)g->size + 127) / 128 * 128;
+    return i == g->size || part * (size_t)i > count ? count : part * (size_t)i;
+}
+
+int group_receive(const struct group *g, const struct worker *w, size_t offset, size_t count) {
+    const int place = w->id - w->group;
+    if (!g->peers || !w->weights) {
+        worker_receive(w, g->be, w->comm_params, offset, count);
+        return 0;
+    }
+    const size_t own = begin_of_part(g, count, place);
+    worker_receive(w, g->be, w->comm_params, offset + own,
+                   begin_of_part(g, count, place + 1) - own);
+    g->be->h2d_wait();
+    if (group_wait(g)) return -1;
+    for (int i = 0; i < g->size; i++) {
+        const size_t begin = begin_of_part(g, count, i), end = begin_of_part(g, count, i + 1);
+        const size_t at = (offset + begin) * g->be->weight_bytes;
+        if (i != place && begin < end)
+            g->be->peer_async((char *)w->weights + at, (const char *)g->replica[i] + at,
+                              (end - begin) * g->be->weight_bytes);
+    }
+    return 0;
 }

@@ -57,13 +57,15 @@ struct group {
     float *ones;   /* [size], the weights of a sum */
     const float **members;      /* [size], the vectors that are added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
-    double timeout;     /* seconds without a sign of life of another rank (--peer-timeout) */
-    bool staged;        /* vectors are on GPUs, and the network reads copies */
-    bool half;          /* these copies are bfloat16 (worker.h) */
-    bool rounds;        /* gradients are rounded on the device before they are added */
-    bool early;         /* lossynet_reduce_begin was called: a bucket is sent once it is added */
-    bool peers;         /* each member's device reads the gradients of all, in `peer` */
-    const float **peer; /* [size], addresses for operations */
+    double timeout; /* seconds without a sign of life of another rank (--peer-timeout) */
+    bool staged;    /* vectors are on GPUs, and the network reads copies */
+    bool half;      /* these copies are bfloat16 (worker.h) */
+    bool rounds;    /* gradients are rounded on the device before they are added */
+    bool early;     /* lossynet_reduce_begin was called: a bucket is sent once it is added */
+    /* Each member's device reads what all members have: the gradients in `peer`, and the replicas
+     * of workers with masters in `replica`. [size], addresses for operations, or NULL. */
+    bool peers;
+    const void **peer, **replica;
     struct group_slots slots;
 };
 
@@ -77,8 +79,8 @@ void group_close(struct group *g);
  * ranks share. Also sets the worker's group. */
 void group_share_vectors(const struct group *g, struct worker *worker, int i);
 
-/* With peers, opens the gradients of the other members. Call it when the memory of this worker's
- * gradient is allocated. Collective. Returns 0, or -1 after reporting. */
+/* With peers, opens the gradients and replicas of the other members. Call it when this worker's
+ * are allocated. Collective. Returns 0, or -1 after reporting. */
 int group_open_peers(struct group *g, const struct worker *w);
 
 /* Where to compute a member's gradient with a set of activations. */
@@ -102,6 +104,12 @@ int group_average(struct group *g, const struct worker *w);
 /* Call after members have written to the replica that their ranks share: waits for all of them.
  * Returns 0, or -1 after reporting. */
 int group_wait(const struct group *g);
+
+/* Copies parameters from the replica that the group's ranks share to w's device. With peers, each
+ * member copies a part from the host, and the other parts from the devices of the other members;
+ * all members call it then. (No device changes its replica before all have read it: each waits for
+ * all gradients of the group before it updates.) Returns 0, or -1 after reporting. */
+int group_receive(const struct group *g, const struct worker *w, size_t offset, size_t count);
 
 #ifdef __cplusplus
 }

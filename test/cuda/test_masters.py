@@ -84,6 +84,21 @@ def test_averages_while_the_gpu_computes(data, tmp_path, workers, options):
     assert sum(beside for _, beside in counted) > workers * sums, counted
 
 
+@pytest.mark.parametrize("wire, element", [("float32", 4), ("bf16", 2)])
+def test_a_node_uploads_a_parameter_once(data, tmp_path, wire, element):
+    """GPUs of a group that reach each other copy a replica from the host once for all of them, while forward
+    goes on. Otherwise each copies all of it. (Before the first step and for an evaluation each does so, too.)"""
+    steps, size, workers, parameters = 5, 4, 5, 235_456
+    uploaded = {}
+    for peers in ("all", "none"):
+        train(data, tmp_path / peers, workers, f"--workers={workers}", f"--group={size}", f"--steps={steps}",
+              "--loss-rate=0.3", f"--wire-dtype={wire}", peers=peers,
+              more_environment={"EMULATED_UPLOADS": str(tmp_path / peers / "uploads")})
+        uploaded[peers] = sum(int((tmp_path / peers / f"uploads.{device}").read_text().split()[0])
+                              for device in range(size))
+    assert uploaded["none"] - uploaded["all"] == (size - 1) * (steps - 1) * element * parameters
+
+
 @pytest.mark.parametrize("carry", [0, 1])
 def test_two_workers_in_each_rank(data, tmp_path, carry):
     """With two workers in a rank there are no separate master weights, and float32 copies in the host's

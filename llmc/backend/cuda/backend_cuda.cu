@@ -166,17 +166,31 @@ static char *stream_memory_of(struct stream_memory *m, size_t bytes, const char 
     return m->memory;
 }
 
-/* Copies and rounds one part after another, so that little memory is needed between the two. */
+static void h2d_wait(void) {
+    device_scope scope;
+    device_h2d_wait();
+}
+
+static void peer_async(void *to, const void *from, size_t bytes) {
+    device_scope scope;
+    device_peer_async(to, from, bytes);
+}
+
+/* Copies one part while it rounds another, so that little memory is needed between the two. */
 static void h2d_convert_async(weight *to, const float *host, size_t n) {
     static struct stream_memory memory;
     device_scope scope;
-    const size_t part = BACKEND_CUDA_PART_BYTES / sizeof *host;
+    const size_t part = BACKEND_CUDA_PART_BYTES / 2 / sizeof *host;
     float *received =
         (float *)stream_memory_of(&memory, BACKEND_CUDA_PART_BYTES, "parameters that come");
-    for (size_t done = 0; done < n; done += part) {
+    int buffer = 0;
+    for (size_t done = 0; done < n; done += part, buffer = !buffer) {
         const size_t count = n - done < part ? n - done : part;
-        device_in_upload(received, host + done, count * sizeof *received);
-        cuda_convert<element>((element *)to + done, received, count, device_in_stream());
+        float *at = received + (size_t)buffer * part;
+        const cudaStream_t kernels =
+            device_in_upload(buffer, at, host + done, count * sizeof *received);
+        cuda_convert<element>((element *)to + done, at, count, kernels);
+        device_in_read(buffer);
     }
     device_in_end();
 }
@@ -201,18 +215,20 @@ static int export_memory(const void *memory, size_t bytes, size_t *offset) {
     return device_export(memory, bytes, offset);
 }
 
-/* The same on the way out: rounds and copies one part after another. */
+/* The same on the way out. */
 static void d2h_round_async(uint16_t *host, const float *from, size_t n) {
     static struct stream_memory memory;
     device_scope scope;
-    const size_t part = BACKEND_CUDA_PART_BYTES / sizeof(bfloat16);
+    const size_t part = BACKEND_CUDA_PART_BYTES / 2 / sizeof(bfloat16);
     bfloat16 *leaving =
         (bfloat16 *)stream_memory_of(&memory, BACKEND_CUDA_PART_BYTES, "gradients that leave");
-    const cudaStream_t out = device_out_begin();
-    for (size_t done = 0; done < n; done += part) {
+    device_out_begin();
+    int buffer = 0;
+    for (size_t done = 0; done < n; done += part, buffer = !buffer) {
         const size_t count = n - done < part ? n - done : part;
-        cuda_convert<bfloat16>(leaving, from + done, count, out);
-        device_out_download(host + done, leaving, count * sizeof *leaving);
+        bfloat16 *at = leaving + (size_t)buffer * part;
+        cuda_convert<bfloat16>(at, from + done, count, device_out_part(buffer));
+        device_out_download(buffer, host + done, at, count * sizeof *leaving);
     }
 }
 
@@ -653,6 +669,8 @@ const struct backend *JOIN(backend_cuda_, BACKEND_DTYPE)(bool fp8) {
     b.d2h_wait_mark = d2h_wait_mark;
     b.d2h_order_mark = d2h_order_mark;
     b.h2d_async = h2d_async;
+    b.h2d_wait = h2d_wait;
+    b.peer_async = peer_async;
     b.h2d_convert_async = h2d_convert_async;
     b.d2h_round_async = d2h_round_async;
     b.round = round_to_bf16;

@@ -48,7 +48,9 @@
  *
  * If a gradient has slots for only a few buckets (llmc/model/param_layout.h), compute waits, before
  * it writes to a slot again, until the bucket that was there is copied: d2h_order_mark(). Float32
- * values that the device uses as bfloat16 are rounded on copy-in: h2d_convert_async().
+ * values that the device uses as bfloat16 are rounded on copy-in: h2d_convert_async(). Rounding has
+ * a stream of its own in each direction and two buffers, so that one part is rounded while another
+ * is copied.
  *
  * If network hardware reads gradients on the device (--gpu-direct), copy-out copies only what the
  * rank's own workers average, and still waits for the bucket.
@@ -114,20 +116,26 @@ void device_release_pinned(void *memory);
 bool device_pin(void *memory, size_t bytes);
 void device_unpin(void *memory);
 void device_d2h_async(void *host, const void *from, size_t bytes);
-/* The two parts of device_d2h_async. After device_out_begin, copy-out waits for compute, and may
- * then run kernels on what leaves. device_out_download copies. */
-cudaStream_t device_out_begin(void);
-void device_out_download(void *host, const void *from, size_t bytes);
+/* Copies in parts that a kernel rounds first. device_out_begin: what follows waits for compute.
+ * device_out_part returns the stream of the kernel that writes the staging buffer `buffer`, 0 or 1,
+ * once its last copy has ended. device_out_download copies the buffer, after the kernel. */
+void device_out_begin(void);
+cudaStream_t device_out_part(int buffer);
+void device_out_download(int buffer, void *host, const void *from, size_t bytes);
 void device_d2h_on_complete(void (*call)(void *context), void *context);
 void device_d2h_wait(void);
 void device_d2h_mark(int mark);
 void device_d2h_wait_mark(int mark);
 void device_d2h_order_mark(int mark);
 void device_h2d_async(void *to, const void *host, size_t bytes);
-/* The two parts of device_h2d_async. device_in_upload copies, after which copy-in may run kernels
- * on what came. After device_in_end, compute waits for copy-in. */
-cudaStream_t device_in_stream(void);
-void device_in_upload(void *to, const void *host, size_t bytes);
+void device_h2d_wait(void);
+void device_peer_async(void *to, const void *from, size_t bytes);
+/* Copies in parts that a kernel rounds then. device_in_upload copies to the staging buffer
+ * `buffer`, 0 or 1, once the last kernel has read it, and returns the stream of the kernel that
+ * reads it now. device_in_read: that kernel was launched. After device_in_end, compute waits for
+ * all of it. */
+cudaStream_t device_in_upload(int buffer, void *to, const void *host, size_t bytes);
+void device_in_read(int buffer);
 void device_in_end(void);
 /* Let kernels of other processes read memory from device_allocate, over NVLink or PCIe if it is on
  * another device (CUDA Runtime API, "Device Management", cudaIpcGetMemHandle). False or NULL: not

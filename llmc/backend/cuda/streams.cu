@@ -9,10 +9,19 @@
 
 #include <stdlib.h>
 
+enum { BUFFERS = 2 };
+
+/* Copies in parts through staging buffers; the kernels that write or read these have a stream. */
+struct staging {
+    cudaStream_t kernels;
+    cudaEvent_t full[BUFFERS], empty[BUFFERS];
+};
+
 static struct {
     cudaStream_t compute, out, in, average;
     cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
     cudaEvent_t mark[BACKEND_MARKS + BACKEND_LOSS_MARKS]; /* of out */
+    struct staging leaving, coming;
 } device;
 
 #define CHECK(call) check(call, #call, __LINE__)
@@ -24,17 +33,28 @@ static void check(cudaError_t error, const char *call, int line) {
 }
 
 cudaError_t streams_open(void) {
-    cudaStream_t *const streams[] = {&device.compute, &device.out, &device.in, &device.average};
-    cudaEvent_t *const events[] = {&device.done, &device.received};
+    cudaStream_t *const streams[] = {
+        &device.compute,         &device.out,           &device.in, &device.average,
+        &device.leaving.kernels, &device.coming.kernels};
+    cudaEvent_t *const events[] = {&device.done,
+                                   &device.received,
+                                   &device.leaving.full[0],
+                                   &device.leaving.full[1],
+                                   &device.leaving.empty[0],
+                                   &device.leaving.empty[1],
+                                   &device.coming.full[0],
+                                   &device.coming.full[1],
+                                   &device.coming.empty[0],
+                                   &device.coming.empty[1]};
     int least, greatest;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     /* Kernels that move data are short, and the host, the network or compute wait for them. Without
      * priority, their blocks would start when a product has started all of its own. */
-    for (int i = 0; i < 4 && error == cudaSuccess; i++) {
+    for (int i = 0; i < 6 && error == cudaSuccess; i++) {
         error = cudaStreamCreateWithPriority(streams[i], cudaStreamNonBlocking,
                                              streams[i] == &device.compute ? least : greatest);
     }
-    for (int i = 0; i < 2 && error == cudaSuccess; i++) {
+    for (int i = 0; i < 10 && error == cudaSuccess; i++) {
         error = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
     }
     for (int i = 0; i < BACKEND_MARKS + BACKEND_LOSS_MARKS && error == cudaSuccess; i++) {
@@ -110,20 +130,29 @@ void device_unpin(void *memory) {
     CHECK(cudaHostUnregister(memory));
 }
 
-/* A stream that waits for an event waits for what was last recorded in it before that call. */
-cudaStream_t device_out_begin(void) {
+/* A stream that waits for an event waits for what was last recorded in it before that call, and
+ * does not wait if nothing was. */
+void device_out_begin(void) {
     CHECK(cudaEventRecord(device.done, device.compute));
     CHECK(cudaStreamWaitEvent(device.out, device.done, 0));
-    return device.out;
+    CHECK(cudaStreamWaitEvent(device.leaving.kernels, device.done, 0));
 }
 
-void device_out_download(void *host, const void *from, size_t bytes) {
+cudaStream_t device_out_part(int buffer) {
+    CHECK(cudaStreamWaitEvent(device.leaving.kernels, device.leaving.empty[buffer], 0));
+    return device.leaving.kernels;
+}
+
+void device_out_download(int buffer, void *host, const void *from, size_t bytes) {
+    CHECK(cudaEventRecord(device.leaving.full[buffer], device.leaving.kernels));
+    CHECK(cudaStreamWaitEvent(device.out, device.leaving.full[buffer], 0));
     CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.out));
+    CHECK(cudaEventRecord(device.leaving.empty[buffer], device.out));
 }
 
 void device_d2h_async(void *host, const void *from, size_t bytes) {
     device_out_begin();
-    device_out_download(host, from, bytes);
+    CHECK(cudaMemcpyAsync(host, from, bytes, cudaMemcpyDeviceToHost, device.out));
 }
 
 void device_d2h_on_complete(void (*call)(void *context), void *context) {
@@ -158,21 +187,39 @@ void device_average_wait(void) {
     CHECK(cudaStreamSynchronize(device.average));
 }
 
-/* Copy-in waits for no other stream, see device.h. */
-cudaStream_t device_in_stream(void) {
-    return device.in;
-}
-
-void device_in_upload(void *to, const void *host, size_t bytes) {
+/* Copy-in waits for no other stream but that of its own kernels, see device.h. */
+cudaStream_t device_in_upload(int buffer, void *to, const void *host, size_t bytes) {
+    CHECK(cudaStreamWaitEvent(device.in, device.coming.empty[buffer], 0));
     CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.in));
+    CHECK(cudaEventRecord(device.coming.full[buffer], device.in));
+    CHECK(cudaStreamWaitEvent(device.coming.kernels, device.coming.full[buffer], 0));
+    return device.coming.kernels;
 }
 
-void device_in_end(void) {
-    CHECK(cudaEventRecord(device.received, device.in));
+void device_in_read(int buffer) {
+    CHECK(cudaEventRecord(device.coming.empty[buffer], device.coming.kernels));
+}
+
+static void compute_waits_for(cudaStream_t stream) {
+    CHECK(cudaEventRecord(device.received, stream));
     CHECK(cudaStreamWaitEvent(device.compute, device.received, 0));
 }
 
+void device_in_end(void) {
+    compute_waits_for(device.coming.kernels);
+}
+
 void device_h2d_async(void *to, const void *host, size_t bytes) {
-    device_in_upload(to, host, bytes);
-    device_in_end();
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.in));
+    compute_waits_for(device.in);
+}
+
+void device_h2d_wait(void) {
+    CHECK(cudaStreamSynchronize(device.in));
+    CHECK(cudaStreamSynchronize(device.coming.kernels));
+}
+
+void device_peer_async(void *to, const void *from, size_t bytes) {
+    CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, device.in));
+    compute_waits_for(device.in);
 }
