@@ -43,6 +43,7 @@ static int refuse(int file, const char *out, const char *run) {
 int out_lock_take(const char *out, const char *run, struct out_lock *lock) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     if (lock->file) return 0;
+    lock->made = !file_is_directory(out);
     if (file_make_directory(out) || file_join(lock->path, out, "lock")) return -1;
     for (;;) {
         const int file = open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
@@ -67,6 +68,8 @@ int out_lock_take(const char *out, const char *run, struct out_lock *lock) {
 void out_lock_release(struct out_lock *lock) {
     if (!lock->file) return;
     if (is_there(lock->file - 1, lock->path)) unlink(lock->path);
+    char *end = strrchr(lock->path, '/');
+    if (lock->made && end) *end = '\0', rmdir(lock->path); /* fails unless it is empty */
     close(lock->file - 1);
     lock->file = 0;
 }

@@ -7,6 +7,8 @@
 #ifndef LLMC_CLI_OUT_LOCK_H
 #define LLMC_CLI_OUT_LOCK_H
 
+#include <stdbool.h>
+
 #include "llmc/util/file.h"
 
 #ifdef __cplusplus
@@ -14,7 +16,8 @@ extern "C" {
 #endif
 
 struct out_lock {
-    int file; /* the descriptor plus 1; 0: this process does not have the lock */
+    int file;  /* the descriptor plus 1; 0: this process does not have the lock */
+    bool made; /* the folder was not there before */
     char path[FILE_PATH_BYTES];
 };
 
@@ -23,7 +26,9 @@ struct out_lock {
  * Where files cannot be locked, a line says so. Returns 0, or -1 after reporting that another run
  * is writing there. Does nothing if this process has the lock already. */
 int out_lock_take(const char *out, const char *run, struct out_lock *lock);
-void out_lock_release(struct out_lock *lock); /* zeros are fine */
+/* A folder that was not there before, and in which nothing was written, is removed, too. Zeros are
+ * fine. */
+void out_lock_release(struct out_lock *lock);
 
 #ifdef __cplusplus
 }

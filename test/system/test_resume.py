@@ -568,7 +568,7 @@ def test_full_disk_from_the_start(data, tmp_path, small_disk):
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_disk_that_fills_up(data, tmp_path, small_disk, ranks):
-    disk = small_disk(5000)  # large enough for one checkpoint
+    disk = small_disk(12_000)  # large enough for one checkpoint
     done = run(*settings(data, disk, save_every=3, **SHARDS if ranks else {}), ranks=ranks)
     assert done.returncode == 1, done.stderr
     assert (f"step 12 could not be saved, see above: the newest checkpoint is '{checkpoint(disk, 3)}'\n"
