@@ -630,8 +630,7 @@ lossynet_status lossynet_named_set(struct lossynet_named *named, const char *nam
                                    const char *value);
 /* A value as it was set, until it is set again. NULL: there is no such name. */
 const char *lossynet_named_get(const struct lossynet_named *named, const char *name);
-const char *lossynet_named_name(int index); /* 0, 1, ...: the names; NULL after the last. A name
-                                         for both phases comes before those for one */
+const char *lossynet_named_name(int index); /* 0, 1, ...: the names; NULL after the last */
 /* For lossynet_open. Valid until the next lossynet_named_set or lossynet_named_close. */
 const struct lossynet_settings *lossynet_named_settings(const struct lossynet_named *named);
 

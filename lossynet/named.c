@@ -13,8 +13,7 @@
 
 enum kind {
     WHOLE,
-    ROUNDS,
-    BOTH_ROUNDS,
+    ROUNDS, /* of both phases, or of each with a comma; so are REALS */
     SIZE,
     SEED,
     REAL,
@@ -44,18 +43,14 @@ static const struct entry table[] = {
     {"packet-bytes", SIZE, AT(packet_bytes), "0"},
     {"wire-dtype", WIRE, AT(wire_dtype), "float32"},
     {"estimator", ESTIMATOR, AT(estimator), "mean"},
-    {"loss-rate", REALS, AT(loss.rate), "0"}, /* of both phases; these follow */
-    {"gradient-loss-rate", REAL, AT(loss.rate[LOSSYNET_GRADIENT]), "0"},
-    {"parameter-loss-rate", REAL, AT(loss.rate[LOSSYNET_PARAMETER]), "0"},
+    {"loss-rate", REALS, AT(loss.rate), "0"},
     {"loss-model", TEXT, AT(loss.model), "bernoulli"},
     {"loss-seed", SEED, AT(loss.seed), "1"},
     {"loss-at", TEXT, AT(loss.at), "none"},
     {"lead", LEAD, AT(lead), "auto"},
     {"look-ahead", FREE, 0, "0"},
     {"carry", SHARE, AT(error_feedback), "1"},
-    {"repair", BOTH_ROUNDS, AT(retransmission_rounds), "0"}, /* likewise */
-    {"gradient-repair", ROUNDS, AT(retransmission_rounds[LOSSYNET_GRADIENT]), "auto"},
-    {"parameter-repair", ROUNDS, AT(retransmission_rounds[LOSSYNET_PARAMETER]), "0"},
+    {"repair", ROUNDS, AT(retransmission_rounds), "auto,0"},
     {"repair-budget", REAL, AT(retransmission_budget), "0.2"},
     {"link", LINK, AT(link), "auto"},
     {"interface", TEXT, AT(interface), ""},
@@ -91,6 +86,34 @@ static bool parse_whole(const char *text, uint64_t most, uint64_t *out) {
     return *text >= '0' && *text <= '9' && !*end && !errno && *out <= most;
 }
 
+/* Parses "X" or "X,Y": a text for each phase. Returns false if one is too long. */
+static bool split_phases(const char *text, char phase[2][32]) {
+    const size_t bytes = strcspn(text, ",");
+    const char *second = text[bytes] ? text + bytes + 1 : text;
+    if (bytes >= sizeof phase[0] || strlen(second) >= sizeof phase[1]) return false;
+    snprintf(phase[LOSSYNET_GRADIENT], sizeof phase[0], "%.*s", (int)bytes, text);
+    snprintf(phase[LOSSYNET_PARAMETER], sizeof phase[1], "%s", second);
+    return true;
+}
+
+static bool parse_rates(const char *text, double rate[2]) {
+    char phase[2][32];
+    return split_phases(text, phase) && parse_real(phase[0], &rate[0]) &&
+           parse_real(phase[1], &rate[1]);
+}
+
+static bool parse_rounds(const char *text, int rounds[2]) {
+    char phase[2][32];
+    if (!split_phases(text, phase)) return false;
+    for (int p = 0; p < 2; p++) {
+        uint64_t whole = 0;
+        const bool measured = !strcmp(phase[p], "auto");
+        if (!measured && !parse_whole(phase[p], INT32_MAX, &whole)) return false;
+        rounds[p] = measured ? LOSSYNET_ROUNDS_MEASURED : (int)whole;
+    }
+    return true;
+}
+
 static bool parse_wire(const char *text, lossynet_wire_dtype *out) {
     for (int d = LOSSYNET_FLOAT32; d <= LOSSYNET_INT4; d++) {
         if (strcmp(text, lossynet_wire_dtype_name((uint64_t)d)) != 0) continue;
@@ -112,13 +135,8 @@ static const char *store(struct lossynet_settings *settings, const struct entry 
         *(int *)place = (int)whole;
         return NULL;
     case ROUNDS:
-    case BOTH_ROUNDS:
-        whole = (uint64_t)LOSSYNET_ROUNDS_MEASURED;
-        if (strcmp(text, "auto") != 0 && !parse_whole(text, INT32_MAX, &whole))
-            return "auto or a whole number";
-        *(int *)place = (int)whole;
-        if (e->kind == BOTH_ROUNDS) ((int *)place)[1] = (int)whole;
-        return NULL;
+        return parse_rounds(text, (int *)place) ? NULL
+                                                : "auto or a whole number, or two with a comma";
     case SIZE:
         if (!parse_whole(text, SIZE_MAX, &whole)) return "a whole number, at least 0";
         *(size_t *)place = (size_t)whole;
@@ -128,9 +146,7 @@ static const char *store(struct lossynet_settings *settings, const struct entry 
     case REAL:
         return parse_real(text, (double *)place) ? NULL : "a number";
     case REALS:
-        if (!parse_real(text, (double *)place)) return "a number";
-        ((double *)place)[LOSSYNET_PARAMETER] = ((double *)place)[LOSSYNET_GRADIENT];
-        return NULL;
+        return parse_rates(text, (double *)place) ? NULL : "a number, or two with a comma";
     case FLAG:
         if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0) return "0 or 1";
         *(bool *)place = *text == '1';

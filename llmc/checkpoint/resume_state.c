@@ -466,6 +466,17 @@ static void compare_schedules(json_t *list, const json_t *was, const json_t *is,
                           json_object_get(is, names[i]));
 }
 
+/* A saved option. Older checkpoints name an option's values for gradients and parameters apart. The
+ * caller releases it. */
+static json_t *saved_value(const json_t *options, const char *name) {
+    char gradient[64], parameter[64];
+    snprintf(gradient, sizeof gradient, "gradient-%s", name);
+    snprintf(parameter, sizeof parameter, "parameter-%s", name);
+    json_t *one = json_object_get(options, gradient), *other = json_object_get(options, parameter);
+    if (!one) return json_incref(json_object_get(options, name));
+    return json_equal(one, other) ? json_incref(one) : json_pack("[O,O]", one, other);
+}
+
 /* Effective values that a checkpoint names apart, and the options that are marked so. All others may
  * differ without any effect on the results. */
 static void compare_options(json_t *list, const json_t *was, const json_t *is) {
@@ -476,10 +487,12 @@ static void compare_options(json_t *list, const json_t *was, const json_t *is) {
     json_object_foreach(json_object_get(is, "settings"), name, value) {
         compare_value(list, name, json_object_get(json_object_get(was, "settings"), name), value);
     }
-    for (int i = 0; (e = options_entry(i)) != NULL; i++)
-        if (e->marks & RESUMED)
-            compare_value(list, e->name, json_object_get(old, e->name),
-                          json_object_get(now, e->name));
+    for (int i = 0; (e = options_entry(i)) != NULL; i++) {
+        if (!(e->marks & RESUMED)) continue;
+        value = saved_value(old, e->name);
+        compare_value(list, e->name, value, json_object_get(now, e->name));
+        json_decref(value);
+    }
     compare_schedules(list, old, now, (int)json_integer_value(json_object_get(was, "step")));
     compare_value(list, "backend", json_object_get(was, "backend"), json_object_get(is, "backend"));
     if (!json_equal(json_object_get(was, "products"), json_object_get(is, "products")))

@@ -28,8 +28,8 @@ json_t *run_info_event(const struct run_info *run) {
 static void announce_rule(const struct run_info *run) {
     const struct options *o = run->options;
     const bool leads = o->lead == OPTION_LEAD_AUTO;
-    const bool again = o->gradient_repair || o->parameter_repair;
-    const bool loses = o->gradient_loss_rate > 0 || o->parameter_loss_rate > 0 || run->ranks > 1;
+    const bool again = o->repair[0] || o->repair[1];
+    const bool loses = o->loss_rate[0] > 0 || o->loss_rate[1] > 0 || run->ranks > 1;
     if (o->algorithm != ALGORITHM_LOSSY || run->workers == 1 || !loses) return;
     printf("against loss: %s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
            leads && again ? ", " : "", again ? "lost gradients go again" : "",
@@ -41,16 +41,16 @@ static void announce_rule(const struct run_info *run) {
                run->on_device  ? "--device cuda, where that takes memory"
                : o->gpu_direct ? "--gpu-direct"
                                : "this --estimator");
-    if (o->gradient_repair == OPTION_AUTO && strcmp(o->deadline, "off") != 0)
+    if (o->repair[0] == OPTION_AUTO && strcmp(o->deadline, "off") != 0)
         printf("note: --deadline: --repair auto goes by --loss-rate, since ranks do not measure "
                "the same loss\n");
-    if (o->parameter_repair == OPTION_AUTO && o->multicast && o->wire_dtype >= OPTION_WIRE_INT8)
+    if (o->repair[1] == OPTION_AUTO && o->multicast && o->wire_dtype >= OPTION_WIRE_INT8)
         printf("note: --multicast: parameters are not sent again (--repair auto)\n");
 }
 
 void run_info_announce(const struct run_info *run) {
     const struct options *o = run->options;
-    const double gradient = o->gradient_loss_rate, parameter = o->parameter_loss_rate;
+    const double gradient = o->loss_rate[0], parameter = o->loss_rate[1];
     const bool lossless = o->algorithm == ALGORITHM_RELIABLE;
     if (run->rank > 0 || o->quiet) return;
     printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s%s\n",

@@ -14,7 +14,7 @@
 /* Computes the expected retransmissions as a share of each phase, and the shares that stay lost. */
 static void expect_repair(const struct options *o, const struct lossynet_settings *network,
                           double resent[2], double left[2]) {
-    const double rates[2] = {o->gradient_loss_rate, o->parameter_loss_rate};
+    const double *rates = o->loss_rate;
     for (int phase = 0; phase < 2; phase++) {
         const double budget = network->retransmission_budget;
         int rounds = network->retransmission_rounds[phase];

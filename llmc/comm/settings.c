@@ -21,7 +21,7 @@ int comm_groups(const struct options *o, int workers) {
 }
 
 static struct lossynet_loss_settings loss_settings(const struct options *o, int workers) {
-    struct lossynet_loss_settings loss = {{o->gradient_loss_rate, o->parameter_loss_rate},
+    struct lossynet_loss_settings loss = {{o->loss_rate[0], o->loss_rate[1]},
                                           o->loss_model,
                                           (uint64_t)o->loss_seed,
                                           o->loss_at,
@@ -46,13 +46,13 @@ double comm_lead(const struct options *o, const struct lossynet_comm *comm) {
 
 bool comm_may_lose(const struct options *o, int ranks) {
     if (o->algorithm == ALGORITHM_RELIABLE) return false;
-    const bool exact = (ranks == 1 && !o->meet) || !strcmp(o->link, "mpi");
-    return !exact || o->gradient_loss_rate > 0 || o->parameter_loss_rate > 0 ||
+    const bool exact = (ranks == 1 && !o->meet) || o->link == LOSSYNET_LINK_MPI;
+    return !exact || o->loss_rate[0] > 0 || o->loss_rate[1] > 0 ||
            strcmp(o->loss_at, "none") != 0 || strchr(o->loss_model, ':');
 }
 
 static bool carry_fits(const struct options *o) {
-    const bool estimates = !strcmp(o->estimator, "mean") || !strcmp(o->estimator, "zero");
+    const bool estimates = o->estimator == LOSSYNET_MEAN || o->estimator == LOSSYNET_ZERO;
     return o->algorithm == ALGORITHM_LOSSY && estimates && !o->gpu_direct;
 }
 
@@ -70,8 +70,7 @@ void comm_plan(const struct options *o, int workers, int ranks, struct memory_pl
 /* Only gradients are worth sending again at full size. Small packets leave room for both phases. */
 static int rounds_of(const struct options *o, lossynet_phase phase) {
     const bool gradient = phase == LOSSYNET_GRADIENT;
-    const int wanted = gradient ? o->gradient_repair : o->parameter_repair;
-    if (wanted != OPTION_AUTO) return wanted;
+    if (o->repair[phase] != OPTION_AUTO) return o->repair[phase];
     const bool small = o->wire_dtype >= OPTION_WIRE_INT8 && !o->multicast;
     return o->algorithm == ALGORITHM_LOSSY && (gradient || small) ? LOSSYNET_ROUNDS_MEASURED : 0;
 }
@@ -80,7 +79,7 @@ static int rounds_of(const struct options *o, lossynet_phase phase) {
  * spent: int8 has 33 bytes where bf16 has 64. */
 static double budget_of(const struct options *o) {
     if (o->repair_budget >= 0) return o->repair_budget;
-    if (o->gradient_repair != OPTION_AUTO && o->parameter_repair != OPTION_AUTO) return 0;
+    if (o->repair[0] != OPTION_AUTO && o->repair[1] != OPTION_AUTO) return 0;
     return o->wire_dtype >= OPTION_WIRE_INT8 ? 64.0 / 33 - 1 : 0.2;
 }
 
@@ -94,7 +93,7 @@ static bool parse_deadline(const char *text, double *seconds) {
 }
 
 static bool deadline_fits(const struct options *o) {
-    return o->algorithm == ALGORITHM_LOSSY && strcmp(o->link, "mpi") != 0;
+    return o->algorithm == ALGORITHM_LOSSY && o->link != LOSSYNET_LINK_MPI;
 }
 
 /* ---- settings --------------------------------------------------------------------------- */
@@ -109,11 +108,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.buckets = l->buckets;
     s.bucket_elements = l->bucket_elements;
     s.packet_bytes = (size_t)o->packet_bytes;
-    static const lossynet_wire_dtype wire_dtypes[] = {[OPTION_WIRE_FLOAT32] = LOSSYNET_FLOAT32,
-                                                      [OPTION_WIRE_BF16] = LOSSYNET_BF16,
-                                                      [OPTION_WIRE_INT8] = LOSSYNET_INT8,
-                                                      [OPTION_WIRE_INT4] = LOSSYNET_INT4};
-    s.wire_dtype = wire_dtypes[o->wire_dtype];
+    s.wire_dtype = (lossynet_wire_dtype)o->wire_dtype;
     s.loss = loss_settings(o, workers);
     s.error_feedback = comm_carry(o, ranks, on_device) > 0;
     for (int phase = 0; phase < 2; phase++)
@@ -131,8 +126,8 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.encrypt = o->encrypt;
     s.key_file = o->key_file;
     lossynet_traffic_class_parse(o->traffic_class, &s.dscp);
-    lossynet_estimator_parse(o->estimator, &s.estimator);
-    lossynet_link_parse(o->link, &s.link);
+    s.estimator = (lossynet_estimator)o->estimator;
+    s.link = (lossynet_link_kind)o->link;
     s.lead = lead_is_measured(o);
     if (o->algorithm == ALGORITHM_RELIABLE) {
         s.lead = false; /* nothing is lost */
@@ -167,18 +162,11 @@ static int comm_check_group(const struct options *o, int workers) {
 int comm_check(const struct options *o, int workers) {
     const struct lossynet_loss_settings loss = loss_settings(o, workers);
     struct lossynet_loss_settings evenly = loss;
-    lossynet_estimator estimator;
-    lossynet_link_kind link;
     char why[256];
     double deadline;
     int dscp, wrong = 0;
     evenly.at = NULL;
-    if (!lossynet_estimator_parse(o->estimator, &estimator)) {
-        wrong =
-            log_error("--estimator: expected mean, balanced, ht or zero, got '%s'", o->estimator);
-    } else if (!lossynet_link_parse(o->link, &link)) {
-        wrong = log_error("--link: expected auto, mpi, udp or verbs, got '%s'", o->link);
-    } else if (link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
+    if (o->link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
         wrong = log_error("--algorithm reliable: expected a link that loses nothing, --link mpi");
     } else if (o->loss_budget > 0 && !(o->pace_gbps > 0)) {
         wrong = log_error("--loss-budget: expected --pace-gbps too, the rate of a rank's link");
@@ -202,8 +190,9 @@ int comm_check(const struct options *o, int workers) {
                o->algorithm != ALGORITHM_RELIABLE) {
         wrong =
             log_error("--carry: expected --algorithm lossy, got %s", algorithm_names[o->algorithm]);
-    } else if (o->carry > 0 && estimator != LOSSYNET_MEAN && estimator != LOSSYNET_ZERO) {
-        wrong = log_error("--carry: expected --estimator mean or zero, got %s", o->estimator);
+    } else if (o->carry > 0 && o->estimator != LOSSYNET_MEAN && o->estimator != LOSSYNET_ZERO) {
+        wrong = log_error("--carry: expected --estimator mean or zero, got %s",
+                          lossynet_estimator_name((lossynet_estimator)o->estimator));
     } else if (o->wire_dtype != OPTION_WIRE_FLOAT32 && worker_steps_alone(o)) {
         const char *wire = option_wire_dtype_names[o->wire_dtype];
         wrong = log_error("--wire-dtype %s: expected --algorithm lossy or reliable, got %s, whose "
@@ -217,10 +206,10 @@ int comm_check(const struct options *o, int workers) {
                                  o->wire_dtype != OPTION_WIRE_FLOAT32)) {
         wrong = log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
                           "--wire-dtype, for which the host has to see gradients");
-    } else if (o->multicast && o->parameter_repair > 0) {
+    } else if (o->multicast && o->repair[LOSSYNET_PARAMETER] > 0) {
         wrong =
             log_error("--multicast: expected no --repair of parameters, which are sent again to "
-                      "single workers; --gradient-repair is fine");
+                      "single workers; --repair N,0 is fine");
     } else if (o->repair_budget > 0 && !rounds_of(o, LOSSYNET_GRADIENT) &&
                !rounds_of(o, LOSSYNET_PARAMETER)) {
         wrong = log_error("--repair-budget: expected --repair too, the rounds that may use it");

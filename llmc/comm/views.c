@@ -62,7 +62,8 @@ int views_check(const struct options *o, int ranks) {
         return log_error("--meet: expected --algorithm lossy, got %s: only there a lost rank is "
                          "nothing but lost packets",
                          algorithm_names[o->algorithm]);
-    if (!strcmp(o->link, "mpi")) return log_error("--meet: expected --link udp or verbs, got mpi");
+    if (o->link == LOSSYNET_LINK_MPI)
+        return log_error("--meet: expected --link udp or verbs, got mpi");
     if (o->data_split == DATA_CONTIGUOUS)
         return log_error("--meet: expected --data-split shared, which any number of workers can "
                          "deal out");

@@ -33,7 +33,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.link_gbps = o->link_gbps;
     s.fp8 = o->dtype == OPTION_DTYPE_FP8;
     s.cudnn = o->attention != OPTION_ATTENTION_OWN;
-    s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->parameter_loss_rate;
+    s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->loss_rate[1];
     if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.stale = workers / (workers - 1.0);
     s.exact = o->algorithm == ALGORITHM_RELIABLE && o->wire_dtype == OPTION_WIRE_FLOAT32;
     s.saves = o->out || !o->train;

@@ -18,6 +18,8 @@ const char *const schedule_names[] = {"cosine", "wsd", "linear", "constant", NUL
 const char *const schedule_decay_names[] = {"sqrt", "linear", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const split_names[] = {"shared", "contiguous", NULL};
+static const char *const estimator_names[] = {"mean", "balanced", "ht", "zero", NULL};
+static const char *const link_names[] = {"auto", "mpi", "udp", "verbs", NULL};
 static const char *const keep_names[] = {"worker-batch", "global-batch", NULL};
 static const char *const lead_names[] = {"auto", "off", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
@@ -38,8 +40,8 @@ const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4"
     { name, WHOLE64, AT(field), marks, initial, 0, 9007199254740992.0, NULL, "N", help }
 #define NUMBER(name, field, marks, initial, low, high, argument, help)                             \
     { name, REAL, AT(field), marks, initial, low, high, NULL, argument, help }
-#define INTEGER_OR_AUTO(name, field, marks, initial, low, high, help)                              \
-    { name, WHOLE, AT(field), marks, initial, low, high, NULL, "auto|N", help }
+#define INTEGERS_OR_AUTO(name, field, marks, initial, low, high, help)                             \
+    { name, WHOLE, AT(field), marks, initial, low, high, NULL, "auto|N[,N]", help }
 #define NUMBER_OR_AUTO(name, field, marks, low, high, help)                                        \
     { name, REAL, AT(field), marks, "auto", low, high, NULL, "auto|SHARE", help }
 #define ONE_OF(name, field, marks, initial, list, argument, help)                                  \
@@ -123,12 +125,9 @@ static const struct option_entry table[] = {
     ONE_OF("algorithm", algorithm, RESUMED, "lossy", algorithm_names, "NAME",
            "lossy: owners average the gradients that arrive and broadcast parameters. reliable: "
            "the same, but nothing is lost. rps: average models. naive: broadcast gradients"),
-    NUMBER("loss-rate", loss_rate, RUN, "0", 0, 1, "P",
-           "share of the packets that is dropped on purpose in both phases"),
-    NUMBER("gradient-loss-rate", gradient_loss_rate, RESUMED, "-1", 0, 1, "P",
-           "the same for gradients, from workers to owners; default: --loss-rate"),
-    NUMBER("parameter-loss-rate", parameter_loss_rate, RESUMED, "-1", 0, 1, "P",
-           "the same for parameters, from owners to workers; default: --loss-rate"),
+    NUMBER("loss-rate", loss_rate, RESUMED, "0", 0, 1, "P[,P]",
+           "share of the packets that is dropped on purpose: of gradients, from workers to owners, "
+           "and after a comma of parameters, from owners to workers. One number is for both"),
     STRING(
         "loss-model", loss_model, RESUMED, "bernoulli", "NAME",
         "bernoulli; burst:MEAN_LENGTH, runs of lost packets (Gilbert-Elliott); outage:MEAN_STEPS, "
@@ -139,8 +138,8 @@ static const struct option_entry table[] = {
            "entry that names a link counts"),
     SEED("loss-seed", loss_seed, RESUMED, "-1",
          "seed that decides which packets are dropped; default: --seed"),
-    STRING(
-        "estimator", estimator, RESUMED, "mean", "NAME",
+    ONE_OF(
+        "estimator", estimator, RESUMED, "mean", estimator_names, "mean|balanced|ht|zero",
         "how owners average the gradients that arrive: mean (the paper's), balanced (unbiased when "
         "workers have unlike data), ht (Horvitz-Thompson) or zero (lost gradients count as 0)"),
     SWITCH("plain", plain, RUN,
@@ -154,15 +153,12 @@ static const struct option_entry table[] = {
                    "error feedback: a sender adds this share of a lost gradient to its next one. "
                    "Algorithm lossy, estimator mean or zero. auto: 1, but 0 with other estimators "
                    "and on GPUs, where it takes memory"),
-    INTEGER_OR_AUTO("repair", repair, RUN, "auto", 0, 16,
-                    "rounds per phase in which lost packets are sent again. auto: as many as the "
-                    "measured loss asks for: of gradients until at most a fifteenth stays lost, "
-                    "none at 5% loss, one at 20%; of parameters only with --wire-dtype int8 or "
-                    "int4, one at 40%. Algorithm lossy"),
-    INTEGER_OR_AUTO("gradient-repair", gradient_repair, RESUMED, "-2", 0, 16,
-                    "the same for gradients; default: --repair"),
-    INTEGER_OR_AUTO("parameter-repair", parameter_repair, RESUMED, "-2", 0, 16,
-                    "the same for parameters, not with --multicast; default: --repair"),
+    INTEGERS_OR_AUTO(
+        "repair", repair, RESUMED, "auto", 0, 16,
+        "rounds in which lost packets are sent again: of gradients, and after a comma of "
+        "parameters (not with --multicast). One number is for both. auto: as many as the measured "
+        "loss asks for: of gradients until at most a fifteenth stays lost, none at 5% loss, one at "
+        "20%; of parameters only with --wire-dtype int8 or int4, one at 40%. Algorithm lossy"),
     NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of int8 and int4 as much as "
@@ -175,7 +171,7 @@ static const struct option_entry table[] = {
            "this many workers share one replica. They average without loss inside the group, and "
            "each sends 1/G of the group's gradient. Other groups see one worker. The last group "
            "may be smaller. host: all ranks of a host"),
-    STRING("link", link, RUN, "auto", "NAME",
+    ONE_OF("link", link, RUN, "auto", link_names, "auto|mpi|udp|verbs",
            "how ranks exchange packets: mpi, udp or verbs (RDMA). auto: verbs if every rank has an "
            "active RDMA port, else udp"),
     INTEGER("packet-bytes", packet_bytes, RUN, "0", 0, 65532,
@@ -296,30 +292,61 @@ static bool is_automatic(const struct option_entry *e) {
     return (e->kind == WHOLE || e->kind == REAL) && !strncmp(e->argument, "auto|", 5);
 }
 
+/* Whether the option has a number for each phase. */
+static bool is_pair(const struct option_entry *e) {
+    return (e->kind == WHOLE || e->kind == REAL) && strstr(e->argument, "[,") != NULL;
+}
+
 static const char *range_text(const struct option_entry *e, char *text, size_t size) {
     const char *what = e->kind == REAL ? "a number" : "a whole number";
     if (e->high >= INT_MAX) {
         snprintf(text, size, "%s, at least %.15g", what, e->low);
     } else {
-        snprintf(text, size, "%s%s from %.15g to %.15g", is_automatic(e) ? "auto or " : "", what,
-                 e->low, e->high);
+        snprintf(text, size, "%s%s from %.15g to %.15g%s", is_automatic(e) ? "auto or " : "", what,
+                 e->low, e->high, is_pair(e) ? ", or two with a comma" : "");
     }
     return text;
+}
+
+/* Stores number i of an option. `checked`: see set. Returns the end of the number in `text`, or NULL
+ * if it is none in the option's range. */
+static const char *set_number(struct options *out, const struct option_entry *e, int i,
+                              const char *text, bool checked) {
+    void *place = (char *)out + e->offset;
+    const bool automatic = is_automatic(e) && !strncmp(text, "auto", 4);
+    char *end = NULL;
+    double real = OPTION_AUTO;
+    long long whole = OPTION_AUTO;
+    errno = 0;
+    if (!automatic && e->kind == REAL)
+        real = strtod(text, &end);
+    else if (!automatic)
+        whole = strtoll(text, &end, 10);
+    const double value = e->kind == REAL ? real : (double)whole;
+    if (checked && !automatic &&
+        (end == text || errno == ERANGE || !(value >= e->low && value <= e->high)))
+        return NULL;
+    if (e->kind == REAL)
+        ((double *)place)[i] = real;
+    else if (e->kind == WHOLE)
+        ((int *)place)[i] = (int)whole;
+    else
+        *(int64_t *)place = whole;
+    return automatic ? text + 4 : end;
+}
+
+static bool set_numbers(struct options *out, const struct option_entry *e, const char *text,
+                        bool checked) {
+    const char *end = set_number(out, e, 0, text, checked);
+    if (end && is_pair(e)) end = set_number(out, e, 1, *end == ',' ? end + 1 : text, checked);
+    return end && !*end;
 }
 
 /* Stores `text` in the setting. `checked` is false for defaults, which may lie outside the
  * range, to mark an option that was not given. */
 static int set(struct options *out, const struct option_entry *e, const char *text, bool checked) {
     void *place = (char *)out + e->offset;
-    char *end = NULL;
     char expected[160];
-    if (is_automatic(e) && !strcmp(text, "auto")) {
-        if (e->kind == WHOLE)
-            *(int *)place = OPTION_AUTO;
-        else
-            *(double *)place = OPTION_AUTO;
-        return 0;
-    }
     switch (e->kind) {
     case GROUP:
         return 0;
@@ -342,36 +369,19 @@ static int set(struct options *out, const struct option_entry *e, const char *te
         }
         return log_error("--%s: expected %s, got '%s'", e->name, expected, text);
     case WHOLE:
-    case WHOLE64: {
-        errno = 0;
-        long long value = strtoll(text, &end, 10);
-        bool ok = end != text && !*end && !errno;
-        if (checked && !(ok && value >= e->low && value <= e->high)) break;
-        if (e->kind == WHOLE)
-            *(int *)place = (int)value;
-        else
-            *(int64_t *)place = value;
-        return 0;
+    case WHOLE64:
+    case REAL:
+        if (set_numbers(out, e, text, checked)) return 0;
+        return log_error("--%s: expected %s, got '%s'", e->name,
+                         range_text(e, expected, sizeof expected), text);
     }
-    case REAL: {
-        double value = strtod(text, &end);
-        bool ok = end != text && !*end && isfinite(value);
-        if (checked && !(ok && value >= e->low && value <= e->high)) break;
-        *(double *)place = value;
-        return 0;
-    }
-    }
-    return log_error("--%s: expected %s, got '%s'", e->name,
-                     range_text(e, expected, sizeof expected), text);
+    return 0;
 }
-
-enum { AS_REPAIR = -2 }; /* of --gradient-repair: it was not given */
 
 static void be_plain(struct options *out) {
     out->lead = OPTION_LEAD_OFF;
     out->carry = 0;
-    out->repair = 0;
-    out->gradient_repair = out->parameter_repair = AS_REPAIR;
+    out->repair[0] = out->repair[1] = 0;
 }
 
 /* Reports a word that getopt did not accept. */
@@ -425,10 +435,6 @@ int options_parse(int argc, char **argv, struct options *out) {
         log_error("'%s': expected options only (see --help)", argv[optind]);
         return 2;
     }
-    if (out->gradient_loss_rate < 0) out->gradient_loss_rate = out->loss_rate;
-    if (out->parameter_loss_rate < 0) out->parameter_loss_rate = out->loss_rate;
-    if (out->gradient_repair == AS_REPAIR) out->gradient_repair = out->repair;
-    if (out->parameter_repair == AS_REPAIR) out->parameter_repair = out->repair;
     if (out->loss_seed < 0) out->loss_seed = out->seed;
     if (out->peer_timeout < 0) out->peer_timeout = out->meet ? 1 : 10;
     if (out->decay >= 0 && out->schedule != SCHEDULE_WSD) {
@@ -469,42 +475,47 @@ int64_t options_micro_batches(const struct options *o, int workers) {
     return at_start > workers ? at_start : workers;
 }
 
+/* Number i of an option, or "auto". */
+static json_t *number_json(const struct option_entry *e, const void *place, int i) {
+    const int whole = e->kind == WHOLE ? ((const int *)place)[i] : 0;
+    const double real = e->kind == REAL ? ((const double *)place)[i] : whole;
+    if (is_automatic(e) && real == OPTION_AUTO) return json_string("auto");
+    return e->kind == WHOLE ? json_integer(whole) : json_real(real);
+}
+
+static json_t *value_json(const struct option_entry *e, const void *place) {
+    const char *text = e->kind == TEXT ? *(const char *const *)place : NULL;
+    switch (e->kind) {
+    case GROUP:
+        break;
+    case FLAG:
+        return json_boolean(*(const bool *)place);
+    case TEXT:
+        return text ? json_string(text) : json_null();
+    case CHOICE:
+        return json_string(e->choices[*(const int *)place]);
+    case WHOLE64:
+        return json_integer(*(const int64_t *)place);
+    case WHOLE:
+    case REAL: {
+        json_t *value = number_json(e, place, 0);
+        json_t *second = is_pair(e) ? number_json(e, place, 1) : NULL;
+        if (!second || !json_equal(value, second))
+            return second ? json_pack("[o,o]", value, second) : value;
+        json_decref(second);
+        return value;
+    }
+    }
+    return NULL;
+}
+
 json_t *options_json(const struct options *options, unsigned without) {
     _Static_assert((int)ENTRIES <= (int)OPTIONS_MOST, "room for all options");
     json_t *all = json_object();
     for (int i = 0; i < ENTRIES; i++) {
         const struct option_entry *e = &table[i];
-        const void *place = (const char *)options + e->offset;
-        const char *text = e->kind == TEXT ? *(const char *const *)place : NULL;
-        json_t *value = NULL;
-        if (e->marks & without) continue;
-        switch (e->kind) {
-        case GROUP:
-            continue;
-        case FLAG:
-            value = json_boolean(*(const bool *)place);
-            break;
-        case TEXT:
-            value = text ? json_string(text) : json_null();
-            break;
-        case CHOICE:
-            value = json_string(e->choices[*(const int *)place]);
-            break;
-        case WHOLE:
-            value = is_automatic(e) && *(const int *)place == OPTION_AUTO
-                        ? json_string("auto")
-                        : json_integer(*(const int *)place);
-            break;
-        case WHOLE64:
-            value = json_integer(*(const int64_t *)place);
-            break;
-        case REAL:
-            value = is_automatic(e) && *(const double *)place == OPTION_AUTO
-                        ? json_string("auto")
-                        : json_real(*(const double *)place);
-            break;
-        }
-        json_object_set_new(all, e->name, value);
+        if (e->kind == GROUP || e->marks & without) continue;
+        json_object_set_new(all, e->name, value_json(e, (const char *)options + e->offset));
     }
     return all;
 }

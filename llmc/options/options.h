@@ -63,15 +63,15 @@ struct options {
     int64_t seed;
     /* loss */
     int algorithm;
-    double loss_rate, gradient_loss_rate,
-        parameter_loss_rate; /* the last two are the effective rates */
-    const char *loss_model, *loss_at, *estimator;
+    double loss_rate[2]; /* by phase: gradients, parameters */
+    const char *loss_model, *loss_at;
+    int estimator; /* lossynet_estimator */
     int64_t loss_seed;
     bool plain; /* the parser sets the next options accordingly */
     int lead;   /* OPTION_LEAD_ */
     /* OPTION_AUTO, or the number; comm/settings.h says what `auto` means in a run */
     double carry;
-    int repair, gradient_repair, parameter_repair; /* the last two are the effective values */
+    int repair[2]; /* by phase */
     double repair_budget;
     /* network */
     int workers; /* 0: one per rank */
@@ -81,7 +81,7 @@ struct options {
      * ranks. NULL: each group has group_size workers, and the last those that are left. Never
      * freed. */
     const int *group_sizes;
-    const char *link;
+    int link;         /* lossynet_link_kind */
     int packet_bytes; /* 0: the link's default */
     int wire_dtype;
     double link_gbps;

@@ -27,7 +27,8 @@ struct option_entry {
     const char *initial;        /* default, as text; NULL: none; "-1": follows from others */
     double low, high;           /* WHOLE and REAL: allowed range, both ends included */
     const char *const *choices; /* CHOICE: names, and a NULL after them */
-    /* For --help. A WHOLE or REAL whose argument begins with "auto|" may be `auto`, OPTION_AUTO. */
+    /* For --help. A WHOLE or REAL whose argument begins with "auto|" may be `auto`, OPTION_AUTO. One
+     * with "[," in it has two numbers in its field, by phase: gradients, parameters. */
     const char *argument, *help;
 };
 

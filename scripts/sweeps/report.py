@@ -37,7 +37,8 @@ def read_run(directory):
         sys.exit(f"report.py: {path}: the run did not end; run it again")
     options = run["run"]["options"]
     run["algorithm"] = options["algorithm"]
-    run["rate"] = 0.0 if options["algorithm"] == "reliable" else options["loss-rate"]
+    rate = 0.0 if options["algorithm"] == "reliable" else options["loss-rate"]
+    run["rate"] = sum(rate) / 2 if isinstance(rate, list) else rate  # of gradients and of parameters
     run["name"] = options["algorithm"]
     if run["name"] == "lossy" and options.get("plain"):
         run["name"] = "plain"  # the lossy algorithm exactly as in its paper

@@ -12,7 +12,8 @@ FILE is a settings file such as scripts/sweeps/settings/quick:
     loss-rate = 0 0.1 0.2
     estimator = mean balanced
     [one phase]
-    gradient-loss-rate/parameter-loss-rate = 0/0 0.2/0 0/0.2     # set together, not combined
+    loss-rate = 0,0 0.2,0 0,0.2          # of gradients, of parameters
+    lr/warmup = 1e-3/20 3e-3/100         # set together, not combined
     [continued]
     start = steep                        # from the model of steep's first run without loss
     order = 2                            # after all of order 1 (the default)

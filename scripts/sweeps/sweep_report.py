@@ -190,8 +190,7 @@ def is_plain(run):
         return False
     first = run.section.runs[0].options
     return all(run.options[name] == first[name] for name in run.section.varying
-               if name not in ("loss-rate", "seed", "algorithm", "gradient-loss-rate",
-                               "parameter-loss-rate"))
+               if name not in ("loss-rate", "seed", "algorithm"))
 
 
 def save(figure, out, name):

@@ -88,9 +88,8 @@ class Run:
         """The loss rates of the settings: gradient, parameter."""
         if self.options.get("algorithm") == "reliable":
             return 0.0, 0.0
-        both = self.value("loss-rate")
-        return (float(self.value("gradient-loss-rate", both)),
-                float(self.value("parameter-loss-rate", both)))
+        gradient, _, parameter = self.value("loss-rate").partition(",")
+        return float(gradient), float(parameter or gradient)
 
     def lossless(self):
         if self.value("wire-dtype", "float32") != "float32" and self.value("carry") not in ("auto", "0"):
@@ -130,16 +129,17 @@ class Run:
             options = dict(self.options)
             chosen = {"lead": "off", "carry": "0", "repair": "0"} if options.pop("plain", "no") == "yes" else \
                 {name: known[name].default for name in EARLIER if name in known}
-            if {"gradient-repair", "parameter-repair"} <= options.keys():
-                chosen.pop("repair", None)  # it has no effect
-            if {options.get(f"{phase}repair", "auto") for phase in ("", "gradient-", "parameter-")} != {"auto"}:
+            if options.get("repair", "auto") != "auto":
                 chosen.pop("repair-budget", None)  # --plain sets none, and a number of rounds means none
             options = {**(chosen if algorithm in ("lossy", "reliable") else {}), **options}
             for name, value in options.items():
                 default = EARLIER.get(name, known[name].default)
                 if known[name].group != "Loss" or name in ("algorithm", "loss-rate"):
                     continue
-                if name in ("gradient-loss-rate", "parameter-loss-rate") or value == "no":
+                if value == "no":
+                    continue
+                if name == "repair" and "," in value:  # kept results name the phases apart, as loss rates below
+                    key["gradient-repair"], key["parameter-repair"] = map(plain, value.split(","))
                     continue
                 if name == "loss-seed" and plain(value) == plain(self.value("seed", "1")):
                     continue
@@ -181,7 +181,7 @@ class Run:
             words.append(f"{100 * parameter:g}% parameter phase")
         else:
             words.append(f"{100 * gradient:g}% gradient, {100 * parameter:g}% parameter phase")
-        skip = {"seed", "algorithm", "loss-rate", "gradient-loss-rate", "parameter-loss-rate"}
+        skip = {"seed", "algorithm", "loss-rate"}
         for name in self.section.varying:
             value = self.options.get(name)
             if name in skip or value is None:

@@ -30,9 +30,7 @@ static void values_reach_the_settings(void **state) {
     static const char *const given[][2] = {{"workers", "3"},
                                            {"wire-dtype", "int8"},
                                            {"estimator", "zero"},
-                                           {"loss-rate", "0.5"},
-                                           {"parameter-loss-rate", "0.25"},
-                                           {"repair", "3"},
+                                           {"loss-rate", "0.5,0.25"},
                                            {"loss-model", "burst:4"},
                                            {"loss-seed", "9007199254740993"},
                                            {"carry", "0"},
@@ -43,7 +41,7 @@ static void values_reach_the_settings(void **state) {
                                            {"deadline", "0.5"},
                                            {"encrypt", "1"},
                                            {"packet-bytes", "1024"},
-                                           {"gradient-repair", "2"}};
+                                           {"repair", "2,3"}};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++) {
         assert_int_equal(lossynet_named_set(named, given[i][0], given[i][1]), LOSSYNET_OK);
         assert_string_equal(lossynet_named_get(named, given[i][0]), given[i][1]);

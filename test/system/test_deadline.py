@@ -41,10 +41,10 @@ def replay(tmp_path, data, out, **changes):
     {"wire_dtype": "bf16", "estimator": "balanced", "lead": "off", "no_overlap": True},
     {"carry": 1, "workers": 8},
     {"carry": 1, "wire_dtype": "int4"},
-    {"gradient_repair": 1},
-    {"parameter_repair": 2, "wire_dtype": "bf16"},
+    {"repair": "1,0"},
+    {"repair": "0,2", "wire_dtype": "bf16"},
     {"repair": 1, "repair_budget": 0.1},
-    {"carry": 1, "gradient_repair": 2, "parameter_repair": 1, "repair_budget": 0.2, "workers": 8},
+    {"carry": 1, "repair": "2,1", "repair_budget": 0.2, "workers": 8},
     {"look_ahead": 1},
 ])
 def test_a_live_run_and_its_replay(data, tmp_path, changes):

@@ -181,8 +181,7 @@ def test_nothing_ever_arrives(data, tmp_path, algorithm):
 
 
 def test_phases_have_their_own_rates(data, tmp_path):
-    log = train(data, tmp_path, loss_rate=0.1, gradient_loss_rate=0.4, parameter_loss_rate=0,
-                steps=10, plain=True)
+    log = train(data, tmp_path, loss_rate="0.4,0", steps=10, plain=True)
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
     assert log[-1]["parameter_loss_rate"] == 0 and log[-1]["drift"] == 0
 
@@ -194,7 +193,7 @@ def test_repair_sends_again_what_was_lost(data, tmp_path):
     assert log[-1]["extra_traffic"] == pytest.approx(0.4, abs=0.02)
     for step in [e for e in log if e["event"] == "step"]:
         assert 0.3 < step["extra_traffic"] < 0.5
-    log = train(data, tmp_path / "one", loss_rate=0.4, repair=0, parameter_repair=2, steps=10)
+    log = train(data, tmp_path / "one", loss_rate=0.4, repair="0,2", steps=10)
     assert log[-1]["gradient_loss_rate"] == pytest.approx(0.4, abs=0.02)
     assert log[-1]["parameter_loss_rate"] == pytest.approx(0.064, abs=0.02)
     assert log[-1]["extra_traffic"] == pytest.approx((0.4 + 0.16) / 2, abs=0.02)
@@ -215,7 +214,6 @@ def test_plain_is_short_for_options(data, tmp_path):
     assert weights(tmp_path / "plain") == weights(tmp_path / "long")
     options = plain[0]["options"]
     assert (options["lead"], options["carry"], options["repair"]) == ("off", 0, 0)
-    assert (options["gradient-repair"], options["parameter-repair"]) == (0, 0)
     other = train(data, tmp_path / "other", loss_rate=0.4, plain=True, carry=0.5, steps=1)
     assert other[0]["options"]["carry"] == 0.5 and other[0]["options"]["lead"] == "off"
 
@@ -223,12 +221,13 @@ def test_plain_is_short_for_options(data, tmp_path):
 def test_the_default_is_short_for_options(data, tmp_path):
     """Without options, owners lead, lost gradients are carried, and they are sent again once."""
     default = train(data, tmp_path / "default", loss_rate=0.2)
-    long = train(data, tmp_path / "long", loss_rate=0.2, lead="auto", carry=1, gradient_repair=1,
-                 parameter_repair=0, repair_budget=0.2)
+    long = train(data, tmp_path / "long", loss_rate=0.2, lead="auto", carry=1, repair="1,0",
+                 repair_budget=0.2)
     assert numbers(default) == numbers(long)
     assert weights(tmp_path / "default") == weights(tmp_path / "long")
     options = default[0]["options"]
-    assert options["carry"] == options["repair"] == options["gradient-repair"] == "auto"
+    assert options["carry"] == options["repair"] == options["repair-budget"] == "auto"
+    assert long[0]["options"]["repair"] == [1, 0]
 
 
 @pytest.mark.parametrize("rate, options, sent, left", [
@@ -469,7 +468,7 @@ def test_help():
 
 def test_help_about_a_word():
     text = succeed("--help", "Loss-Rate").stdout
-    assert "--loss-rate P" in text and "--gradient-loss-rate" in text and "--model" not in text
+    assert "--loss-rate P[,P]" in text and "--loss-model" in text and "--model" not in text
     assert succeed("--help", "resume").stdout.startswith("Output\n  --resume")
     done = run("--help", "snow")
     assert done.returncode == 2 and not done.stdout
@@ -525,13 +524,13 @@ def one_line(done, code):
     (["--steps"], "expected a value"),
     (["--steps", "0"], "--steps: expected a whole number, at least 1, got '0'"),
     (["--steps", "ten"], "got 'ten'"),
-    (["--loss-rate", "1.5"], "--loss-rate: expected a number from 0 to 1, got '1.5'"),
+    (["--loss-rate", "1.5"], "--loss-rate: expected a number from 0 to 1, or two with a comma, got '1.5'"),
     (["--loss-rate", "-0.1"], "got '-0.1'"),
     (["--loss-rate", "nan"], "got 'nan'"),
-    (["--gradient-loss-rate", "2"], "--gradient-loss-rate: expected a number from 0 to 1"),
-    (["--parameter-loss-rate", "-1"], "--parameter-loss-rate: expected a number from 0 to 1"),
+    (["--loss-rate", "0.1,2"], "--loss-rate: expected a number from 0 to 1, or two with a comma, got '0.1,2'"),
+    (["--loss-rate", "0.1,0,0"], "or two with a comma, got '0.1,0,0'"),
     (["--algorithm", "magic"], "--algorithm: expected one of lossy reliable rps naive"),
-    (["--estimator", "median"], "--estimator: expected mean, balanced, ht or zero"),
+    (["--estimator", "median"], "--estimator: expected one of mean balanced ht zero, got 'median'"),
     (["--carry", "1", "--estimator", "ht"], "--carry: expected --estimator mean or zero, got ht"),
     (["--carry", "1", "--algorithm", "rps"], "--carry: expected --algorithm lossy, got rps"),
     (["--lead", "1"], "--lead: expected one of auto off, got '1'"),
@@ -539,7 +538,7 @@ def one_line(done, code):
     (["--look-ahead", "1", "--algorithm", "naive"],
      "--look-ahead: expected --algorithm lossy or reliable"),
     (["--carry", "2"], "--carry: expected auto or a number from 0 to 1, got '2'"),
-    (["--repair", "often"], "--repair: expected auto or a whole number from 0 to 16, got 'often'"),
+    (["--repair", "often"], "--repair: expected auto or a whole number from 0 to 16, or two with a comma, got 'often'"),
     (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int4, got 'fp8'"),
     (["--wire-dtype", "bf16", "--algorithm", "rps"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
@@ -550,7 +549,7 @@ def one_line(done, code):
     (["--repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
     (["--repair-budget", "-0.1"], "--repair-budget: expected auto or a number from 0 to 1000, got '-0.1'"),
     (["--repair", "0", "--repair-budget", "0.2"], "--repair-budget: expected --repair too"),
-    (["--parameter-repair", "1", "--multicast"], "--multicast: expected no --repair of parameters"),
+    (["--repair", "auto,1", "--multicast"], "--multicast: expected no --repair of parameters"),
     (["--loss-model", "sunspots"], "--loss-model: "),
     (["--loss-model", "burst:0"], "--loss-model: "),
     (["--loss-model", "burst:2", "--loss-rate", "0.9"], "--loss-model: "),
@@ -563,7 +562,7 @@ def one_line(done, code):
     (["--decay", "0.1"], "--decay: expected --schedule wsd with it, got --schedule cosine"),
     (["--schedule", "wsd", "--decay", "2"], "--decay: expected a number from 0 to 1, got '2'"),
     (["--data-split", "random"], "--data-split: expected one of shared contiguous, got 'random'"),
-    (["--link", "pigeon"], "--link: expected auto, mpi, udp or verbs"),
+    (["--link", "pigeon"], "--link: expected one of auto mpi udp verbs, got 'pigeon'"),
     (["--model", "8B"], "--model: '8B' is no directory and no preset; presets are 260K"),
     (["--loss"], "--loss: several options begin so: --loss-rate --loss-model --loss-at"),
     (["--plain=1"], "--plain: expected no value, got '1'"),

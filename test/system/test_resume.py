@@ -323,6 +323,22 @@ def test_other_options_are_named(data, tmp_path):
     assert "cannot be identical:\n  packet_bytes was 512, is 1024\n" in done.stdout
 
 
+def test_an_older_checkpoint_names_the_phases_apart(data, tmp_path):
+    """What is one option with two values was one option for each phase, beside that for both."""
+    apart = {"loss-rate": 0.1, "gradient-loss-rate": 0.2, "parameter-loss-rate": 0.0, "repair": "auto",
+             "gradient-repair": "auto", "parameter-repair": "auto"}
+    succeed(*settings(data, tmp_path / "a", loss_rate="0.2,0"))
+    path = checkpoint(tmp_path / "a", 6) / "trainer.json"
+    saved = json.loads(path.read_text())
+    assert saved["options"]["loss-rate"] == [0.2, 0.0]
+    saved["options"].update(apart)
+    path.write_text(json.dumps(saved))
+    again = settings(data, tmp_path / "b", loss_rate="0.2,0", resume=path.parent)
+    saved["xxh128"] = re.search(r"its checksum is (\w+)", one_line(run(*again), 1))[1]
+    path.write_text(json.dumps(saved))
+    assert "bit for bit" in succeed(*again).stdout
+
+
 def test_wsd_goes_on_beyond_its_steps(data, tmp_path):
     """A run of 12 steps decays from step 9 on. Its checkpoint of step 6 goes on for 20 steps, with the bits of
     a run that was asked for 20 at once. That of step 12 has decayed, which is said."""

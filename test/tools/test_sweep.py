@@ -45,7 +45,7 @@ loss-rate = 0 0.25
 
 [one phase]
 seed = 1
-gradient-loss-rate/parameter-loss-rate = 0/0 0.5/0
+loss-rate = 0,0 0.5,0
 
 [continued]
 start = steep
@@ -327,7 +327,7 @@ def test_table_is_what_the_logs_say(finished):
     for path in out.glob("runs/*/log.jsonl"):
         head, end = events(path, "run")[0], events(path, "end")[0]
         options = head["options"]
-        if options["lr"] != 0.005 or options["gradient-loss-rate"] == 0.5:
+        if options["lr"] != 0.005 or options["loss-rate"] == [0.5, 0.0]:
             continue
         lossy = options["loss-rate"] == 0.25
         pairs.setdefault(options["seed"], {})[lossy] = end["val_perplexity"]
@@ -408,10 +408,10 @@ loss-rate = 0 0.1 0.2
 [rules]
 title = All rules
 seed = 1 2
-loss-rate/plain/lead/carry/gradient-repair/parameter-repair/repair-budget = 0/no/off/0/0/0/0 """ +
+loss-rate/plain/lead/carry/repair/repair-budget = 0/no/off/0/0,0/0 """ +
                  " ".join(f"{rate}/{rule}" for rate in (0.1, 0.3) for rule in
-                          ("no/off/0/0/0/0", "no/auto/0/0/0/0", "no/auto/1/1/0/0.2", "no/auto/1/0/0/0")) +
-                 " 0.2/no/auto/auto/auto/auto/auto 0.2/yes/off/0/0/0/0\n", data)
+                          ("no/off/0/0,0/0", "no/auto/0/0,0/0", "no/auto/1/1,0/0.2", "no/auto/1/0,0/0")) +
+                 " 0.2/no/auto/auto/auto/auto 0.2/yes/off/0/0,0/0\n", data)
     settings = sweep_settings.Settings(path, str(BUILD / "train_llama2"))
     settings.expand()
     results = {}
@@ -451,11 +451,10 @@ def test_plots_are_there(finished):
 @pytest.mark.parametrize("change, said", [
     (("loss-rate = 0 0.25\n\n[one", "los-rate = 0 0.25\n\n[one"), "no option '--los-rate'; 'loss-rate'"),
     (("loss-rate = 0 0.25\n\n[one", "loss-rate = 0 1.5\n\n[one"), "expected a number from 0 to 1"),
-    (("seed = 1\ngradient-loss-rate/parameter-loss-rate = 0/0",
-      "seed = 4\ngradient-loss-rate/parameter-loss-rate = 0/0.5"), "no run without loss"),
+    (("seed = 1\nloss-rate = 0,0", "seed = 4\nloss-rate = 0,0.5"), "no run without loss"),
     (("[steep]", "[steep"), "section's name in brackets"),
     (("[one phase]", "[steep]"), "a section [steep] already"),
-    (("0/0 0.5/0", "0/0 0.5"), "1 values for 2 options"),
+    (("loss-rate = 0,0 0.5,0", "loss-rate/batch = 0/1 0.5"), "1 values for 2 options"),
     (("start = steep", "start = flat"), "earlier section"),
     (("steps = 6", "steps = 6\nout = here"), "sweep's own"),
     (("steps = 6", "steps 6"), "expected 'option = value value ...'"),

@@ -43,6 +43,8 @@ def options() -> list[str]:
 def _text(value: object) -> str:
     if value is None:
         return ""
+    if isinstance(value, (tuple, list)):  # of gradients, of parameters
+        return ",".join(map(_text, value))
     return str(int(value)) if isinstance(value, bool) else str(value)
 
 
@@ -58,8 +60,8 @@ class _Settings:
         known = options()
         for name in given.keys() - {*known, "workers"}:
             raise TypeError(f"lossynet: there is no option {name!r}: expected one of {', '.join(known)}")
-        for name in sorted(given, key=["workers", *known].index):
-            call("named_set", self.named, name.replace("_", "-").encode(), _text(given[name]).encode())
+        for name, value in given.items():
+            call("named_set", self.named, name.replace("_", "-").encode(), _text(value).encode())
 
     def get(self, name: str) -> str:
         return get("named_get", self.named, name.replace("_", "-").encode()).decode()
@@ -102,7 +104,8 @@ class Comm:
     ``elements``: of the vector, or a list: of each bucket, in the order in which a step's gradients become
     final. ``rank``, ``ranks``, ``address``: see ``Place.of``. ``timeout``: seconds to wait for other ranks.
     Other keywords are the trainer's options with ``_`` for ``-`` (``lossynet.options()``;
-    ``train_llama2 --help`` explains them), for example ``loss_rate=0.1`` or ``wire_dtype="bf16"``. What is
+    ``train_llama2 --help`` explains them), for example ``loss_rate=0.1`` or ``wire_dtype="bf16"``;
+    ``loss_rate=(0.2, 0)`` is of gradients and of parameters. What is
     not given has the library's default. Collective. Raises LossynetError if the ranks do not meet, or if a
     setting is wrong or differs between ranks.
 
