@@ -15,6 +15,10 @@ lossynet_status lossynet_comm_open(const struct lossynet_world *world,
 /* Checks settings, and logs what is wrong with them (settings.c). */
 lossynet_status lossynet_settings_check(const struct lossynet_world *world,
                                         const struct lossynet_settings *settings);
+/* Checks a loss model: rates in [0,1], a known model, a readable trace. On failure `why` gets one line
+ * that says what was expected. */
+lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, char *why,
+                                    size_t why_size);
 const char *lossynet_wire_dtype_name(uint64_t wire_dtype);
 
 /* A lossynet_share that uses the world's own, or MPI (bootstrap.c). */

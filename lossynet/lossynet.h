@@ -288,10 +288,10 @@ bool lossynet_link_parse(const char *name, lossynet_link_kind *out);
 bool lossynet_traffic_class_parse(const char *name, int *dscp);
 const char *lossynet_estimator_name(lossynet_estimator estimator);
 
-/* Checks a loss model without opening a comm, to report usage errors: rates in [0,1], a known
- * model, a readable trace. On failure `why` gets one line that says what was expected. */
-lossynet_status lossynet_loss_check(const struct lossynet_loss_settings *loss, char *why,
-                                    size_t why_size);
+/* Checks settings, also the loss model and its files, without opening a comm. If something is wrong,
+ * it logs one line that begins with a name of lossynet_named_set and says what was expected. */
+lossynet_status lossynet_check(const struct lossynet_world *world,
+                               const struct lossynet_settings *settings);
 
 /* ---- the comm ---------------------------------------------------------------------------- */
 

@@ -126,20 +126,17 @@ static lossynet_status check_group(const struct lossynet_world *world,
     if (settings->group_sizes && check_group_sizes(world, settings)) return LOSSYNET_INVALID;
     if (!settings->group_sizes && (group == 0 || group == 1)) return LOSSYNET_OK;
     if (!settings->group_sizes && (group < 0 || group > settings->workers)) {
-        lossynet_log("groups of %d workers: expected at most the %d workers", group,
-                     settings->workers);
+        lossynet_log("group %d: expected at most the %d workers", group, settings->workers);
         return LOSSYNET_INVALID;
     }
     if (!settings->group_sizes && world->ranks > 1 && local > 1 && local % group) {
-        lossynet_log("groups of %d workers: expected one worker in each rank, or whole groups, got "
-                     "%d workers in each",
+        lossynet_log("group %d: expected one worker in each rank, or whole groups, got %d workers "
+                     "in each",
                      group, local);
         return LOSSYNET_INVALID;
     }
     if (settings->multicast || settings->skip_late || settings->return_masks) {
-        lossynet_log("groups of %d workers: expected no multicast, no masks, and ranks that wait "
-                     "for each other",
-                     group);
+        lossynet_log("group %d: expected no multicast, no deadline and no masks", group);
         return LOSSYNET_INVALID;
     }
     return LOSSYNET_OK;
@@ -206,9 +203,9 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
     }
     if (!(settings->loss_budget >= 0 && settings->loss_budget < 1) ||
         (settings->loss_budget > 0 && !(settings->pace_gbps > 0))) {
-        lossynet_log("loss budget %g at %g Gbit/s: expected a share below 1, and a rate not to be "
-                     "exceeded",
-                     settings->loss_budget, settings->pace_gbps);
+        lossynet_log("loss-budget %g: expected a share below 1, and pace-gbps too, the rate of a "
+                     "rank's link",
+                     settings->loss_budget);
         return LOSSYNET_INVALID;
     }
     if (settings->dscp < 0 || settings->dscp > 63) {
@@ -233,15 +230,15 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
     }
     const bool told = settings->return_masks || (settings->error_feedback && settings->residuals);
     if (settings->skip_late && (told || !(settings->deadline >= 0))) {
-        lossynet_log(
-            "late ranks skipped, deadline %g s: expected 0 or more, and no masks, or residuals "
-            "that are kept apart, for which all ranks wait",
-            settings->deadline);
+        lossynet_log("deadline %g s: expected 0 or more, and no masks, or residuals that are kept "
+                     "apart, for which all ranks wait",
+                     settings->deadline);
         return LOSSYNET_INVALID;
     }
     if (settings->error_feedback && settings->estimator != LOSSYNET_MEAN &&
         settings->estimator != LOSSYNET_ZERO) {
-        lossynet_log("error feedback: expected estimator mean or zero");
+        lossynet_log("carry: expected estimator mean or zero, got %s",
+                     lossynet_estimator_name(settings->estimator));
         return LOSSYNET_INVALID;
     }
     if (settings->error_feedback && settings->memory && !settings->residuals) {
@@ -250,11 +247,30 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         return LOSSYNET_INVALID;
     }
     if (settings->multicast && settings->retransmission_rounds[LOSSYNET_PARAMETER]) {
-        lossynet_log(
-            "multicast: expected no retransmission of parameters, which goes to single workers");
+        lossynet_log("multicast: expected no repair of parameters, which are sent again to single "
+                     "workers; repair N,0 is fine");
+        return LOSSYNET_INVALID;
+    }
+    if (settings->key_file && !settings->encrypt) {
+        lossynet_log("key-file %s: expected encrypt with it", settings->key_file);
         return LOSSYNET_INVALID;
     }
     return check_sizes(settings);
+}
+
+lossynet_status lossynet_check(const struct lossynet_world *world,
+                               const struct lossynet_settings *settings) {
+    struct lossynet_loss_settings evenly = settings->loss;
+    char why[256];
+    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+    lossynet_status status = lossynet_settings_check(world, settings);
+    if (status) return status;
+    evenly.at = NULL;
+    status = lossynet_loss_check(&evenly, why, sizeof why);
+    const bool uneven = !status;
+    if (uneven) status = lossynet_loss_check(&settings->loss, why, sizeof why);
+    if (status) lossynet_log("%s: %s", uneven ? "loss-at" : "loss-model", why);
+    return status;
 }
 
 /* ---- loss, and traffic classes ---- */

@@ -90,7 +90,9 @@ int validate_options(const struct options *o, int ranks) {
     struct llama_config c;
     if (views_check(o, ranks)) return 2;
     if (o->meet) ranks = o->meet_ranks;
-    if (check_modes(o, ranks) || comm_check(o, o->workers ? o->workers : ranks)) return 2;
+    if (check_modes(o, ranks) ||
+        comm_check(o, o->workers ? o->workers : ranks, o->dry_run ? 1 : ranks))
+        return 2;
     if (check_tokenizer(o)) return 1;
     if (config_of_model(o->model, &c)) return file_is_directory(o->model) ? 1 : 2;
     return check_model(o, &c) ? 2 : 0;
@@ -145,10 +147,6 @@ int validate_group(struct options *o, const struct lossynet_world *world) {
         return log_error("--group: expected a number of workers from 1 on, or host%s, got '%s'",
                          o->dry_run ? ", which --dry-run does not know" : "", o->group);
     o->group_size = options_one_worker(o) ? 1 : (int)size;
-    if (!o->dry_run && size > 1 && size <= workers && world->ranks > 1 && local > 1 && local % size)
-        return log_error("--group %ld: expected one worker in each process, or whole groups, got "
-                         "%d workers in each",
-                         size, local);
     return 0;
 }
 

@@ -146,79 +146,66 @@ struct lossynet_world comm_planned_world(const struct options *o,
     return o->meet ? first : *launched;
 }
 
-static int comm_check_group(const struct options *o, int workers) {
-    const int group = comm_group(o);
-    if (group > workers)
-        return log_error("--group %d: expected at most the %d workers", group, workers);
-    if (worker_steps_alone(o))
-        return log_error("--group %d: expected --algorithm lossy or reliable, got %s", group,
-                         algorithm_names[o->algorithm]);
-    if (o->multicast || o->gpu_direct || o->meet || strcmp(o->deadline, "off") != 0)
-        return log_error("--group %d: expected no --multicast, --gpu-direct, --meet and --deadline",
-                         group);
-    return 0;
+/* The library's check of the network's settings. Its lines name a setting as the options do. */
+static void report_setting(void *context, const char *message) {
+    (void)context;
+    log_error("--%s", message);
 }
 
-int comm_check(const struct options *o, int workers) {
-    const struct lossynet_loss_settings loss = loss_settings(o, workers);
-    struct lossynet_loss_settings evenly = loss;
-    char why[256];
+static int check_network(const struct options *o, int workers, int ranks) {
+    size_t elements = 1;
+    const struct param_layout layout = {.buckets = 1, .bucket_elements = &elements};
+    const struct lossynet_world world = {.ranks = ranks, .local_ranks = ranks};
+    struct lossynet_settings settings = comm_settings(o, &layout, workers, ranks, false);
+    settings.log = report_setting;
+    const lossynet_status status = lossynet_check(&world, &settings);
+    lossynet_messages_to(NULL, NULL);
+    return status ? -1 : 0;
+}
+
+int comm_check(const struct options *o, int workers, int ranks) {
+    const char *algorithm = algorithm_names[o->algorithm];
     double deadline;
-    int dscp, wrong = 0;
-    evenly.at = NULL;
-    if (o->link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE) {
-        wrong = log_error("--algorithm reliable: expected a link that loses nothing, --link mpi");
-    } else if (o->loss_budget > 0 && !(o->pace_gbps > 0)) {
-        wrong = log_error("--loss-budget: expected --pace-gbps too, the rate of a rank's link");
-    } else if (!lossynet_traffic_class_parse(o->traffic_class, &dscp)) {
-        wrong = log_error(
+    int dscp;
+    if (o->link > LOSSYNET_LINK_MPI && o->algorithm == ALGORITHM_RELIABLE)
+        return log_error("--algorithm reliable: expected a link that loses nothing, --link mpi");
+    if (!lossynet_traffic_class_parse(o->traffic_class, &dscp))
+        return log_error(
             "--traffic-class: expected default, le, cs0 to cs7, af11 to af43, va, ef or a "
             "DSCP from 0 to 63, got '%s'",
             o->traffic_class);
-    } else if (!parse_deadline(o->deadline, &deadline)) {
-        wrong = log_error("--deadline: expected auto, off or a number of seconds above 0, got '%s'",
-                          o->deadline);
-    } else if (strcmp(o->deadline, "off") != 0 && !deadline_fits(o)) {
-        wrong = log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs: "
-                          "else ranks wait for each other",
-                          o->deadline);
-    } else if (o->look_ahead > 0 && worker_steps_alone(o)) {
-        wrong = log_error("--look-ahead: expected --algorithm lossy or reliable, whose owners "
-                          "broadcast parameters, got %s",
-                          algorithm_names[o->algorithm]);
-    } else if (o->carry > 0 && o->algorithm != ALGORITHM_LOSSY &&
-               o->algorithm != ALGORITHM_RELIABLE) {
-        wrong =
-            log_error("--carry: expected --algorithm lossy, got %s", algorithm_names[o->algorithm]);
-    } else if (o->carry > 0 && o->estimator != LOSSYNET_MEAN && o->estimator != LOSSYNET_ZERO) {
-        wrong = log_error("--carry: expected --estimator mean or zero, got %s",
-                          lossynet_estimator_name((lossynet_estimator)o->estimator));
-    } else if (o->wire_dtype != OPTION_WIRE_FLOAT32 && worker_steps_alone(o)) {
+    if (!parse_deadline(o->deadline, &deadline))
+        return log_error("--deadline: expected auto, off or a number of seconds above 0, got '%s'",
+                         o->deadline);
+    if (strcmp(o->deadline, "off") != 0 && !deadline_fits(o))
+        return log_error("--deadline %s: expected --algorithm lossy over --link udp or verbs: "
+                         "else ranks wait for each other",
+                         o->deadline);
+    if (o->look_ahead > 0 && worker_steps_alone(o))
+        return log_error("--look-ahead: expected --algorithm lossy or reliable, whose owners "
+                         "broadcast parameters, got %s",
+                         algorithm);
+    if (o->carry > 0 && worker_steps_alone(o))
+        return log_error("--carry: expected --algorithm lossy, got %s", algorithm);
+    if (o->wire_dtype != OPTION_WIRE_FLOAT32 && worker_steps_alone(o)) {
         const char *wire = option_wire_dtype_names[o->wire_dtype];
-        wrong = log_error("--wire-dtype %s: expected --algorithm lossy or reliable, got %s, whose "
-                          "workers step on what they receive: most steps are too small for %s",
-                          wire, algorithm_names[o->algorithm], wire);
-    } else if (comm_group(o) > 1 && comm_check_group(o, workers)) {
-        wrong = -1;
-    } else if (o->key_file && !o->encrypt) {
-        wrong = log_error("--key-file %s: expected --encrypt with it", o->key_file);
-    } else if (o->gpu_direct && (o->algorithm != ALGORITHM_LOSSY || o->carry > 0 || o->encrypt ||
-                                 o->wire_dtype != OPTION_WIRE_FLOAT32)) {
-        wrong = log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
-                          "--wire-dtype, for which the host has to see gradients");
-    } else if (o->multicast && o->repair[LOSSYNET_PARAMETER] > 0) {
-        wrong =
-            log_error("--multicast: expected no --repair of parameters, which are sent again to "
-                      "single workers; --repair N,0 is fine");
-    } else if (o->repair_budget > 0 && !rounds_of(o, LOSSYNET_GRADIENT) &&
-               !rounds_of(o, LOSSYNET_PARAMETER)) {
-        wrong = log_error("--repair-budget: expected --repair too, the rounds that may use it");
-    } else if (lossynet_loss_check(&evenly, why, sizeof why)) {
-        wrong = log_error("--loss-model: %s", why);
-    } else if (lossynet_loss_check(&loss, why, sizeof why)) {
-        wrong = log_error("--loss-at: %s", why);
+        return log_error("--wire-dtype %s: expected --algorithm lossy or reliable, got %s, whose "
+                         "workers step on what they receive: most steps are too small for %s",
+                         wire, algorithm, wire);
     }
-    return wrong;
+    if (comm_group(o) > 1 && worker_steps_alone(o))
+        return log_error("--group %d: expected --algorithm lossy or reliable, got %s",
+                         comm_group(o), algorithm);
+    if (comm_group(o) > 1 && (o->gpu_direct || o->meet))
+        return log_error("--group %d: expected no --gpu-direct and no --meet", comm_group(o));
+    if (o->gpu_direct && (o->algorithm != ALGORITHM_LOSSY || o->carry > 0 || o->encrypt ||
+                          o->wire_dtype != OPTION_WIRE_FLOAT32))
+        return log_error("--gpu-direct: expected --algorithm lossy without --carry, --encrypt and "
+                         "--wire-dtype, for which the host has to see gradients");
+    if (o->repair_budget > 0 && !rounds_of(o, LOSSYNET_GRADIENT) &&
+        !rounds_of(o, LOSSYNET_PARAMETER))
+        return log_error("--repair-budget: expected --repair too, the rounds that may use it");
+    return check_network(o, workers, ranks);
 }
 
 int comm_check_device(const struct options *o, bool on_device) {

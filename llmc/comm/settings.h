@@ -12,9 +12,10 @@
 extern "C" {
 #endif
 
-/* Checks that the options make sense with this number of workers. Returns 0, or -1 after
+/* Checks that the options of the network make sense with these numbers of workers and ranks, by the
+ * library's own check (lossynet_check) after what only the trainer knows. Returns 0, or -1 after
  * reporting. */
-int comm_check(const struct options *options, int workers);
+int comm_check(const struct options *options, int workers, int ranks);
 
 /* The same for what depends on where the run computes. */
 int comm_check_device(const struct options *options, bool on_device);

@@ -34,7 +34,7 @@ def test_key_file(tmp_path):
     shared.mkdir()
     assert train(shared, "--encrypt", f"--key-file={key}") == train(plain)
     done = run("--model=260K", f"--train={plain}/train.bin", f"--key-file={key}")
-    assert done.returncode == 2 and "expected --encrypt with it" in done.stderr
+    assert done.returncode == 2 and "expected encrypt with it" in done.stderr
 
 
 WITHOUT = r"""

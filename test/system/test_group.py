@@ -127,14 +127,14 @@ def test_a_checkpoint_of_other_groups(data, tmp_path):
 
 @pytest.mark.parametrize("more, ranks, why", [
     (["--group=5"], 0, "--group 5: expected at most the 4 workers"),
-    (["--group=3"], 2, "--group 3: expected one worker in each process, or whole groups, got 2 "
+    (["--group=3"], 2, "--group 3: expected one worker in each rank, or whole groups, got 2 "
                        "workers in each"),
     (["--group=0"], 0, "--group: expected a number of workers from 1 on, or host, got '0'"),
     (["--group=some"], 0, "--group: expected a number of workers from 1 on, or host, got 'some'"),
     (["--group=2", "--algorithm=rps"], 0, "--group 2: expected --algorithm lossy or reliable, got rps"),
-    (["--group=2", "--multicast"], 0, "--group 2: expected no --multicast"),
-    (["--group=2", "--deadline=auto"], 0, "--group 2: expected no --multicast"),
-    (["--group=4"], 2, "--group 4: expected one worker in each process, or whole groups, got 2 "
+    (["--group=2", "--multicast"], 0, "--group 2: expected no multicast, no deadline"),
+    (["--group=2", "--deadline=auto"], 0, "--group 2: expected no multicast, no deadline"),
+    (["--group=4"], 2, "--group 4: expected one worker in each rank, or whole groups, got 2 "
                        "workers in each"),
 ])
 def test_refusals(data, more, ranks, why):

@@ -63,7 +63,7 @@ def test_control_that_overtakes_ends_no_phase(namespaces, data, tmp_path):
 
 def test_budget_needs_a_pace(data, tmp_path):
     line = one_line(run(*settings(data, tmp_path), "--loss-budget=0.1"), 2)
-    assert "--loss-budget: expected --pace-gbps too" in line
+    assert "--loss-budget 0.1: expected a share below 1, and pace-gbps too" in line
 
 
 def lost(log, last):

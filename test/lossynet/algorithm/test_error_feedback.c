@@ -143,7 +143,7 @@ static void test_refusals(void **state) {
     struct lossynet_settings settings = feedback_settings(0.1, LOSSYNET_HT);
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "error feedback: expected estimator mean or zero");
+    assert_message(capture_end(), "carry: expected estimator mean or zero, got ht");
 }
 
 /* Residuals that the caller keeps (struct lossynet_residuals). */

@@ -321,11 +321,10 @@ static void refused(int group, const int *sizes, int workers, int ranks, const c
 static void test_refusals(void **state) {
     (void)state;
     static const int too_many[] = {4, 3}, none[] = {4, 0, 2};
-    refused(7, NULL, WORKERS, 1, "groups of 7 workers: expected at most the 6 workers");
-    refused(-1, NULL, WORKERS, 1, "groups of -1 workers: expected at most the 6 workers");
-    refused(4, NULL, 8, 4,
-            "groups of 4 workers: expected one worker in each rank, or whole groups, got 2");
-    refused(4, NULL, WORKERS, 3, "groups of 4 workers: expected one worker in each rank");
+    refused(7, NULL, WORKERS, 1, "group 7: expected at most the 6 workers");
+    refused(-1, NULL, WORKERS, 1, "group -1: expected at most the 6 workers");
+    refused(4, NULL, 8, 4, "group 4: expected one worker in each rank, or whole groups, got 2");
+    refused(4, NULL, WORKERS, 3, "group 4: expected one worker in each rank");
     refused(0, too_many, WORKERS, 1, "group 1 of 3 workers: expected some, and 6 in all groups");
     refused(0, none, WORKERS, 1, "group 1 of 0 workers: expected some, and 6 in all groups");
     refused(0, one_three_two, WORKERS, 3,

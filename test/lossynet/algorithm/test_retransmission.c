@@ -384,7 +384,7 @@ static void test_refusals(void **state) {
     settings.multicast = true;
     capture_begin();
     assert_int_equal(lossynet_open(&alone, &settings, &comm), LOSSYNET_INVALID);
-    assert_message(capture_end(), "multicast: expected no retransmission of parameters");
+    assert_message(capture_end(), "multicast: expected no repair of parameters");
 }
 
 int main(void) {
