@@ -44,7 +44,7 @@
 #include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
 #include "llmc/cli/validate.h"
-#include "llmc/comm/worker.h"
+#include "llmc/memory/worker.h"
 #include "lossynet/lossynet.h"
 
 #include <math.h>
@@ -279,7 +279,7 @@ static int trainer_choose(struct trainer *t, bool training) {
 
 /* Opens the comm and allocates all memory. */
 static int trainer_allocate(struct trainer *t, bool training) {
-    if (data_parallel_open(&t->dp, training)) return -1;
+    if (data_parallel_open(&t->dp)) return -1;
     t->sets = t->dp.group.sets;
     t->activations = (struct activations *)calloc((size_t)t->sets, sizeof *t->activations);
     t->result = (struct worker_result *)calloc((size_t)t->dp.local, sizeof *t->result);

@@ -61,8 +61,7 @@ LONG = {
     "preflight_rank": 16,     # the columns of the pre-flight's table
     "classifier": 21,         # operands and sizes of one fused product
     # not yet grouped; they may not grow
-    "agreement": 21, "bucket_pipeline": 16, "data_parallel": 37, "group": 22,
-    "memory_plan_settings": 37, "worker": 27,
+    "agreement": 21, "data_parallel": 30, "group": 20, "memory_plan_settings": 16, "worker": 28,
 }
 
 

@@ -44,14 +44,14 @@ static int print_host(const struct options *o, const struct lossynet_world *worl
                       struct memory_plan_settings s) {
     struct memory_check found;
     const struct lossynet_world run = comm_planned_world(o, world);
-    if (s.workers % run.ranks) return 0;
+    if (s.run.workers % run.ranks) return 0;
     s.network_bytes = (double)lossynet_memory_needed(&run, network);
     memory_plan_place(&s, run.ranks, run.rank);
     if (memory_check_measure(o, world, c, &s, &found)) return -1;
     if (world->rank > 0) return 0;
     printf("\nMemory as started here: %d rank%s with %d worker%s%s\n", world->ranks,
-           world->ranks > 1 ? "s" : "", s.local, s.local > 1 ? "s" : "",
-           world->ranks > 1 ? " each" : "");
+           world->ranks > 1 ? "s" : "", s.run.workers / s.run.ranks,
+           s.run.workers / s.run.ranks > 1 ? "s" : "", world->ranks > 1 ? " each" : "");
     printf("  %-20s %10.3f GB  %d rank%s on %s\n", "needed", found.needed / 1e9, found.ranks,
            found.ranks > 1 ? "s" : "", found.host);
     printf("  %-20s %10.3f GB  %s%s\n", "available", found.available / 1e9, found.limit,
@@ -72,16 +72,16 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     struct memory_plan_settings settings =
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, workers, workers, &settings);
-    settings.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
-    settings.staged = workers > 1;
+    settings.wire.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
     const bool half = o->dtype == OPTION_DTYPE_BF16 || o->dtype == OPTION_DTYPE_FP8;
-    settings.device = o->device == DEVICE_CUDA || (half && o->device != DEVICE_CPU);
-    if (half || (settings.device && o->dtype == OPTION_DTYPE_AUTO)) settings.dtype = DTYPE_BF16;
+    settings.run.device = o->device == DEVICE_CUDA || (half && o->device != DEVICE_CPU);
+    if (half || (settings.run.device && o->dtype == OPTION_DTYPE_AUTO))
+        settings.run.dtype = DTYPE_BF16;
     const struct lossynet_settings network =
-        comm_settings(o, &layout, workers, workers, settings.device);
+        comm_settings(o, &layout, workers, workers, settings.run.device);
     settings.network_bytes = (double)lossynet_memory_needed(&cluster, &network);
     double left[2];
-    expect_repair(o, &network, settings.resent, left);
+    expect_repair(o, &network, settings.wire.resent, left);
     if (o->recompute != RECOMPUTE_AUTO) settings.recompute = (enum recompute)o->recompute;
     if (world->rank == 0) {
         memory_plan_print(&c, &settings);

@@ -65,11 +65,11 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     param_layout_release(&layout);
     s.recompute = o->recompute == RECOMPUTE_AUTO ? RECOMPUTE_NONE : (enum recompute)o->recompute;
     memory_plan_place(&s, planned.ranks, planned.rank);
-    if (o->dtype == OPTION_DTYPE_BF16) s.dtype = DTYPE_BF16;
+    if (o->dtype == OPTION_DTYPE_BF16) s.run.dtype = DTYPE_BF16;
     const struct memory_plan cpu = memory_plan_of_run(&c, &s);
-    s.device = true;
-    if (o->dtype != OPTION_DTYPE_FLOAT32) s.dtype = DTYPE_BF16;
-    out->half = s.dtype == DTYPE_BF16;
+    s.run.device = true;
+    if (o->dtype != OPTION_DTYPE_FLOAT32) s.run.dtype = DTYPE_BF16;
+    out->half = s.run.dtype == DTYPE_BF16;
     /* `auto` recomputes as much as is needed for the run to fit, so assume the most
      * recomputation. */
     if (o->recompute == RECOMPUTE_AUTO) s.recompute = RECOMPUTE_BLOCK;

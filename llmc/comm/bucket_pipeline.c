@@ -35,8 +35,8 @@ int pipeline_open(struct bucket_pipeline *s) {
                                                false};
         s->notice[w] = notice;
     }
-    bool in_place = true, direct = s->gpu_direct && s->staged;
-    if (s->gpu_direct && !s->staged && s->worker[0].id == 0)
+    bool in_place = true, direct = s->gpu_direct && s->placement->staged;
+    if (s->gpu_direct && !s->placement->staged && s->worker[0].id == 0)
         log_error("note: --gpu-direct: expected several processes with a GPU each: nothing to do");
     for (int w = 0; w < s->local; w++) {
         const struct worker *k = &s->worker[w];
@@ -85,7 +85,7 @@ void pipeline_gradient_complete(const struct bucket_pipeline *s, const struct wo
     const size_t count = s->layout->bucket_elements[bucket];
     if (w->residual && !is_of_group_of_ranks(s, w))
         s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
-    if (s->rounds && !w->half) s->be->round(w->grads + offset, count);
+    if (s->placement->rounds && !w->half) s->be->round(w->grads + offset, count);
 }
 
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
@@ -95,13 +95,13 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
         send_owned(s, w, bucket);
     else if (w->peers)
         s->be->d2h_async(w->comm_grads, w->grads, 0); /* the mark waits for what is computed */
-    else if (s->staged && !w->shares)
+    else if (s->placement->staged && !w->shares)
         worker_send_gradient(w, s->be, s->layout, offset, count);
-    if (s->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
+    if (s->placement->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
     const int next = bucket + 1 - w->gradient.slots; /* its slot goes to bucket + 1 */
     if (w->gradient.slots && next >= 0) s->be->d2h_order_mark(next);
     if (!s->early || is_of_group_of_ranks(s, w)) return;
-    if (s->staged)
+    if (s->placement->staged)
         s->be->d2h_on_complete(gradient_sent, &s->notice[w - s->worker]);
     else
         lossynet_bucket_ready(s->comm, w->id, bucket);
@@ -112,7 +112,7 @@ void pipeline_bucket_sent(const struct bucket_pipeline *s, int bucket) {
 }
 
 void pipeline_gradients_sent(const struct bucket_pipeline *s) {
-    if (s->staged) s->be->d2h_wait();
+    if (s->placement->staged) s->be->d2h_wait();
 }
 
 lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, const struct worker *w,
@@ -152,7 +152,7 @@ static void move_owned(const struct bucket_pipeline *s, worker_owned_mover mover
 
 static void move(const struct bucket_pipeline *s, worker_mover mover, float *const *vectors,
                  bool shards) {
-    for (int w = 0; w < s->local && s->staged; w++) {
+    for (int w = 0; w < s->local && s->placement->staged; w++) {
         size_t offset = 0, count = s->layout->count;
         if (!shards && !s->worker[w].shares) mover(&s->worker[w], s->be, vectors[w], 0, count);
         for (int b = 0; b < s->layout->buckets && shards; b++) {
@@ -167,7 +167,7 @@ void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool 
         move(s, worker_send, vectors, shards);
     else if (shards)
         move_owned(s, worker_send_masters);
-    if (s->staged) s->be->d2h_wait();
+    if (s->placement->staged) s->be->d2h_wait();
 }
 
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards) {
@@ -186,7 +186,7 @@ void pipeline_start(const struct bucket_pipeline *s) {
 }
 
 void pipeline_broadcast(struct bucket_pipeline *s) {
-    s->arriving = s->staged;
+    s->arriving = s->placement->staged;
 }
 
 void pipeline_finish(struct bucket_pipeline *s, float *const *params) {

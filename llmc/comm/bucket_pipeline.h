@@ -28,7 +28,7 @@
 #include "llmc/backend/backend.h"
 #include "llmc/model/param_layout.h"
 #include "llmc/comm/group.h"
-#include "llmc/comm/worker.h"
+#include "llmc/memory/worker.h"
 #include "lossynet/lossynet.h"
 
 #ifdef __cplusplus
@@ -48,12 +48,11 @@ struct bucket_pipeline {
     struct worker *worker;     /* [local] */
     const struct group *group; /* the workers' groups */
     int local;
-    bool staged;     /* the network reads copies in host memory; otherwise nothing is copied */
-    bool overlap;    /* both phases proceed while workers compute */
-    bool early;      /* the GRADIENT phase proceeds while workers compute */
+    const struct placement *placement; /* staged: otherwise nothing is copied */
+    bool overlap;                      /* both phases proceed while workers compute */
+    bool early;                        /* the GRADIENT phase proceeds while workers compute */
     bool arriving;   /* parameters of the last broadcast are not yet on the device */
     bool gpu_direct; /* requested: network hardware reads gradients on the device */
-    bool rounds;     /* a finished gradient is rounded to bfloat16 on the device */
     /* "copied", "in place", "in place, gradients by the GPU" (lossynet_register) */
     const char *sends;
     /* The parameters that operations read, if they are not float32; otherwise NULL. With masters

@@ -37,18 +37,13 @@ int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool train
     struct memory_plan_settings run = memory_plan_of_options(d->options, d->workers, seq);
     comm_plan(d->options, d->workers, d->world.ranks, &run);
     run.batch = batch;
-    run.evaluating = !training;
+    run.run.evaluates = !training;
     run.remembers = d->options->generate != NULL;
     memory_plan_place(&run, d->world.ranks, d->world.rank);
     if (backend_select(d->options, &d->layout->config, &run, &d->world, tell, choice)) return -1;
     d->be = choice->backend;
     if (comm_check_device(d->options, d->be->on_device)) return -1;
-    d->masters = memory_plan_has_masters(&run);
-    d->slots = memory_plan_gradient_slots(&d->layout->config, &run);
-    d->group_slots = memory_plan_group_slots(&d->layout->config, &run);
-    d->rounds = memory_plan_rounds_gradients(&run);
-    d->half = memory_plan_has_half_copies(&run);
-    d->memory = d->masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
+    d->placement = placement_of(&run.run);
     const struct lossynet_settings network =
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, d->be->on_device);
     run.network_bytes = (double)lossynet_memory_needed(&d->world, &network);
@@ -70,7 +65,7 @@ static void round_residual(void *context, int worker, size_t offset, size_t n, i
     const struct data_parallel *d = (const struct data_parallel *)context;
     const struct worker *w = worker_of(d, worker);
     float *vector = w->grads + offset, *residual = w->residual + offset;
-    if (d->rounds) d->be->round(vector, n); /* its copy is rounded, too */
+    if (d->placement.rounds) d->be->round(vector, n); /* its copy is rounded, too */
     d->be->copy(residual, vector, n * sizeof *vector);
     d->be->round_blocks(vector, vector, NULL, n, 0, bits, key);
     d->be->add_residual(residual, vector, -1, n);
@@ -98,9 +93,9 @@ static void load_residual(void *context, int worker, const void *in) {
     d->be->upload(worker_of(d, worker)->residual, in, d->layout->count * sizeof(float));
 }
 
-/* staged: the network reads copies of the vectors in the host's memory. */
-static int open_comm(struct data_parallel *d, bool training, bool *staged) {
+static int open_comm(struct data_parallel *d) {
     const struct backend *be = d->be;
+    const struct placement *p = &d->placement;
     const struct lossynet_memory memory = {.masked_copy = be->masked_copy,
                                            .masked_round = be->masked_round,
                                            .round_blocks = be->round_blocks,
@@ -110,22 +105,18 @@ static int open_comm(struct data_parallel *d, bool training, bool *staged) {
         comm_settings(d->options, d->layout, d->workers, d->world.ranks, be->on_device);
     const struct lossynet_residuals residuals = {d, round_residual, keep_residual, save_residual,
                                                  load_residual};
-    if (!training) s.error_feedback = false;
-    d->keeps_lost = be->on_device && s.error_feedback;
-    if (d->keeps_lost) d->carried = (float)comm_carry(d->options, d->world.ranks, true);
-    if (d->keeps_lost) s.residuals = &residuals;
-    *staged = be->on_device && d->world.ranks > 1;
-    s.weighted_sum = *staged ? be->weighted_sum_pinned : be->weighted_sum;
+    if (!p->trains) s.error_feedback = false, s.drift_samples = 0;
+    if (p->residual) s.residuals = &residuals;
+    s.weighted_sum = p->staged ? be->weighted_sum_pinned : be->weighted_sum;
     s.weighted_sum_whole = be->on_device;
-    if (d->half) s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
-    if (*staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
-    s.memory = be->on_device && !*staged ? &memory : NULL;
-    if (!training) s.drift_samples = 0;
+    if (p->half) s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
+    if (p->staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
+    s.memory = be->on_device && !p->staged ? &memory : NULL;
     return lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
 }
 
 /* CPU threads: with at least as many groups as threads, each thread computes whole groups. */
-static int open_group(struct data_parallel *d, bool training, bool staged) {
+static int open_group(struct data_parallel *d) {
     int first, size;
     lossynet_group(d->comm, d->world.rank * d->local, &first, &size);
     const int groups = (d->local + size - 1) / size, threads = omp_get_max_threads();
@@ -138,20 +129,17 @@ static int open_group(struct data_parallel *d, bool training, bool staged) {
                                 .layout = d->layout,
                                 .comm = d->comm,
                                 .sets = groups >= threads && !d->be->on_device ? threads : 1,
-                                .staged = staged,
-                                .half = d->half,
-                                .rounds = d->rounds,
-                                .slots = {.count = training ? d->group_slots : 0},
+                                .placement = &d->placement,
                                 .apart = NULL,
                                 .ones = NULL,
                                 .members = NULL,
                                 .host = NULL};
     d->group = group;
-    return group_open(&d->group, &d->world, d->local, training);
+    return group_open(&d->group, &d->world, d->local);
 }
 
-static int allocate_workers(struct data_parallel *d, bool training, bool staged) {
-    const size_t P = d->layout->count;
+static int allocate_workers(struct data_parallel *d) {
+    const struct placement *p = &d->placement;
     d->worker = (struct worker *)calloc((size_t)d->local, sizeof *d->worker);
     d->params = (float **)calloc((size_t)d->local, sizeof *d->params);
     d->grads = (float **)calloc((size_t)d->local, sizeof *d->grads);
@@ -173,37 +161,29 @@ static int allocate_workers(struct data_parallel *d, bool training, bool staged)
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         k->id = d->world.rank * d->local + w;
-        const bool alone = worker_steps_alone(d->options);
-        const struct worker_needs needs = {.owned =
-                                               alone ? P : lossynet_owned_elements(d->comm, k->id),
-                                           .training = training,
-                                           .staged = staged,
-                                           .masters = d->masters,
-                                           .half = d->half,
-                                           .leads = comm_leads(d->options, d->workers),
-                                           .carried = d->carried,
-                                           .slots = d->slots};
         group_share_vectors(&d->group, d->worker, w);
-        if (worker_allocate(k, d->be, d->layout, &needs)) return -1;
+        if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
+            return -1;
+        if (p->residual) k->carried = (float)comm_carry(d->options, d->world.ranks, true);
         d->params[w] = k->comm_params;
         d->grads[w] = k->comm_grads;
         d->ahead[w] = k->comm_ahead;
         d->averages[w] = k->comm_average;
         d->values[w] = k->comm_master;
     }
-    if (d->workers == 1) return 0;
-    if (d->half && lossynet_owned_apart(d->comm, d->averages, d->values)) return -1;
-    d->model_is_borrowed = staged && training && !d->masters;
-    d->model = d->model_is_borrowed ? d->worker[0].grads : NULL;
-    const size_t elements = d->masters ? param_layout_largest_bucket(d->layout) : P;
-    if (!d->model) d->model = (float *)d->memory->allocate(elements * sizeof(float));
-    return d->model ? 0 : log_out_of_memory("the model put together", 4.0 * (double)elements);
+    if (p->half && lossynet_owned_apart(d->comm, d->averages, d->values)) return -1;
+    if (p->borrows) d->model = d->worker[0].grads;
+    if (!p->gathers) return 0;
+    const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
+    d->model = (float *)array_allocate(ARRAY_MODEL, d->memory, p, &sizes);
+    return d->model ? 0 : -1;
 }
 
-static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
+static int open_pipeline(struct data_parallel *d) {
     const struct options *o = d->options;
-    const bool overlaps =
-        training && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap && lossynet_overlaps(d->comm);
+    const struct placement *p = &d->placement;
+    const bool overlaps = p->trains && o->algorithm == ALGORITHM_LOSSY && !o->no_overlap &&
+                          lossynet_overlaps(d->comm);
     const struct bucket_pipeline pipeline = {
         .be = d->be,
         .layout = d->layout,
@@ -211,12 +191,11 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
         .worker = d->worker,
         .group = &d->group,
         .local = d->local,
-        .staged = staged,
+        .placement = p,
         .overlap = overlaps,
-        .early = overlaps && (!d->group.host || !d->keeps_lost), /* needs the whole sum */
+        .early = overlaps && (!d->group.host || !p->residual), /* needs the whole sum */
         .arriving = false,
         .gpu_direct = o->gpu_direct,
-        .rounds = d->rounds,
         .sends = NULL,
         .weights = NULL,
         .current = false,
@@ -224,31 +203,29 @@ static int open_pipeline(struct data_parallel *d, bool training, bool staged) {
     d->pipeline = pipeline;
     d->group.early = pipeline.early && d->group.host;
     if (pipeline_open(&d->pipeline)) return -1;
-    if (d->be->weight_bytes == sizeof(float)) return 0;
-    const size_t P = d->layout->count;
-    d->pipeline.weights = d->be->allocate(P * d->be->weight_bytes);
-    for (int w = 0; w < d->local && d->masters; w++) d->worker[w].weights = d->pipeline.weights;
-    return d->pipeline.weights ? 0 : log_out_of_memory("weights in use", 2.0 * (double)P);
+    if (!p->weights) return 0;
+    const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
+    d->pipeline.weights = (weight *)array_allocate(ARRAY_WEIGHTS, d->be, p, &sizes);
+    for (int w = 0; w < d->local && p->masters; w++) d->worker[w].weights = d->pipeline.weights;
+    return d->pipeline.weights ? 0 : -1;
 }
 
-int data_parallel_open(struct data_parallel *d, bool training) {
-    bool staged;
+int data_parallel_open(struct data_parallel *d) {
     d->local = d->workers / d->world.ranks;
-    return open_comm(d, training, &staged) || open_group(d, training, staged) ||
-                   allocate_workers(d, training, staged) || open_pipeline(d, training, staged) ||
+    d->memory = d->placement.masters ? backend_cpu(DTYPE_FLOAT32) : d->be;
+    return open_comm(d) || open_group(d) || allocate_workers(d) || open_pipeline(d) ||
                    group_open_peers(&d->group, &d->worker[0])
                ? -1
                : 0;
 }
 
 void data_parallel_close(struct data_parallel *d) {
-    if (d->model_is_borrowed) d->model = NULL;
     lossynet_close(d->comm); /* first, since it uses memory that is released below */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
     const bool peers = d->group.peers; /* they may still have `weights` open */
     group_close(&d->group);
-    if (d->be) d->memory->release(d->model);
-    if (d->be && !peers) d->be->release(d->pipeline.weights);
+    if (d->memory && d->placement.gathers) array_release(ARRAY_MODEL, d->memory, d->model);
+    if (d->be && !peers) array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights);
     pipeline_close(&d->pipeline);
     free(d->worker);
     free(d->params);
@@ -306,14 +283,14 @@ static int gather_buckets(struct data_parallel *d, const struct named_tensor *wa
 int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,
                              size_t count) {
     const float *model;
-    if (d->masters) return gather_buckets(d, tensors);
+    if (d->placement.masters) return gather_buckets(d, tensors);
     if (data_parallel_model(d, &model)) return -1;
     return copy_tensors(d->be, tensors, param_layout_tensor_list(d->layout, (float *)model, &count),
                         count);
 }
 
 int data_parallel_model(struct data_parallel *d, const float **model) {
-    if (d->masters) {
+    if (d->placement.masters) {
         *model = NULL;
         return gather_buckets(d, NULL);
     }
@@ -321,7 +298,7 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
     if (data_parallel_replicas_are_exact(d)) return 0;
     *model = d->model;
     const size_t P = d->layout->count;
-    const bool moves = d->pipeline.staged;
+    const bool moves = d->placement.staged;
     float *host = moves ? host_vector(d->be, d->model, P, false) : d->model;
     int failed = !host || lossynet_gather_fresh(d->comm, d->params, host) ? -1 : 0;
     if (moves && !failed) d->be->upload(d->model, host, P * sizeof(float));
@@ -331,13 +308,13 @@ int data_parallel_model(struct data_parallel *d, const float **model) {
 
 const weight *data_parallel_weights(struct data_parallel *d, const float *params) {
     if (!d->pipeline.weights) return params;
-    if (d->masters) return d->pipeline.weights; /* data_parallel_model has put it there */
+    if (d->placement.masters) return d->pipeline.weights; /* data_parallel_model has put it there */
     d->be->convert(d->pipeline.weights, params, d->layout->count);
     return d->pipeline.weights;
 }
 
 const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
-    if (!d->masters) return data_parallel_weights(d, w->params);
+    if (!d->placement.masters) return data_parallel_weights(d, w->params);
     worker_receive(w, d->be, w->comm_params, 0, d->layout->count);
     return d->pipeline.weights;
 }
@@ -430,7 +407,7 @@ static int initialise_masters(struct data_parallel *d) {
         lossynet_shard(d->comm, w->id, b, &offset, &owned);
         if (owned)
             d->be->upload(w->master + state, d->model + (offset - begin), owned * sizeof(float));
-        if (fills && d->half)
+        if (fills && d->placement.half)
             narrow(d, b, (uint16_t *)w->comm_params, d->model, begin);
         else if (fills)
             memcpy(w->comm_params + begin, d->model, count * sizeof(float));
@@ -439,7 +416,7 @@ static int initialise_masters(struct data_parallel *d) {
 }
 
 int data_parallel_initialise(struct data_parallel *d) {
-    if (d->masters) return initialise_masters(d);
+    if (d->placement.masters) return initialise_masters(d);
     const bool filled =
         d->worker[0].shares && d->worker[0].id > d->worker[0].group; /* by another rank */
     if (filled) return group_wait(&d->group);
@@ -466,11 +443,11 @@ static void move_partners(const struct data_parallel *d, worker_mover mover, flo
 }
 
 static bool shares_copies(const struct data_parallel *d) {
-    return d->group.host && d->pipeline.staged;
+    return d->group.host && d->placement.staged;
 }
 
 int data_parallel_start(struct data_parallel *d) {
-    if (d->masters) {
+    if (d->placement.masters) {
         pipeline_start(&d->pipeline);
     } else if (shares_copies(d)) {
         move_partners(d, worker_send, d->params[0]);
@@ -511,7 +488,7 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
                                      .is_partner_of = lossynet_is_partner_of,
                                      .all_workers = LOSSYNET_ALL_WORKERS};
     out->comm = comm;
-    out->replicas_are_half = d->half;
+    out->replicas_are_half = d->placement.half;
     out->products = d->be->product_choices;
     out->attention = d->be->attention_choice;
     out->whole_moments = worker_steps_alone(d->options);
@@ -658,8 +635,9 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
 static void average_early(struct data_parallel *d) {
     int done = 0, buckets = d->layout->buckets;
     const bool group = d->group.host != NULL;
-    if (!d->pipeline.staged || !d->pipeline.overlap) return;
-    if (group && (!d->group.slots.count || d->keeps_lost)) return; /* sums are finished later */
+    if (!d->placement.staged || !d->pipeline.overlap) return;
+    if (group && (!d->group.slots.count || d->placement.residual))
+        return; /* sums are finished later */
     if (buckets > BACKEND_MARKS) buckets = BACKEND_MARKS;
     for (int b = 0; b < buckets; b++) {
         if (!group)
@@ -684,7 +662,7 @@ int data_parallel_average_gradients(struct data_parallel *d) {
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     if (group_average(&d->group, &d->worker[0])) return -1;
     /* keep_residual will keep what is lost of the sum on the device, so it is copied there, too. */
-    if (shares_copies(d) && d->keeps_lost) {
+    if (shares_copies(d) && d->placement.residual) {
         move_partners(d, add_lost, d->grads[0]);
         d->be->d2h_async(d->grads[0], d->worker[0].grads, 0); /* see d2h_wait */
         d->be->d2h_wait();
@@ -708,7 +686,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     for (int w = 0; w < d->local; w++) /* in a replay, owners may have different leads */
         d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* A single worker owns all parameters, so only AdamW changes the weights in use. */
-    if (d->workers == 1 || d->half) step.weights = d->pipeline.weights;
+    if (d->workers == 1 || d->placement.half) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         size_t state = 0;

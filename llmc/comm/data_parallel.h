@@ -27,8 +27,9 @@
 #include "llmc/options/options.h"
 #include "llmc/comm/bucket_pipeline.h"
 #include "llmc/comm/group.h"
-#include "llmc/comm/worker.h"
+#include "llmc/memory/worker.h"
 #include "llmc/log/metrics.h"
+#include "llmc/memory/placement.h"
 #include "llmc/model/param_layout.h"
 #include "lossynet/lossynet.h"
 
@@ -44,9 +45,7 @@ struct data_parallel {
     int workers; /* N */
     /* set by data_parallel_choose */
     const struct backend *be;
-    bool masters;           /* float32 replicas are only in the host's memory (worker.h) */
-    int slots, group_slots; /* slots of a gradient (param_layout.h); of one that a group shares */
-    bool rounds, half;      /* memory_plan_rounds_gradients, memory_plan_has_half_copies */
+    struct placement placement; /* where the vectors lie */
     /* set by data_parallel_open */
     struct lossynet_comm *comm;
     int local;
@@ -57,12 +56,9 @@ struct data_parallel {
     float **averages;        /* [local], with half: arguments of lossynet_owned_apart */
     const float **values;    /* [local], the same */
     bool sent_ahead;         /* the last broadcast sent `ahead` */
-    bool keeps_lost;         /* the workers have residuals (worker.h) ... */
-    float carried;           /* ... of which this share joins the next gradient; else 0 */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
     const struct backend *memory;    /* where the replicas that are sent and compared lie */
     float *model;            /* P: the owners' shards put together; N > 1. With masters, a bucket */
-    bool model_is_borrowed;  /* staged: `model` uses the memory of the first worker's gradient */
     const float **shard;     /* [local * buckets]: the averaged gradients of local owners */
     size_t *shard_count;     /* [local * buckets]: their numbers of elements */
     double *shard_sum;       /* [local * buckets]: the sums of their squares */
@@ -81,9 +77,9 @@ struct data_parallel {
 int data_parallel_choose(struct data_parallel *d, int batch, int seq, bool training, bool tell,
                          struct backend_choice *choice);
 
-/* Opens the comm and allocates the workers' memory: without training only the parameters. Returns
- * 0, or -1 after reporting; the caller closes it in both cases. */
-int data_parallel_open(struct data_parallel *d, bool training);
+/* Opens the comm and allocates the workers' memory, as placement says: without training only the
+ * parameters. Returns 0, or -1 after reporting; the caller closes it in both cases. */
+int data_parallel_open(struct data_parallel *d);
 void data_parallel_close(struct data_parallel *d);
 
 /* Call before the first step of a run, new or resumed, when the replicas have their parameters.

@@ -13,14 +13,15 @@
 
 /* Bytes of a vector that the group's ranks share, or of its first elements. */
 static size_t shared_bytes(const struct group *g, size_t elements) {
-    return elements * (g->half ? sizeof(uint16_t) : sizeof(float));
+    return elements * (g->placement->half ? sizeof(uint16_t) : sizeof(float));
 }
 
 /* The bytes that a member gives: its gradient, and the first member also the replica. */
 static size_t vectors_of(const struct group *g, int place) {
     const size_t gradient =
         g->peers ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
-    return shared_bytes(g, (place == 0 ? g->layout->count : 0) + (g->training ? gradient : 0));
+    return shared_bytes(g, (place == 0 ? g->layout->count : 0) +
+                               (g->placement->trains ? gradient : 0));
 }
 
 static int no_pinned(const struct group *g, size_t bytes) {
@@ -156,8 +157,8 @@ int group_open_peers(struct group *g, const struct worker *w) {
 
 /* ---- open and close ---- */
 
-int group_open(struct group *g, const struct lossynet_world *world, int local, bool training) {
-    g->training = training;
+int group_open(struct group *g, const struct lossynet_world *world, int local) {
+    g->slots.count = g->placement->copy_slots;
     if (!g->shares) return 0;
     const size_t P = g->layout->count;
     g->ones = (float *)malloc((size_t)g->size * sizeof *g->ones);
@@ -168,10 +169,10 @@ int group_open(struct group *g, const struct lossynet_world *world, int local, b
         if (g->slots.count && try_peers(g, world->rank)) return -1;
         const size_t bytes = vectors_of(g, world->rank - g->first);
         if (shared_memory_open(world, g->first, g->size, bytes, g->timeout, &g->host)) return -1;
-        if (!g->staged) return 0;
+        if (!g->placement->staged) return 0;
         return pin(g) || (g->slots.count && open_sums(g, world->rank - g->first)) ? -1 : 0;
     }
-    if (!training) return 0;
+    if (!g->placement->trains) return 0;
     g->apart = (float **)calloc((size_t)g->sets, sizeof *g->apart);
     for (int e = 0; g->apart && e < g->sets; e++) {
         g->apart[e] = (float *)g->be->allocate(P * sizeof(float));
@@ -207,10 +208,10 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
     lossynet_group(g->comm, w->id, &w->group, &w->members);
     const struct worker *first = g->host ? w : &worker[i - (w->id - w->group)];
     if (g->host) {
-        w->shares = !g->staged, w->shares_comm = true;
+        w->shares = !g->placement->staged, w->shares_comm = true;
         w->comm_params = (float *)shared_memory_of(g->host, 0);
         w->peers = g->peers;
-        if (g->training && !g->peers) w->comm_gradient = copy_of(g, w->id - w->group);
+        if (g->placement->trains && !g->peers) w->comm_gradient = copy_of(g, w->id - w->group);
         w->comm_grads = g->slots.sum ? g->slots.sum : w->comm_gradient.first;
         w->part = g->slots.part, w->parts = g->slots.parts;
         if (w->shares) w->params = w->comm_params, w->grads = w->comm_grads;
@@ -229,11 +230,12 @@ struct gradient_place group_gradient(const struct group *g, const struct worker 
 
 /* to = the sum of n elements of `count` vectors, in order. to may be one of them. */
 static void add(const struct group *g, float *to, const float *const *from, int count, size_t n) {
-    const bool pinned = g->host && g->staged; /* else vectors are in the backend's memory */
+    const bool pinned =
+        g->host && g->placement->staged; /* else vectors are in the backend's memory */
     if (!n) return;
-    if (g->half && g->peers)
+    if (g->placement->half && g->peers)
         g->be->rounded_sum_pinned((uint16_t *)to, from, g->ones, count, n, n);
-    else if (g->half)
+    else if (g->placement->half)
         g->be->rounded_sum_pinned_bf16((uint16_t *)to, (const uint16_t *const *)from, g->ones,
                                        count, n, n);
     else
@@ -243,7 +245,7 @@ static void add(const struct group *g, float *to, const float *const *from, int 
 bool group_gradient_done(const struct group *g, const struct worker *w, int set, int bucket) {
     if (!g->apart) return true;
     const size_t offset = param_layout_bucket_offset(g->layout, bucket);
-    if (g->rounds)
+    if (g->placement->rounds)
         g->be->round(group_gradient(g, w, set).first + offset, g->layout->bucket_elements[bucket]);
     if (w->id > w->group) {
         const float *const from[] = {w->grads + offset, g->apart[set] + offset};
@@ -254,7 +256,7 @@ bool group_gradient_done(const struct group *g, const struct worker *w, int set,
 
 /* Adds up the part of a bucket that w sends or averages. */
 static void add_bucket(const struct group *g, const struct worker *w, int bucket) {
-    if (g->staged) g->be->pinned_sums_begin();
+    if (g->placement->staged) g->be->pinned_sums_begin();
     for (int owner = 0; owner < g->workers; owner++) {
         size_t offset, count;
         if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
@@ -268,7 +270,7 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
         add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
             count);
     }
-    if (g->staged) g->be->pinned_sums_end();
+    if (g->placement->staged) g->be->pinned_sums_end();
     if (g->early) lossynet_bucket_ready(g->comm, w->id, bucket);
 }
 

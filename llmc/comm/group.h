@@ -20,7 +20,7 @@
 
 #include "llmc/backend/backend.h"
 #include "llmc/comm/shared_memory.h"
-#include "llmc/comm/worker.h"
+#include "llmc/memory/worker.h"
 #include "llmc/model/param_layout.h"
 #include "lossynet/lossynet.h"
 
@@ -49,19 +49,16 @@ struct group {
     const struct param_layout *layout;
     struct lossynet_comm *comm; /* knows the owners; set by the caller before group_open */
     bool shares;                /* --group; true also if the last group has only one worker */
-    bool training;
-    int pinned; /* number of members whose memory is pinned */
-    int sets;   /* of activations, one for each thread that computes whole groups; 1: workers take
+    int pinned;                 /* number of members whose memory is pinned */
+    int sets; /* of activations, one for each thread that computes whole groups; 1: workers take
                                    turns, and each uses all threads */
     float **apart; /* [sets], of P elements: gradients of members other than the first, or NULL */
     float *ones;   /* [size], the weights of a sum */
     const float **members;      /* [size], the vectors that are added */
     struct shared_memory *host; /* of a rank with one member; else NULL */
     double timeout; /* seconds without a sign of life of another rank (--peer-timeout) */
-    bool staged;    /* vectors are on GPUs, and the network reads copies */
-    bool half;      /* these copies are bfloat16 (worker.h) */
-    bool rounds;    /* gradients are rounded on the device before they are added */
-    bool early;     /* lossynet_reduce_begin was called: a bucket is sent once it is added */
+    const struct placement *placement;
+    bool early; /* lossynet_reduce_begin was called: a bucket is sent once it is added */
     /* Each member's device reads what all members have: the gradients in `peer`, and the replicas
      * of workers with masters in `replica`. [size], addresses for operations, or NULL. */
     bool peers;
@@ -69,10 +66,10 @@ struct group {
     struct group_slots slots;
 };
 
-/* Opens the group. The caller has set first, size, workers, shares, be, layout, comm, sets, staged,
- * half, rounds and slots.count. `local`: workers of this rank. Collective. Returns 0, or -1 after
+/* Opens the group. The caller has set first, size, workers, shares, be, layout, comm, sets and
+ * placement. `local`: workers of this rank. Collective. Returns 0, or -1 after
  * reporting; the caller closes it in both cases. */
-int group_open(struct group *g, const struct lossynet_world *world, int local, bool training);
+int group_open(struct group *g, const struct lossynet_world *world, int local);
 void group_close(struct group *g);
 
 /* Sets the vectors that local worker i shares, which are the first member's or lie in memory that

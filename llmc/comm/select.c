@@ -15,9 +15,9 @@ static int choose_cpu(const struct options *o, struct memory_plan_settings *run,
                       struct backend_choice *out) {
     const bool half = o->dtype == OPTION_DTYPE_BF16;
     const char *isa = "";
-    run->device = false;
-    run->dtype = half ? DTYPE_BF16 : DTYPE_FLOAT32;
-    out->backend = backend_cpu_instance(run->dtype, 0, &isa);
+    run->run.device = false;
+    run->run.dtype = half ? DTYPE_BF16 : DTYPE_FLOAT32;
+    out->backend = backend_cpu_instance(run->run.dtype, 0, &isa);
     if (explain && half && !backend_cpu_multiplies_bf16())
         printf("--dtype bf16: expected AMX or AVX512_BF16, which multiply it; with %s float32 "
                "would be "
@@ -77,11 +77,11 @@ static int find_device(const struct options *o, const struct llama_config *c,
     struct found *mine = &all[world->rank];
     if (gethostname(mine->host, sizeof mine->host - 1))
         snprintf(mine->host, sizeof mine->host, "?");
-    run->device = true;
-    run->dtype = o->dtype == OPTION_DTYPE_FLOAT32 ? DTYPE_FLOAT32 : DTYPE_BF16;
+    run->run.device = true;
+    run->run.dtype = o->dtype == OPTION_DTYPE_FLOAT32 ? DTYPE_FLOAT32 : DTYPE_BF16;
     out->backend = o->device == DEVICE_CPU
                        ? NULL
-                       : backend_cuda(o->dtype == OPTION_DTYPE_FP8 ? DTYPE_E4M3 : run->dtype,
+                       : backend_cuda(o->dtype == OPTION_DTYPE_FP8 ? DTYPE_E4M3 : run->run.dtype,
                                       world->local_rank, mine->why, sizeof mine->why);
     if (out->backend) {
         mine->on_device = true;

@@ -7,7 +7,7 @@
 
 #include "llmc/model/config.h"
 #include "llmc/log/error.h"
-#include "llmc/comm/worker.h"
+#include "llmc/memory/worker.h"
 
 int comm_group(const struct options *o) {
     return o->group_size > 1 ? o->group_size : 1;
@@ -62,9 +62,9 @@ double comm_carry(const struct options *o, int ranks, bool on_device) {
 }
 
 void comm_plan(const struct options *o, int workers, int ranks, struct memory_plan_settings *s) {
-    s->leads = comm_leads(o, workers);
+    s->run.leads = comm_leads(o, workers);
     for (int device = 0; device < 2; device++)
-        s->carries[device] = comm_carry(o, ranks, device) > 0;
+        s->run.carries[device] = comm_carry(o, ranks, device) > 0;
 }
 
 /* Only gradients are worth sending again at full size. Small packets leave room for both phases. */

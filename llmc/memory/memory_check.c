@@ -14,7 +14,7 @@ static void describe(const struct options *o, const struct llama_config *config,
     memset(out, 0, sizeof *out);
     if (gethostname(out->host, sizeof out->host - 1)) snprintf(out->host, sizeof out->host, "?");
     /* The program itself is in memory already. */
-    out->needed = run->device ? plan.host_bytes : plan.total_bytes - plan.program_bytes;
+    out->needed = run->run.device ? plan.host_bytes : plan.total_bytes - plan.program_bytes;
     out->limits = host_memory_limits("", out->limit);
     if (o->memory > 0 && out->limits) {
         out->limits = 1;

@@ -1,5 +1,6 @@
 /* memory_plan.c — see memory_plan.h. All arithmetic is in double: exact up to 2^53. */
 #include "llmc/memory/memory_plan.h"
+#include "llmc/memory/arrays.h"
 #include "llmc/model/activations.h"
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cpu/working.h"
@@ -16,54 +17,61 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     struct memory_plan_settings s;
     memset(&s, 0, sizeof s);
     s.model = o->model;
-    s.workers = workers;
-    s.group = o->group_size;
+    s.run.workers = workers;
+    s.run.group = o->group_size;
+    s.run.micro_batches = o->micro_batches;
+    s.run.steps_alone = o->algorithm == ALGORITHM_RPS || o->algorithm == ALGORITHM_NAIVE;
+    s.run.narrow = o->wire_dtype != OPTION_WIRE_FLOAT32;
+    s.run.changes = o->meet != NULL;
+    s.run.gpu_direct = o->gpu_direct;
     s.batch = o->batch;
     s.seq = seq;
-    s.micro_batches = o->micro_batches;
-    s.sharded_optimizer = o->algorithm != ALGORITHM_RPS && o->algorithm != ALGORITHM_NAIVE;
-    s.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
-    s.wire_dtype = option_wire_dtype_names[o->wire_dtype];
-    s.wire_bytes[0] = s.wire_bytes[1] = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
+    s.wire.packet_bytes = o->packet_bytes ? o->packet_bytes : 4096;
+    s.wire.dtype = option_wire_dtype_names[o->wire_dtype];
+    s.wire.bytes[0] = s.wire.bytes[1] = o->wire_dtype == OPTION_WIRE_BF16 ? 2 : 4;
     if (o->wire_dtype >= OPTION_WIRE_INT8) { /* 32 elements have one scale, a byte */
-        s.wire_bytes[1] = 33 / 32.0;
-        s.wire_bytes[0] = o->wire_dtype == OPTION_WIRE_INT4 ? 17 / 32.0 : 33 / 32.0;
-        s.packet_bytes -= s.packet_bytes % 33;
+        s.wire.bytes[1] = 33 / 32.0;
+        s.wire.bytes[0] = o->wire_dtype == OPTION_WIRE_INT4 ? 17 / 32.0 : 33 / 32.0;
+        s.wire.packet_bytes -= s.wire.packet_bytes % 33;
     }
-    s.link_gbps = o->link_gbps;
+    s.wire.link_gbps = o->link_gbps;
     s.fp8 = o->dtype == OPTION_DTYPE_FP8;
     s.cudnn = o->attention != OPTION_ATTENTION_OWN;
-    s.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->loss_rate[1];
-    if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.stale = workers / (workers - 1.0);
-    s.exact = o->algorithm == ALGORITHM_RELIABLE && o->wire_dtype == OPTION_WIRE_FLOAT32;
-    s.saves = o->out || !o->train;
-    s.gathers = workers > 1 && (s.saves || o->val || o->sample_every);
-    s.shard_bytes = 1e9 * o->shard_size;
-    s.changes = o->meet != NULL;
-    s.gpu_direct = o->gpu_direct;
+    s.saving.stale = o->algorithm == ALGORITHM_RELIABLE ? 0 : o->loss_rate[1];
+    if (o->algorithm == ALGORITHM_NAIVE && workers > 1) s.saving.stale = workers / (workers - 1.0);
+    s.saving.exact = o->algorithm == ALGORITHM_RELIABLE && !s.run.narrow;
+    s.saving.saves = o->out || !o->train;
+    s.saving.gathers = workers > 1 && (s.saving.saves || o->val || o->sample_every);
+    s.saving.shard_bytes = 1e9 * o->shard_size;
     s.threads = o->threads ? o->threads : omp_get_max_threads();
+    memory_plan_place(&s, workers, 0);
     return s;
 }
 
-static bool carries(const struct memory_plan_settings *s) {
-    return s->carries[s->device];
+static struct placement placement(const struct memory_plan_settings *s) {
+    return placement_of(&s->run);
+}
+
+static int local_of(const struct memory_plan_settings *s) { /* workers of a rank */
+    return s->run.workers / s->run.ranks;
 }
 
 static int group_of(const struct memory_plan_settings *s) {
-    return s->group > 1 ? s->group : 1;
+    return s->run.group > 1 ? s->run.group : 1;
 }
 
 /* The size of group g, which starts at worker `first`. */
 static int size_of(const struct memory_plan_settings *s, int g, int first) {
-    const int left = s->workers - first, size = s->group_sizes ? s->group_sizes[g] : group_of(s);
+    const int left = s->run.workers - first,
+              size = s->group_sizes ? s->group_sizes[g] : group_of(s);
     return size < left ? size : left;
 }
 
 /* The number of groups. *shortest: the number of workers in the smallest group. */
 static int groups_of(const struct memory_plan_settings *s, int *shortest) {
     int groups = 0;
-    *shortest = s->workers;
-    for (int first = 0; first < s->workers; groups++) {
+    *shortest = s->run.workers;
+    for (int first = 0; first < s->run.workers; groups++) {
         const int size = size_of(s, groups, first);
         if (size < *shortest) *shortest = size;
         first += size;
@@ -80,61 +88,22 @@ static int shards_of(const struct memory_plan_settings *s) {
 
 /* The groups of this rank. All except the last one have the same number of workers. */
 static int local_groups(const struct memory_plan_settings *s) {
-    return (s->local + group_of(s) - 1) / group_of(s);
+    return (local_of(s) + group_of(s) - 1) / group_of(s);
 }
 
 /* The replicas of a rank. A replica that ranks share counts in equal parts. */
 static double replicas_of(const struct memory_plan_settings *s) {
-    if (s->local > 1) return local_groups(s);
-    return 1.0 / (s->members ? s->members : group_of(s));
+    return local_of(s) > 1 ? local_groups(s) : 1.0 / s->members;
 }
 
 /* Threads are used as in train_llama2.cu: with at least as many local groups as threads, each
  * thread computes whole groups, with activations of its own. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank) {
-    s->local = s->workers / ranks;
-    s->sets = local_groups(s) >= s->threads ? s->threads : 1;
-    s->staged = ranks > 1;
+    s->run.ranks = ranks;
     s->rank = rank;
+    s->sets = local_groups(s) >= s->threads ? s->threads : 1;
     int first = 0;
-    for (int g = 0; first <= rank * s->local; g++) first += s->members = size_of(s, g, first);
-}
-
-/* Only ranks with one worker have masters. Not if ranks may change, since they hand over float32
- * replicas. */
-bool memory_plan_has_masters(const struct memory_plan_settings *s) {
-    return s->device && s->staged && s->dtype == DTYPE_BF16 && s->local <= 1 &&
-           s->sharded_optimizer && !s->changes && !s->evaluating;
-}
-
-/* Three slots: one bucket is computed, one is copied, and one is added up. */
-static int slots_of(const struct llama_config *config) {
-    return config->layers + 2 <= BACKEND_MARKS ? 3 : 0;
-}
-
-/* A step with several micro-batches adds them up in the whole gradient. With --carry, the residual
- * is taken from the whole gradient, too. */
-int memory_plan_gradient_slots(const struct llama_config *config,
-                               const struct memory_plan_settings *s) {
-    const bool whole = s->micro_batches > 1 || carries(s) || s->gpu_direct;
-    return memory_plan_has_masters(s) && !whole ? slots_of(config) : 0;
-}
-
-int memory_plan_group_slots(const struct llama_config *config,
-                            const struct memory_plan_settings *s) {
-    const bool shares = group_of(s) > 1 && s->local <= 1;
-    const bool copies = s->device && s->staged && s->sharded_optimizer && !s->evaluating;
-    return shares && copies && !s->gpu_direct ? slots_of(config) : 0;
-}
-
-/* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
-bool memory_plan_rounds_gradients(const struct memory_plan_settings *s) {
-    return s->device && s->dtype == DTYPE_BF16 && s->sharded_optimizer && s->workers > 1 &&
-           s->wire_bytes[0] < 4 && !(carries(s) && group_of(s) > 1);
-}
-
-bool memory_plan_has_half_copies(const struct memory_plan_settings *s) {
-    return memory_plan_has_masters(s) && memory_plan_rounds_gradients(s) && !s->gpu_direct;
+    for (int g = 0; first <= rank * local_of(s); g++) first += s->members = size_of(s, g, first);
 }
 
 /* Elements of the largest bucket with a layer, and of the embedding's bucket. */
@@ -152,11 +121,31 @@ static double gradient_elements(const struct llama_config *c, int slots) {
     return c->tied ? slots * layer + table : slots * fmax(layer, table);
 }
 
+/* The elements of the arrays, and how many of them the rank has. */
+static struct array_sizes sizes_of(const struct llama_config *c,
+                                   const struct memory_plan_settings *s) {
+    const struct placement p = placement(s);
+    const double P = (double)config_parameters(c), replicas = replicas_of(s);
+    const bool several = local_of(s) > 1; /* else a group's ranks share, on devices only copies */
+    double layer, table;
+    bucket_elements(c, &layer, &table);
+    return (struct array_sizes){.whole = P,
+                                .owned = P / s->run.workers,
+                                .slots = gradient_elements(c, p.slots),
+                                .copy_slots = gradient_elements(c, p.copy_slots),
+                                .model = p.masters ? fmax(layer, table) : P,
+                                .workers = local_of(s),
+                                .sets = several && group_of(s) > 1 ? s->sets : 0,
+                                .gradients = several ? replicas : 1,
+                                .replicas = several || !s->run.device ? replicas : 1,
+                                .groups = replicas};
+}
+
 /* Working memory of operations (backend_cuda.cu): the logits of a chunk, sums of the backward
  * passes of attention and norms, cuDNN's attention, and the memory that opening the device
  * takes. */
 static double device_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
-    const size_t element = s->dtype == DTYPE_BF16 ? 2 : 4;
+    const size_t element = s->run.dtype == DTYPE_BF16 ? 2 : 4;
     const double N = (double)s->batch * s->seq;
     const double logits =
         (double)backend_cuda_logits_rows(s->batch * s->seq, c->vocabulary, element) *
@@ -164,7 +153,7 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
     /* Rounded copies of the operands of the largest product, which is the first of the MLP. */
     const double wide = 2.0 * c->hidden, fp8 = N * wide + fmax(N, wide) * c->width;
-    const bool half = s->cudnn && !s->evaluating && s->dtype == DTYPE_BF16;
+    const bool half = s->cudnn && !s->run.evaluates && s->run.dtype == DTYPE_BF16;
     const double cudnn =
         half && cudnn_attention_takes(c->head_size)
             ? cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size)
@@ -177,9 +166,9 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
 static double cpu_bytes(const struct llama_config *c, const struct memory_plan_settings *s) {
     const int N = s->batch * s->seq, C = c->width, F = c->hidden, HD = c->heads * c->head_size;
     const int threads = s->threads > 1 ? s->threads : 1, sets = s->sets ? s->sets : 1;
-    const bool backward = !s->evaluating;
+    const bool backward = !s->run.evaluates;
     struct cpu_working w = {0, {0}};
-    if (s->dtype == DTYPE_BF16) w.packed = backend_cpu_multiplies_bf16() ? 2 : 4;
+    if (s->run.dtype == DTYPE_BF16) w.packed = backend_cpu_multiplies_bf16() ? 2 : 4;
     cpu_working_classifier(&w, N, C, c->vocabulary, backward);
     cpu_working_attention(&w, s->seq, c->head_size, backward);
     cpu_working_matmul(&w, N, C, HD + 2 * c->kv_heads * c->head_size, backward);
@@ -192,20 +181,20 @@ static double cpu_bytes(const struct llama_config *c, const struct memory_plan_s
 /* The copy from which a checkpoint is written while training goes on. */
 static double copy_bytes(const struct llama_config *c, const struct memory_plan_settings *s,
                          const struct memory_plan *e) {
-    if (s->evaluating || !s->saves) return 0;
-    const double local = s->local ? s->local : 1, owned = local / s->workers;
-    const double stale = s->stale * 4 * e->parameters * (replicas_of(s) - owned);
-    const int ranks = s->workers / (s->local ? s->local : 1);
-    return hf_model_bytes_of_rank(c, s->shard_bytes, s->rank, ranks) + e->optimizer_bytes + stale +
-           (carries(s) ? e->parameter_bytes : 0) + e->ahead_bytes;
+    if (s->run.evaluates || !s->saving.saves) return 0;
+    const double owned = 1.0 / s->run.ranks;
+    const double stale = s->saving.stale * 4 * e->parameters * (replicas_of(s) - owned);
+    return hf_model_bytes_of_rank(c, s->saving.shard_bytes, s->rank, s->run.ranks) +
+           e->optimizer_bytes + stale + (s->run.carries[s->run.device] ? e->parameter_bytes : 0) +
+           e->ahead_bytes;
 }
 
 /* The state that a rank keeps from the view before, and the state that it receives (handover.c):
  * each has parameters, and moments of its shards. Also counts the messages with its shards, sent
  * and received. */
 static double change_bytes(const struct memory_plan_settings *s, double P) {
-    const double owned = P * (s->local ? s->local : 1) / s->workers;
-    return s->changes && !s->evaluating ? 2 * (4 * P + 8 * owned) + 2 * 12 * owned : 0;
+    const double owned = P / s->run.ranks;
+    return s->run.changes && !s->run.evaluates ? 2 * (4 * P + 8 * owned) + 2 * 12 * owned : 0;
 }
 
 bool memory_plan_choose_recompute(const struct llama_config *c, struct memory_plan_settings *s,
@@ -220,49 +209,35 @@ bool memory_plan_choose_recompute(const struct llama_config *c, struct memory_pl
 
 struct memory_plan memory_plan_of_run(const struct llama_config *config,
                                       const struct memory_plan_settings *s) {
-    struct memory_plan e;
-    e.ahead_bytes = 0;
-    const double P = (double)config_parameters(config), N = s->workers;
-    const double V = s->local ? s->local : 1, G = group_of(s), others = shards_of(s) / N;
-    const bool shared = G > 1 && V == 1; /* with other ranks of the host */
-    const double replicas = shared && s->device ? 1 : replicas_of(s);
-    const double apart = shared || G == 1 ? 0 : s->sets ? s->sets : 1; /* members' gradients */
-    const bool half = s->dtype == DTYPE_BF16;
+    const struct placement p = placement(s);
+    const struct array_sizes sizes = sizes_of(config, s);
+    const double P = sizes.whole, N = s->run.workers, others = shards_of(s) / N;
+    const bool device = s->run.device, half = s->run.dtype == DTYPE_BF16;
+    struct memory_plan e = {0};
     e.parameters = P;
-    const bool masters = memory_plan_has_masters(s);
-    const bool half_copies = memory_plan_has_half_copies(s);
-    const double copied = half_copies ? 2 : 4; /* bytes of an element that the network reads */
-    e.parameter_bytes = masters ? 4 * P / N : 4 * P * replicas;
-    const double gradient = 4 * gradient_elements(config, memory_plan_gradient_slots(config, s));
-    e.gradient_bytes = s->evaluating ? 0
-                       : masters     ? gradient + 4 * P / N
-                                     : 4 * P * (shared ? 1 : replicas + apart);
-    e.optimizer_bytes = s->evaluating ? 0 : s->sharded_optimizer ? 8 * P * V / N : 8 * P * V;
-    if (s->leads && !s->evaluating) e.ahead_bytes = 4 * P * V / N;
-    e.weight_bytes = half && s->device ? 2 * P : 0; /* the CPU has no second copy */
-    e.working_bytes = s->device ? device_bytes(config, s) : cpu_bytes(config, s);
+    e.parameter_bytes = array_line_bytes(LINE_PARAMETERS, &p, &sizes);
+    e.gradient_bytes = array_line_bytes(LINE_GRADIENTS, &p, &sizes);
+    e.optimizer_bytes = array_line_bytes(LINE_OPTIMIZER, &p, &sizes);
+    e.ahead_bytes = array_line_bytes(LINE_AHEAD, &p, &sizes);
+    e.lost_bytes = array_line_bytes(LINE_LOST, &p, &sizes);
+    e.weight_bytes = array_line_bytes(LINE_WEIGHTS, &p, &sizes);
+    e.travel_bytes = array_line_bytes(LINE_COPIES, &p, &sizes);
+    e.working_bytes = device ? device_bytes(config, s) : cpu_bytes(config, s);
     /* Buffers to convert parameters received in float32 (the model, to evaluate), and gradients. */
-    if (masters) e.working_bytes += (half_copies ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
-    e.program_bytes = s->device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
-    /* On a device, the residual is kept there, and not in lossynet's memory. */
-    e.lost_bytes = carries(s) && s->device && !s->evaluating ? 4 * P * V : 0;
+    if (p.masters) e.working_bytes += (p.half ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
+    e.program_bytes = device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
-    const double received = half_copies ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
+    const double received = p.half ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - e.lost_bytes - received, 0);
     /* Pages of host memory count when they are first written, a device's memory at once. */
-    const bool gathers = s->gathers && (!s->exact || s->leads);
-    e.fresh_bytes = (s->device ? s->workers > 1 : gathers) ? 4 * P : 0;
-    if (masters) { /* the model is put together bucket by bucket */
-        double layer, table;
-        bucket_elements(config, &layer, &table);
-        e.fresh_bytes = 4 * fmax(layer, table);
-    }
-    const double fresh = s->device && s->staged && !s->evaluating ? 0 : e.fresh_bytes;
+    const bool gathers = s->saving.gathers && (!s->saving.exact || s->run.leads);
+    if (device ? N > 1 : gathers) e.fresh_bytes = array_bytes(ARRAY_MODEL, &p, &sizes);
+    const double fresh = p.staged && p.trains ? 0 : e.fresh_bytes;
     e.copy_bytes = copy_bytes(config, s, &e);
-    e.activation_bytes = (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq,
-                                                   !s->evaluating, s->recompute) *
-                         (s->sets && !s->device ? s->sets : 1);
+    e.activation_bytes =
+        (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq, p.trains, s->recompute) *
+        (s->sets && !device ? s->sets : 1);
     if (s->remembers)
         e.activation_bytes += (half ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
                               (config->heads + 2.0 * config->kv_heads) * config->head_size;
@@ -273,40 +248,32 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
      * counts. The network's memory and the copies lie where vectors are. */
     const double computing = e.working_bytes + e.activation_bytes;
     e.total_bytes +=
-        s->device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
-    e.travel_bytes = 0;
-    /* A group that shares slots of gradients also has the sums that a member sends (group.h). */
-    const int slots = memory_plan_group_slots(config, s);
-    const double gradient_copy =
-        copied * (slots ? gradient_elements(config, slots) + P * replicas_of(s)
-                        : P * (shared ? 1 : replicas));
-    if (s->device && s->staged)
-        e.travel_bytes = copied * P * replicas_of(s) + (s->evaluating ? 0 : gradient_copy) +
-                         e.ahead_bytes + (half_copies ? 8 * P / N : 0);
+        device ? computing : e.network_bytes + fmax(e.copy_bytes + computing, e.change_bytes);
     /* Pinned copies of the vectors that are sent; and the model while it is evaluated, saved or
      * read. */
-    if (s->device)
+    if (device)
         e.host_bytes =
             e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes + e.travel_bytes;
     /* GRADIENT: a worker sends the shards of the owners whose partner it is (without --group, of
      * all others). PARAMETER: it sends its own shard to its partners. Both phases have the same
      * number of packets and elements. */
-    e.phase_packets = ceil(s->wire_bytes[1] * P * others / s->packet_bytes);
+    e.phase_packets = ceil(s->wire.bytes[1] * P * others / s->wire.packet_bytes);
     for (int phase = 0; phase < 2; phase++) {
-        e.phase_bytes[phase] = s->wire_bytes[phase] * P * others;
+        e.phase_bytes[phase] = s->wire.bytes[phase] * P * others;
         e.phase_seconds[phase] =
             8 *
-            (e.phase_bytes[phase] + e.phase_packets * (s->header_bytes + MEMORY_PLAN_FRAME_BYTES)) /
-            (s->link_gbps * 1e9);
+            (e.phase_bytes[phase] +
+             e.phase_packets * (s->wire.header_bytes + MEMORY_PLAN_FRAME_BYTES)) /
+            (s->wire.link_gbps * 1e9);
     }
     return e;
 }
 
 double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
-    const double P = (double)config_parameters(config), N = s->workers;
+    const double P = (double)config_parameters(config), N = s->run.workers;
     int shortest, groups = groups_of(s, &shortest);
-    return 4 * P + (s->sharded_optimizer ? 8 * P : 8 * P * N) + s->stale * (groups - 1) * 4 * P;
+    return 4 * P + 8 * P * (s->run.steps_alone ? N : 1) + s->saving.stale * (groups - 1) * 4 * P;
 }
 
 static void line(const char *what, double bytes, const char *note) {
@@ -327,43 +294,42 @@ static void print_recompute(const struct llama_config *config,
 void memory_plan_print_memory(const struct llama_config *config,
                               const struct memory_plan_settings *s) {
     const struct memory_plan e = memory_plan_of_run(config, s);
-    printf("Memory %s", s->local > 1 ? "" : "per worker ");
-    if (s->local > 1) printf("of a rank with %d of %d workers ", s->local, s->workers);
+    printf("Memory %s", local_of(s) > 1 ? "" : "per worker ");
+    if (local_of(s) > 1) printf("of a rank with %d of %d workers ", local_of(s), s->run.workers);
     printf("(%s; GB = 10^9 bytes)\n",
-           s->dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
-    const bool masters = memory_plan_has_masters(s);
-    const char *part = memory_plan_gradient_slots(config, s)
-                           ? "three buckets, and the average of the 1/N it owns"
-                           : "and the average of the 1/N it owns";
-    line("parameters", e.parameter_bytes, masters ? "float32 of the 1/N it owns" : "");
+           s->run.dtype == DTYPE_BF16 ? "bf16, float32 where not said" : "float32");
+    const struct placement p = placement(s);
+    const char *part = p.slots ? "three buckets, and the average of the 1/N it owns"
+                               : "and the average of the 1/N it owns";
+    line("parameters", e.parameter_bytes, p.masters ? "float32 of the 1/N it owns" : "");
     if (e.weight_bytes > 0) line("weights in use", e.weight_bytes, "bf16");
-    line("gradients", e.gradient_bytes, masters ? part : "");
+    line("gradients", e.gradient_bytes, p.masters ? part : "");
     line("optimizer state", e.optimizer_bytes,
-         s->sharded_optimizer ? "two moments of the 1/N it owns" : "two moments of everything");
-    if (s->leads) line("values ahead", e.ahead_bytes, "of the 1/N it owns, broadcast (--lead)");
+         !p.steps_alone ? "two moments of the 1/N it owns" : "two moments of everything");
+    if (p.leads) line("values ahead", e.ahead_bytes, "of the 1/N it owns, broadcast (--lead)");
     if (e.lost_bytes > 0) line("lost gradients", e.lost_bytes, "added to the next (--carry)");
-    if (!s->device) line("network", e.network_bytes, "gradients of its shards, from others");
-    if (!s->device || !s->staged)
-        line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
-    if (!s->device) line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
-    line("activations", e.activation_bytes, s->dtype == DTYPE_BF16 ? "bf16" : "");
+    if (!s->run.device) line("network", e.network_bytes, "gradients of its shards, from others");
+    if (!p.staged) line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
+    if (!s->run.device)
+        line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
+    line("activations", e.activation_bytes, s->run.dtype == DTYPE_BF16 ? "bf16" : "");
     line("working memory", e.working_bytes,
-         s->device ? "logits, libraries, driver" : "logits, attention, copies for products");
-    if (e.change_bytes > 0 && !s->device)
+         s->run.device ? "logits, libraries, driver" : "logits, attention, copies for products");
+    if (e.change_bytes > 0 && !s->run.device)
         line("or ranks change", e.change_bytes, "what they hand over, in place of the last three");
-    if (!s->device) line("program", e.program_bytes, "with its libraries");
+    if (!s->run.device) line("program", e.program_bytes, "with its libraries");
     line("total", e.total_bytes, "");
-    if (s->device) {
+    if (s->run.device) {
         print_recompute(config, s);
         printf("\nMemory of the host per worker\n");
-        if (s->staged)
+        if (p.staged)
             line("copies that travel", e.travel_bytes, "parameters and gradients, pinned");
         line("network", e.network_bytes,
-             s->staged ? "gradients of its shards, from others, pinned"
-                       : "gradients of its shards, from others");
+             p.staged ? "gradients of its shards, from others, pinned"
+                      : "gradients of its shards, from others");
         line("evaluation, saving", e.fresh_bytes,
-             masters ? "the model, put together bucket by bucket"
-                     : "for the moment: the model put together");
+             p.masters ? "the model, put together bucket by bucket"
+                       : "for the moment: the model put together");
         line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
         if (e.change_bytes > 0)
             line("or ranks change", e.change_bytes, "what they hand over, in place of that copy");
@@ -375,35 +341,37 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
     const struct memory_plan e = memory_plan_of_run(config, s);
     printf("%s: %.0f parameters, %d layers of width %d, vocabulary %d\n", s->model, e.parameters,
            config->layers, config->width, config->vocabulary);
-    printf("%d worker%s, one per rank, batch %d x %d tokens: %.0f tokens per step\n", s->workers,
-           s->workers > 1 ? "s" : "", s->batch, s->seq,
-           (double)s->workers * s->batch * s->seq * s->micro_batches);
+    printf("%d worker%s, one per rank, batch %d x %d tokens: %.0f tokens per step\n",
+           s->run.workers, s->run.workers > 1 ? "s" : "", s->batch, s->seq,
+           (double)s->run.workers * s->batch * s->seq * s->run.micro_batches);
     if (group_of(s) > 1)
         printf("groups of %d%s share a replica: each is on one host, which has one copy of it\n",
-               group_of(s), s->workers % group_of(s) ? ", the last of those left," : "");
+               group_of(s), s->run.workers % group_of(s) ? ", the last of those left," : "");
     printf("\n");
     memory_plan_print_memory(config, s);
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
          "of all workers, stale packets too");
-    if (s->workers % group_of(s))
+    if (s->run.workers % group_of(s))
         printf(
             "\nSent or received per worker and step, as %s, most by a member of the last group\n",
-            s->wire_dtype);
+            s->wire.dtype);
     else
-        printf("\nSent per worker and step, as %s; as much is received\n", s->wire_dtype);
+        printf("\nSent per worker and step, as %s; as much is received\n", s->wire.dtype);
     line("gradient phase", e.phase_bytes[0], "");
     line("parameter phase", e.phase_bytes[1], "");
-    const double again = s->resent[0] * e.phase_bytes[0] + s->resent[1] * e.phase_bytes[1];
+    const double again =
+        s->wire.resent[0] * e.phase_bytes[0] + s->wire.resent[1] * e.phase_bytes[1];
     if (again > 0) line("sent again", again, "expected at these loss rates");
-    printf("  %.0f packets of at most %d bytes in each phase\n", e.phase_packets, s->packet_bytes);
-    printf("  at %g Gbit/s: %.1f", s->link_gbps, 1e3 * e.phase_seconds[0]);
+    printf("  %.0f packets of at most %d bytes in each phase\n", e.phase_packets,
+           s->wire.packet_bytes);
+    printf("  at %g Gbit/s: %.1f", s->wire.link_gbps, 1e3 * e.phase_seconds[0]);
     if (e.phase_seconds[0] < e.phase_seconds[1]) printf(" and %.1f", 1e3 * e.phase_seconds[1]);
     printf(" ms per phase, %.1f ms per step on the link\n",
-           1e3 *
-               ((1 + s->resent[0]) * e.phase_seconds[0] + (1 + s->resent[1]) * e.phase_seconds[1]));
+           1e3 * ((1 + s->wire.resent[0]) * e.phase_seconds[0] +
+                  (1 + s->wire.resent[1]) * e.phase_seconds[1]));
     printf("  (with %d bytes of header and %d of Ethernet, IPv4 and UDP per packet)\n",
-           s->header_bytes, MEMORY_PLAN_FRAME_BYTES);
+           s->wire.header_bytes, MEMORY_PLAN_FRAME_BYTES);
 }
 
 void memory_plan_print_drift(double p, double uncorrelated, double correlated, double paper) {

@@ -6,48 +6,44 @@
 
 #include "llmc/model/activations.h"
 #include "llmc/model/config.h"
+#include "llmc/memory/placement.h"
 #include "llmc/options/options.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-struct memory_plan_settings {
-    const char *model; /* name to print */
-    int workers;       /* one per rank */
-    int group; /* workers that share a replica (--group); 0: 1. The last group may be smaller */
-    /* Sizes of all groups, where each rank has one worker, and `group` does not count; NULL:
-     * none. */
-    const int *group_sizes;
-    int members; /* workers in this rank's group; 0: `group` */
-    int batch, seq, micro_batches;
-    bool sharded_optimizer;         /* ZeRO-1: each worker keeps moments of the 1/N it owns */
-    double network_bytes;           /* what the network layer needs, mainly receive buffers */
+struct memory_plan_wire {           /* what is sent */
     int packet_bytes, header_bytes; /* of a packet: its payload, and the header before it */
-    double wire_bytes[2];           /* bytes of an element of the payload, by phase, with scales */
-    const char *wire_dtype;         /* its name to print */
+    double bytes[2];                /* bytes of an element of the payload, by phase, with scales */
+    const char *dtype;              /* its name to print */
     double resent[2];               /* expected retransmissions by phase, as a share of the phase */
     double link_gbps;               /* 10^9 bit/s, each way */
-    bool device;                    /* on a GPU */
-    enum dtype dtype;               /* of weights in use and of activations */
-    bool fp8;                       /* --dtype fp8: a device rounds what layers multiply */
-    bool cudnn;                     /* --attention: cuDNN may compute attention */
-    enum recompute recompute;       /* not auto */
-    double stale;                   /* share of a replica that is stale */
-    int local;                      /* workers that share the device or the rank; 0: 1 */
-    int sets, threads;              /* CPU: sets of activations, and threads that compute; 0: 1 */
-    bool exact;                     /* every replica is the model, unless `leads` */
-    bool gathers; /* the model is put together from its owners, to evaluate or to save */
-    bool saves;   /* it saves checkpoints, from copies in memory */
-    int rank;     /* decides which shards of the model it copies to save them (hf_model.h) */
+};
+
+struct memory_plan_saving { /* what leaves the vectors, and what files hold */
+    double stale;           /* share of a replica that is stale */
+    bool exact;             /* every replica is the model, unless owners lead */
+    bool gathers;           /* the model is put together from its owners, to evaluate or to save */
+    bool saves;             /* it saves checkpoints, from copies in memory */
     double shard_bytes;
-    bool carries[2]; /* --carry: residuals, which are saved, too; on a CPU, on a device */
-    bool remembers;  /* it keeps keys and values of all layers, to generate text */
-    bool evaluating; /* no gradients, no optimizer */
-    bool staged;     /* several ranks: with a device, the network reads host memory */
-    bool changes;    /* ranks may die and join, and then hand over state (handover.h) */
-    bool leads;      /* owners keep values ahead of the model, which they broadcast (--lead) */
-    bool gpu_direct; /* network hardware reads gradients on the device */
+};
+
+struct memory_plan_settings {
+    const char *model; /* name to print */
+    struct placement_run run;
+    /* Sizes of all groups, where each rank has one worker, and run.group does not count; NULL:
+     * none. */
+    const int *group_sizes;
+    int members, rank; /* workers in this rank's group; its number, which decides what it saves */
+    int batch, seq;    /* of a micro-batch */
+    int sets, threads; /* CPU: sets of activations, and threads that compute; 0: 1 */
+    bool fp8, cudnn;   /* a device rounds what layers multiply; cuDNN may compute attention */
+    bool remembers;    /* it keeps keys and values of all layers, to generate text */
+    enum recompute recompute; /* not auto */
+    double network_bytes;     /* what the network layer needs, mainly receive buffers */
+    struct memory_plan_wire wire;
+    struct memory_plan_saving saving;
 };
 
 struct memory_plan {
@@ -84,26 +80,10 @@ enum { MEMORY_PLAN_OPENED_BYTES = (64 << 20) + 600000000 };
 enum { MEMORY_PLAN_PROGRAM_BYTES = 10000000 };
 
 /* Settings of rank 0 of a run with these options, one worker per rank, in float32 on the CPU. The
- * network's fields (network_bytes, header_bytes) are 0. Without --train, the run is assumed to
+ * network's fields (network_bytes, wire.header_bytes) are 0. Without --train, the run is assumed to
  * evaluate and to save. */
 struct memory_plan_settings memory_plan_of_options(const struct options *options, int workers,
                                                    int seq);
-
-/* Whether a device keeps float32 only for the shards of its worker (worker.h); and how many slots
- * of the gradient it keeps (param_layout.h), 0: the whole gradient. Call these after
- * memory_plan_place, with the device and dtype set. */
-bool memory_plan_has_masters(const struct memory_plan_settings *s);
-int memory_plan_gradient_slots(const struct llama_config *config,
-                               const struct memory_plan_settings *s);
-/* The number of slots of a gradient in the host's memory, if ranks with a device each share copies
- * in a group (group.h). */
-int memory_plan_group_slots(const struct llama_config *config,
-                            const struct memory_plan_settings *s);
-/* Whether a device rounds gradients to bfloat16 when backward finishes them, so that the same
- * values are sent wherever workers run; and whether, with masters, the network's copies of vectors
- * are bfloat16. */
-bool memory_plan_rounds_gradients(const struct memory_plan_settings *s);
-bool memory_plan_has_half_copies(const struct memory_plan_settings *s);
 
 /* Changes the settings to those of rank `rank` of `ranks`, with its share of the workers. */
 void memory_plan_place(struct memory_plan_settings *s, int ranks, int rank);

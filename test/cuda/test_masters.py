@@ -1,6 +1,6 @@
 """Tests ranks with a GPU each that compute in bfloat16, on the emulated device. A GPU has float32 only for the
 parameters that its worker owns, and gradients only of the last buckets. With --wire-dtype bf16, int8 and int4
-the network's copies are bfloat16, too (llmc/comm/worker.h)."""
+the network's copies are bfloat16, too (llmc/memory/worker.h)."""
 import pytest
 
 from program import BUILD, events, markov_files, planned_memory, succeed

@@ -18,6 +18,7 @@
 
 #include "llmc/backend/backend.h"
 #include "llmc/comm/handover.h"
+#include "llmc/comm/settings.h"
 #include "llmc/log/error.h"
 #include "llmc/model/config.h"
 
@@ -77,12 +78,16 @@ static int live(struct life *l) {
     if (lossynet_rendezvous_meet(&meeting, &world)) return -1;
     memset(d, 0, sizeof *d);
     d->options = &l->options;
-    d->be = d->memory = backend_cpu(DTYPE_FLOAT32);
+    d->be = backend_cpu(DTYPE_FLOAT32);
     d->layout = &l->layout;
     d->world = world;
     d->workers = l->ranks * l->local;
-    if (data_parallel_open(d, true) || handover_give(&l->state, d, &l->place, &l->report))
-        return -1;
+    const struct placement_run run = {.ranks = l->ranks,
+                                      .workers = d->workers,
+                                      .changes = true,
+                                      .leads = comm_leads(&l->options, d->workers)};
+    d->placement = placement_of(&run);
+    if (data_parallel_open(d) || handover_give(&l->state, d, &l->place, &l->report)) return -1;
     if (!l->report.survivors && data_parallel_initialise(d)) return -1;
     assert_int_equal(data_parallel_start(d), 0);
     int failed = train(l);

@@ -47,7 +47,7 @@ def test_planted_include(copy):
 
 
 def test_planted_includes_of_llmc(copy):
-    planted = {"backend/cuda/device.cu": "llmc/model/config.h", "checkpoint/resume.h": "llmc/comm/worker.h",
+    planted = {"backend/cuda/device.cu": "llmc/model/config.h", "checkpoint/resume.h": "llmc/memory/worker.h",
                "model/config.c": "lossynet/lossynet.h", "options/options.c": "llmc/cli/validate.h"}
     for user, used in planted.items():
         source = copy / "llmc" / user

@@ -151,14 +151,14 @@ static double step_flops(const struct llama_config *c, int B, int T) {
 static struct memory_plan_settings settings_of(int B, int T) {
     struct memory_plan_settings s;
     memset(&s, 0, sizeof s);
-    s.workers = s.local = 1;
+    s.run.workers = s.run.ranks = s.members = 1;
     s.batch = B;
     s.seq = T;
-    s.micro_batches = 1;
-    s.sharded_optimizer = s.device = true;
-    s.dtype = DTYPE_BF16;
-    s.packet_bytes = 4096;
-    s.link_gbps = 100;
+    s.run.micro_batches = 1;
+    s.run.device = true;
+    s.run.dtype = DTYPE_BF16;
+    s.wire.packet_bytes = 4096;
+    s.wire.link_gbps = 100;
     return s;
 }
 

@@ -1,85 +1,66 @@
 /* worker.c — see worker.h. */
-#include "llmc/comm/worker.h"
-#include "llmc/log/error.h"
-
+#include "llmc/memory/worker.h"
 #include <string.h>
 
-static int take(float **vector, void *(*allocate)(size_t bytes), size_t count, const char *what) {
-    *vector = (float *)allocate((count ? count : 1) * sizeof(float));
-    return *vector ? 0 : log_out_of_memory(what, (double)count * sizeof(float));
+/* Where struct worker has an array; 0: the rank or the group has it. */
+static const size_t member_of[ARRAYS] = {
+    [ARRAY_PARAMS] = offsetof(struct worker, params),
+    [ARRAY_MASTER] = offsetof(struct worker, master),
+    [ARRAY_GRADS] = offsetof(struct worker, grads),
+    [ARRAY_AVERAGE] = offsetof(struct worker, average),
+    [ARRAY_M] = offsetof(struct worker, m),
+    [ARRAY_V] = offsetof(struct worker, v),
+    [ARRAY_AHEAD] = offsetof(struct worker, ahead),
+    [ARRAY_RESIDUAL] = offsetof(struct worker, residual),
+    [ARRAY_COMM_PARAMS] = offsetof(struct worker, comm_params),
+    [ARRAY_COMM_GRADS] = offsetof(struct worker, comm_grads),
+    [ARRAY_COMM_MASTER] = offsetof(struct worker, comm_master),
+    [ARRAY_COMM_AVERAGE] = offsetof(struct worker, comm_average),
+    [ARRAY_COMM_AHEAD] = offsetof(struct worker, comm_ahead),
+};
+
+static float **member(struct worker *w, int array) {
+    return (float **)((char *)w + member_of[array]);
 }
 
-/* Allocates the copy of a vector that the network reads. */
-static int take_comm(float **copy, float *vector, const struct backend *be,
-                     const struct worker_needs *needs, size_t count, const char *what) {
-    *copy = vector;
-    if (needs->half) count = (count + 1) / 2;
-    return needs->staged ? take(copy, be->allocate_pinned, count, what) : 0;
+struct array_sizes worker_sizes(const struct param_layout *layout, const struct placement *p,
+                                size_t owned) {
+    const size_t model = p->masters ? param_layout_largest_bucket(layout) : layout->count;
+    return (struct array_sizes){.whole = (double)layout->count,
+                                .owned = (double)owned,
+                                .slots = (double)param_layout_gradient_elements(layout, p->slots),
+                                .model = (double)model};
 }
 
-/* Allocates float32 values and averages for the worker's shards. */
-static int take_masters(struct worker *w, const struct backend *be,
-                        const struct worker_needs *needs) {
-    const char *values = "what a worker owns of the parameters", *average = "an averaged gradient";
-    w->half = needs->half;
-    w->owned = needs->owned;
-    if (take(&w->master, be->allocate, w->owned, values) ||
-        take(&w->average, be->allocate, w->owned, average))
-        return -1;
-    w->params = w->comm_params;
-    return w->half && (take(&w->comm_master, be->allocate_pinned, w->owned, values) ||
-                       take(&w->comm_average, be->allocate_pinned, w->owned, average))
-               ? -1
-               : 0;
+/* Takes the array for the vector if there is none. */
+static void alias(float **vector, float *array) {
+    if (!*vector) *vector = array;
 }
 
 int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
-                    const struct worker_needs *needs) {
-    const size_t count = layout->count, owned = needs->owned;
-    const bool staged = needs->staged;
-    const char *parameters = "a worker's parameters (--dry-run tells what a run needs)";
-    const char *gradient = "a worker's gradient";
-    if (!w->shares && !needs->masters && take(&w->params, be->allocate, count, parameters))
-        return -1;
-    if (!w->shares_comm && take_comm(&w->comm_params, w->params, be, needs, count, parameters))
-        return -1;
-    if (!needs->training) return 0;
-    if (needs->masters && take_masters(w, be, needs)) return -1;
-    const size_t elements = param_layout_gradient_elements(layout, needs->slots);
-    if (!w->shares && take(&w->grads, be->allocate, elements, gradient)) return -1;
-    if (!w->shares_comm && take_comm(&w->comm_grads, w->grads, be, needs, count, gradient))
-        return -1;
-    const struct gradient_place place = {w->grads, needs->slots,
-                                         param_layout_gradient_slot(layout)};
-    w->gradient = place;
-    if (!w->comm_gradient.first) w->comm_gradient.first = w->comm_grads;
-    if (take(&w->m, be->allocate, owned, "optimizer state")) return -1;
-    if (take(&w->v, be->allocate, owned, "optimizer state")) return -1;
-    w->carried = needs->carried;
-    if (w->carried > 0 && take(&w->residual, be->allocate, count, "lost gradients (--carry)"))
-        return -1;
-    if (!needs->leads) return 0;
-    const char *ahead = "the values that a worker broadcasts (--plain does without)";
-    if (take(&w->ahead, be->allocate, owned, ahead)) return -1;
-    w->comm_ahead = w->ahead;
-    return staged ? take(&w->comm_ahead, be->allocate_pinned, owned, ahead) : 0;
+                    const struct placement *p, size_t owned) {
+    const struct array_sizes sizes = worker_sizes(layout, p, owned);
+    for (int a = 0; a < ARRAYS; a++) {
+        if (!member_of[a] || *member(w, a) || !array_rows[a].wanted(p)) continue;
+        *member(w, a) = array_allocate((enum array)a, be, p, &sizes);
+        if (!*member(w, a)) return -1;
+        w->own |= 1u << a;
+    }
+    if (w->peers) w->own &= ~(1u << ARRAY_GRADS);
+    alias(&w->params, w->comm_params); /* with masters */
+    alias(&w->comm_params, w->params);
+    alias(&w->comm_grads, w->grads);
+    alias(&w->comm_ahead, w->ahead);
+    alias(&w->comm_gradient.first, w->comm_grads);
+    w->half = p->half;
+    w->owned = p->masters ? owned : 0;
+    w->gradient = (struct gradient_place){w->grads, p->slots, param_layout_gradient_slot(layout)};
+    return 0;
 }
 
 void worker_release(struct worker *w, const struct backend *be) {
-    if (w->master) w->params = NULL; /* it is comm_params, in the host's memory */
-    if (!w->shares_comm && w->comm_params != w->params) be->release_pinned(w->comm_params);
-    if (!w->shares_comm && w->comm_grads != w->grads) be->release_pinned(w->comm_grads);
-    if (w->comm_ahead != w->ahead) be->release_pinned(w->comm_ahead);
-    be->release(w->ahead);
-    be->release(w->residual);
-    be->release(w->master);
-    be->release(w->average);
-    if (w->comm_master) be->release_pinned(w->comm_master);
-    if (w->comm_average) be->release_pinned(w->comm_average);
-    if (!w->shares) be->release(w->params);
-    if (!w->shares && !w->peers) be->release(w->grads);
-    be->release(w->m);
-    be->release(w->v);
+    for (int a = 0; a < ARRAYS; a++)
+        if (w->own >> a & 1) array_release((enum array)a, be, *member(w, a));
     memset(w, 0, sizeof *w);
 }
 

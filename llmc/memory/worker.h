@@ -10,25 +10,16 @@
  * Otherwise the copies are the vectors themselves, and these functions do nothing.
  * bucket_pipeline.h says what is sent and received when.
  *
- * A GPU that computes in bfloat16 then needs float32 only for the shards of its worker
- * (memory_plan.h says when; ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned
- * as in stage 2):
- *
- *     parameters   the replica is the weights in use. The network has a float32 copy of it in the
- *                  host's memory; buckets of it are rounded when they are received. With
- *                  --wire-dtype bf16, int8 and int4 the network's copies of parameters and
- *                  gradients are bfloat16, too (`half`), and gradients are rounded on the GPU
- *     shards       float32 master values, which AdamW updates, and the averaged gradient
- *     gradient     if a step has one micro-batch, only a few buckets (`gradient.slots`): a slot is
- *                  written again when its bucket has been copied to the host
+ * placement.h says which vectors there are, and arrays.h has them as a table.
  */
-#ifndef LLMC_COMM_WORKER_H
-#define LLMC_COMM_WORKER_H
+#ifndef LLMC_MEMORY_WORKER_H
+#define LLMC_MEMORY_WORKER_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
 #include "llmc/backend/backend.h"
+#include "llmc/memory/arrays.h"
 #include "llmc/model/param_layout.h"
 #include "llmc/options/options.h"
 
@@ -63,6 +54,7 @@ struct worker {
     float *comm_master, *comm_average;
     size_t owned;    /* elements of master and of average */
     weight *weights; /* with masters: the replica in use, P elements; the caller's memory */
+    unsigned own;    /* bit a: the worker has allocated array a (arrays.h) */
     /* Another worker or the group (group.h) owns the memory of params and grads (shares), and of
      * their copies (shares_comm). */
     bool shares, shares_comm;
@@ -78,21 +70,14 @@ struct worker {
     float carried; /* the share of the residual that is added to the next gradient (--carry) */
 };
 
-struct worker_needs {
-    size_t owned;  /* elements in the worker's shards */
-    bool training; /* else only parameters are needed */
-    bool staged;   /* the network reads host memory */
-    bool masters;  /* the backend's memory has float32 only for the worker's shards */
-    bool half;     /* the network's copies are bfloat16 */
-    bool leads;    /* it needs `ahead` */
-    float carried; /* not 0: it needs a residual; see struct worker */
-    int slots;     /* of the gradient (param_layout.h) */
-};
+/* The elements of the arrays of a worker whose shards have `owned` elements. */
+struct array_sizes worker_sizes(const struct param_layout *layout,
+                                const struct placement *placement, size_t owned);
 
-/* Allocates the worker's vectors, except those that it shares (shares, shares_comm). The caller
+/* Allocates the worker's arrays, except those that it shares (shares, shares_comm). The caller
  * releases it, also after a failure. Returns 0, or -1 after reporting. */
 int worker_allocate(struct worker *w, const struct backend *be, const struct param_layout *layout,
-                    const struct worker_needs *needs);
+                    const struct placement *placement, size_t owned);
 void worker_release(struct worker *w, const struct backend *be);
 
 /* Copies a bucket's gradient, `count` elements from `offset`, to comm_gradient. */

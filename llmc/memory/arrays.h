@@ -1,0 +1,101 @@
+/* arrays.h — what a rank holds of the model: one table, a row for each array.
+ *
+ * The table says of each array where it lies, how many elements of which type it has, how many of
+ * it a rank has, and whether a run has it (placement.h). A run allocates and releases by it,
+ * --dry-run and the memory check add it up.
+ */
+#ifndef LLMC_MEMORY_ARRAYS_H
+#define LLMC_MEMORY_ARRAYS_H
+
+#include <stddef.h>
+
+#include "llmc/backend/backend.h"
+#include "llmc/memory/placement.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum array {
+    /* in the backend's memory */
+    ARRAY_PARAMS,  /* the replica, float32 */
+    ARRAY_MASTER,  /* instead of it: values of the worker's shards */
+    ARRAY_WEIGHTS, /* the parameters that operations read */
+    ARRAY_GRADS,   /* the gradient, or its slots */
+    ARRAY_APART,   /* the gradient of a group's other members */
+    ARRAY_AVERAGE, /* the averaged gradient of the worker's shards */
+    ARRAY_M,       /* the moments of AdamW */
+    ARRAY_V,
+    ARRAY_AHEAD,    /* values of the worker's shards that are ahead of the model (--lead) */
+    ARRAY_RESIDUAL, /* gradients that were lost (--carry) */
+    ARRAY_MODEL,    /* the owners' shards put together; with masters one bucket, on the host */
+    /* in the host's memory: what the network reads and writes */
+    ARRAY_COMM_PARAMS,
+    ARRAY_COMM_GRADS,
+    ARRAY_COMM_SLOTS, /* buckets of a member's gradient, which its group's ranks read */
+    ARRAY_COMM_SUMS,  /* of these: what this member sends or averages */
+    ARRAY_COMM_MASTER,
+    ARRAY_COMM_AVERAGE,
+    ARRAY_COMM_AHEAD,
+    ARRAYS
+};
+
+enum array_space { SPACE_BACKEND, SPACE_PINNED, SPACE_GROUP /* group.c takes it */ };
+enum array_extent { EXTENT_WHOLE, EXTENT_OWNED, EXTENT_SLOTS, EXTENT_COPY_SLOTS, EXTENT_MODEL };
+enum array_type { TYPE_FLOAT32, TYPE_BF16, TYPE_COPY /* bf16 with half, else float32 */ };
+enum array_per {
+    PER_RANK,
+    PER_WORKER,
+    PER_SET,      /* of activations, for the members of groups beside the first */
+    PER_GRADIENT, /* of a rank: members of a group on one rank share it */
+    PER_REPLICA,  /* of a rank; without a device, ranks of a group share it in equal parts */
+    PER_GROUP     /* ranks of a group share it in equal parts */
+};
+/* The lines of --dry-run, each of which adds up some arrays. */
+enum array_line {
+    LINE_PARAMETERS,
+    LINE_WEIGHTS,
+    LINE_GRADIENTS,
+    LINE_OPTIMIZER,
+    LINE_AHEAD,
+    LINE_LOST,
+    LINE_MODEL,
+    LINE_COPIES,
+    LINES
+};
+
+struct array_row {
+    const char *name; /* for messages */
+    enum array_line line;
+    enum array_space space;
+    enum array_extent extent;
+    enum array_type type;
+    enum array_per per;
+    bool (*wanted)(const struct placement *placement);
+};
+extern const struct array_row array_rows[ARRAYS];
+
+struct array_sizes {
+    double whole, owned, slots, copy_slots, model;     /* elements, by extent */
+    double workers, sets, gradients, replicas, groups; /* how many of them a rank has */
+};
+
+/* The elements of an array, and the bytes. */
+double array_elements(enum array array, const struct placement *placement,
+                      const struct array_sizes *sizes);
+double array_bytes(enum array array, const struct placement *placement,
+                   const struct array_sizes *sizes);
+
+/* The bytes of all arrays of a line that a rank of a run has. */
+double array_line_bytes(enum array_line line, const struct placement *placement,
+                        const struct array_sizes *sizes);
+
+/* Allocates an array in the backend's or in pinned memory. Returns NULL after reporting. */
+void *array_allocate(enum array array, const struct backend *be, const struct placement *placement,
+                     const struct array_sizes *sizes);
+void array_release(enum array array, const struct backend *be, void *memory);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

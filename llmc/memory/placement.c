@@ -1,0 +1,35 @@
+/* placement.c — see placement.h. */
+#include "llmc/memory/placement.h"
+
+/* Three slots: one bucket is computed, one is copied, and one is added up. */
+static int slots_of(int layers) {
+    return layers + 2 <= BACKEND_MARKS ? 3 : 0;
+}
+
+struct placement placement_of(const struct placement_run *r) {
+    struct placement p = {0};
+    const bool half = r->dtype == DTYPE_BF16, owners = !r->steps_alone;
+    const bool carries = r->carries[r->device], one = r->workers == r->ranks;
+    p.trains = !r->evaluates;
+    p.steps_alone = r->steps_alone;
+    p.leads = p.trains && r->leads;
+    p.staged = r->device && r->ranks > 1;
+    p.shares_ranks = r->group > 1 && one;
+    /* Not if ranks may change, since they hand over float32 replicas. */
+    p.masters = p.staged && half && one && owners && !r->changes && p.trains;
+    /* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
+    p.rounds =
+        r->device && half && owners && r->workers > 1 && r->narrow && !(carries && r->group > 1);
+    p.half = p.masters && p.rounds && !r->gpu_direct;
+    p.residual = r->device && carries && p.trains;
+    p.weights = r->device && half;
+    p.borrows = p.staged && p.trains && !p.masters;
+    p.gathers = r->workers > 1 && !p.borrows;
+    /* A step with several micro-batches adds them up in the whole gradient. With --carry, the
+     * residual is taken from the whole gradient, too. */
+    if (p.masters && r->micro_batches <= 1 && !carries && !r->gpu_direct)
+        p.slots = slots_of(r->layers);
+    if (p.shares_ranks && p.staged && owners && p.trains && !r->gpu_direct)
+        p.copy_slots = slots_of(r->layers);
+    return p;
+}
