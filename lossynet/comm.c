@@ -127,6 +127,9 @@ static lossynet_status prepare(struct lossynet_comm *comm, const struct lossynet
     lossynet_retransmission_open(comm);
     lossynet_drift_open(comm, settings->drift_samples);
     lossynet_aside_open(comm);
+    if (settings->acknowledge_later && settings->error_feedback && !settings->return_masks &&
+        comm->world.ranks > 1 && !comm->steps.skips)
+        lossynet_arrivals_open_later(comm, comm->stats.aside.room * (size_t)comm->workers.local);
     if (comm->resources.pool.out_of_memory) return LOSSYNET_NO_MEMORY;
     if (!settings->record_loss || comm->resources.pool.measuring) return LOSSYNET_OK;
     return lossynet_loss_trace_open(settings->record_loss, &comm->world, &comm->arrivals.trace);
@@ -148,7 +151,8 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
     hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1 ^
                         (uint64_t)settings->lead << 2 ^ (uint64_t)settings->skip_late << 3);
     hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^
-                        (uint64_t)settings->error_feedback << 1);
+                        (uint64_t)settings->error_feedback << 1 ^
+                        (uint64_t)settings->acknowledge_later << 2);
     hash = lossynet_mix(hash ^ (uint64_t)(uint32_t)settings->retransmission_rounds[0] << 32 ^
                         (uint64_t)(uint32_t)settings->retransmission_rounds[1]);
     uint64_t budget;

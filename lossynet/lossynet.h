@@ -246,6 +246,11 @@ struct lossynet_settings {
      * lossynet_reduce then also changes elements of the vectors that their worker does not own. */
     bool error_feedback;
     const struct lossynet_residuals *residuals; /* copied; NULL: lossynet keeps and adds them */
+    /* With error_feedback: owners tell senders what arrived in the messages of the next all-gather,
+     * and not in an exchange of lossynet_reduce, which takes half a round trip. Until this all-gather
+     * or the next broadcast returns, do not change vectors where their workers own nothing. It has
+     * no effect with return_masks or skip_late, or with one rank. */
+    bool acknowledge_later;
     /* By phase: how many times lost packets are sent again; they may be lost again
      * (retransmit.c). LOSSYNET_ROUNDS_MEASURED: as many as the measured loss asks for. It needs
      * lossynet_drift_measure after every step. With skip_late it goes by the injected loss alone. */

@@ -1,12 +1,14 @@
 /* round_trips.c — measures what a step costs, in time and in datagrams other than DATA, over a
  * network with a given round trip and loss.
  *
- *     build/round_trips SECONDS SHARE [QUEUE [RANKS]]
+ *     build/round_trips SECONDS SHARE [QUEUE [RANKS [BYTES [rule]]]]
  *
  * SECONDS is the round trip, SHARE the share of datagrams that are lost, and QUEUE the number of
  * datagrams that a rank's receive queue holds. In each step RANKS ranks (default 4) average,
- * broadcast, and exchange a few numbers; they compute nothing. The result is a function of the
- * arguments: test/lossynet/test_simulation.py compares it with bounds.
+ * broadcast, and exchange a few numbers; they compute nothing. BYTES is the payload of a full packet
+ * (default 256). With `rule` lost gradients are sent again as often as the measured loss asks for,
+ * and what stays lost comes with the next ones. The result is a function of the arguments:
+ * test/lossynet/test_simulation.py compares it with bounds.
  */
 #include "dev/simulation/simulation.h"
 #include "lossynet/comm.h"
@@ -20,6 +22,8 @@ static const size_t bucket_elements[BUCKETS] = {ELEMENTS, ELEMENTS, ELEMENTS};
 
 static struct {
     int ranks;
+    size_t packet_bytes;   /* payload of a full packet */
+    bool rule;             /* what is lost is made up for */
     double share;          /* share of datagrams that are lost */
     uint64_t control;      /* datagrams sent, without DATA */
     int lose;              /* how many of rank 1's next MESSAGEs to rank 0 are lost */
@@ -41,12 +45,14 @@ static void carry(int sender, int receiver, uint8_t *bytes, size_t count) {
 
 static void step(struct lossynet_comm *comm, float **vector, uint64_t number) {
     struct lossynet_counters counters;
+    struct lossynet_drift drift;
     double mine = 1, all[MOST_RANKS];
     simulation_require(!lossynet_step_begin(comm, number), "the begin of a step");
     simulation_require(!lossynet_reduce(comm, vector, false), "averaging");
     simulation_require(!lossynet_all_gather(comm, &mine, all, sizeof mine), "the norm");
     simulation_require(!lossynet_broadcast(comm, vector, false), "the broadcast");
-    simulation_require(!lossynet_step_counters(comm, number, &counters), "counting");
+    simulation_require(!lossynet_report_begin(comm, number, vector), "what to report");
+    simulation_require(!lossynet_report_end(comm, &counters, &drift), "counting");
 }
 
 /* Makes an exchange that all ranks begin at the same time, when nothing else is on its way. Returns
@@ -81,12 +87,17 @@ static double broadcast(struct lossynet_comm *comm, int rank, float **vector, bo
 static void rank_main(int rank) {
     const struct lossynet_world world = {
         .rank = rank, .ranks = run.ranks, .local_rank = rank, .local_ranks = run.ranks};
-    const struct lossynet_settings settings = {.workers = run.ranks,
-                                               .buckets = BUCKETS,
-                                               .bucket_elements = bucket_elements,
-                                               .packet_bytes = 256,
-                                               .loss = {.model = "bernoulli", .seed = 3},
-                                               .link = LOSSYNET_LINK_UDP};
+    const struct lossynet_settings settings = {
+        .workers = run.ranks,
+        .buckets = BUCKETS,
+        .bucket_elements = bucket_elements,
+        .packet_bytes = run.packet_bytes,
+        .loss = {.model = "bernoulli", .seed = 3},
+        .error_feedback = run.rule,
+        .acknowledge_later = true,
+        .retransmission_rounds = {run.rule ? LOSSYNET_ROUNDS_MEASURED : 0},
+        .retransmission_budget = run.rule ? 0.2 : 0,
+        .link = LOSSYNET_LINK_UDP};
     struct lossynet_comm *comm;
     float *vector = calloc(BUCKETS * ELEMENTS, sizeof *vector);
     simulation_require(
@@ -123,12 +134,14 @@ int main(int argc, char **argv) {
     double round_trip = argc > 1 ? atof(argv[1]) : 2e-4;
     run.share = argc > 2 ? atof(argv[2]) : 0;
     run.ranks = argc > 4 ? atoi(argv[4]) : 4;
+    run.packet_bytes = argc > 5 ? (size_t)atoi(argv[5]) : 256;
+    run.rule = argc > 6 && !strcmp(argv[6], "rule");
     if (run.ranks <= LATE || run.ranks > MOST_RANKS) return 2;
     const struct simulation_settings settings = {.ranks = run.ranks,
                                                  .seed = 1,
                                                  .longest_seconds = 1e6,
                                                  .most_switches = UINT64_MAX,
-                                                 .payload_most = 256,
+                                                 .payload_most = run.packet_bytes,
                                                  .receive_queue = argc > 3 ? atoi(argv[3]) : 1024,
                                                  .latency = round_trip / 2,
                                                  .carry = carry};

@@ -111,6 +111,7 @@ struct lossynet_settings comm_settings(const struct options *o, const struct par
     s.wire_dtype = (lossynet_wire_dtype)o->wire_dtype;
     s.loss = loss_settings(o, workers);
     s.error_feedback = comm_carry(o, ranks, on_device) > 0;
+    s.acknowledge_later = true; /* nothing changes gradients before their norm is exchanged */
     for (int phase = 0; phase < 2; phase++)
         s.retransmission_rounds[phase] = rounds_of(o, (lossynet_phase)phase);
     s.retransmission_budget = budget_of(o);

@@ -53,7 +53,12 @@ struct lossynet_acks {
     uint8_t *own_asks, *other_asks; /* the same in rounds of retransmission */
     uint8_t *delivered;             /* [V][(K + 7) / 8], see lossynet_delivered */
     bool deliver;                   /* senders are told after every GRADIENT phase */
-    uint8_t *came;                  /* [R]: a rank's part has come; NULL: ranks wait for all */
+    bool later;                     /* with the next gather, see settings.acknowledge_later */
+    bool due;                       /* own_bits are written, and have not been sent */
+    float **vectors;                /* [V]: whose packets they are about */
+    uint8_t *out, *in;              /* both messages of such a gather, for all ranks */
+    size_t room;   /* bytes of one rank's part of a gather that they have room for */
+    uint8_t *came; /* [R]: a rank's part has come; NULL: ranks wait for all */
 };
 
 /* One byte per packet of each directed link between two workers, one of which is local. The packets
@@ -81,12 +86,21 @@ struct lossynet_arrivals {
 /* Failures are only noted in pool.out_of_memory. gradient, parameter: senders are told what arrived
  * in this phase. */
 void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter);
+/* For lossynet_arrivals_gather with parts of up to `room` bytes. */
+void lossynet_arrivals_open_later(struct lossynet_comm *comm, size_t room);
 void lossynet_arrivals_close(struct lossynet_comm *comm);
 /* Before a phase opens: notes that only workers' own packets have arrived. */
 void lossynet_arrivals_clear(struct lossynet_comm *comm, lossynet_phase phase);
 /* Tells the senders what has arrived in this phase so far. In a round of retransmission it tells
  * them which packets are not asked for again. Collective. */
 lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossynet_phase phase);
+/* The same for a GRADIENT phase in two parts. write: notes what has arrived. gather: gathers parts of
+ * `part` bytes in place, as lossynet_transport_gather does, and the same messages bring what was
+ * noted to the senders (acks.due). Collective. */
+void lossynet_arrivals_write(struct lossynet_comm *comm);
+lossynet_status lossynet_arrivals_gather(struct lossynet_comm *comm, void *all, size_t part);
+/* Tells the senders now, if that is due. Collective. */
+lossynet_status lossynet_arrivals_settle(struct lossynet_comm *comm);
 /* This rank's acknowledgement of a GRADIENT phase to another rank. make: of the phase that is open;
  * otherwise the one that was made last. Valid until the next one is made. */
 const uint8_t *lossynet_arrivals_answer(struct lossynet_comm *comm, int rank, bool make,
@@ -322,7 +336,9 @@ void lossynet_feedback_close(struct lossynet_comm *comm);
  * buckets leave; or of all local workers in all buckets. A bucket gets it once in a phase. */
 void lossynet_feedback_add(struct lossynet_comm *comm, int v, float *vector, int bucket);
 void lossynet_feedback_rest(struct lossynet_comm *comm, float *const *vectors);
-/* Updates residuals and masses, after senders were told what arrived. */
+/* After a GRADIENT phase: owners update the masses; then senders, after they were told what arrived,
+ * the residuals. */
+void lossynet_feedback_count(struct lossynet_comm *comm);
 void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors);
 /* Updates the residual of a packet that certainly arrived or did not. has_error: the residual holds
  * what rounding took away. */

@@ -225,6 +225,66 @@ lossynet_status lossynet_arrivals_acknowledge(struct lossynet_comm *comm, lossyn
     return LOSSYNET_OK;
 }
 
+void lossynet_arrivals_write(struct lossynet_comm *comm) {
+    struct lossynet_acks *acks = &comm->arrivals.acks;
+    for (int r = 0; r < comm->world.ranks; r++)
+        write_bits(comm, LOSSYNET_GRADIENT, r, acks->own_bits + acks->own_offset[r]);
+    acks->due = true;
+}
+
+/* Senders have been told, in acks.other_bits. */
+static void end_later(struct lossynet_comm *comm) {
+    struct lossynet_acks *acks = &comm->arrivals.acks;
+    const int rank = comm->world.rank;
+    const size_t own = acks->own_offset[rank];
+    acks->due = false;
+    memcpy(acks->other_bits + acks->other_offset[rank], acks->own_bits + own,
+           acks->own_offset[rank + 1] - own);
+    for (int r = 0; r < comm->world.ranks; r++)
+        read_bits(comm, LOSSYNET_GRADIENT, r, true, acks->other_bits + acks->other_offset[r]);
+    for (int v = 0; v < comm->workers.local; v++) fill_delivered(comm, v);
+    if (comm->feedback.mass) lossynet_feedback_keep(comm, acks->vectors);
+}
+
+lossynet_status lossynet_arrivals_settle(struct lossynet_comm *comm) {
+    struct lossynet_acks *acks = &comm->arrivals.acks;
+    if (!acks->due) return LOSSYNET_OK;
+    lossynet_status status = lossynet_transport_swap(
+        comm->transport, acks->own_bits, acks->own_offset, acks->other_bits, acks->other_offset);
+    if (!status) end_later(comm);
+    return status;
+}
+
+/* The message to a rank is the part, which is the same for all ranks, and then the rank's bits. */
+lossynet_status lossynet_arrivals_gather(struct lossynet_comm *comm, void *all, size_t part) {
+    struct lossynet_acks *acks = &comm->arrivals.acks;
+    const int ranks = comm->world.ranks;
+    size_t *out_offset = acks->own_offset, *in_offset = acks->other_offset;
+    for (int r = 0; r < ranks; r++) {
+        uint8_t *to = acks->out + out_offset[r] + (size_t)r * part;
+        memcpy(to, (char *)all + part * (size_t)comm->world.rank, part);
+        memcpy(to + part, acks->own_bits + out_offset[r], out_offset[r + 1] - out_offset[r]);
+    }
+    for (int r = 0; r <= ranks; r++) {
+        out_offset[r] += (size_t)r * part;
+        in_offset[r] += (size_t)r * part;
+    }
+    lossynet_status status =
+        lossynet_transport_swap(comm->transport, acks->out, out_offset, acks->in, in_offset);
+    for (int r = 0; r <= ranks; r++) {
+        out_offset[r] -= (size_t)r * part;
+        in_offset[r] -= (size_t)r * part;
+    }
+    for (int r = 0; r < ranks && !status; r++) {
+        if (r == comm->world.rank) continue;
+        const uint8_t *from = acks->in + in_offset[r] + (size_t)r * part;
+        memcpy((char *)all + part * (size_t)r, from, part);
+        memcpy(acks->other_bits + in_offset[r], from + part, in_offset[r + 1] - in_offset[r]);
+    }
+    if (!status) end_later(comm);
+    return status;
+}
+
 const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker) {
     const uint8_t *bits = comm->arrivals.acks.delivered;
     return bits ? bits + (size_t)(worker - comm->workers.first) * delivered_bytes(comm) : NULL;
@@ -272,6 +332,17 @@ static void open_acknowledgements(struct lossynet_comm *comm, bool gradient, boo
     if (parameter) COMM_TAKE(comm, a->acked[LOSSYNET_PARAMETER], lossynet_links(comm, true));
 }
 
+void lossynet_arrivals_open_later(struct lossynet_comm *comm, size_t room) {
+    struct lossynet_acks *acks = &comm->arrivals.acks;
+    const size_t ranks = (size_t)comm->world.ranks;
+    acks->later = acks->own_offset && acks->other_offset;
+    acks->room = room;
+    if (!acks->later) return;
+    COMM_TAKE(comm, acks->vectors, (size_t)comm->workers.local);
+    COMM_TAKE(comm, acks->out, ranks * room + acks->own_offset[ranks]);
+    COMM_TAKE(comm, acks->in, ranks * room + acks->other_offset[ranks]);
+}
+
 void lossynet_arrivals_open(struct lossynet_comm *comm, bool gradient, bool parameter) {
     COMM_TAKE(comm, comm->arrivals.total,
               (size_t)comm->workers.local * (size_t)comm->workers.count);
@@ -296,6 +367,9 @@ void lossynet_arrivals_close(struct lossynet_comm *comm) {
     free(comm->arrivals.total);
     struct lossynet_arrivals *a = &comm->arrivals;
     if (a->trace) fclose(a->trace);
+    free(a->acks.in);
+    free(a->acks.out);
+    free(a->acks.vectors);
     free(a->acks.came);
     free(a->acks.delivered);
     free(a->acks.other_asks);

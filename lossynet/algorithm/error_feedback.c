@@ -11,7 +11,7 @@
  * sum by the mass that arrived, so that a mean stays a mean however many gradients are late. (A sum
  * divided by N would vary with the losses, by sqrt(2p / (N (1-p))) of itself.) Estimator `zero`
  * divides by N: with share 1 every gradient then counts 1/N in the end. All this costs one more bit
- * per packet.
+ * per packet, and no exchange of its own with settings.acknowledge_later.
  *
  * The residual also carries what rounding in blocks takes away (elements.c), even from packets that
  * arrive: it is u - Q(u) if the packet arrived, and u if it did not. Such an error is not a late
@@ -190,17 +190,11 @@ static struct lossynet_lateness measure_lateness(const struct lossynet_comm *com
     return sum;
 }
 
-void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
+void lossynet_feedback_count(struct lossynet_comm *comm) {
     const float share = comm->feedback.share;
-    /* Rounds what was sent to other ranks, too, so that vectors hold what was sent. If the caller
-     * keeps the residuals, its `keep` rounds to bf16 itself. */
-    if (comm->feedback.residual || lossynet_has_blocks(&comm->partition))
-        lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
     lossynet_without_gradient(comm, comm->feedback.alone);
 #pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
     for (int v = 0; v < comm->workers.local; v++) {
-        if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
-        comm->feedback.added[v] = 0;
         comm->feedback.late[v] = measure_lateness(comm, v);
         /* If acknowledgements may come late, each packet carries its number of gradients
          * (unconfirmed.c). The mass then only says which packets to ask for first
@@ -212,6 +206,18 @@ void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
             float *mass = comm->feedback.mass + start;
             for (size_t k = 0; k < n; k++) mass[k] = arrived[k] ? 0 : 1 + share * mass[k];
         }
+    }
+}
+
+void lossynet_feedback_keep(struct lossynet_comm *comm, float *const *vectors) {
+    /* Rounds what was sent to other ranks, too, so that vectors hold what was sent. If the caller
+     * keeps the residuals, its `keep` rounds to bf16 itself. */
+    if (comm->feedback.residual || lossynet_has_blocks(&comm->partition))
+        lossynet_round_others(comm, LOSSYNET_GRADIENT, vectors, true);
+#pragma omp parallel for num_threads(comm->resources.threads) schedule(static)
+    for (int v = 0; v < comm->workers.local; v++) {
+        if (!comm->feedback.unconfirmed.on) keep(comm, v, vectors[v]);
+        comm->feedback.added[v] = 0;
     }
     if (comm->feedback.unconfirmed.on) lossynet_unconfirmed_keep(comm, vectors);
 }

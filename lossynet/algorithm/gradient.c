@@ -272,6 +272,8 @@ lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *
                                       bool lossless) {
     lossynet_status status = lossynet_owned_check(comm);
     if (status || comm->workers.count == 1 || comm->steps.reducing) return status;
+    status = lossynet_arrivals_settle(comm);
+    if (status) return status;
     if (comm->transport) lossynet_exchange_send(comm, LOSSYNET_GRADIENT, vectors, lossless);
     comm->steps.reducing = true;
     comm->averaging.done = 0;
@@ -385,6 +387,23 @@ static lossynet_status average_alone(struct lossynet_comm *comm, float *const *v
     return LOSSYNET_OK;
 }
 
+/* Tells the senders what has arrived, or has the next gather tell them. */
+static lossynet_status tell_senders(struct lossynet_comm *comm, float *const *vectors) {
+    struct lossynet_acks *acks = &comm->arrivals.acks;
+    if (!acks->deliver) return LOSSYNET_OK;
+    if (acks->later) {
+        memcpy(acks->vectors, vectors, (size_t)comm->workers.local * sizeof *vectors);
+        lossynet_arrivals_write(comm);
+        if (comm->feedback.mass) lossynet_feedback_count(comm);
+        return LOSSYNET_OK;
+    }
+    lossynet_status status = lossynet_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
+    if (status || !comm->feedback.mass) return status;
+    lossynet_feedback_count(comm);
+    lossynet_feedback_keep(comm, vectors);
+    return LOSSYNET_OK;
+}
+
 lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vectors, bool lossless) {
     lossynet_status status = lossynet_reduce_begin(comm, vectors, lossless);
     if (status) return status;
@@ -410,9 +429,7 @@ lossynet_status lossynet_reduce(struct lossynet_comm *comm, float *const *vector
     if (!early) estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
     status =
         lossless ? LOSSYNET_OK : lossynet_arrivals_trace(comm, LOSSYNET_GRADIENT, comm->steps.step);
-    if (!status && comm->arrivals.acks.deliver)
-        status = lossynet_arrivals_acknowledge(comm, LOSSYNET_GRADIENT);
-    if (!status && comm->feedback.mass) lossynet_feedback_keep(comm, vectors);
+    if (!status) status = tell_senders(comm, vectors);
     if (status || !comm->transport) return status;
     lossynet_arrivals_clear(comm, LOSSYNET_GRADIENT);
     lossynet_exchange_receive(comm, LOSSYNET_GRADIENT, lossless);

@@ -139,6 +139,8 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     lossynet_status status = lossynet_broadcast_end(comm);
     if (!status) status = lossynet_owned_check(comm);
     if (status || comm->workers.count == 1) return status;
+    status = lossynet_arrivals_settle(comm);
+    if (status) return status;
     comm->steps.broadcast_step = comm->steps.step;
     comm->steps.broadcast_turn = comm->steps.turn;
     lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);

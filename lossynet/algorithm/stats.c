@@ -34,8 +34,13 @@ static void offsets(struct lossynet_comm *comm, size_t part) {
     for (int r = 0; r <= comm->world.ranks; r++) comm->stats.gather_offset[r] = part * (size_t)r;
 }
 
-/* Gathers parts of `part` bytes, in place. */
+/* Gathers parts of `part` bytes, in place. What owners have to tell senders goes with them, if there
+ * is room. */
 static lossynet_status gather(struct lossynet_comm *comm, void *all, size_t part) {
+    const struct lossynet_acks *acks = &comm->arrivals.acks;
+    if (acks->due && part <= acks->room) return lossynet_arrivals_gather(comm, all, part);
+    lossynet_status status = lossynet_arrivals_settle(comm);
+    if (status) return status;
     offsets(comm, part);
     return lossynet_transport_gather(comm->transport, all, comm->stats.gather_offset);
 }

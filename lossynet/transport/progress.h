@@ -140,7 +140,7 @@ struct lossynet_sender {
  * without late ranks. */
 enum { LOSSYNET_MEETING, LOSSYNET_PULSE };
 
-enum { LOSSYNET_KEPT_BYTES = 64 << 10 }; /* most bytes kept of our parts of a round, in all */
+enum { LOSSYNET_KEPT_BYTES = 512 << 10 }; /* most bytes kept of our parts of a round, in all */
 
 struct lossynet_rounds { /* message rounds of a kind */
     uint32_t begun;

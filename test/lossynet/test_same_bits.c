@@ -133,6 +133,8 @@ static void test_same_bits_carried(void **state) {
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.3, LOSSYNET_MEAN);
     settings.error_feedback = true;
     same_bits_with(settings);
+    settings.acknowledge_later = true;
+    same_bits_with(settings);
     settings.retransmission_rounds[LOSSYNET_GRADIENT] = 1;
     same_bits_with(settings);
     settings.retransmission_budget = 0.1;
