@@ -234,11 +234,23 @@ static void prepare_agreement(struct membership *m, const struct membership_sett
     agreement_init(&m->agreement, &set);
 }
 
+enum { ATTEMPTS = 3 }; /* of a request, if the store does not answer for a moment */
+
+static enum agreement_result compare_options(struct membership *m,
+                                             const struct membership_settings *s) {
+    enum agreement_result same = AGREEMENT_AWAY;
+    for (int attempt = 0; attempt < ATTEMPTS && same == AGREEMENT_AWAY; attempt++) {
+        if (attempt) doze(0.5);
+        same = agreement_compare(&m->agreement, s->version, s->options);
+    }
+    return same;
+}
+
 /* Compares the options, and starts the thread. Returns 0; 1 if the run is complete; or -1 after
  * reporting. */
 static int begin(struct membership *m, const struct membership_settings *s) {
     prepare_agreement(m, s);
-    const enum agreement_result same = agreement_compare(&m->agreement, s->version, s->options);
+    const enum agreement_result same = compare_options(m, s);
     if (same == AGREEMENT_AWAY) return away(m);
     if (same != AGREEMENT_VIEW) return same == AGREEMENT_COMPLETE ? 1 : -1;
     const char *address = etcd_local_address(m->store);
@@ -300,11 +312,11 @@ int membership_open(const struct membership_settings *settings, struct membershi
     return status;
 }
 
-/* Writes a last message to the store, in up to three attempts. */
+/* Writes a last message to the store. */
 static enum store_status tell(struct membership *m, enum store_status (*say)(struct agreement *a)) {
     enum store_status status = STORE_AWAY;
     pthread_mutex_lock(&m->lock);
-    for (int attempt = 0; attempt < 3 && status == STORE_AWAY; attempt++)
+    for (int attempt = 0; attempt < ATTEMPTS && status == STORE_AWAY; attempt++)
         status = say(&m->agreement);
     pthread_mutex_unlock(&m->lock);
     return status;

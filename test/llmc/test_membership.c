@@ -482,6 +482,18 @@ static void test_a_rank_stands_still_without_the_store(void **state) {
     leave(&p[0]);
 }
 
+/* etcd hangs for longer than a request may take, and then goes on. */
+static void test_a_process_starts_while_the_store_hangs(void **state) {
+    (void)state;
+    struct player p = player("hangs", 1);
+    kill(etcd_process, SIGSTOP);
+    start(&p, open_one);
+    nanosleep(&(struct timespec){.tv_sec = 2, .tv_nsec = 300000000}, NULL);
+    kill(etcd_process, SIGCONT);
+    assert_int_equal(wait_for(&p), 0);
+    leave(&p);
+}
+
 static void assert_refused(struct player p, const char *text) {
     capture_begin();
     start(&p, open_one);
@@ -624,6 +636,7 @@ int main(void) {
         cmocka_unit_test(test_who_has_no_key_is_not_taken_in),
         cmocka_unit_test(test_who_is_left_out_comes_back_as_new),
         cmocka_unit_test(test_a_rank_stands_still_without_the_store),
+        cmocka_unit_test(test_a_process_starts_while_the_store_hangs),
         cmocka_unit_test(test_other_options_are_refused),
         cmocka_unit_test(test_keys_of_another_program_are_refused),
         cmocka_unit_test(test_a_store_that_is_not_there),
