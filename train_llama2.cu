@@ -25,6 +25,7 @@
 #include "llmc/model/config.h"
 #include "llmc/data/choices.h"
 #include "llmc/data/dataloader.h"
+#include "llmc/data/tokenizer_file.h"
 #include "llmc/cli/dry_run.h"
 #include "llmc/cli/due.h"
 #include "llmc/util/file.h"
@@ -882,7 +883,7 @@ static int choices_mode(struct trainer *t) {
     struct choices *choices = NULL;
     struct llama_config c;
     char tokenizer[FILE_PATH_BYTES];
-    if (config_read(o->model, &c) || file_join(tokenizer, o->model, "tokenizer.model") ||
+    if (config_read(o->model, &c) || tokenizer_file_in(tokenizer, o->model) ||
         choices_open(o->eval_choices, o->tokenizer ? o->tokenizer : tokenizer, c.vocabulary,
                      o->seq ? o->seq : c.positions, &choices))
         return -1;

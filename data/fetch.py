@@ -12,8 +12,8 @@ FOLDER (default: data/NAME) gets the files as they are published and, made from 
     test.joined.txt                 wikitext: rows joined by blank lines, the text on which most
                                     published perplexities of WikiText were measured
 
-With --tokenizer, each file goes through build/tokenize (or TOKENIZE) as soon as it is there, becomes
-FOLDER/train_000000.bin, train_000001.bin, ... or val.bin, and is removed. The next call goes on where the last
+With --tokenizer, each file goes through build/tokenize (or TOKENIZE; data/tokenize_json.py for a
+tokenizer.json) as soon as it is there, becomes FOLDER/train_000000.bin, train_000001.bin, ... or val.bin, and is removed. The next call goes on where the last
 one stopped, also with more --files. Disk then holds one file as it was published at a time.
 
 Every file is checked against its SHA-256 in this script. If the script knows none, it keeps the one of
@@ -283,21 +283,24 @@ def make_text(paths, folder, out):
 # ---- token files ----
 
 def check_tokenizer(tokenizer, folder):
-    """All token files of a folder are made with one tokenizer; tokenize leaves a copy of it beside them."""
+    """All token files of a folder are made with one tokenizer; who makes them leaves a copy of it there."""
     try:
         wanted = tokenizer.read_bytes()
     except OSError as error:
         raise Failure(f"--tokenizer: {tokenizer}: {error.strerror}") from None
-    beside = folder / "tokenizer.model"
+    beside = folder / ("tokenizer" + (".json" if tokenizer.suffix == ".json" else ".model"))
     if any(folder.glob("*.bin")) and beside.exists() and beside.read_bytes() != wanted:
         raise Failure(f"{folder} has token files of another tokenizer, see {beside}: remove them, or name "
                       "another FOLDER")
 
 
 def tokenize(path, tokenizer, target):
-    """Sends the text of a file through build/tokenize. The token file appears when it is complete."""
-    command = [os.environ.get("TOKENIZE", str(ROOT / "build" / "tokenize")), "--tokenizer", str(tokenizer),
-               "--separator", SEPARATOR, "--input", "-", "--train", str(target)]
+    """Sends the text of a file through tokenize. The token file appears when it is complete."""
+    program = [os.environ.get("TOKENIZE", str(ROOT / "build" / "tokenize"))]
+    if tokenizer.suffix == ".json":
+        program = [sys.executable, str(ROOT / "data" / "tokenize_json.py")]
+    command = [*program, "--tokenizer", str(tokenizer), "--separator", SEPARATOR, "--input", "-", "--train",
+               str(target)]
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE)
     except OSError as error:
@@ -368,7 +371,7 @@ def main():
     parser.add_argument("--files", type=int, default=1, metavar="N",
                         help="how many files of c4, fineweb, fineweb-edu or climbmix (default 1; --list has sizes)")
     parser.add_argument("--tokenizer", type=pathlib.Path, metavar="FILE",
-                        help="SentencePiece model: make token files at once, and keep no text")
+                        help="tokenizer.model or tokenizer.json: make token files at once, and keep no text")
     parser.add_argument("--list", action="store_true", help="print sizes and licences")
     parser.add_argument("--retries", type=int, default=5, metavar="N",
                         help="attempts after a broken connection (default 5)")

@@ -48,9 +48,14 @@ static int begin_shard(struct token_writer *w) {
     return file_write(w->descriptor, header, sizeof header, w->partial);
 }
 
+static bool is_wide(const struct token_writer *w) {
+    return w->vocabulary > TOKENS_VOCABULARY_16;
+}
+
 static int end_shard(struct token_writer *w) {
-    int32_t header[TOKENS_HEADER_INTS] = {TOKENS_MAGIC, TOKENS_VERSION, (int32_t)w->shard_count,
-                                          w->vocabulary};
+    int32_t header[TOKENS_HEADER_INTS] = {is_wide(w) ? TOKENS_MAGIC_32 : TOKENS_MAGIC,
+                                          is_wide(w) ? TOKENS_VERSION_32 : TOKENS_VERSION,
+                                          (int32_t)w->shard_count, w->vocabulary};
     memcpy(header + TOKENS_HEADER_WORDS, &w->shard_words, sizeof w->shard_words);
     memcpy(header + TOKENS_HEADER_TEXT_BYTES, &w->shard_bytes, sizeof w->shard_bytes);
     int descriptor = w->descriptor, status = 0;
@@ -86,15 +91,16 @@ int token_writer_open(struct token_writer *w, const char *path, uint64_t shard_t
     return begin_shard(w);
 }
 
-/* Writes n tokens, shard after shard. */
-static int write_tokens(struct token_writer *w, const uint16_t *tokens, size_t n) {
+/* Writes n tokens of uint16 or uint32, shard after shard. */
+static int write_tokens(struct token_writer *w, const char *tokens, size_t n) {
+    const size_t each = is_wide(w) ? sizeof(uint32_t) : sizeof(uint16_t);
     while (n > 0) {
         if (room(w) == 0 && (end_shard(w) || begin_shard(w))) return -1;
         size_t part = n < room(w) ? n : (size_t)room(w);
-        if (file_write(w->descriptor, tokens, part * sizeof *tokens, w->partial)) return -1;
+        if (file_write(w->descriptor, tokens, part * each, w->partial)) return -1;
         w->shard_count += part;
         w->tokens += part;
-        tokens += part;
+        tokens += part * each;
         n -= part;
     }
     return 0;
@@ -106,17 +112,21 @@ int token_writer_write(struct token_writer *w, int first, const int32_t *ids, si
         return log_error("'%s' would have more than %d tokens, the most a token file holds: give "
                          "--shard-tokens, and several files are written",
                          w->path, INT32_MAX);
-    uint16_t *tokens = (uint16_t *)malloc((count + 1) * sizeof *tokens);
+    int32_t *tokens = (int32_t *)malloc((count + 1) * sizeof *tokens);
     if (!tokens) return log_error("out of memory for tokens");
     size_t n = 0;
-    if (first >= 0) tokens[n++] = (uint16_t)first;
-    for (size_t i = 0; i < count; i++) tokens[n++] = (uint16_t)ids[i];
+    if (first >= 0) tokens[n++] = first;
+    for (size_t i = 0; i < count; i++) tokens[n++] = ids[i];
+    for (size_t i = 0; i < n && !is_wide(w); i++) { /* in place */
+        const uint16_t narrow = (uint16_t)tokens[i];
+        memcpy((char *)tokens + i * sizeof narrow, &narrow, sizeof narrow);
+    }
     int status = 0;
     if (n > 0 && room(w) == 0) status = end_shard(w) || begin_shard(w) ? -1 : 0;
     w->shard_words += words;
     w->shard_bytes += text_bytes;
     w->words += words;
-    if (status == 0) status = write_tokens(w, tokens, n);
+    if (status == 0) status = write_tokens(w, (const char *)tokens, n);
     free(tokens);
     return status;
 }

@@ -22,7 +22,7 @@ struct token_writer {
     char partial[FILE_PATH_BYTES];
     int descriptor;
     uint64_t shard_count, shard_words, shard_bytes;
-    int vocabulary;
+    int vocabulary; /* above TOKENS_VOCABULARY_16: the file has 32-bit tokens */
 };
 
 /* Creates the first file. path NULL is fine: a writer that writes nothing. Shards of an earlier run

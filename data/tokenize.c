@@ -235,8 +235,8 @@ static int add_input(struct job *job, const char *path) {
 static int check_tokenizer(const struct tokenizer *tokenizer, const char *path) {
     int vocabulary = tokenizer_vocabulary(tokenizer);
     if (vocabulary > TOKENS_VOCABULARY_MAX)
-        return log_error("'%s' has a vocabulary of %d, token files of 16-bit ids allow at most %d",
-                         path, vocabulary, TOKENS_VOCABULARY_MAX);
+        return log_error("'%s' has a vocabulary of %d, token files allow at most %d", path,
+                         vocabulary, TOKENS_VOCABULARY_MAX);
     if (tokenizer_bos(tokenizer) < 0)
         return log_error("'%s' has no <s>, with which documents begin; train it with one", path);
     return 0;

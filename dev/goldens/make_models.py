@@ -79,7 +79,8 @@ def load(directory):
 def loss(directory, tokens, seq):
     """The mean loss. Every token but the first is predicted once, in windows of seq."""
     model = load(directory).eval()
-    text = torch.from_numpy(np.fromfile(tokens, "<u2", offset=1024).astype(np.int64))
+    width = "<u4" if np.fromfile(tokens, "<i4", 1)[0] == 20240801 else "<u2"
+    text = torch.from_numpy(np.fromfile(tokens, width, offset=1024).astype(np.int64))
     total = 0.0
     for start in range(0, len(text) - 1, seq):
         targets = text[start + 1:start + seq + 1]

@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "llmc/checkpoint/hf_model.h"
+#include "llmc/data/tokenizer_file.h"
 #include "llmc/log/error.h"
 #include "llmc/util/stop_signal.h"
 
@@ -76,11 +77,10 @@ static void set_state(struct async_writer *s, enum state state) {
  * model was one of our checkpoints and has been removed, the one of the newest checkpoint. NULL if
  * there is none. */
 static const char *find_tokenizer(const struct async_writer *s, char path[FILE_PATH_BYTES]) {
-    static const char name[] = "tokenizer.model";
     const char *last = async_writer_last(s);
     if (s->settings.tokenizer) return s->settings.tokenizer;
-    if (!file_join(path, s->run->facts.options->model, name) && !access(path, R_OK)) return path;
-    return *last && !file_join(path, last, name) && !access(path, R_OK) ? path : NULL;
+    if (!tokenizer_file_in(path, s->run->facts.options->model) && !access(path, R_OK)) return path;
+    return *last && !tokenizer_file_in(path, last) && !access(path, R_OK) ? path : NULL;
 }
 
 static int write_state(struct async_writer *s, const char *partial, json_t *files) {
@@ -106,7 +106,7 @@ static int write_shards(struct async_writer *s, const char *partial, json_t *fil
 /* Rank 0 writes the model's other files. */
 static int write_rest(struct async_writer *s, const char *partial, json_t *files) {
     static const char *const names[] = {"model.safetensors.index.json", "tokenizer.model",
-                                        "config.json"};
+                                        "tokenizer.json", "config.json"};
     char path[FILE_PATH_BYTES];
     if (hf_model_write_rest(partial, &s->run->facts.layout->config, s->tensors, s->tensor_count,
                             s->shards, find_tokenizer(s, path)))

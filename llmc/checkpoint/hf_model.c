@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "llmc/data/tokenizer_file.h"
 #include "llmc/util/file.h"
 #include "llmc/log/error.h"
 #include "llmc/checkpoint/safetensors.h"
@@ -23,6 +24,7 @@
 static const char *const file_patterns[] = {"config.json",
                                             "model.safetensors",
                                             "tokenizer.model",
+                                            "tokenizer.json",
                                             "trainer.json",
                                             "model.safetensors.index.json",
                                             "model-[0-9]*-of-[0-9]*.safetensors",
@@ -250,8 +252,8 @@ int hf_model_write_rest(const char *directory, const struct llama_config *config
                         const char *tokenizer_path) {
     char path[FILE_PATH_BYTES];
     if (shards > 1 && write_index(directory, tensors, count, shards)) return -1;
-    if (tokenizer_path &&
-        (file_join(path, directory, "tokenizer.model") || file_copy(tokenizer_path, path)))
+    if (tokenizer_path && (file_join(path, directory, tokenizer_file_name(tokenizer_path)) ||
+                           file_copy(tokenizer_path, path)))
         return -1;
     return config_write(directory, config);
 }

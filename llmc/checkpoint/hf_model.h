@@ -3,7 +3,7 @@
  *     config.json        the shape (config.h)
  *     model.safetensors  the parameters, float32, under Hugging Face's names; or for a large model
  *     model-00001-of-00003.safetensors, ..., model.safetensors.index.json   the same in shards
- *     tokenizer.model    the SentencePiece model, if there is one
+ *     tokenizer.model    or tokenizer.json, if there is one (tokenizer_file.h)
  *     trainer.json, optimizer-*.safetensors   the rest of a training run's state (resume.h)
  *
  * LlamaForCausalLM.from_pretrained(DIR) reads what hf_model_write wrote, and hf_model_read reads
@@ -38,7 +38,7 @@ enum { HF_MODEL_NAME_BYTES = 64 };
 void hf_model_shard_name(int shard, int shards, char name[HF_MODEL_NAME_BYTES]);
 
 /* Writes a checkpoint. tensors: those of model_tensors(config), any order, data filled in.
- * tokenizer_path: copied to DIR/tokenizer.model; NULL for none. Everything is written and synced
+ * tokenizer_path: copied into DIR; NULL for none. Everything is written and synced
  * under DIR.partial and then renamed, so that DIR is always either the old checkpoint or the new
  * one, and complete. Parents of DIR must exist. An older checkpoint at DIR is replaced; a directory
  * that holds anything else is not touched and is an error. One writer at a time per DIR.

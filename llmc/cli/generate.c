@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "llmc/data/tokenizer_file.h"
 #include "llmc/util/file.h"
 #include "llmc/util/random.h"
 #include "llmc/log/error.h"
@@ -148,7 +149,7 @@ void generate_gather(void *context, const char *text) {
 int generate_open_tokenizer(const char *path, const char *beside, int vocabulary,
                             struct tokenizer **tokenizer) {
     char own[FILE_PATH_BYTES];
-    if (!path && file_join(own, beside, "tokenizer.model")) return -1;
+    if (!path && tokenizer_file_in(own, beside)) return -1;
     if (!path) path = own;
     if (tokenizer_open(path, tokenizer)) return -1;
     const int tokens = tokenizer_vocabulary(*tokenizer);
@@ -173,10 +174,14 @@ int generate_to_terminal(const struct generate_model *model, const struct tokeni
     return 0;
 }
 
-int generate_check_tokenizer(const char *tokenizer) {
-    if (tokenizer) return 0;
-    return log_error(
-        "--sample-every: expected tokenizer.model beside the data, or --tokenizer FILE");
+int generate_check_tokenizer(const char *path) {
+    struct tokenizer *tokenizer;
+    if (!path)
+        return log_error(
+            "--sample-every: expected tokenizer.model beside the data, or --tokenizer FILE");
+    if (tokenizer_open(path, &tokenizer)) return -1;
+    tokenizer_close(tokenizer);
+    return 0;
 }
 
 int generate_sample(const struct generate_model *model, const char *path, const struct options *o,

@@ -72,7 +72,7 @@ void generate_gather(void *line, const char *text);
 
 /* ---- the two uses ---- */
 
-/* Opens `path`, or tokenizer.model in the directory `beside` where path is NULL. A tokenizer with
+/* Opens `path`, or the tokenizer in the directory `beside` where path is NULL. A tokenizer with
  * more tokens than the model is refused. The caller closes it. Returns 0, or -1 after reporting. */
 int generate_open_tokenizer(const char *path, const char *beside, int vocabulary,
                             struct tokenizer **tokenizer);

@@ -15,10 +15,11 @@
 struct token_file {
     char *path;
     struct file_map map;
-    const uint16_t *tokens;
+    const void *tokens; /* (count) uint16 or, if wide, uint32 */
+    bool wide;
     uint64_t count;
     int vocabulary;         /* from the header; 0 if the header has none */
-    int largest;            /* largest token id */
+    uint32_t largest;       /* largest token id */
     uint64_t words, bytes;  /* of the text; 0: unknown */
     uint64_t train_before;  /* number of training windows in earlier files */
     uint64_t window_before; /* number of validation windows in earlier files */
@@ -39,24 +40,18 @@ struct dataloader {
 
 /* ---- opening and checking ---------------------------------------------------------------- */
 
-/* Magic numbers and versions of llm.c: 20240520/1 is for GPT-2's data and for ours. 20240801/7
- * is for Llama-3's, with uint32 tokens; its vocabulary of 128,256 is too large for a Llama-2. */
+/* Magic numbers and versions of llm.c: those of GPT-2's data are for 16-bit tokens, those of
+ * Llama-3's for 32-bit tokens. */
 static int check_kind(const char *path, int magic, int version) {
-    if (magic == TOKENS_MAGIC_LLAMA3)
-        return log_error(
-            "'%s' is a token file of llm.c's version %d with 32-bit tokens of Llama-3, "
-            "expected version %d with 16-bit tokens; make one from the text with "
-            "build/tokenize and a tokenizer of at most %d tokens",
-            path, version, TOKENS_VERSION, TOKENS_VOCABULARY_MAX);
-    if (magic != TOKENS_MAGIC)
-        return log_error(
-            "'%s' begins with the number %d, expected %d: it is no llm.c token file with "
-            "16-bit tokens; make one with build/tokenize",
-            path, magic, TOKENS_MAGIC);
-    if (version != TOKENS_VERSION)
+    const int expected = magic == TOKENS_MAGIC_32 ? TOKENS_VERSION_32 : TOKENS_VERSION;
+    if (magic != TOKENS_MAGIC && magic != TOKENS_MAGIC_32)
+        return log_error("'%s' begins with the number %d, expected %d or %d: it is no llm.c token "
+                         "file; make one with build/tokenize",
+                         path, magic, TOKENS_MAGIC, TOKENS_MAGIC_32);
+    if (version != expected)
         return log_error("'%s' is a token file of version %d, expected version %d; make one with "
                          "build/tokenize",
-                         path, version, TOKENS_VERSION);
+                         path, version, expected);
     return 0;
 }
 
@@ -73,45 +68,63 @@ static int check_header(struct token_file *file) {
     if (header[2] < 0)
         return log_error("'%s' claims %d tokens, a negative number", path, header[2]);
     file->count = (uint64_t)header[2];
-    uint64_t expected = TOKENS_HEADER_BYTES + 2 * file->count;
+    file->wide = header[0] == TOKENS_MAGIC_32;
+    uint64_t expected = TOKENS_HEADER_BYTES + (file->wide ? 4 : 2) * file->count;
+    int most = file->wide ? TOKENS_VOCABULARY_MAX : TOKENS_VOCABULARY_16;
     if (bytes != expected)
         return log_error(
             "'%s' has %zu bytes, expected %llu for the %d tokens its header claims: it "
             "%s",
             path, bytes, (unsigned long long)expected, header[2],
             bytes < expected ? "is truncated" : "has bytes that do not belong to it");
-    if (header[3] < 0 || header[3] > TOKENS_VOCABULARY_MAX)
+    if (header[3] < 0 || header[3] > most)
         return log_error("'%s' claims a vocabulary of %d, expected 0 (unknown) to %d", path,
-                         header[3], TOKENS_VOCABULARY_MAX);
+                         header[3], most);
     file->vocabulary = header[3];
     memcpy(&file->words, header + TOKENS_HEADER_WORDS, sizeof file->words);
     memcpy(&file->bytes, header + TOKENS_HEADER_TEXT_BYTES, sizeof file->bytes);
-    file->tokens = (const uint16_t *)((const char *)file->map.data + TOKENS_HEADER_BYTES);
+    file->tokens = (const char *)file->map.data + TOKENS_HEADER_BYTES;
     return 0;
 }
 
-static int largest_token(const uint16_t *tokens, uint64_t count) {
+static uint32_t token_at(const struct token_file *file, uint64_t i) {
+    return file->wide ? ((const uint32_t *)file->tokens)[i] : ((const uint16_t *)file->tokens)[i];
+}
+
+/* The largest of tokens first ... first + count - 1. */
+static uint32_t largest_among(const struct token_file *file, uint64_t first, uint64_t count) {
+    uint32_t most_wide = 0;
+    uint16_t most = 0;
+    if (file->wide) {
+        const uint32_t *tokens = (const uint32_t *)file->tokens + first;
+        for (uint64_t i = 0; i < count; i++)
+            most_wide = tokens[i] > most_wide ? tokens[i] : most_wide;
+        return most_wide;
+    }
+    const uint16_t *tokens = (const uint16_t *)file->tokens + first;
+    for (uint64_t i = 0; i < count; i++) most = tokens[i] > most ? tokens[i] : most;
+    return most;
+}
+
+static uint32_t largest_token(const struct token_file *file) {
     enum { CHUNK = 1 << 16 };
-    int64_t chunks = (int64_t)((count + CHUNK - 1) / CHUNK);
-    int largest = 0;
+    int64_t chunks = (int64_t)((file->count + CHUNK - 1) / CHUNK);
+    uint32_t largest = 0;
 #pragma omp parallel for reduction(max : largest) if (chunks > 16)
     for (int64_t c = 0; c < chunks; c++) {
-        const uint16_t *chunk = tokens + c * CHUNK;
-        uint64_t rest = count - (uint64_t)c * CHUNK;
-        uint16_t most = 0;
-        for (uint64_t i = 0; i < (rest < CHUNK ? rest : CHUNK); i++)
-            most = chunk[i] > most ? chunk[i] : most;
+        const uint64_t first = (uint64_t)c * CHUNK, rest = file->count - first;
+        const uint32_t most = largest_among(file, first, rest < CHUNK ? rest : CHUNK);
         if (most > largest) largest = most;
     }
     return largest;
 }
 
 static int check_ids(const struct token_file *file, int vocabulary, const char *whose) {
-    if (file->count == 0 || file->largest < vocabulary) return 0;
+    if (file->count == 0 || file->largest < (uint32_t)vocabulary) return 0;
     uint64_t i = 0;
-    while (file->tokens[i] < vocabulary) i++;
-    return log_error("'%s': token %llu has id %d, expected less than %s vocabulary size, %d",
-                     file->path, (unsigned long long)i, file->tokens[i], whose, vocabulary);
+    while (token_at(file, i) < (uint32_t)vocabulary) i++;
+    return log_error("'%s': token %llu has id %u, expected less than %s vocabulary size, %d",
+                     file->path, (unsigned long long)i, token_at(file, i), whose, vocabulary);
 }
 
 static int open_file(struct dataloader *loader, const char *path) {
@@ -119,7 +132,7 @@ static int open_file(struct dataloader *loader, const char *path) {
     file->path = strdup(path);
     if (!file->path) return log_error("cannot open '%s': out of memory", path);
     if (file_map(path, &file->map) != 0 || check_header(file) != 0) return -1;
-    file->largest = largest_token(file->tokens, file->count);
+    file->largest = largest_token(file);
     if (file->vocabulary && check_ids(file, file->vocabulary, "the file's own") != 0) return -1;
     if (file->vocabulary && loader->vocabulary && file->vocabulary != loader->vocabulary)
         return log_error("'%s' is for a vocabulary of %d, expected %d as in files before it", path,
@@ -155,17 +168,20 @@ static int open_matches(struct dataloader *loader, const char *pattern, const gl
     return 0;
 }
 
-/* Keeps the path of tokenizer.model beside the first file, if it exists. */
+/* Keeps the path of tokenizer.model, or else of tokenizer.json, beside the first file. */
 static int find_tokenizer(struct dataloader *loader) {
     const char *first = loader->files[0].path, *slash = strrchr(first, '/');
     int length = slash ? (int)(slash - first) + 1 : 0;
     char path[FILE_PATH_BYTES];
     if (length > FILE_PATH_BYTES - 32) return 0;
     memcpy(path, first, (size_t)length);
-    strcpy(path + length, "tokenizer.model");
-    if (access(path, R_OK) != 0) return 0;
-    loader->tokenizer = strdup(path);
-    return loader->tokenizer ? 0 : log_error("cannot open '%s': out of memory", first);
+    for (int i = 0; i < 2; i++) {
+        strcpy(path + length, i ? "tokenizer.json" : "tokenizer.model");
+        if (access(path, R_OK)) continue;
+        loader->tokenizer = strdup(path);
+        return loader->tokenizer ? 0 : log_error("cannot open '%s': out of memory", first);
+    }
+    return 0;
 }
 
 static int check_length(const struct dataloader *loader, const char *pattern,
@@ -220,11 +236,12 @@ void dataloader_close(struct dataloader *loader) {
 static uint64_t hash_file(uint64_t hash, const struct token_file *file) {
     enum { TOKENS = 2048 };
     const uint64_t part = file->count < TOKENS ? file->count : TOKENS;
-    const uint16_t *end = file->tokens + file->count, *middle = end - (file->count + part) / 2;
+    const uint64_t end = file->count - part, middle = end - end / 2;
     const int32_t *header = (const int32_t *)file->map.data;
     for (int i = 0; i < 8; i++) hash = random_mix(hash ^ (uint32_t)header[i]);
     for (uint64_t i = 0; i < part; i++)
-        hash = random_mix(hash ^ ((uint64_t)middle[i] << 16 | *(end - part + i)));
+        hash = random_mix(hash ^ ((uint64_t)token_at(file, middle + i) << (file->wide ? 32 : 16) |
+                                  token_at(file, end + i)));
     return hash;
 }
 
@@ -331,10 +348,13 @@ static const struct token_file *file_of(const struct dataloader *loader, uint64_
     return &loader->files[low];
 }
 
-static void copy_window(const uint16_t *from, int length, int32_t *tokens, int32_t *targets) {
-    for (int t = 0; t < length; t++) {
-        tokens[t] = from[t];
-        targets[t] = from[t + 1];
+/* Copies `length` tokens from token `start` on, and those that follow each. */
+static void copy_window(const struct token_file *file, uint64_t start, int length, int32_t *tokens,
+                        int32_t *targets) {
+    for (int t = 0; t <= length; t++) {
+        const int32_t token = (int32_t)token_at(file, start + (uint64_t)t);
+        if (t < length) tokens[t] = token;
+        if (t > 0) targets[t - 1] = token;
     }
 }
 
@@ -355,7 +375,7 @@ static void sequence_of(const struct dataloader *loader, int share, int shares, 
     /* If the epoch's shift leaves no room for a file's last window, the window ends at the end
      * of the file. */
     uint64_t start = (window - file->train_before) * T + shift, last = file->count - (T + 1);
-    copy_window(file->tokens + (start < last ? start : last), loader->T, tokens, targets);
+    copy_window(file, start < last ? start : last, loader->T, tokens, targets);
 }
 
 void dataloader_sequence(const struct dataloader *loader, uint64_t n, int32_t *tokens,
@@ -417,7 +437,7 @@ int dataloader_window(const struct dataloader *loader, uint64_t i, int32_t *toke
     uint64_t step = (uint64_t)(loader->stride ? loader->stride : loader->T);
     uint64_t start = (i - file->window_before) * step, rest = file->count - 1 - start;
     int length = rest < (uint64_t)most ? (int)rest : most;
-    copy_window(file->tokens + start, length, tokens, targets);
+    copy_window(file, start, length, tokens, targets);
     return length;
 }
 

@@ -1,9 +1,8 @@
 /* dataloader.h — reads training and validation sequences from llm.c's token files.
  *
- * A token file: 256 int32 of header, then the tokens as uint16, everything little-endian:
+ * A token file: 256 int32 of header, then the tokens, everything little-endian:
  *
- *     [0]     magic 20240520
- *     [1]     version 1
+ *     [0..1]  20240520 and 1: tokens are uint16; 20240801 and 7: uint32 (Llama-3's vocabulary)
  *     [2]     number of tokens
  *     [3]     vocabulary size        \
  *     [4..5]  words of the text       | written by build/tokenize; 0 (unknown) in llm.c's own
@@ -67,8 +66,8 @@ double dataloader_targets_per_byte(const struct dataloader *loader);
  * file, the position and the id. */
 int dataloader_check_vocabulary(const struct dataloader *loader, int vocabulary);
 
-/* Path of the tokenizer.model beside the first file, or NULL if there is none. The loader owns
- * the string. */
+/* Path of the tokenizer.model beside the first file, or else of the tokenizer.json, or NULL if
+ * there is neither. The loader owns the string. */
 const char *dataloader_tokenizer(const struct dataloader *loader);
 
 size_t dataloader_files(const struct dataloader *loader);
@@ -134,15 +133,16 @@ struct dataloader_batch dataloader_window_batch(const struct dataloader *loader,
 /* ---- the token file format, for tools that write it ---- */
 
 enum {
-    TOKENS_MAGIC = 20240520,
-    /* llm.c's files of uint32 tokens, which are refused with a special message. */
-    TOKENS_MAGIC_LLAMA3 = 20240801,
+    TOKENS_MAGIC = 20240520, /* and TOKENS_VERSION: uint16 */
     TOKENS_VERSION = 1,
+    TOKENS_MAGIC_32 = 20240801, /* and TOKENS_VERSION_32: uint32 */
+    TOKENS_VERSION_32 = 7,
     TOKENS_HEADER_INTS = 256,
     TOKENS_HEADER_BYTES = 1024,
     TOKENS_HEADER_WORDS = 4, /* index of the header's int32 where the uint64 begins */
     TOKENS_HEADER_TEXT_BYTES = 6,
-    TOKENS_VOCABULARY_MAX = 65535, /* the largest that uint16 ids allow; id 65535 is not used */
+    TOKENS_VOCABULARY_16 = 65535,    /* the largest of files of uint16; id 65535 is not used */
+    TOKENS_VOCABULARY_MAX = 1 << 20, /* of files of uint32: a model allows no more */
 };
 
 #ifdef __cplusplus

@@ -190,6 +190,11 @@ int tokenizer_open(const char *path, struct tokenizer **out) {
     struct file_map map;
     if (file_map(path, &map) != 0) return -1;
     int status = guarded("open a tokenizer", [&]() {
+        if (map.bytes && *static_cast<const char *>(map.data) == '{')
+            return log_error("'%s' is a tokenizer.json, which this program does not read: expected "
+                             "SentencePiece's tokenizer.model; data/tokenize_json.py makes token "
+                             "files, and transformers writes text",
+                             path);
         auto t = std::make_unique<tokenizer>();
         auto loaded = t->processor.LoadFromSerializedProto(
             std::string_view(static_cast<const char *>(map.data), map.bytes));

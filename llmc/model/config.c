@@ -66,7 +66,7 @@ int config_check(const struct llama_config *c, const char *origin) {
         check_range(origin, "num_key_value_heads", c->kv_heads, 1, c->heads) ||
         check_range(origin, "head_dim", c->head_size, 2, 1 << 12) ||
         check_range(origin, "intermediate_size", c->hidden, 1, 1 << 20) ||
-        check_range(origin, "vocab_size", c->vocabulary, 1, 65535) ||
+        check_range(origin, "vocab_size", c->vocabulary, 1, 1 << 20) ||
         check_range(origin, "max_position_embeddings", c->positions, 1, 1 << 24))
         return -1;
     if (c->heads % c->kv_heads != 0)

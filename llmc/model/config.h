@@ -26,7 +26,7 @@ struct llama_config {
     int kv_heads;   /* K: key/value heads, H % K == 0 */
     int head_size;  /* D: even; H*D need not be C */
     int hidden;     /* F: of the feed-forward layer */
-    int vocabulary; /* V: 1 ... 65535; 0 in a preset: taken from the data */
+    int vocabulary; /* V: 1 ... 2^20; 0 in a preset: taken from the data */
     int positions;  /* longest sequence */
     float norm_eps;
     float rope_theta;
@@ -51,7 +51,7 @@ int config_read(const char *directory, struct llama_config *config);
  * the same model. Returns 0, or -1 after reporting. */
 int config_write(const char *directory, const struct llama_config *config);
 
-/* Checks every field: ranges, heads % kv_heads, an even head size, a vocabulary of 1 ... 65535,
+/* Checks every field: ranges, heads % kv_heads, an even head size, a vocabulary of 1 ... 2^20,
  * and that every tensor has fewer than 2^31 elements. `origin` is the file or preset that an
  * error message names. Returns 0, or -1 after reporting. */
 int config_check(const struct llama_config *config, const char *origin);

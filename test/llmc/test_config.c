@@ -65,7 +65,7 @@ static void test_config_round_trip(void **state) {
     (void)state;
     const struct llama_config configs[] = {
         {64, 5, 8, 4, 8, 172, 2048, 512, 1e-5f, 10000, true, {0, 0, 0, 0}},
-        {48, 1, 4, 1, 10, 100, 65535, 1, 1e-6f, 500000, false, {8, 1, 4, 8192}},
+        {48, 1, 4, 1, 10, 100, 1 << 20, 1, 1e-6f, 500000, false, {8, 1, 4, 8192}},
         {1, 1, 1, 1, 2, 1, 1, 1 << 24, 0.123456789f, 1.2345678e-7f, false, {0, 0, 0, 0}},
     };
     for (size_t i = 0; i < sizeof configs / sizeof *configs; i++) {
@@ -192,8 +192,8 @@ static void test_config_refusals(void **state) {
          "\"vocab_size\": 1000}",
          "the feed-forward layer would have 2097152 x 131072"},
         {"{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 2, "
-         "\"num_attention_heads\": 4, \"intermediate_size\": 128, \"vocab_size\": 128256}",
-         "vocab_size is 128256, expected 1 to 65535"},
+         "\"num_attention_heads\": 4, \"intermediate_size\": 128, \"vocab_size\": 1048577}",
+         "vocab_size is 1048577, expected 1 to 1048576"},
     };
     for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
         assert_reports(read_config(whole[i][0], &config), whole[i][1]);

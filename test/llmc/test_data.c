@@ -18,14 +18,15 @@ struct spec {
 };
 
 static const char *write_spec(const char *name, struct spec spec) {
-    size_t bytes = TOKENS_HEADER_BYTES + 2 * (size_t)spec.count;
+    const size_t each = spec.magic == TOKENS_MAGIC_32 ? 4 : 2;
+    size_t bytes = TOKENS_HEADER_BYTES + each * (size_t)spec.count;
     char *data = (char *)calloc(1, bytes);
     int32_t header[4] = {spec.magic, spec.version, spec.claimed < 0 ? spec.count : spec.claimed,
                          spec.vocabulary};
     memcpy(data, header, sizeof header);
     for (int i = 0; i < spec.count; i++) {
-        uint16_t id = (uint16_t)(spec.first_id + i);
-        memcpy(data + TOKENS_HEADER_BYTES + 2 * i, &id, sizeof id);
+        int32_t id = spec.first_id + i; /* little-endian: its first half is the uint16 */
+        memcpy(data + TOKENS_HEADER_BYTES + each * (size_t)i, &id, each);
     }
     const char *path = in_scratch(name);
     write_bytes(path, data, bytes);
@@ -69,9 +70,21 @@ static void test_bad_files(void **state) {
     write_bytes(path, "not a token file", 16);
     assert_open_reports(path, DATALOADER_TRAIN, 8, "it has 16 bytes");
 
-    spec = good, spec.magic = 20240801, spec.version = 7; /* llm.c's files for Llama-3 */
+    spec = good, spec.magic = TOKENS_MAGIC_32;
     assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8,
-                        "of llm.c's version 7 with 32-bit tokens of Llama-3, expected version 1");
+                        "of version 1, expected version 7");
+    spec.version = TOKENS_VERSION_32, spec.claimed = 99;
+    assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8,
+                        "has 1424 bytes, expected 1420");
+    spec.claimed = -1, spec.vocabulary = (1 << 20) + 1;
+    assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8,
+                        "expected 0 (unknown) to");
+    spec.vocabulary = 128256, spec.first_id = 128200;
+    assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8,
+                        "token 56 has id 128256, expected less than the file's own");
+    spec.first_id = -50; /* as uint32: 4294967246 */
+    assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8,
+                        "token 0 has id 4294967246");
     spec = good, spec.magic = 20240326; /* llm.c's model files */
     assert_open_reports(write_spec("bad.bin", spec), DATALOADER_TRAIN, 8, "number 20240326");
     spec = good, spec.version = 2;
@@ -174,10 +187,49 @@ static void test_words_and_bytes(void **state) {
     }
 }
 
+/* The same tokens as 16 and as 32 bits are the same sequences; large ids are those of the file. */
+static void test_32_bit_tokens(void **state) {
+    (void)state;
+    enum { COUNT = 70000, WINDOW = 7 };
+    const struct spec wide = {TOKENS_MAGIC_32, TOKENS_VERSION_32, -1, 0, COUNT, 0};
+    struct spec large = wide;
+    large.first_id = 1 << 17, large.vocabulary = 1 << 18;
+    write_tokens("16.bin", COUNT, 0, 0); /* ids from 65536 on begin at 0 again */
+    write_spec("32.bin", wide);
+    struct dataloader *loader[] = {
+        open_good(in_scratch("16.bin"), DATALOADER_TRAIN, WINDOW, 3),
+        open_good(in_scratch("32.bin"), DATALOADER_TRAIN, WINDOW, 3),
+        open_good(write_spec("large.bin", large), DATALOADER_TRAIN, WINDOW, 3)};
+    assert_int_equal(dataloader_vocabulary(loader[2]), 1 << 18);
+    assert_reports(dataloader_check_vocabulary(loader[1], 65536), "token 65536 has id 65536");
+    for (uint64_t n = 0; n < COUNT / WINDOW; n++) {
+        int32_t tokens[3][WINDOW], targets[3][WINDOW];
+        for (int i = 0; i < 3; i++) dataloader_sequence(loader[i], n, tokens[i], targets[i]);
+        for (int t = 0; t < WINDOW; t++) {
+            assert_int_equal(tokens[0][t], tokens[1][t] & 65535);
+            assert_int_equal(targets[0][t], targets[1][t] & 65535);
+            assert_int_equal(tokens[2][t], tokens[1][t] + (1 << 17));
+            assert_int_equal(targets[2][t], tokens[2][t] + 1);
+        }
+    }
+    int32_t tokens[WINDOW], targets[WINDOW];
+    assert_int_equal(dataloader_window(loader[2], 1, tokens, targets), WINDOW);
+    assert_int_equal(tokens[0], (1 << 17) + WINDOW);
+    for (int i = 0; i < 3; i++) dataloader_close(loader[i]);
+    char text[2][DATALOADER_DESCRIPTION];
+    assert_int_equal(dataloader_describe(in_scratch("32.bin"), text[0]), 0);
+    assert_int_equal(dataloader_describe(in_scratch("large.bin"), text[1]), 0);
+    assert_string_not_equal(text[0], text[1]);
+}
+
 static void test_tokenizer_beside(void **state) {
     (void)state;
     struct dataloader *loader = open_good(write_tokens("t.bin", 50, 0, 0), DATALOADER_TRAIN, 8, 0);
     assert_null(dataloader_tokenizer(loader));
+    dataloader_close(loader);
+    write_text(in_scratch("tokenizer.json"), "{}");
+    loader = open_good(in_scratch("t.bin"), DATALOADER_TRAIN, 8, 0);
+    assert_string_equal(dataloader_tokenizer(loader), in_scratch("tokenizer.json"));
     dataloader_close(loader);
     write_text(in_scratch("tokenizer.model"), "x");
     loader = open_good(in_scratch("t.bin"), DATALOADER_TRAIN, 8, 0);
@@ -188,6 +240,7 @@ static void test_tokenizer_beside(void **state) {
     assert_string_equal(dataloader_tokenizer(loader), "tokenizer.model");
     dataloader_close(loader);
     unlink("tokenizer.model");
+    unlink("tokenizer.json");
     assert_int_equal(chdir("/"), 0);
 }
 
@@ -509,6 +562,7 @@ int main(void) {
         cmocka_unit_test(test_too_short),
         cmocka_unit_test(test_vocabulary),
         cmocka_unit_test(test_words_and_bytes),
+        cmocka_unit_test(test_32_bit_tokens),
         cmocka_unit_test(test_tokenizer_beside),
         cmocka_unit_test(test_epochs_are_permutations),
         cmocka_unit_test(test_epochs_and_seeds_differ),

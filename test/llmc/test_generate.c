@@ -217,7 +217,17 @@ static void test_tokenizers(void **state) {
     assert_reports(generate_open_tokenizer(in_scratch("absent"), scratch, 259, &tokenizer),
                    "absent");
     assert_reports(generate_check_tokenizer(NULL), "--sample-every: expected tokenizer.model");
-    assert_int_equal(generate_check_tokenizer("x"), 0);
+    assert_reports(generate_check_tokenizer(in_scratch("absent")), "absent");
+    assert_int_equal(generate_check_tokenizer(in_scratch("tokenizer.model")), 0);
+    assert_int_equal(rename(in_scratch("tokenizer.model"), in_scratch("away")), 0);
+    write_text(in_scratch("tokenizer.json"), "{}");
+    assert_reports(
+        generate_open_tokenizer(NULL, scratch, 259, &tokenizer),
+        "tokenizer.json' is a tokenizer.json, which this program does not read: expected "
+        "SentencePiece's tokenizer.model; data/tokenize_json.py makes token files");
+    assert_reports(generate_check_tokenizer(in_scratch("tokenizer.json")),
+                   "expected SentencePiece");
+    unlink(in_scratch("tokenizer.json"));
 }
 
 /* ---- attention behind earlier tokens --------------------------------------------------------- */

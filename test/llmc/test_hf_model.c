@@ -422,12 +422,16 @@ static void test_checkpoint_round_trip(void **state) {
     umask(mask);
     assert_int_equal(stat(directory, &status), 0);
     assert_int_equal(status.st_mode & 0777, 0777 & ~mask);
+    write_text(in_scratch("tokens.json"), "{}");
+    assert_int_equal(write_model(directory, &small, 5, in_scratch("tokens.json")), 0);
+    assert_true(exists(in_scratch("model/tokenizer.json")));
+    assert_false(exists(in_scratch("model/tokenizer.model")));
     /* replaced, with a slash at the end, tied, and without the tokenizer */
     struct llama_config tied = small;
     tied.tied = true;
     assert_int_equal(write_model(in_scratch("model///"), &tied, 6, NULL), 0);
     assert_true(read_model(directory) == 6);
-    assert_false(exists(in_scratch("model/tokenizer.model")));
+    assert_false(exists(in_scratch("model/tokenizer.json")));
     assert_false(exists(in_scratch("model.partial")));
     /* through a symbolic link, which stays one */
     assert_int_equal(symlink("model", in_scratch("link")), 0);

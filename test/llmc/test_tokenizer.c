@@ -364,27 +364,20 @@ static void test_tokenize_errors(void **state) {
     write_model("no_bos", &spec);
     assert_fails("--tokenizer no_bos --input text --train t.bin", 1, "has no <s>");
     spec = like_llama;
-    spec.more = 65536 - 272;
-    write_model("large", &spec);
-    assert_fails(
-        "--tokenizer large --input text --train t.bin", 1,
-        "'large' has a vocabulary of 65536, token files of 16-bit ids allow at most 65535");
+    write_text(in_scratch("json"), "{\"version\": \"1.0\"}");
+    assert_fails("--tokenizer json --input text --train t.bin", 1,
+                 "tokenize: 'json' is a tokenizer.json, which this program does not read");
     static const char *const absent[] = {"t.bin", "t.bin.partial", "v.bin", "v.bin.partial",
                                          "tokenizer.model"};
     for (size_t i = 0; i < sizeof absent / sizeof *absent; i++)
         assert_false(exists(in_scratch(absent[i])));
-    spec.more--;
-    write_model("large", &spec);
-    assert_int_equal(run_tokenize("--tokenizer large --input text --train t.bin"), 0);
-    unlink(in_scratch("t.bin"));
-    unlink(in_scratch("tokenizer.model"));
 }
 
 /* The tokens of a file, read with dataloader.h; the caller frees. */
-static int32_t *read_tokens(const char *name, size_t *count) {
+static int32_t *read_tokens(const char *name, int vocabulary, size_t *count) {
     struct dataloader *loader;
     assert_int_equal(dataloader_open(in_scratch(name), DATALOADER_VALIDATE, 1, 0, &loader), 0);
-    assert_int_equal(dataloader_vocabulary(loader), 272);
+    assert_int_equal(dataloader_vocabulary(loader), vocabulary);
     assert_string_equal(dataloader_tokenizer(loader), in_scratch("tokenizer.model"));
     *count = dataloader_tokens(loader);
     int32_t *tokens = (int32_t *)malloc(*count * sizeof *tokens);
@@ -399,7 +392,7 @@ static void assert_documents(const char *name, const char *const *documents, int
     struct tokenizer *tokenizer;
     assert_int_equal(tokenizer_open(in_scratch("m"), &tokenizer), 0);
     size_t count, at = 0;
-    int32_t *tokens = read_tokens(name, &count);
+    int32_t *tokens = read_tokens(name, 272, &count);
     for (int i = 0; i < document_count; i++) {
         int32_t *ids;
         size_t length;
@@ -431,6 +424,46 @@ static void test_tokenize_documents(void **state) {
     /* the tokenizer may lie where its copy would */
     assert_int_equal(run_tokenize("--tokenizer tokenizer.model --input one --train ./t.bin"), 0);
     assert_documents("t.bin", (const char *[]){"a b\n"}, 1);
+}
+
+/* A vocabulary of up to 65535 makes files of 16-bit tokens, a larger one files of 32 bits; in shards,
+ * too. */
+static void test_tokenize_large_vocabularies(void **state) {
+    (void)state;
+    struct model_spec spec = like_llama;
+    write_text(in_scratch("one"), "a b ab\n");
+    for (int vocabulary = 65535; vocabulary <= 65536; vocabulary++) {
+        size_t count, bytes;
+        int32_t magic;
+        spec.more = vocabulary - 272;
+        write_model("large", &spec);
+        assert_int_equal(run_tokenize("--tokenizer large --input one --train t.bin"), 0);
+        int32_t *tokens = read_tokens("t.bin", vocabulary, &count);
+        char *data = read_bytes(in_scratch("t.bin"), &bytes);
+        memcpy(&magic, data, sizeof magic);
+        assert_int_equal(magic, vocabulary == 65535 ? TOKENS_MAGIC : TOKENS_MAGIC_32);
+        assert_int_equal(bytes, 1024 + (vocabulary == 65535 ? 2 : 4) * count);
+        assert_int_equal(
+            run_tokenize("--tokenizer large --input one --train s.bin --shard-tokens 3"), 0);
+        struct dataloader *loader;
+        assert_int_equal(dataloader_open(in_scratch("s_*.bin"), DATALOADER_VALIDATE, 1, 0, &loader),
+                         0);
+        assert_int_equal(dataloader_tokens(loader), count);
+        for (int i = 0; i < 2; i++) {
+            int32_t token, target;
+            dataloader_window(loader, (uint64_t)(2 * i), &token, &target);
+            assert_int_equal(token, tokens[3 * i]);
+            assert_int_equal(target, tokens[3 * i + 1]);
+        }
+        dataloader_close(loader);
+        free(data);
+        free(tokens);
+        for (int i = 0; i < 3; i++) {
+            char name[32];
+            snprintf(name, sizeof name, "s_%06d.bin", i);
+            unlink(in_scratch(name));
+        }
+    }
 }
 
 static void test_tokenize_split(void **state) {
@@ -487,7 +520,7 @@ static void test_tokenize_in_pieces(void **state) {
     write_bytes(in_scratch("long"), text, BYTES);
     assert_int_equal(run_tokenize("--tokenizer m --input long --train t.bin"), 0);
     size_t count;
-    int32_t *tokens = read_tokens("t.bin", &count);
+    int32_t *tokens = read_tokens("t.bin", 272, &count);
     assert_int_equal(count, BYTES + 2); /* <s>, a space, newlines */
     for (size_t i = 2; i < count; i++)
         if (tokens[i] != 3 + '\n') fail_msg("token %zu is %d", i, tokens[i]);
@@ -521,6 +554,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_usage),
         cmocka_unit_test(test_tokenize_errors),
         cmocka_unit_test(test_tokenize_documents),
+        cmocka_unit_test(test_tokenize_large_vocabularies),
         cmocka_unit_test(test_tokenize_split),
         cmocka_unit_test(test_tokenize_in_pieces),
     };

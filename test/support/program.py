@@ -86,7 +86,7 @@ def write_tokens(path, tokens, vocabulary=0, magic=20240520, version=1, count=No
     header = [magic, version, len(tokens) if count is None else count, vocabulary] + [0] * 252
     with open(path, "wb") as file:
         file.write(struct.pack("<256i", *header))
-        file.write(np.asarray(tokens, dtype="<u2").tobytes())
+        file.write(np.asarray(tokens, dtype="<u2" if magic == 20240520 else "<u4").tobytes())
 
 
 def markov_tokens(count, vocabulary, seed):

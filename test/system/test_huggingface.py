@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from huggingface import ask, environment
-from program import ROOT, events, run, succeed, tensors
+from program import ROOT, events, markov_tokens, run, succeed, tensors, write_tokens
 
 pytestmark = pytest.mark.xdist_group("transformers")
 
@@ -113,3 +113,72 @@ def test_transformers_reads_what_was_trained(name, tmp_path):
                         for folder in (checkpoint, tmp_path / "again"))
         assert index["weight_map"].keys() == again["weight_map"].keys()
         assert index["metadata"]["total_size"] == again["metadata"]["total_size"]
+
+
+# ---- the Llama 3 family: 32-bit tokens, 128,256 of them, scaled rotary embedding ----
+
+VOCABULARY = 128_256
+SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+           "original_max_position_embeddings": 16}
+
+
+def write_llama3(folder, tied):
+    """Writes a small model with random weights, and token files, as nobody has stored them: they are large."""
+    width, hidden, heads, kv_heads, size = 8, 24, 4, 1, 6
+    (folder / "config.json").write_text(json.dumps({
+        "model_type": "llama", "hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": size, "intermediate_size": hidden, "vocab_size": VOCABULARY,
+        "tie_word_embeddings": tied, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+        "rope_scaling": SCALING}), encoding="utf-8")
+    layer = {"self_attn.q_proj": (heads * size, width), "self_attn.k_proj": (kv_heads * size, width),
+             "self_attn.v_proj": (kv_heads * size, width), "self_attn.o_proj": (width, heads * size),
+             "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width), "mlp.down_proj": (width, hidden),
+             "input_layernorm": (width,), "post_attention_layernorm": (width,)}
+    shapes = {"model.embed_tokens": (VOCABULARY, width), "model.norm": (width,),
+              **{f"model.layers.0.{name}": shape for name, shape in layer.items()},
+              **({} if tied else {"lm_head": (VOCABULARY, width)})}
+    random, header, data, at = np.random.default_rng(3), {}, [], 0
+    for name, shape in shapes.items():
+        values = (random.normal(0, 0.15, shape) + (len(shape) == 1)).astype("<f4").tobytes()
+        header[f"{name}.weight"] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + len(values)]}
+        data.append(values)
+        at += len(values)
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"".join(data))
+    for name, count, seed in (("train", 2000, 1), ("val", 200, 2)):
+        tokens = VOCABULARY - 1 - markov_tokens(count, 500, seed)
+        write_tokens(folder / f"{name}.bin", tokens, VOCABULARY, magic=20240801, version=7)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture(name="llama3", params=[True, False], ids=["tied", "untied"], scope="module")
+def fixture_llama3(request, tmp_path_factory):
+    """The model, and its checkpoint after a few steps."""
+    folder = write_llama3(tmp_path_factory.mktemp("llama3"), request.param)
+    succeed("--model", folder, "--train", folder / "train.bin", "--val", folder / "val.bin", "--seq", SEQ, "--workers",
+            2, "--batch", 2, "--steps", 4, "--lr", 3e-2, "--loss-rate", 0.1, "--threads", 1, "--out", folder / "run")
+    return folder, folder / "run" / "checkpoint-00000004"
+
+
+def test_training_with_the_vocabulary_of_llama_3(llama3):
+    folder, checkpoint = llama3
+    losses = [event["loss"] for event in events(folder / "run" / "log.jsonl", "step")]
+    assert losses[0] == pytest.approx(np.log(VOCABULARY), abs=0.5) and losses[-1] < losses[0] - 0.05
+    ours, given = (json.loads((path / "config.json").read_text()) for path in (checkpoint, folder))
+    assert all(ours[name] == given[name] for name in ("vocab_size", "tie_word_embeddings", "rope_scaling"))
+    assert (checkpoint / "tokenizer.json").read_text() == "{}"
+    done = run("--generate", "in", "--model", checkpoint)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "tokenizer.json' is a tokenizer.json, which this program does not read: expected SentencePiece's" in \
+        done.stderr
+
+
+def test_the_loss_of_llama_3_is_that_of_transformers(llama3, tmp_path):
+    environment()
+    folder, checkpoint = llama3
+    for model in folder, checkpoint:
+        theirs, = ask({"do": "loss", "directory": model, "tokens": folder / "val.bin", "seq": SEQ})
+        succeed("--eval", "--model", model, "--val", folder / "val.bin", "--seq", SEQ, "--log",
+                tmp_path / "eval.jsonl", "--overwrite")
+        assert events(tmp_path / "eval.jsonl", "eval")[0]["val_loss"] == pytest.approx(theirs, abs=1e-5)

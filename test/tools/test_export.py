@@ -9,11 +9,10 @@ import time
 
 import pytest
 
-from program import BUILD, ROOT, markov_files, read_log, succeed
+from packages import environment_with
+from program import ROOT, markov_files, read_log, succeed
 
 SCRIPT = ROOT / "scripts" / "export.py"
-REQUIREMENTS = ROOT / "dev" / "goldens" / "requirements-tensorboard.txt"
-PACKAGES = BUILD / "tensorboard"  # tensorboard and what it imports, 40 MB
 READER = """
 import json, sys
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -28,19 +27,8 @@ json.dump([scalars, texts], sys.stdout)
 
 @pytest.fixture(name="tensorboard", scope="module")
 def install():
-    """Returns an environment in which Python has tensorboard, from PyPI; it is installed once."""
-    if not (PACKAGES / "requirements.txt").exists() or (
-            PACKAGES / "requirements.txt").read_text() != REQUIREMENTS.read_text():
-        shutil.rmtree(PACKAGES, ignore_errors=True)
-        done = subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                               "--timeout", "20", "--retries", "1", "--no-deps", "--no-compile", "--target",
-                               PACKAGES, "-r", REQUIREMENTS], text=True, capture_output=True, check=False)
-        if done.returncode:
-            shutil.rmtree(PACKAGES, ignore_errors=True)
-            pytest.skip("cannot install tensorboard from PyPI: "
-                        + (done.stderr.strip().splitlines() or ["no reason given"])[-1])
-        shutil.copy(REQUIREMENTS, PACKAGES / "requirements.txt")
-    return {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    """An environment in which Python has tensorboard and what it imports, 40 MB."""
+    return environment_with("tensorboard")
 
 
 @pytest.fixture(name="run", scope="module")

@@ -75,11 +75,11 @@ def table(*names):
     return [entry for name in names for entry in scope["TABLE"][name]]
 
 
-def fetch(server, *arguments, script=SCRIPT, base=None, expect=0):
+def fetch(server, *arguments, script=SCRIPT, base=None, expect=0, **variables):
     base = base or f"http://127.0.0.1:{server.server_port}"
     done = subprocess.run(["/usr/bin/python3", str(script), *map(str, arguments)], cwd=ROOT,
                           env={"PATH": "/usr/bin:/bin", "FETCH_BASE_URL": base, "FETCH_PAUSE": "0",
-                               "TOKENIZE": str(BUILD / "tokenize")},
+                               "TOKENIZE": str(BUILD / "tokenize"), **variables},
                           capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == expect, done.stdout + done.stderr
     if expect == 1:
