@@ -179,7 +179,7 @@ tests: all benches $(TESTS) emulated_tests ptx_tests $(BUILD)/emulated/train_lla
        $(if $(SANITIZE),,$(BUILD)/plain/train_llama2 $(NS3_HERE) liblossynet)
 
 # What tests run of a build with sanitizers.
-sanitized: $(BUILD)/train_llama2 $(TESTS) emulated_tests
+sanitized: $(BUILD)/train_llama2 $(BUILD)/tokenize $(TESTS) emulated_tests
 
 # Links all prerequisites. $(1): libraries. $(2): the linking command, if it is not that of programs.
 define link
