@@ -34,7 +34,7 @@ static void announce_rule(const struct run_info *run) {
     printf("against loss: %s%s%s%s%s%s\n", leads ? "broadcasts lead" : "",
            leads && again ? ", " : "", again ? "lost gradients go again" : "",
            (leads || again) && run->carries ? ", " : "",
-           run->carries ? "the rest is carried over" : "",
+           run->carries ? "what stays lost is carried over" : "",
            leads || again || run->carries ? "" : "nothing");
     if (o->carry == OPTION_AUTO && !run->carries)
         printf("note: %s: what stays lost does not come with the next gradient (--carry)\n",
@@ -52,6 +52,7 @@ void run_info_announce(const struct run_info *run) {
     const struct options *o = run->options;
     const double gradient = o->loss_rate[0], parameter = o->loss_rate[1];
     const bool lossless = o->algorithm == ALGORITHM_RELIABLE;
+    const bool tells_type = o->wire_dtype != OPTION_WIRE_FLOAT32 || o->wire_dtype_chosen;
     if (run->rank > 0 || o->quiet) return;
     printf("Llama of %.2fM parameters, %d worker%s in %d process%s, %s%s\n",
            (double)run->layout->count / 1e6, run->workers, run->workers > 1 ? "s" : "", run->ranks,
@@ -69,10 +70,9 @@ void run_info_announce(const struct run_info *run) {
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)options_micro_batches(o, run->workers) * run->batch * run->seq);
     if (run->workers > 1)
-        printf(", %zu packets of %zu bytes%s%s over %s", run->packets, run->packet_bytes,
-               o->wire_dtype == OPTION_WIRE_FLOAT32 ? "" : " of ",
-               o->wire_dtype == OPTION_WIRE_FLOAT32 ? "" : option_wire_dtype_names[o->wire_dtype],
-               run->link);
+        printf(", %zu packets of %zu bytes%s%s%s over %s", run->packets, run->packet_bytes,
+               tells_type ? " of " : "", tells_type ? option_wire_dtype_names[o->wire_dtype] : "",
+               o->wire_dtype_chosen ? " (--wire-dtype auto)" : "", run->link);
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
     announce_rule(run);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *const algorithm_names[] = {"lossy", "reliable", "rps", "naive", NULL};
 const char *const schedule_names[] = {"cosine", "wsd", "linear", "constant", NULL};
@@ -25,7 +26,7 @@ static const char *const lead_names[] = {"auto", "off", NULL};
 static const char *const progress_names[] = {"auto", "on", "off", NULL};
 static const char *const attention_names[] = {"own", "cudnn", "auto", NULL};
 static const char *const dtype_names[] = {"auto", "float32", "bf16", "fp8", NULL};
-const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", NULL};
+const char *const option_wire_dtype_names[] = {"float32", "bf16", "int8", "int4", "auto", NULL};
 
 #define AT(field) offsetof(struct options, field)
 #define TITLE(text)                                                                                \
@@ -178,10 +179,12 @@ static const struct option_entry table[] = {
             "payload of a packet in bytes, a multiple of 4; 0: as much as a datagram carries, at "
             "most 4096"),
     ONE_OF("wire-dtype", wire_dtype, RESUMED, "float32", option_wire_dtype_names,
-           "float32|bf16|int8|int4",
+           "float32|bf16|int8|int4|auto",
            "type in which gradients and parameters travel; owners keep float32. bf16: half the "
            "bytes. int8: a quarter, in blocks of 32 with a scale. int4: an eighth for gradients, "
-           "and int8 for parameters. Algorithms lossy and reliable"),
+           "and int8 for parameters. auto: int8 where at --link-gbps packets of bf16 would take "
+           "longer than computing, else bf16 on a GPU, else float32; the first lines of a run say "
+           "which. Algorithms lossy and reliable"),
     STRING("interface", interface, NEUTRAL | EACH_RANK, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
@@ -224,8 +227,8 @@ static const struct option_entry table[] = {
     SWITCH("gpu-direct", gpu_direct, NEUTRAL,
            "verbs: the adapter reads gradients from the GPU's memory, if it can (dma-buf, "
            "nvidia-peermem). Only the adapter's own checksum protects them then"),
-    NUMBER("link-gbps", link_gbps, NEUTRAL, "100", 1e-6, 1e6, "GBIT",
-           "link speed of a worker, for --dry-run"),
+    NUMBER("link-gbps", link_gbps, RUN, "100", 1e-6, 1e6, "GBIT",
+           "link speed of a worker, for --dry-run and --wire-dtype auto"),
 
     TITLE("Output"),
     STRING("record-loss", record_loss, NEUTRAL | EACH_RANK, NULL, "FILE",
@@ -384,6 +387,23 @@ static void be_plain(struct options *out) {
     out->repair[0] = out->repair[1] = 0;
 }
 
+/* A step takes 6 operations for each parameter and token, and sends 4 bytes for each parameter, in
+ * bf16; a group shares them. Of devices it is only assumed how many operations a second they make. */
+static void choose_wire(struct options *o) {
+    const bool gpu = o->device == DEVICE_CUDA ||
+                     (o->device == DEVICE_AUTO && access("/dev/nvidiactl", F_OK) == 0);
+    const double tokens = (double)o->micro_batches * o->batch * (o->seq ? o->seq : 1024);
+    const double computing = 6 * tokens / (gpu ? 3e14 : 1e11);
+    const int group = o->group && atoi(o->group) > 1 ? atoi(o->group) : 1;
+    const double sending = 4 * 8 / (o->link_gbps * 1e9 * group);
+    const bool broadcasts = o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_RELIABLE;
+    o->wire_dtype_chosen = true;
+    o->wire_dtype = !broadcasts || o->gpu_direct ? OPTION_WIRE_FLOAT32
+                    : sending > computing        ? OPTION_WIRE_INT8
+                    : gpu                        ? OPTION_WIRE_BF16
+                                                 : OPTION_WIRE_FLOAT32;
+}
+
 /* Reports a word that getopt did not accept. */
 static int refuse_option(const char *word) {
     const char *name = word + strspn(word, "-");
@@ -435,6 +455,7 @@ int options_parse(int argc, char **argv, struct options *out) {
         log_error("'%s': expected options only (see --help)", argv[optind]);
         return 2;
     }
+    if (out->wire_dtype == OPTION_WIRE_AUTO) choose_wire(out);
     if (out->loss_seed < 0) out->loss_seed = out->seed;
     if (out->peer_timeout < 0) out->peer_timeout = out->meet ? 1 : 10;
     if (out->decay >= 0 && out->schedule != SCHEDULE_WSD) {

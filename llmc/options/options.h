@@ -32,8 +32,9 @@ enum {
     OPTION_WIRE_FLOAT32,
     OPTION_WIRE_BF16,
     OPTION_WIRE_INT8,
-    OPTION_WIRE_INT4
-}; /* of --wire-dtype */
+    OPTION_WIRE_INT4,
+    OPTION_WIRE_AUTO /* options_parse replaces it */
+};                   /* of --wire-dtype */
 extern const char *const option_wire_dtype_names[];
 
 enum { OPTION_ATTENTION_OWN, OPTION_ATTENTION_CUDNN, OPTION_ATTENTION_AUTO }; /* of --attention */
@@ -84,6 +85,7 @@ struct options {
     int link;         /* lossynet_link_kind */
     int packet_bytes; /* 0: the link's default */
     int wire_dtype;
+    bool wire_dtype_chosen; /* by --wire-dtype auto */
     double link_gbps;
     const char *interface;
     const char *traffic_class;

@@ -127,6 +127,23 @@ def test_rounded_on_the_wire(data, tmp_path, wire, sent):
     assert phases[wire] == pytest.approx(np.multiply(sent, phases["float32"]), abs=1e-3)
 
 
+@pytest.mark.parametrize("more, chosen", [([], "float32"), (["--link-gbps=0.04"], "int8"),
+                                          (["--link-gbps=0.04", "--batch=20"], "float32"),
+                                          (["--link-gbps=0.04", "--group=4"], "float32"),
+                                          (["--device=cuda"], "int8"), (["--device=cuda", "--link-gbps=400"], "bf16"),
+                                          (["--link-gbps=0.04", "--algorithm=rps"], "float32")])
+def test_a_wire_dtype_is_chosen(more, chosen):
+    """By --device, and by whether --link-gbps makes the link the limit. Groups send less, batches compute longer."""
+    said = succeed("--dry-run", "--model=110M", "--workers=8", "--device=cpu", "--wire-dtype=auto", *more).stdout
+    assert f"Sent per worker and step, as {chosen}" in said, said
+
+
+def test_a_chosen_wire_dtype_is_told(data, tmp_path):
+    said = succeed(*settings(data, tmp_path / "out", steps=1, wire_dtype="auto", link_gbps=0.001)).stdout
+    assert re.search(r" packets of \d+ bytes of int8 \(--wire-dtype auto\) over ", said), said
+    assert read_log(tmp_path / "out" / "log.jsonl")[0]["options"]["wire-dtype"] == "int8"
+
+
 # ---- edge cases of the network ----
 
 def test_one_worker_loses_nothing(data, tmp_path):
@@ -540,7 +557,7 @@ def one_line(done, code):
      "--look-ahead: expected --algorithm lossy or reliable"),
     (["--carry", "2"], "--carry: expected auto or a number from 0 to 1, got '2'"),
     (["--repair", "often"], "--repair: expected auto or a whole number from 0 to 16, or two with a comma, got 'often'"),
-    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int4, got 'fp8'"),
+    (["--wire-dtype", "fp8"], "--wire-dtype: expected one of float32 bf16 int8 int4 auto, got 'fp8'"),
     (["--wire-dtype", "bf16", "--algorithm", "rps"],
      "--wire-dtype bf16: expected --algorithm lossy or reliable, got rps"),
     (["--wire-dtype", "bf16", "--algorithm", "naive"],
