@@ -5,7 +5,7 @@
 # make bench        compares speed and memory with PyTorch, and the network with TCP (bench-network)
 # make simulate     simulates a web service beside training (ns-3); takes two cores for two hours
 # make liblossynet  the library alone, static and shared; make install PREFIX=/usr/local DESTDIR=
-#                   copies it, its header and lossynet.pc; make uninstall removes them
+#                   copies it, its headers and lossynet.pc; make uninstall removes them
 # make format       clang-format over all C and CUDA
 # make lint         clang-tidy over all C, with the checks of .clang-tidy
 # make clean        removes build/ (out/ stays)
@@ -416,7 +416,7 @@ aarch64:
 	    $(AARCH64_PROGRAMS:%=$(BUILD)/aarch64/%)
 
 # ---- lossynet for other programs ----------------------------------------------------------
-# lossynet.h is the only header that is installed. The text of base/types.h is copied into it.
+# lossynet.h and lossynet_trainer.h are installed. The text of base/types.h is copied into the first.
 PREFIX ?= /usr/local
 LIBRARY := $(BUILD)/liblossynet
 VERSION = $(shell sed -n 's/^\#define LOSSYNET_VERSION "\(.*\)"/\1/p' lossynet/lossynet.h)
@@ -425,7 +425,8 @@ LIBRARY_OBJECTS := $(LOSSYNET:%.c=$(LIBRARY)/%.o)
 LIBRARY_LIBS := $(LOSSYNET_LIBS) $(if $(filter 1,$(VERBS)),$(shell pkg-config --libs libibverbs)) \
                 $(if $(filter 1,$(MPI)),$(shell mpicc -showme:link))
 
-liblossynet: $(LIBRARY)/liblossynet.a $(LIBRARY)/liblossynet.so $(LIBRARY)/lossynet.h
+HEADERS := $(LIBRARY)/lossynet.h $(LIBRARY)/lossynet_trainer.h
+liblossynet: $(LIBRARY)/liblossynet.a $(LIBRARY)/liblossynet.so $(HEADERS)
 
 $(LIBRARY)/lossynet/%.o: lossynet/%.c $(FLAGS)/compile
 	@mkdir -p $(@D)
@@ -447,9 +448,13 @@ $(LIBRARY)/lossynet.h: lossynet/lossynet.h lossynet/base/types.h
 	@sed -e '/^#include "lossynet\/base\/types.h"/{r lossynet/base/types.h' -e 'd}' $< >$@
 	@! grep '^#include "' $@
 
+$(LIBRARY)/lossynet_trainer.h: lossynet/lossynet_trainer.h
+	@mkdir -p $(@D)
+	@sed 's|^#include "lossynet/lossynet.h"|#include "lossynet.h"|' $< >$@
+
 install: liblossynet
 	@install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	@install -m 644 $(LIBRARY)/lossynet.h $(DESTDIR)$(PREFIX)/include
+	@install -m 644 $(HEADERS) $(DESTDIR)$(PREFIX)/include
 	@install -m 644 $(LIBRARY)/liblossynet.a $(DESTDIR)$(PREFIX)/lib
 	@install -m 755 $(LIBRARY)/liblossynet.so $(DESTDIR)$(PREFIX)/lib/liblossynet.so.$(VERSION)
 	@ln -sf liblossynet.so.$(VERSION) $(DESTDIR)$(PREFIX)/lib/$(SONAME)
@@ -461,7 +466,7 @@ install: liblossynet
 	    >$(DESTDIR)$(PREFIX)/lib/pkgconfig/lossynet.pc
 
 uninstall:
-	@rm -f $(DESTDIR)$(PREFIX)/include/lossynet.h $(DESTDIR)$(PREFIX)/lib/pkgconfig/lossynet.pc \
+	@rm -f $(addprefix $(DESTDIR)$(PREFIX)/,include/lossynet.h include/lossynet_trainer.h lib/pkgconfig/lossynet.pc) \
 	    $(addprefix $(DESTDIR)$(PREFIX)/lib/,liblossynet.a liblossynet.so $(SONAME) \
 	        liblossynet.so.$(VERSION))
 

@@ -46,7 +46,7 @@
 #include "llmc/util/threads.h"
 #include "llmc/cli/validate.h"
 #include "llmc/memory/worker.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 #include <math.h>
 #include <omp.h>

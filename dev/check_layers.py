@@ -26,7 +26,7 @@ USES = {
     "": ("algorithm", "transport", "partition", "loss", "link", "crypto", "base"),
 }
 # Headers of lossynet/ that lower folders may include as well.
-PUBLIC = {"lossynet.h": ("algorithm",)}
+PUBLIC = {"lossynet.h": ("algorithm",), "lossynet_trainer.h": ("algorithm",)}
 
 # The same for llmc.
 LLMC_USES = {

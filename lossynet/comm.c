@@ -148,8 +148,9 @@ static uint64_t fingerprint(const struct lossynet_comm *comm,
     hash = lossynet_mix(hash ^ lossynet_loss_fingerprint(&comm->loss));
     hash = lossynet_mix(hash ^ (uint64_t)comm->averaging.estimator);
     hash = lossynet_mix(hash ^ (uint64_t)settings->drift_samples);
-    hash = lossynet_mix(hash ^ (uint64_t)settings->multicast ^ (uint64_t)settings->encrypt << 1 ^
-                        (uint64_t)settings->lead << 2 ^ (uint64_t)settings->skip_late << 3);
+    hash = lossynet_mix(hash ^ (uint64_t)settings->network.multicast ^
+                        (uint64_t)settings->network.encrypt << 1 ^ (uint64_t)settings->lead << 2 ^
+                        (uint64_t)settings->network.skip_late << 3);
     hash = lossynet_mix(hash ^ (uint64_t)settings->return_masks ^
                         (uint64_t)settings->error_feedback << 1 ^
                         (uint64_t)settings->acknowledge_later << 2);
@@ -209,29 +210,21 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
     const struct lossynet_transport_settings transport = {
         .world = comm->world,
         .packet_bytes = settings->packet_bytes,
-        .interface = settings->interface,
-        .pace_gbps = settings->pace_gbps,
-        .loss_budget = settings->loss_budget,
-        .peer_timeout = settings->peer_timeout,
-        .skip_late = settings->skip_late,
-        .deadline = settings->deadline,
+        .network = settings->network,
         .late_comes = settings->error_feedback,
         .pulses =
             1 + settings->error_feedback + rounds[LOSSYNET_GRADIENT] + rounds[LOSSYNET_PARAMETER],
         .phases = {1 + rounds[LOSSYNET_GRADIENT], 1 + rounds[LOSSYNET_PARAMETER]},
-        .dscp = settings->dscp,
-        .multicast = settings->multicast,
-        .encrypt = settings->encrypt,
-        .key_file = settings->key_file,
     };
     lossynet_status status =
         lossynet_transport_open(&transport, link_open, share, context, &comm->transport);
     if (status) return status;
     const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
     comm->resources.pool.bytes += facts.link_bytes;
-    if (settings->encrypt) comm->resources.pool.bytes += lossynet_secure_memory(comm->world.ranks);
+    if (settings->network.encrypt)
+        comm->resources.pool.bytes += lossynet_secure_memory(comm->world.ranks);
     comm->exchange.reliable = facts.reliable;
-    comm->steps.skips = settings->skip_late && !facts.reliable;
+    comm->steps.skips = settings->network.skip_late && !facts.reliable;
     status = prepare(comm, settings, payload_for(settings, facts.payload_most), facts.multicast);
     status = agree(comm, settings, status, share, context);
     if (status) return status;
@@ -397,15 +390,15 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     comm->resources.pool.measuring = true;
     size_t bytes = 0;
     bool udp = settings->link == LOSSYNET_LINK_UDP && world->ranks > 1;
-    size_t trailer = settings->encrypt && world->ranks > 1 ? LOSSYNET_SECURE_BYTES : 0;
+    size_t trailer = settings->network.encrypt && world->ranks > 1 ? LOSSYNET_SECURE_BYTES : 0;
     const size_t packet = payload_for(
         settings, (udp ? LOSSYNET_UDP_PACKET_BYTES : LOSSYNET_PAYLOAD_DEFAULT) - trailer);
     place(comm, world, settings->workers);
-    comm->steps.skips = settings->skip_late && world->ranks > 1;
-    if (prepare(comm, settings, packet, settings->multicast) == LOSSYNET_OK) {
+    comm->steps.skips = settings->network.skip_late && world->ranks > 1;
+    if (prepare(comm, settings, packet, settings->network.multicast) == LOSSYNET_OK) {
         bytes = comm->resources.pool.bytes;
         if (world->ranks > 1) {
-            bytes += lossynet_transport_memory(world->ranks, packet, settings->encrypt);
+            bytes += lossynet_transport_memory(world->ranks, packet, settings->network.encrypt);
             bytes += (settings->link == LOSSYNET_LINK_UDP ? lossynet_link_udp_memory
                       : settings->link == LOSSYNET_LINK_VERBS
                           ? lossynet_link_verbs_memory
@@ -432,10 +425,11 @@ lossynet_status lossynet_key_proof(const char *key_file, const char *text, char 
 lossynet_status lossynet_probe(const struct lossynet_world *world,
                                const struct lossynet_settings *settings, const int *node,
                                double seconds, struct lossynet_path *out, const char **link_name) {
-    const struct lossynet_transport_settings transport = {.world = *world,
-                                                          .packet_bytes = settings->packet_bytes,
-                                                          .interface = settings->interface,
-                                                          .pace_gbps = settings->pace_gbps};
+    const struct lossynet_transport_settings transport = {
+        .world = *world,
+        .packet_bytes = settings->packet_bytes,
+        .network = {.interface = settings->network.interface,
+                    .pace_gbps = settings->network.pace_gbps}};
     lossynet_link_open link_open;
     if (settings->log) lossynet_log_to(settings->log, settings->log_context);
     if (world->ranks < 2) {

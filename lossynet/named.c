@@ -53,15 +53,15 @@ static const struct entry table[] = {
     {"repair", ROUNDS, AT(retransmission_rounds), "auto,0"},
     {"repair-budget", REAL, AT(retransmission_budget), "0.2"},
     {"link", LINK, AT(link), "auto"},
-    {"interface", TEXT, AT(interface), ""},
-    {"pace-gbps", REAL, AT(pace_gbps), "0"},
-    {"loss-budget", REAL, AT(loss_budget), "0"},
-    {"traffic-class", CLASS, AT(dscp), "default"},
-    {"peer-timeout", REAL, AT(peer_timeout), "0"},
-    {"deadline", DEADLINE, AT(deadline), "off"},
-    {"multicast", FLAG, AT(multicast), "0"},
-    {"encrypt", FLAG, AT(encrypt), "0"},
-    {"key-file", TEXT, AT(key_file), ""},
+    {"interface", TEXT, AT(network.interface), ""},
+    {"pace-gbps", REAL, AT(network.pace_gbps), "0"},
+    {"loss-budget", REAL, AT(network.loss_budget), "0"},
+    {"traffic-class", CLASS, AT(network.dscp), "default"},
+    {"peer-timeout", REAL, AT(network.peer_timeout), "0"},
+    {"deadline", DEADLINE, AT(network.deadline), "off"},
+    {"multicast", FLAG, AT(network.multicast), "0"},
+    {"encrypt", FLAG, AT(network.encrypt), "0"},
+    {"key-file", TEXT, AT(network.key_file), ""},
     {"record-loss", TEXT, AT(record_loss), ""},
     {"drift-samples", WHOLE, AT(drift_samples), "1024"},
 };
@@ -169,9 +169,9 @@ static const char *store(struct lossynet_settings *settings, const struct entry 
                    ? NULL
                    : "default, le, cs0 to cs7, af11 to af43, va, ef or a DSCP from 0 to 63";
     case DEADLINE:
-        settings->skip_late = strcmp(text, "off") != 0;
+        settings->network.skip_late = strcmp(text, "off") != 0;
         *(double *)place = 0;
-        if (!settings->skip_late || !strcmp(text, "auto")) return NULL;
+        if (!settings->network.skip_late || !strcmp(text, "auto")) return NULL;
         return parse_real(text, (double *)place) && *(double *)place > 0
                    ? NULL
                    : "auto, off or a number of seconds above 0";

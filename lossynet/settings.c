@@ -135,7 +135,7 @@ static lossynet_status check_group(const struct lossynet_world *world,
                      group, local);
         return LOSSYNET_INVALID;
     }
-    if (settings->multicast || settings->skip_late || settings->return_masks) {
+    if (settings->network.multicast || settings->network.skip_late || settings->return_masks) {
         lossynet_log("group %d: expected no multicast, no deadline and no masks", group);
         return LOSSYNET_INVALID;
     }
@@ -196,20 +196,20 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         lossynet_log("link %d: expected auto, mpi, udp or verbs", (int)settings->link);
         return LOSSYNET_INVALID;
     }
-    if (!(settings->pace_gbps >= 0) || !(settings->peer_timeout >= 0)) {
-        lossynet_log("pace %g Gbit/s, peer time-out %g s: expected 0 or more", settings->pace_gbps,
-                     settings->peer_timeout);
+    if (!(settings->network.pace_gbps >= 0) || !(settings->network.peer_timeout >= 0)) {
+        lossynet_log("pace %g Gbit/s, peer time-out %g s: expected 0 or more",
+                     settings->network.pace_gbps, settings->network.peer_timeout);
         return LOSSYNET_INVALID;
     }
-    if (!(settings->loss_budget >= 0 && settings->loss_budget < 1) ||
-        (settings->loss_budget > 0 && !(settings->pace_gbps > 0))) {
+    if (!(settings->network.loss_budget >= 0 && settings->network.loss_budget < 1) ||
+        (settings->network.loss_budget > 0 && !(settings->network.pace_gbps > 0))) {
         lossynet_log("loss-budget %g: expected a share below 1, and pace-gbps too, the rate of a "
                      "rank's link",
-                     settings->loss_budget);
+                     settings->network.loss_budget);
         return LOSSYNET_INVALID;
     }
-    if (settings->dscp < 0 || settings->dscp > 63) {
-        lossynet_log("traffic class %d: expected a DSCP from 0 to 63", settings->dscp);
+    if (settings->network.dscp < 0 || settings->network.dscp > 63) {
+        lossynet_log("traffic class %d: expected a DSCP from 0 to 63", settings->network.dscp);
         return LOSSYNET_INVALID;
     }
     if (settings->drift_samples < 0) {
@@ -229,10 +229,10 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
         return LOSSYNET_INVALID;
     }
     const bool told = settings->return_masks || (settings->error_feedback && settings->residuals);
-    if (settings->skip_late && (told || !(settings->deadline >= 0))) {
+    if (settings->network.skip_late && (told || !(settings->network.deadline >= 0))) {
         lossynet_log("deadline %g s: expected 0 or more, and no masks, or residuals that are kept "
                      "apart, for which all ranks wait",
-                     settings->deadline);
+                     settings->network.deadline);
         return LOSSYNET_INVALID;
     }
     if (settings->error_feedback && settings->estimator != LOSSYNET_MEAN &&
@@ -246,13 +246,13 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
                      "the vectors are");
         return LOSSYNET_INVALID;
     }
-    if (settings->multicast && settings->retransmission_rounds[LOSSYNET_PARAMETER]) {
+    if (settings->network.multicast && settings->retransmission_rounds[LOSSYNET_PARAMETER]) {
         lossynet_log("multicast: expected no repair of parameters, which are sent again to single "
                      "workers; repair N,0 is fine");
         return LOSSYNET_INVALID;
     }
-    if (settings->key_file && !settings->encrypt) {
-        lossynet_log("key-file %s: expected encrypt with it", settings->key_file);
+    if (settings->network.key_file && !settings->network.encrypt) {
+        lossynet_log("key-file %s: expected encrypt with it", settings->network.key_file);
         return LOSSYNET_INVALID;
     }
     return check_sizes(settings);

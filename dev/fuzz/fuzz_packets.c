@@ -448,13 +448,13 @@ static void rank_main(int rank) {
         .estimator = LOSSYNET_ZERO,
         .loss = {.rate = {loss_rate, loss_rate}, .model = "bernoulli", .seed = 3},
         .link = LOSSYNET_LINK_UDP,
-        .peer_timeout = PEER_TIMEOUT,
+        .network.peer_timeout = PEER_TIMEOUT,
         .return_masks = !run.skips,
         .retransmission_rounds = {run.skips, 0}, /* by multicast, of gradients alone */
-        .skip_late = run.skips,
-        .deadline = run.skips ? 0.01 : 0,
-        .multicast = true,
-        .encrypt = run.encrypt,
+        .network.skip_late = run.skips,
+        .network.deadline = run.skips ? 0.01 : 0,
+        .network.multicast = true,
+        .network.encrypt = run.encrypt,
     };
     struct worker_view view = {
         .rank = rank, .gradient = take_vectors(), .parameter = take_vectors()};

@@ -198,7 +198,7 @@ static void rank_main(int rank) {
                                                .packet_bytes = PAYLOAD,
                                                .loss = {.model = "bernoulli"},
                                                .link = LOSSYNET_LINK_UDP,
-                                               .peer_timeout = run.timeout};
+                                               .network.peer_timeout = run.timeout};
     struct lossynet_comm *comm;
     float *vector = calloc(ELEMENTS, sizeof *vector);
     uint8_t *all = calloc(RANKS, MESSAGE);

@@ -264,8 +264,8 @@ static void rank_main(int rank) {
         .error_feedback = run.carries,
         .retransmission_rounds = {2 * run.repairs, run.repairs},
         .retransmission_budget = 0.3,
-        .skip_late = run.skips,
-        .deadline = run.deadline};
+        .network.skip_late = run.skips,
+        .network.deadline = run.deadline};
     struct rank r = {.rank = rank,
                      .gradient = take(run.elements, sizeof(float)),
                      .parameter = take(run.elements, sizeof(float)),

@@ -15,7 +15,7 @@
 
 #include "llmc/checkpoint/checksum.h"
 #include "llmc/options/options.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {

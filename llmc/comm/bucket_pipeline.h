@@ -29,7 +29,7 @@
 #include "llmc/model/param_layout.h"
 #include "llmc/comm/group.h"
 #include "llmc/memory/worker.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {

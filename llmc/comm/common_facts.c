@@ -9,7 +9,7 @@
 #include "llmc/log/error.h"
 #include "llmc/model/config.h"
 #include "llmc/options/options_table.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 const char *const common_fact_names[FACTS] = {"the model's shape", "the training data",
                                               "the validation data", "the key of --key-file"};

@@ -31,7 +31,7 @@
 #include "llmc/log/metrics.h"
 #include "llmc/memory/placement.h"
 #include "llmc/model/param_layout.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -6,7 +6,7 @@
 #include "llmc/memory/memory_plan.h"
 #include "llmc/options/options.h"
 #include "llmc/log/metrics.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {

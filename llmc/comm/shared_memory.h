@@ -9,7 +9,7 @@
 
 #include <stddef.h>
 
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {

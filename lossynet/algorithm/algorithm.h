@@ -32,7 +32,7 @@
 
 #include "lossynet/base/base.h"
 #include "lossynet/loss/loss.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 #include "lossynet/partition/partition.h"
 #include "lossynet/transport/transport.h"
 
@@ -461,7 +461,7 @@ struct lossynet_steps {
     int turn, broadcast_turn;      /* 0 or 1: which of stats.counters belongs to each of them */
     int round; /* round of retransmission; 0: packets are sent for the first time */
     bool reducing, broadcasting; /* the phase has begun and not ended */
-    /* With settings.skip_late (step.c): */
+    /* With settings.network.skip_late (step.c): */
     bool skips;     /* steps do not wait for late ranks */
     bool begun;     /* a step has begun since open */
     bool idle;      /* local workers have no gradient in this step */

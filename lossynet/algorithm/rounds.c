@@ -37,7 +37,7 @@ int lossynet_rounds_at(lossynet_phase phase, double p, double budget) {
 
 int lossynet_rounds_planned(const struct lossynet_settings *settings, lossynet_phase phase) {
     const int rounds = settings->retransmission_rounds[phase];
-    if (rounds != LOSSYNET_ROUNDS_MEASURED || !settings->skip_late) return rounds;
+    if (rounds != LOSSYNET_ROUNDS_MEASURED || !settings->network.skip_late) return rounds;
     return lossynet_rounds_at(phase, settings->loss.rate[phase], settings->retransmission_budget);
 }
 

@@ -1,4 +1,4 @@
-/* unconfirmed.c — error feedback when steps do not wait for acknowledgements (settings.skip_late).
+/* unconfirmed.c — error feedback when steps do not wait for acknowledgements (settings.network.skip_late).
  *
  * A sender must know whether a packet arrived before it sends the packet's gradient again.
  * Otherwise the gradient could count twice. A late owner acknowledges late. So each link (from a

@@ -56,6 +56,30 @@ typedef enum {
     LOSSYNET_LINK_VERBS, /* datagrams of RDMA hardware: unreliable-datagram queue pairs */
 } lossynet_link_kind;
 
+/* How ranks use links udp and verbs. All zero is fine. Over link mpi, and with one rank, it has no
+ * effect. */
+struct lossynet_network {
+    const char *interface; /* udp: network interface; NULL: loopback if all ranks are on one host,
+                              else that of the default route. verbs: device[:port[:GID index]], or
+                              several for the ranks of a host; NULL: the first active port */
+    double pace_gbps;      /* a rank sends at most so many 10^9 bit/s; 0: no limit */
+    double loss_budget;    /* a rank sends slower while the network loses more than this share, < 1;
+                              needs pace_gbps. 0: it does not slow down */
+    double peer_timeout;   /* seconds of silence after which a rank counts as dead; 0 means 10 */
+    /* Steps do not wait for late ranks (transport/deadline.c). A phase ends `deadline` seconds after
+     * half of the ranks were done; 0: the deadline is learnt. Between one lossynet_step_follow and the
+     * next call lossynet_reduce, lossynet_pulse and lossynet_broadcast once each. Not with
+     * return_masks. */
+    bool skip_late;
+    double deadline;
+    bool multicast; /* parameters are sent once for all ranks, if the network supports multicast */
+    bool encrypt;   /* datagrams are encrypted and authenticated (crypto.h) */
+    /* With encrypt: a file with a secret that all ranks share, 16 to 4,096 bytes. NULL: the channel
+     * over which ranks meet is trusted. */
+    const char *key_file;
+    int dscp; /* traffic class of DATA, 0 ... 63 (RFC 2474); 0: the default, as control messages */
+};
+
 enum {
     LOSSYNET_HEADER_BYTES = 28, /* before every packet's payload; base/wire.h draws it */
     LOSSYNET_SECURE_BYTES = 24, /* after the payload of an encrypted datagram; crypto/crypto.h */

@@ -268,13 +268,13 @@ lossynet_status lossynet_transport_probe(const struct lossynet_transport_setting
                                                 .share_context = share_context,
                                                 .run = p.run,
                                                 .payload_bytes = settings->packet_bytes,
-                                                .interface = settings->interface};
+                                                .interface = settings->network.interface};
     status = link_open(&link, &p.link);
     if (status) return status;
     *link_name = p.link->name;
     p.payload_bytes =
         settings->packet_bytes ? settings->packet_bytes : p.link->features.payload_most;
-    p.rate = settings->pace_gbps * 1e9 / 8;
+    p.rate = settings->network.pace_gbps * 1e9 / 8;
     p.window = p.link->features.receive_queue / 2;
     if (p.link->features.reliable) p.window /= world->ranks - 1; /* answers need room too */
     if (p.window > WINDOW_MOST) p.window = WINDOW_MOST;

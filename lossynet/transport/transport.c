@@ -25,9 +25,9 @@ static lossynet_status share_hello(struct lossynet_transport *t, lossynet_share 
 static lossynet_status open_session(struct lossynet_transport *t,
                                     const struct lossynet_transport_settings *settings,
                                     lossynet_share share, void *context, struct hello *all) {
-    lossynet_status status =
-        share_hello(t, share, context, all,
-                    (struct hello){.session = lossynet_random(), .encrypt = settings->encrypt});
+    lossynet_status status = share_hello(
+        t, share, context, all,
+        (struct hello){.session = lossynet_random(), .encrypt = settings->network.encrypt});
     if (status) return status;
     t->session.id = all[0].session;
     for (int r = 1; r < t->world.ranks; r++) {
@@ -36,9 +36,9 @@ static lossynet_status open_session(struct lossynet_transport *t,
                      r, all[r].encrypt ? "with" : "without", all[0].encrypt ? "with" : "without");
         return LOSSYNET_INVALID;
     }
-    if (!settings->encrypt) return LOSSYNET_OK;
-    return lossynet_secure_open(&t->world, t->session.id, settings->key_file, share, context,
-                                &t->session.secure);
+    if (!settings->network.encrypt) return LOSSYNET_OK;
+    return lossynet_secure_open(&t->world, t->session.id, settings->network.key_file, share,
+                                context, &t->session.secure);
 }
 
 /* Opens the link and tells the peers how much they may send. */
@@ -50,22 +50,22 @@ static lossynet_status introduce(struct lossynet_transport *t,
     const int ranks = t->world.ranks;
     lossynet_status status = open_session(t, settings, share, context, all);
     if (status) return status;
-    const size_t trailer = settings->encrypt ? LOSSYNET_SECURE_BYTES : 0;
+    const size_t trailer = settings->network.encrypt ? LOSSYNET_SECURE_BYTES : 0;
     const struct lossynet_link_settings link = {
         .world = t->world,
         .share = share,
         .share_context = context,
         .run = session->id,
         .payload_bytes = settings->packet_bytes ? settings->packet_bytes + trailer : 0,
-        .interface = settings->interface,
-        .dscp = settings->dscp,
-        .multicast = settings->multicast,
+        .interface = settings->network.interface,
+        .dscp = settings->network.dscp,
+        .multicast = settings->network.multicast,
     };
-    session->two_classes = settings->dscp > 0;
+    session->two_classes = settings->network.dscp > 0;
     status = link_open(&link, &t->link);
     if (status) return status;
     session->payload_most = t->link->features.payload_most;
-    session->multicast = settings->multicast && t->link->features.multicast;
+    session->multicast = settings->network.multicast && t->link->features.multicast;
     size_t room = session->payload_most - trailer;
     t->session.fragment_bytes = (room < FRAGMENT_BYTES ? room : FRAGMENT_BYTES) / 4 * 4;
 
@@ -97,12 +97,14 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         lossynet_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
     } else {
         t->session.peer_timeout =
-            settings->peer_timeout > 0 ? settings->peer_timeout : PEER_TIMEOUT;
-        lossynet_pacing_open(&t->pacing, settings->pace_gbps, settings->loss_budget);
+            settings->network.peer_timeout > 0 ? settings->network.peer_timeout : PEER_TIMEOUT;
+        lossynet_pacing_open(&t->pacing, settings->network.pace_gbps,
+                             settings->network.loss_budget);
         t->sender.first = (t->world.rank + 1) % t->world.ranks;
         t->receiver.empty = t->receiver.marked = t->receiver.back = lossynet_now();
         t->receiver.grace = GRACE_MIN;
-        lossynet_deadline_open(&t->deadline, settings->skip_late, settings->deadline);
+        lossynet_deadline_open(&t->deadline, settings->network.skip_late,
+                               settings->network.deadline);
         t->deadline.late_comes = settings->late_comes;
         t->deadline.pulses = settings->pulses > 0 ? (uint32_t)settings->pulses : 1;
         for (int kind = 0; kind < 2; kind++)

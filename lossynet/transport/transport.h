@@ -80,16 +80,10 @@ struct lossynet_transport_calls {
 struct lossynet_transport_settings { /* fields have the same meaning in lossynet_settings */
     struct lossynet_world world;
     size_t packet_bytes;
-    const char *interface;
-    double pace_gbps, loss_budget, peer_timeout;
-    bool skip_late;  /* steps go on without late ranks */
-    double deadline; /* how long to wait for late ranks, in seconds; 0: adaptive */
+    struct lossynet_network network;
     int pulses;      /* rounds of LOSSYNET_PULSE per step; 0: one */
     int phases[2];   /* phases per step, by kind; 0: one */
     bool late_comes; /* late gradients are sent again in the next step */
-    int dscp;
-    bool multicast, encrypt;
-    const char *key_file;
 };
 
 struct lossynet_transport_shape {
@@ -221,7 +215,7 @@ struct lossynet_transport_facts {
 
 struct lossynet_transport_facts lossynet_transport_facts(const struct lossynet_transport *t);
 
-/* Returns whether a peer has made a call fail (lossynet.h, lossynet_has_failed). Over a reliable
+/* Returns whether a peer has made a call fail (lossynet_trainer.h, lossynet_has_failed). Over a reliable
  * link it returns false. */
 bool lossynet_transport_has_failed(struct lossynet_transport *t, bool *missing);
 
@@ -239,7 +233,7 @@ bool lossynet_transport_register(struct lossynet_transport *t, const void *memor
 
 /* ---- the network before a run (probe.c) ---- */
 
-/* Sends test datagrams from every rank to every other (lossynet.h, lossynet_probe). */
+/* Sends test datagrams from every rank to every other (lossynet_trainer.h, lossynet_probe). */
 lossynet_status lossynet_transport_probe(const struct lossynet_transport_settings *settings,
                                          lossynet_link_open link_open, lossynet_share share,
                                          void *share_context, const int *node, double seconds,

@@ -18,7 +18,7 @@
 
 #include "test/support/capture.h"
 #include "lossynet/comm.h"
-#include "lossynet/lossynet.h"
+#include "lossynet/lossynet_trainer.h"
 
 static const struct lossynet_world alone = {
     .rank = 0, .ranks = 1, .local_rank = 0, .local_ranks = 1};
@@ -107,7 +107,8 @@ static inline struct lossynet_settings scenario_settings(const char *model, doub
     settings.estimator = estimator;
     settings.loss.model = model;
     settings.drift_samples = 500;
-    settings.peer_timeout = 60; /* a busy machine may keep a rank from running for seconds */
+    settings.network.peer_timeout =
+        60; /* a busy machine may keep a rank from running for seconds */
     return settings;
 }
 

@@ -351,7 +351,7 @@ static void test_other_settings(void **state) {
 static void test_broken_link(void **state) {
     (void)state;
     struct lossynet_settings settings = scenario_settings("bernoulli", 0.1, LOSSYNET_MEAN);
-    settings.peer_timeout = 0.3;
+    settings.network.peer_timeout = 0.3;
     struct rank rank[RANKS];
     for (int sends = 0; sends < 400; sends += 1 + sends / 4) {
         capture_begin();

@@ -639,7 +639,7 @@ static void test_a_flood(void **state) {
         struct lossynet_settings settings = simple_settings(4, peer_elements, 2, 0);
         struct lossynet_comm *comm;
         uint64_t mine[2] = {0}, all[4];
-        settings.peer_timeout = 0.3;
+        settings.network.peer_timeout = 0.3;
         fake.hear = NULL;
         fake.floods = floods;
         assert_int_equal(

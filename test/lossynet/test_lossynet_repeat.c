@@ -48,7 +48,7 @@ static int count(int others, int silent) {
     fake.hear = hear;
     silent_ranks = silent;
     atomic_store(&sent_control, 0);
-    settings.peer_timeout = 60;
+    settings.network.peer_timeout = 60;
     assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
     float **vectors = take_vectors(1, elements);
@@ -119,7 +119,7 @@ static void test_a_turn_looks_at_few(void **state) {
     struct lossynet_comm *comm;
     fake.hear = hear;
     silent_ranks = RANKS;
-    settings.peer_timeout = 60;
+    settings.network.peer_timeout = 60;
     assert_int_equal(lossynet_comm_open(&world, &settings, fake_open, fake_exchange, NULL, &comm),
                      LOSSYNET_OK);
     struct lossynet_transport *t = comm->transport;

@@ -16,8 +16,8 @@ static void same_bits(double p, int ranks, bool multicast) {
     uint64_t want = scenario_run(comm, 0, SCENARIO_WORKERS);
     lossynet_close(comm);
     settings.link = LOSSYNET_LINK_UDP;
-    settings.encrypt = true;
-    settings.multicast = multicast;
+    settings.network.encrypt = true;
+    settings.network.multicast = multicast;
     struct rank rank[RANKS];
     run_ranks(ranks, &settings, lossynet_link_udp_open, run_scenario, rank, NULL);
     const struct lossynet_rejected none = {0};
@@ -70,7 +70,7 @@ static void run_steps(struct rank *rank, struct lossynet_comm *comm) {
 static struct lossynet_settings step_settings(bool encrypt) {
     struct lossynet_settings settings = simple_settings(2, &elements, 1, 0);
     settings.link = LOSSYNET_LINK_UDP;
-    settings.encrypt = encrypt;
+    settings.network.encrypt = encrypt;
     return settings;
 }
 

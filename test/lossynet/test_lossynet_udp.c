@@ -144,7 +144,7 @@ static const size_t small_elements = SMALL_ELEMENTS;
 static struct lossynet_settings small_settings(void) {
     struct lossynet_settings settings = simple_settings(2, &small_elements, 1, 0);
     settings.link = LOSSYNET_LINK_UDP;
-    settings.peer_timeout = 2;
+    settings.network.peer_timeout = 2;
     return settings;
 }
 
@@ -175,7 +175,7 @@ static void steps_within(double peer_timeout, int (*hook)(int, int, const uint8_
                          struct lossynet_counters *counters) {
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
-    settings.peer_timeout = peer_timeout;
+    settings.network.peer_timeout = peer_timeout;
     run_ranks(2, &settings, lossynet_link_udp_open, run_steps, rank, hook);
     for (int r = 0; r < 2; r++) assert_int_equal(rank[r].status, LOSSYNET_OK);
     assert_memory_equal(&rank[0].counters, &rank[1].counters, sizeof rank[0].counters);
@@ -324,7 +324,7 @@ static void check_multicast(lossynet_wire_dtype wire_dtype, bool bf16) {
     if (bf16) scenario_kind = SCENARIO_ROUNDED;
     const uint64_t want = digest_alone(&settings);
     if (bf16) scenario_kind = SCENARIO_BF16, settings.vector_dtype = LOSSYNET_BF16;
-    settings.multicast = true;
+    settings.network.multicast = true;
     struct rank rank[RANKS];
     for (int ranks = 2; ranks <= 4; ranks += 2) {
         run_ranks(ranks, &settings, open_multicast, run_scenario, rank, ranks == 4 ? rough : NULL);
@@ -392,7 +392,7 @@ static void test_mad_peer(void **state) {
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
     mad = true;
-    settings.peer_timeout = 0.5;
+    settings.network.peer_timeout = 0.5;
     for (int seed = 0; seed < 10; seed++) {
         capture_begin();
         run_ranks(2, &settings, lossynet_link_udp_open, run_mad, rank, damage);
@@ -480,7 +480,7 @@ static void test_who_is_cut_off(void **state) {
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
     settings.workers = 3;
-    settings.peer_timeout = 1.5;
+    settings.network.peer_timeout = 1.5;
     cut_at = 0;
     capture_begin();
     run_ranks(3, &settings, lossynet_link_udp_open, run_cut_off, rank, cut_off);
@@ -515,7 +515,7 @@ static void test_late_rank(void **state) {
     (void)state;
     struct lossynet_settings settings = small_settings();
     struct rank rank[RANKS];
-    settings.peer_timeout = 1; /* the link answers while its caller sleeps */
+    settings.network.peer_timeout = 1; /* the link answers while its caller sleeps */
     run_ranks(2, &settings, lossynet_link_udp_open, come_late, rank, NULL);
     for (int r = 0; r < 2; r++) {
         assert_int_equal(rank[r].status, LOSSYNET_OK);

@@ -58,8 +58,8 @@ static void values_reach_the_settings(void **state) {
     assert_false(s->error_feedback);
     assert_false(s->lead);
     assert_int_equal(s->link, LOSSYNET_LINK_UDP);
-    assert_int_equal(s->dscp, 1);
-    assert_true(s->skip_late && s->deadline == 0.5 && s->encrypt);
+    assert_int_equal(s->network.dscp, 1);
+    assert_true(s->network.skip_late && s->network.deadline == 0.5 && s->network.encrypt);
     assert_int_equal(s->packet_bytes, 1024);
     assert_int_equal(s->retransmission_rounds[LOSSYNET_GRADIENT], 2);
     assert_int_equal(s->retransmission_rounds[LOSSYNET_PARAMETER], 3);
@@ -70,10 +70,10 @@ static void defaults_open_a_comm(void **state) {
     const struct lossynet_world alone = {.rank = 0, .ranks = 1, .local_ranks = 1};
     const struct lossynet_settings *s = lossynet_named_settings(*state);
     struct lossynet_comm *comm;
-    assert_true(s->lead && s->error_feedback && !s->skip_late);
+    assert_true(s->lead && s->error_feedback && !s->network.skip_late);
     assert_int_equal(s->retransmission_rounds[LOSSYNET_GRADIENT], LOSSYNET_ROUNDS_MEASURED);
     assert_int_equal(s->retransmission_rounds[LOSSYNET_PARAMETER], 0);
-    assert_null(s->interface);
+    assert_null(s->network.interface);
     assert_int_equal(lossynet_open(&alone, s, &comm), LOSSYNET_OK);
     assert_int_equal(lossynet_owned_elements(comm, 0), ELEMENTS[0] + ELEMENTS[1]);
     lossynet_close(comm);

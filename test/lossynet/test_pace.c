@@ -160,11 +160,11 @@ static void test_settings(void **state) {
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         struct lossynet_settings settings = simple_settings(2, &elements, 1, 0);
         struct lossynet_comm *comm;
-        settings.loss_budget = wrong[i][0];
-        settings.pace_gbps = wrong[i][1];
+        settings.network.loss_budget = wrong[i][0];
+        settings.network.pace_gbps = wrong[i][1];
         capture_begin();
         lossynet_status status = lossynet_open(&alone, &settings, &comm);
-        assert_message(capture_end(), "expected a share below 1, and a rate");
+        assert_message(capture_end(), "expected a share below 1, and pace-gbps");
         assert_int_equal(status, LOSSYNET_INVALID);
     }
 }

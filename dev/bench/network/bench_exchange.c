@@ -143,9 +143,9 @@ static lossynet_status open_net(struct bench *b, int mib, const char *interface,
                                                .loss = {.model = "bernoulli"},
                                                .link = LOSSYNET_LINK_UDP,
                                                .wire_dtype = wire_dtype,
-                                               .interface = interface,
-                                               .pace_gbps = gbps,
-                                               .encrypt = encrypt};
+                                               .network.interface = interface,
+                                               .network.pace_gbps = gbps,
+                                               .network.encrypt = encrypt};
     const lossynet_status status = lossynet_open(&b->world, &settings, &b->comm);
     b->layout.buckets = buckets;
     b->layout.bucket_elements = bucket_elements;

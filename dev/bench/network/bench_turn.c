@@ -72,7 +72,7 @@ static double microseconds(struct lossynet_transport *t, int turns, bool one, bo
 
 static void measure(int ranks) {
     const struct lossynet_transport_settings settings = {.world = {.ranks = ranks},
-                                                         .peer_timeout = 1e6};
+                                                         .network.peer_timeout = 1e6};
     const struct lossynet_transport_shape shape = {
         .workers = ranks, .local = 1, .buckets = 1, .packet_bytes = 1400};
     const struct lossynet_transport_calls calls = {.ready = ready, .expected = expected};

@@ -39,7 +39,7 @@ static void test_settings(void **state) {
     for (int dscp = -1; dscp <= 64; dscp += 65) {
         struct lossynet_settings settings = simple_settings(2, &elements, 1, 0);
         struct lossynet_comm *comm;
-        settings.dscp = dscp;
+        settings.network.dscp = dscp;
         capture_begin();
         lossynet_status status = lossynet_open(&alone, &settings, &comm);
         assert_message(capture_end(), "expected a DSCP from 0 to 63");

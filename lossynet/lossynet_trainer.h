@@ -1,0 +1,245 @@
+/* lossynet_trainer.h — what a trainer needs beside lossynet.h: ranks that come and go, memory of its own and
+ * of devices, late ranks and replays, resuming, and a look at the network before a run.
+ */
+#ifndef LOSSYNET_TRAINER_H
+#define LOSSYNET_TRAINER_H
+
+#include "lossynet/lossynet.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#pragma GCC visibility push(default)
+
+/* ---- ranks that come and go ----------------------------------------------------------- */
+
+/* One meeting of ranks. A program whose number of ranks changes lets them meet several times. */
+struct lossynet_meeting {
+    const char *address; /* of rank 0, "HOST:PORT" */
+    /* On rank 0: a socket that listens at `address`. On other ranks: 0 or more says that rank 0 has
+     * such a socket; a refused connection then means that rank 0 has ended. -1: rank 0 opens a
+     * socket for this meeting alone. */
+    int listener;
+    /* Number of the meeting. Rank 0 closes the connection of a rank that comes for an earlier one.
+     * It tells a rank that comes for a later one to come again. */
+    uint64_t epoch;
+    int rank, ranks;
+    double seconds;
+    bool *missing; /* [ranks] or NULL; output if the ranks did not meet: which ones were missing */
+    /* May be NULL. Rank 0 calls it repeatedly while it waits, if `missing` is given. It sets
+     * ended[r] for ranks that will not come; rank 0 then stops waiting. */
+    void (*find_ended)(void *context, bool *ended);
+    void *context; /* of find_ended */
+    /* NULL, or a file with the same secret on all ranks (key_file of struct lossynet_settings).
+     * Rank 0 sends callers away who do not prove that they have it, and the others refuse a rank 0
+     * that does not. */
+    const char *key_file;
+};
+
+/* Listens at `address`; port 0 chooses a free port. *listener gets a socket, which the caller
+ * closes, and *port its port. Connections wait in the socket until the next meeting. */
+lossynet_status lossynet_rendezvous_listen(const char *address, int *listener, int *port);
+lossynet_status lossynet_rendezvous_meet(const struct lossynet_meeting *meeting,
+                                         struct lossynet_world *world);
+
+/* Writes a proof that this process has the contents of a key file: the HMAC-SHA256 of `text` with
+ * them as the key, as hexadecimal digits. Who does not have them cannot make it. LOSSYNET_PROTOCOL:
+ * there is no such file, or it does not have 16 to 4096 bytes; nothing is logged. */
+lossynet_status lossynet_key_proof(const char *key_file, const char *text, char proof[65]);
+
+/* After a failed share over these connections: the rank that this rank did not hear; -1: it does
+ * not know, or the ranks did not meet by rendezvous. */
+int lossynet_rendezvous_lost(const struct lossynet_world *world);
+
+/* Whether a call has failed because of another rank, over a link that is not reliable. The comm can
+ * then only be closed. missing[r], r < ranks: this rank heard nothing from rank r for half of
+ * settings.network.peer_timeout, and rank r did not say that it leaves. */
+bool lossynet_has_failed(struct lossynet_comm *comm, bool *missing);
+
+/* Makes one turn of sending and receiving over a link without a thread of its own (MPI). Returns
+ * whether the link has no thread. A program that waits for another process by other means must then
+ * call this repeatedly, because a third process may wait for packets that this one has not sent. */
+bool lossynet_turn(struct lossynet_comm *comm);
+
+/* ---- memory of the caller and of devices ---------------------------------------------- */
+
+/* Functions for vectors in memory that the host cannot access, such as a GPU's. The library then
+ * passes vectors only to these functions and to weighted_sum. It may call them from several threads
+ * at once.
+ *   masked_copy  to[j] = from[j] for j < n where arrived[j / packet] is not 0
+ *   masked_round the same, rounded to bfloat16, to nearest even; to may be from. Only with
+ *                wire_dtype bf16; else it may be NULL
+ *   round_blocks the same, rounded in blocks of 32 to integers of 8 or 4 `bits` with a scale
+ *                (elements.c). Rounds at random: the block that begins with element j uses the key
+ *                *key + j. key NULL: to nearest. arrived NULL: everything arrived. `packet` is a
+ *                multiple of 32. Only with wire_dtype int8 and int4; else it may be NULL
+ *   copy         copies within that memory
+ *   gather       out[i] = vector[element[i]], i < n; out and element are in the host's memory */
+struct lossynet_memory {
+    void (*masked_copy)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                        size_t packet);
+    void (*masked_round)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet);
+    void (*round_blocks)(float *to, const float *from, const uint8_t *arrived, size_t n,
+                         size_t packet, int bits, const uint64_t *key);
+    void (*copy)(void *to, const void *from, size_t bytes);
+    void (*gather)(float *out, const float *vector, const size_t *element, size_t n);
+};
+
+/* The caller's own store of residuals, for example beside vectors on a GPU. A residual is the part
+ * of a worker's gradients that was lost. The caller adds the residual, times the share, to a vector
+ * before the vector is ready. The library calls these functions for local workers, from several
+ * threads at once.
+ *   round only with wire_dtype int8 and int4. Rounds n elements from `offset` of a worker's vector
+ *         as round_blocks does; the residual becomes what rounding took away. It is called before
+ *         keep, once for all elements that others own
+ *   keep  sets the residual of such elements: 0 where arrived[j / packet] is not 0, elsewhere the
+ *         element as it was sent (with wire_dtype bf16: rounded). With int8 and int4 it leaves the
+ *         residual where the packet arrived, and elsewhere adds the element as it was sent
+ *   save  copies the residual of all P elements into the host's memory, which need not be aligned
+ *   load  copies it back */
+struct lossynet_residuals {
+    void *context;
+    void (*round)(void *context, int worker, size_t offset, size_t n, int bits,
+                  const uint64_t *key);
+    void (*keep)(void *context, int worker, size_t offset, size_t n, size_t packet,
+                 const uint8_t *arrived);
+    void (*save)(void *context, int worker, void *out);
+    void (*load)(void *context, int worker, const void *in);
+};
+
+/* Gives the comm separate memory for what owners hold: for each local worker v two arrays of
+ * lossynet_owned_elements float32, in order of buckets.
+ *   averages[v]  gets the estimate of lossynet_reduce, which reads v's own shards of its vector as
+ *                v's contribution and leaves them as they are
+ *   values[v]    the parameters that v owns. Broadcasts send them (or what lossynet_broadcast_ahead
+ *                gives), drift uses them as the owner's values, and lossynet_gather_fresh assembles
+ *                them. PARAMETER phases neither read nor write v's own shards of its vector.
+ * The caller keeps ownership of all this memory, also of the arrays of pointers, and must keep it
+ * until lossynet_close. It may change values[v] between the return of lossynet_reduce and the
+ * broadcast. Vectors of bfloat16 need this call before the first phase; for vectors of float32 it
+ * is optional. With N = 1 lossynet_reduce then copies. LOSSYNET_INVALID, after one logged line: an
+ * argument is NULL, or settings.memory is set. */
+lossynet_status lossynet_owned_apart(struct lossynet_comm *comm, float *const *averages,
+                                     const float *const *values);
+
+/* Registers a vector (`count` elements in the host's memory) that phases will be given. Network
+ * hardware (link verbs) can then send from it in place, if packets are not encrypted and carry the
+ * elements as they are: float32, or gradients in vectors of bfloat16. The vector must then stay
+ * until lossynet_close. False: packets from it are copied first, as from any other vector. */
+bool lossynet_register(struct lossynet_comm *comm, const float *vector, size_t count);
+
+/* Network hardware sends the gradients of local worker `worker` from `there`, P elements in a GPU's
+ * memory. Phases are still given `vector`, but read only those elements of it that workers of this
+ * rank own. Such a packet's checksum covers its header alone (wire.h). So this needs a link that
+ * checks payloads (verbs), packets with the elements as they are, and no error feedback. Both must
+ * stay until lossynet_close. False: phases read all of `vector`. One line is logged if the link or
+ * hardware refused, or if vectors are bfloat16. */
+bool lossynet_register_device(struct lossynet_comm *comm, int worker, const float *vector,
+                              const float *there, const struct lossynet_device_memory *device);
+
+/* For vectors of bfloat16, before lossynet_start. values[j], j < n, is the float32 value of element
+ * offset + j; to[j] becomes what a packet would bring of it. A shard or a packet must begin with
+ * element `offset`. (In blocks, rounding float32 to bfloat16 first would give another result.)
+ * values need not be aligned. */
+void lossynet_narrow_parameters(const struct lossynet_comm *comm, uint16_t *to, const void *values,
+                                size_t offset, size_t n);
+
+/* ---- late ranks, and replays of a run ------------------------------------------------- */
+
+/* Whether steps do not wait for late ranks: skip_late is set and the link supports it. */
+bool lossynet_skips_late(const struct lossynet_comm *comm);
+
+/* With settings.network.skip_late, instead of lossynet_step_begin: starts *step, or a later step if most
+ * ranks are already there. It then leaves out the steps in between and sets *step. *idle: this rank
+ * was late, so its workers take part without a gradient. What the vectors hold is then not sent,
+ * but with error_feedback residuals are. Without skip_late it does the same as
+ * lossynet_step_begin. */
+lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step, bool *idle);
+
+/* With settings.network.skip_late: whether another rank waits for this one in a collective call outside of
+ * steps (any but lossynet_reduce, lossynet_pulse and lossynet_broadcast). This rank should then
+ * join it. All ranks must then agree on a step; afterwards each calls lossynet_met. */
+bool lossynet_is_called(struct lossynet_comm *comm);
+void lossynet_met(struct lossynet_comm *comm);
+
+/* late[r], r < ranks: in how many steps since open this rank went on without rank r. For this rank
+ * itself: in how many steps it was late. */
+void lossynet_lateness(struct lossynet_comm *comm, uint64_t *late);
+
+/* A lossynet_all_gather that each step makes once. With settings.network.skip_late it does not wait for
+ * late ranks: their parts of `all`, and of gathers put aside, stay as an earlier step left them. */
+lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, void *all,
+                               size_t bytes);
+
+/* A lossynet_all_gather that waits for the next one, or for another call below that gathers, and
+ * shares its exchange. `mine` is copied at once. `all` is written later and must stay until then.
+ * If the data do not fit (some 256 bytes per worker, 8 calls), they are gathered at once, with
+ * those that wait. Every rank makes the same calls in the same order. Collective. */
+lossynet_status lossynet_all_gather_aside(struct lossynet_comm *comm, const void *mine, void *all,
+                                          size_t bytes);
+
+/* With skip_late and record_loss: records the numbers that local workers' updates use in this step,
+ * beside what arrived. One process can then repeat the run (loss model "replay:FILE"). */
+void lossynet_note_part(struct lossynet_comm *comm, double norm, double lead);
+
+/* Says in *out what a worker does in the present step. Returns whether this is a replay; only then
+ * `worker` may be any worker, not just a local one. */
+bool lossynet_replayed(const struct lossynet_comm *comm, int worker, struct lossynet_part *out);
+
+/* ---- what arrived --------------------------------------------------------------------- */
+
+/* With settings.return_masks: which packets of a local worker's vector arrived at their owners in
+ * the last lossynet_reduce. Bit k % 8 of byte k / 8 stands for packet k. Packets are numbered in
+ * the order of their elements; there are lossynet_packets of them. A worker's own packets always
+ * arrive. Valid until the next lossynet_reduce. Without return_masks it may be NULL. */
+const uint8_t *lossynet_delivered(const struct lossynet_comm *comm, int worker);
+
+/* Iterates over the elements that are fresh at a local worker after the last broadcast (its own
+ * shards included), as maximal runs in ascending order. Start with *cursor = 0. Returns false at
+ * the end. Before the first broadcast everything is fresh, because workers start from the same
+ * values. */
+bool lossynet_next_fresh(const struct lossynet_comm *comm, int worker, size_t *cursor,
+                         size_t *offset, size_t *count);
+
+/* The age of each packet of `owner`'s shards at a local worker: how many steps ago the values that
+ * it holds were broadcast. In order of buckets and elements; 0 for its own shards. Packet k of a
+ * shard begins with element k*E of the shard, E = lossynet_packet_elements. Returns the number of
+ * packets; `ages` may be NULL. */
+size_t lossynet_ages_of_owner(const struct lossynet_comm *comm, int worker, int owner,
+                              uint32_t *ages);
+size_t lossynet_packet_elements(const struct lossynet_comm *comm);
+
+/* ---- state, for resuming a run (state.c) ------------------------------------------------ */
+
+enum { LOSSYNET_ALL_WORKERS = -1 }; /* state that all workers share: history of drift and lead */
+
+/* What a comm remembers from step to step, as bytes: of one local worker, or of all. The bytes do
+ * not depend on how workers are spread over ranks. Call these between steps only. */
+size_t lossynet_state_bytes(const struct lossynet_comm *comm, int worker);
+void lossynet_state_save(const struct lossynet_comm *comm, int worker, void *out);
+
+/* Loads the state into a comm that has made no step yet. Returns false and changes nothing if the
+ * bytes are of another worker, or of a comm with other workers, buckets or packets (for the shared
+ * state also: other samples or seed). */
+bool lossynet_state_load(struct lossynet_comm *comm, int worker, const void *bytes, size_t count);
+
+/* ---- the network before a run (transport/probe.c) --------------------------------------- */
+
+/* Sends test datagrams from every rank to every other, in ranks - 1 rounds of `seconds`. In a round
+ * every rank sends to one rank and receives from one. It uses the link, interface, packet size,
+ * pace
+ * and log of `settings`, nothing else. node[ranks]: the number of each rank's host, 0, 1, ..., the
+ * same on all ranks. out[s * ranks + r] (ranks * ranks), on every rank: the path from s to r.
+ * *link_name: static text. Collective. */
+lossynet_status lossynet_probe(const struct lossynet_world *world,
+                               const struct lossynet_settings *settings, const int *node,
+                               double seconds, struct lossynet_path *out, const char **link_name);
+
+#pragma GCC visibility pop
+
+#ifdef __cplusplus
+}
+#endif
+#endif
