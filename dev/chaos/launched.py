@@ -1,6 +1,7 @@
 """A run that mpirun starts. If one rank dies, all end, and the same command continues from the last checkpoint."""
 import os
 import pathlib
+import re
 import signal
 import time
 
@@ -8,6 +9,8 @@ import watched
 
 
 class Launch(watched.Process):
+    promised = 0  # the step of the checkpoint that was the newest at the start
+
     def ranks(self):
         found = []
         try:
@@ -42,9 +45,10 @@ class Launched(watched.Watched):
 
     def start(self, *shell):
         i = len(self.process)
-        self.promised = self.newest_checkpoint() or None
+        promised = self.newest_checkpoint()
         self.process.append(Launch(["mpirun", "-np", self.given.ranks, *shell, self.given.program, "--link", "udp",
                                     "--progress", "off", *self.options()], self.folder / f"said.{i}"))
+        self.process[-1].promised = promised
         self.hold(self.START)
         self.excused, self.starts = 0, True
 
@@ -54,7 +58,14 @@ class Launched(watched.Watched):
             self.starts, self.held_until = False, time.monotonic()
         return moves
 
+    def check_resumed(self, launch):
+        """A start says from which step it goes on, unless it was killed before."""
+        said = re.search(r"resumed from \S*checkpoint-(\d+)", launch.said.read_text(errors="replace"))
+        if said and int(said[1]) < launch.promised:
+            self.wrong.append(f"a start resumed from step {int(said[1])}, and checkpoint {launch.promised} was there")
+
     def take_end(self, process):
+        self.check_resumed(process)
         if time.monotonic() > self.excused:
             super().take_end(process)
         else:
@@ -98,6 +109,7 @@ class Launched(watched.Watched):
         launch.expected = True
         self.kill(pids)
         launch.popen.wait()
+        self.check_resumed(launch)
         self.start(*words)
         return words[-1]
 
@@ -125,6 +137,7 @@ class Launched(watched.Watched):
         return seconds
 
     def ask_to_end(self):
+        self.check_resumed(self.process[-1])
         self.process[-1].expected = True
         self.process[-1].signal_ranks(signal.SIGUSR1, self.process[-1].ranks()[:1])
         return self.process[-1:]

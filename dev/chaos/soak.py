@@ -15,7 +15,7 @@ What must hold, else the exit status is 1:
     the run stands still for at most --stand-still seconds, in 99% of the faults during which it may go on
     the step of the newest checkpoint never falls; the last one is whole, and its perplexity can be measured
     a run that was ended continues from its newest checkpoint (--mpirun)
-    memory is flat: no process has grown by more than a fifth since its first third
+    memory is flat: no process has grown by more than a fifth since the first half of its time
     at the end one signal ends all with a checkpoint
 
 The seed decides what is done and when. The machine decides at which step that is, so a run is repeated

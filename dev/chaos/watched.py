@@ -63,12 +63,12 @@ class Process:
             self.resident.append((time.monotonic() - self.began, pages * os.sysconf("SC_PAGE_SIZE")))
 
     def growth(self):
-        """Resident memory at the end, relative to the most in the first third; 0 if it ran for too short: the
-        first changes of ranks take memory that stays."""
-        if not self.resident or self.resident[-1][0] < 60:
+        """Resident memory at the end, relative to the most in the first half; 0 if it ran for too short: it may
+        have waited to join for long, and the first changes of ranks take memory that stays."""
+        if not self.resident or self.resident[-1][0] < 90:
             return 0
-        third = max(size for second, size in self.resident if second <= self.resident[-1][0] / 3 + 5)
-        return self.resident[-1][1] / third
+        half = max(size for second, size in self.resident if second <= self.resident[-1][0] / 2 + 5)
+        return self.resident[-1][1] / half
 
 
 class Watched:
@@ -84,7 +84,6 @@ class Watched:
         self.done, self.still = collections.Counter(), []
         self.position, self.steps, self.views, self.members = 0, [], 0, 0
         self.moved = self.newest = 0
-        self.promised = None  # the step of the checkpoint from which a start must resume
         self.wrong = []
         self.begun = time.monotonic()
         for name, count in (("train", 100_000), ("val", 5_000)):
@@ -178,11 +177,6 @@ class Watched:
             self.views, self.members = self.views + 1, event["ranks"]
         if event["event"] == "step":
             self.steps.append(event["step"])
-        if event["event"] == "resume" and self.promised is not None:
-            step = int(event["checkpoint"].split("-")[-1])
-            if step < self.promised:
-                self.wrong.append(f"a start resumes from step {step}, and checkpoint {self.promised} is there")
-            self.promised = None
 
     def check_log(self):
         """Checks the log as it is at the end."""

@@ -48,29 +48,61 @@ static bool holds(const char *line, size_t bytes, int step, int *last) {
     return yes;
 }
 
-/* Writes the lines that are still valid to a new file, which replaces the old one. */
+static bool is_at(const char *path, const struct stat *file) {
+    struct stat named;
+    return !stat(path, &named) && named.st_ino == file->st_ino && named.st_dev == file->st_dev;
+}
+
+/* Writes the lines of `map` that are still valid to a file. *prefix: the bytes before the first line
+ * that is not. */
+static int copy_valid(const struct file_map *map, int step, int file, const char *path,
+                      size_t *prefix, int *last) {
+    const char *start = (const char *)map->data, *line = start, *end = line + map->bytes;
+    bool all = true;
+    int status = 0;
+    *prefix = 0;
+    while (line < end) { /* the last line of a killed run may be incomplete */
+        const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
+        if (!newline) break;
+        const size_t bytes = (size_t)(newline + 1 - line);
+        const bool valid = holds(line, bytes - 1, step, last);
+        all &= valid;
+        if (all) *prefix += bytes;
+        if (valid && !status && file >= 0) status = file_write(file, line, bytes, path);
+        line += bytes;
+    }
+    return status;
+}
+
+/* Writes the lines that are still valid to a new file, which replaces the old one, so that nobody
+ * else writes to it. With --meet a rank 0 may be stopped in here, and another one may have replaced
+ * the log when it goes on. Then this one keeps a file that has no name any more. On a full disk the
+ * old file stays, and is cut. Returns the file, or -1 after reporting. */
 static int cut_back(const char *path, int step, int *last) {
     char partial[FILE_PATH_BYTES];
     struct file_map map;
-    if (access(path, F_OK) != 0) return 0;
+    struct stat old, made;
+    size_t prefix;
     if (snprintf(partial, sizeof partial, "%s.partial", path) >= (int)sizeof partial)
         return log_error("%.100s...: the path is too long", path);
-    if (file_map(path, &map)) return -1;
-    int status = -1, file = file_create(partial);
-    const char *line = (const char *)map.data, *end = line + map.bytes;
-    if (file >= 0) status = 0;
-    while (line < end && !status) { /* the last line of a killed run may be incomplete */
-        const char *newline = (const char *)memchr(line, '\n', (size_t)(end - line));
-        if (!newline) break;
-        if (holds(line, (size_t)(newline - line), step, last))
-            status = file_write(file, line, (size_t)(newline + 1 - line), partial);
-        line = newline + 1;
-    }
+    if (stat(path, &old) || file_map(path, &map)) return -1;
+    unlink(partial); /* of one that was stopped or killed */
+    int file = open(partial, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
+    int status = file < 0 || fstat(file, &made)
+                     ? log_error("cannot create '%s': %s", partial, strerror(errno))
+                     : 0;
+    if (copy_valid(&map, step, file, partial, &prefix, last)) status = -1;
     file_unmap(&map);
-    if (file >= 0 && file_finish(file, partial)) status = -1;
-    if (!status && rename(partial, path))
+    if (!status && fsync(file))
+        status = log_error("cannot write '%s' to disk: %s", partial, strerror(errno));
+    if (!status && is_at(path, &old) && is_at(partial, &made) && rename(partial, path))
         status = log_error("cannot rename '%s' to '%s': %s", partial, path, strerror(errno));
-    return status;
+    if (!status) return file;
+    if (file >= 0) close(file), unlink(partial);
+    file = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    if (file < 0 || ftruncate(file, (off_t)prefix))
+        log_error("%s: cannot write the log: %s", path, strerror(errno));
+    return file;
 }
 
 int jsonl_open(const char *path, int step, struct jsonl **out) {
@@ -78,10 +110,12 @@ int jsonl_open(const char *path, int step, struct jsonl **out) {
     *out = NULL;
     if (!log) return log_error("%s: out of memory for the log", path);
     strcpy(log->path, path);
-    log->file = log->last = -1;
-    int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (step ? 0 : O_TRUNC);
-    if (!step || !cut_back(path, step, &log->last)) {
-        log->file = open(path, flags, 0666);
+    log->last = -1;
+    if (step && !access(path, F_OK)) {
+        log->file = cut_back(path, step, &log->last);
+    } else {
+        log->file =
+            open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (step ? 0 : O_TRUNC), 0666);
         if (log->file < 0) log_error("%s: cannot write the log: %s", path, strerror(errno));
     }
     if (log->file < 0) {

@@ -10,6 +10,7 @@ from program import PROGRAM, ROOT, TIMEOUT
 from test_udp import namespaces  # pylint: disable=unused-import
 
 sys.path.insert(0, str(ROOT / "dev" / "chaos"))
+import launched  # pylint: disable=wrong-import-position
 import watched  # pylint: disable=wrong-import-position
 
 pytestmark = [pytest.mark.spread, pytest.mark.takes(90)]
@@ -37,7 +38,7 @@ def test_a_moment_of_chaos_under_mpirun():
 
 
 def test_what_chaos_notices():
-    """A step that is missing, or comes twice; a start that does not resume from the newest checkpoint."""
+    """A step that is missing, or comes twice."""
     made = watched.Watched.__new__(watched.Watched)
     made.steps, made.wrong = [], []
     made.given = argparse.Namespace(options=[])
@@ -48,10 +49,18 @@ def test_what_chaos_notices():
     for step in (0, 1, 3, 2):
         made.check_step(step)
     assert made.wrong == ["step 2 is logged after step 3"]
-    for step in (150, 100):
-        made.wrong, made.promised = [], 150
-        made.take_event({"event": "resume", "checkpoint": f"out/checkpoint-{step:08}"})
-        assert len(made.wrong) == (step < 150)
+
+
+def test_chaos_notices_a_start_from_an_older_checkpoint(tmp_path):
+    made = launched.Launched.__new__(launched.Launched)
+    launch = launched.Launch.__new__(launched.Launch)
+    launch.said, launch.promised = tmp_path / "said", 150
+    for text, right in (("resumed from out/checkpoint-00000150 after 150 steps\n", True), ("killed before\n", True),
+                        ("resumed from out/checkpoint-00000100 after 100 steps\n", False)):
+        launch.said.write_text(text, encoding="utf-8")
+        made.wrong = []
+        made.check_resumed(launch)
+        assert (made.wrong == []) == right
 
 
 def test_chaos_notices_that_memory_grows():
