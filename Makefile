@@ -129,7 +129,7 @@ else
 DEVICE_OBJECTS := $(BUILD)/llmc/backend/cuda/backend_none.o
 endif
 EMULATED_OBJECTS := $(patsubst %,$(BUILD)/emulated/%.o,$(CUDA_SOURCES) \
-                    dev/emulation/device_emulated dev/emulation/cuda_emu \
+                    dev/emulation/device_emulated dev/emulation/cuda_emu dev/emulation/kernel_names \
                     dev/emulation/streams_emu)
 OBJECTS := $(COMMON_OBJECTS) $(DEVICE_OBJECTS)
 
@@ -285,7 +285,7 @@ $(BUILD)/test/cuda/test_operators_device: $(OPERATORS)
 $(BUILD)/test/cuda/test_operators_emulated: $(OPERATORS)
 
 # These link the kernels without the CPU backend, so that the thread sanitizer sees all code.
-EMULATOR := $(patsubst %,$(BUILD)/emulated/dev/emulation/%.o,cuda_emu streams_emu)
+EMULATOR := $(patsubst %,$(BUILD)/emulated/dev/emulation/%.o,cuda_emu kernel_names streams_emu)
 EMULATED_TESTS := $(BUILD)/test/cuda/test_cuda_kernels $(BUILD)/test/cuda/test_cuda_attention \
     $(BUILD)/test/cuda/emulation_faults
 $(BUILD)/test/cuda/test_cuda_kernels: $(BUILD)/test/cuda/test_cuda_kernels.o $(OPERATORS) \

@@ -209,7 +209,7 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_by
                 tuple own = ((call *)p)->second;
                 cuda_emu::call(((call *)p)->first, own, std::index_sequence_for<P...>());
             },
-            &all, grid, block, shared_bytes);
+            &all, cuda_emu::begin_kernel((const void *)all.first, grid), block, shared_bytes);
     });
 }
 

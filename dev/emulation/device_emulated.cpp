@@ -9,12 +9,14 @@
  * algorithm (backend.h), so that the bits of places differ. Work runs later than it is called
  * (streams_emu.h); the streams are those of llmc/backend/cuda/streams.cu. */
 #include "dev/emulation/device_emulated.h"
+#include "dev/emulation/kernel_names.h"
 #include "llmc/backend/cuda/product_choice.h"
 #include "llmc/backend/cuda/streams.h"
 #include "llmc/log/error.h"
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +110,42 @@ static void count_averages(cudaStream_t stream) {
     averages_beside += cuda_emu::pending(device_stream()) > 0;
 }
 
+/* ---- planted faults ---- */
+
+static std::string name_of(const void *kernel) {
+    std::string names;
+    const auto found = cuda_emu::functions().equal_range((uintptr_t)kernel);
+    for (auto f = found.first; f != found.second; ++f)
+        names += (names.empty() ? "" : " ") + f->second;
+    return names;
+}
+
+static void fail_as_cuda(const std::string &name) {
+    const bool blocking = getenv("CUDA_LAUNCH_BLOCKING") != NULL;
+    cuda_check(cudaErrorIllegalAddress, blocking ? name.c_str() : "cudaStreamSynchronize(stream)",
+               blocking ? "launch" : "streams.cu", 0);
+}
+
+/* EMULATED_BROKEN=HOW:KERNEL[:BLOCKS[:DEVICE]] */
+static dim3 begin_kernel(const void *kernel, dim3 grid) {
+    static const char *broken = getenv("EMULATED_BROKEN");
+    static const bool noted = getenv("CUDA_LAUNCHED") != NULL;
+    char how[8] = "", wanted[128] = "", device[8] = "";
+    unsigned blocks = 0;
+    if (!broken && !noted) return grid;
+    const std::string name = name_of(kernel);
+    streams_note(name.c_str());
+    if (!broken || sscanf(broken, "%7[^:]:%127[^:]:%u:%7s", how, wanted, &blocks, device) < 2 ||
+        name.find(wanted) == std::string::npos || grid.x * grid.y * grid.z < blocks ||
+        (*device && strcmp(device, identity)))
+        return grid;
+    if (!strcmp(how, "error")) fail_as_cuda(name);
+    if (!strcmp(how, "die")) raise(SIGKILL);
+    while (!strcmp(how, "hang")) pause();
+    if (!strcmp(how, "wrong") && grid.x > 0) grid.x--;
+    return grid;
+}
+
 /* EMULATED_FASTEST=K or K,K,...: one for each rank of the host; the last is for all others */
 static void choose_fastest(int local_rank) {
     const char *wanted = getenv("EMULATED_FASTEST");
@@ -131,6 +169,7 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     cuda_emu_before_work(open_pages);
     choose_fastest(local_rank);
     cuda_emu_before_wait(count_averages);
+    cuda_emu_before_kernel(begin_kernel);
     if (!opened) atexit(write_report);
     opened = true;
     return true;
@@ -354,6 +393,9 @@ struct product_choices *device_product_choices(void) {
 void device_product(void *out, const void *a, const void *b, const struct product *p) {
     const struct product kept = *p;
     const int place = product_place(&choices, p, 0, seconds_of, NULL);
+    char name[64];
+    snprintf(name, sizeof name, "a product of %d x %d x %d", p->M, p->N, p->K);
+    streams_note(name);
     cuda_emu::enqueue(device_stream(),
                       [out, a, b, kept, place] { multiply(out, a, b, &kept, place); });
 }

@@ -13,6 +13,11 @@
  *   EMULATED_FASTEST=PLACE   the fastest of the algorithms that are timed (--tune), on all ranks;
  *                            P,Q,...: on the host's first, second, ... rank
  *   EMULATED_PEERS=none      no process can open another's memory; N: all can except device N's
+ *   EMULATED_BROKEN=HOW:KERNEL[:BLOCKS[:DEVICE]]
+ *                            a fault of launches that have at least BLOCKS blocks, of kernels whose
+ *                            name contains KERNEL, on all devices or on DEVICE. HOW: wrong (the
+ *                            last block does not run), error (CUDA says so at a later call), hang,
+ *                            or die (so does the process)
  *   EMULATED_FAULT=1         allocating pinned memory meets the error of a kernel that ran before
  *   EMULATED_STREAMS=MODE    late, others or soon: when work on a stream runs (streams_emu.h)
  *   EMULATED_CLOCK=T,T,...   the times that device_clock() returns, one after the other */

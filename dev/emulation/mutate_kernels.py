@@ -214,7 +214,7 @@ FAULTS += [
 ]
 
 EMULATION = ["-std=c++17", "-DCUDA_EMULATION", "-D_GNU_SOURCE", "-g0", "-w", "-fno-strict-aliasing"]
-EMULATOR = [f"emulated/dev/emulation/{name}.o" for name in ("cuda_emu", "streams_emu")]
+EMULATOR = [f"emulated/dev/emulation/{name}.o" for name in ("cuda_emu", "kernel_names", "streams_emu")]
 OPERATORS = [*(f"test/llmc/operators{part}.o" for part in ("", "_arrays", "_bits", "_device", "_vectors")),
              "lossynet/partition/elements.o"]
 

@@ -31,6 +31,7 @@ static size_t registered, uploaded; /* bytes, in all */
 static bool running;
 static void (*before_work)(void);
 static void (*before_wait)(cudaStream_t);
+static dim3 (*before_kernel)(const void *, dim3);
 
 void cuda_emu_streams(enum cuda_emu_streams mode_) {
     mode = mode_;
@@ -44,7 +45,15 @@ void cuda_emu_before_wait(void (*call)(cudaStream_t stream)) {
     before_wait = call;
 }
 
+void cuda_emu_before_kernel(dim3 (*call)(const void *kernel, dim3 grid)) {
+    before_kernel = call;
+}
+
 namespace cuda_emu {
+
+dim3 begin_kernel(const void *kernel, dim3 grid) {
+    return before_kernel ? before_kernel(kernel, grid) : grid;
+}
 
 size_t pending(cudaStream_t stream) {
     return stream->queue.size();

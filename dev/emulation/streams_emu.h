@@ -30,6 +30,9 @@ void cuda_emu_before_work(void (*call)(void));
 /* Sets what is called when the host begins to wait for a stream. NULL at first. */
 void cuda_emu_before_wait(void (*call)(cudaStream_t stream));
 
+/* Sets what is called before each kernel begins, with its grid. It returns the grid that runs. */
+void cuda_emu_before_kernel(struct dim3 (*call)(const void *kernel, struct dim3 grid));
+
 namespace cuda_emu {
 
 cudaStream_t stream_new(void);
@@ -38,6 +41,7 @@ size_t pending(cudaStream_t stream); /* pieces of work that have not run */
 void enqueue(cudaStream_t stream, std::function<void()> work);
 void wait_for(cudaStream_t stream); /* NULL: all */
 void begin_work(void);              /* calls what cuda_emu_before_work() set */
+struct dim3 begin_kernel(const void *kernel, struct dim3 grid);
 
 cudaEvent_t event_new(void);
 void event_record(cudaEvent_t event, cudaStream_t stream);

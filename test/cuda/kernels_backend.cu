@@ -18,6 +18,12 @@
 #include "llmc/backend/cuda/attention/attention.cuh"
 #endif
 
+void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
+    if (error == cudaSuccess) return;
+    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(error));
+    exit(1);
+}
+
 /* ---- memory -------------------------------------------------------------------------------- */
 
 static void *allocate(size_t bytes) {

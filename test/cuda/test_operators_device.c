@@ -1,7 +1,8 @@
 /* test_operators_device.c — the operator tests (operators.h) on the CUDA backend as the program
  * uses it (llmc/backend/cuda/backend_cuda.cu), in float32 and bfloat16, on a GPU. If there is no
  * GPU, it says so and exits with 77. OPERATORS_MOST_WORK=N leaves out shapes of more than N
- * elements. (test_operators_emulated.c is the same on the emulated device.)
+ * elements, and OPERATORS_ONLY=NAME all tests but one. (test_operators_emulated.c is the same on the
+ * emulated device.)
  */
 #include "test/llmc/operators.h"
 
@@ -59,13 +60,13 @@ int main(void) {
     int failures = 0;
     subject.in_place = true;
     const char *most = getenv("OPERATORS_MOST_WORK"); /* smaller shapes, for slow sanitizers */
-    if (most) subject.most_work = strtoull(most, NULL, 10);
 #ifdef EMULATED
     subject.most_work = 500000;
 #ifdef __SANITIZE_ADDRESS__
     subject.most_work = 10000;
 #endif
 #endif
+    if (most) subject.most_work = strtoull(most, NULL, 10);
     for (int half = 0; half < 2; half++) {
         char why[256];
         subject.backend = backend_cuda(half ? DTYPE_BF16 : DTYPE_FLOAT32, 0, why, sizeof why);
@@ -75,7 +76,13 @@ int main(void) {
         }
         printf("# %s\n", subject.backend->details);
         fflush(stdout);
-        failures += cmocka_run_group_tests_name(half ? "bfloat16" : "float32", tests, NULL, NULL);
+        const char *name = half ? "bfloat16" : "float32", *only = getenv("OPERATORS_ONLY");
+        for (size_t i = 0; only && i < sizeof tests / sizeof *tests; i++) {
+            const struct CMUnitTest one[] = {tests[i]};
+            if (strcmp(only, tests[i].name)) continue;
+            failures += cmocka_run_group_tests_name(name, one, NULL, NULL);
+        }
+        if (!only) failures += cmocka_run_group_tests_name(name, tests, NULL, NULL);
         operators_report(subject.backend->details);
     }
     return failures ? 1 : 0;

@@ -27,10 +27,11 @@ import gpu_report  # pylint: disable=wrong-import-position
 pytestmark = pytest.mark.takes(25)
 
 
-def start(out, *more, libraries=""):
+def start(out, *more, libraries="", broken=None):
     environment = {**os.environ, "BUILD": str(BUILD), "OMP_NUM_THREADS": "2",
                    "GOMP_SPINCOUNT": "0",
                    "EMULATED_FASTEST": "5", "LD_LIBRARY_PATH": str(libraries),
+                   **({"EMULATED_BROKEN": broken} if broken else {}),
                    "EMULATED_MEMORY": "4000000000"}  # otherwise it would be this machine's free memory
     return subprocess.Popen([sys.executable, SCRIPT, "--emulated", f"--out={out}", *more], cwd=ROOT,
                             env=environment, text=True, stdout=subprocess.PIPE,
@@ -86,7 +87,7 @@ def test_everything_is_right(measured):
     results, report = measured
     assert {x["part"] for x in results.values()} == set(gpu_check.PARTS) - {"build"}
     for key, x in results.items():
-        assert x["state"] == "done" or x["part"] in ("pytorch", "sanitizer"), (key, x)
+        assert x["state"] == "done" or x["part"] in ("pytorch", "races", "sanitizer"), (key, x)
     assert len(rows(report, "Checks")) == len(results)
     (bits,) = [x for key, x in results.items() if key.startswith("bits ")]
     assert len(bits["lines"]) == 17 and all(line["good"] and line["times"] == 3 for line in bits["lines"])
@@ -352,3 +353,66 @@ def test_stands_beside_the_faster_pytorch(measured, tmp_path):
     assert row["ratio"] == "1.50x" and row["its mode"] == "PyTorch fast, none"
     near(row["6N"], 50 * results["step 260K 1x32"]["flops_6n"] / seconds
          * results["peak"]["seconds"] / results["peak"]["flops"])
+
+
+# ---- rehearsals: what the first minute says of a GPU with a fault ----
+
+def rehearse(out, broken, only, *more):
+    said, status = check(out, "--parts=right", f"--only={only}", "--limit=300", *more, broken=broken)
+    return kept(out), status, said, (out / "report.md").read_text(encoding="utf-8")
+
+
+def test_says_what_is_wrong_only_at_a_large_shape(tmp_path):
+    """Attention that leaves out a part of long sequences: shapes of the operator tests are right."""
+    broken = "wrong:attention_forward_kernel:17"
+    done = subprocess.run([BUILD / "test/cuda/test_operators_emulated"], cwd=ROOT, capture_output=True, check=False,
+                          env={**os.environ, "OPERATORS_ONLY": "test_attention", "OPERATORS_MOST_WORK": "300",
+                               "EMULATED_BROKEN": broken})
+    assert done.returncode == 0, done.stdout.decode()
+    results, status, said, report = rehearse(tmp_path, broken, "values")
+    long, other = results["values 1x600x4x2x16"], results["values 33x64x40x2x1x32x72"]
+    assert status == 1 and long["state"] == "wrong" and other["state"] == "done", said
+    assert [line["good"] for line in long["lines"]] == [False, False]
+    assert "attention of 1 x 600 x 4 x 2 x 16: row " in long["why"] and long["why"] in report
+
+
+def test_goes_on_after_an_operator_that_fails(tmp_path):
+    """An error of CUDA ends the process: each operator is then tested by itself, and the kernel is named."""
+    results, status, said, report = rehearse(tmp_path, "error:gather_kernel", "operators")
+    assert status == 1 and set(results) == {"operators", *(f"operators: {name}" for name in gpu_check.operator_tests())}
+    assert "CUDA: cudaStreamSynchronize" in results["operators"]["why"]
+    wrong = {key for key, x in results.items() if x["state"] == "wrong"}
+    assert {"operators", "operators: test_gather"} <= wrong, said
+    assert results["operators: test_rope"]["state"] == results["operators: test_attention"]["state"] == "done"
+    for key in wrong:
+        assert "with CUDA_LAUNCH_BLOCKING=1: " in results[key]["why"] and "gather_kernel" in results[key]["why"]
+        assert "illegal memory access" in results[key]["why"].split("BLOCKING=1: ")[1] and results[key]["why"] in report
+
+
+def test_names_a_kernel_that_hangs(tmp_path):
+    results, status, said, report = rehearse(tmp_path, "hang:classifier_kernel", "values 33", "--most=5")
+    x = results["values 33x64x40x2x1x32x72"]
+    assert status == 3 and x["state"] == "out of time", said
+    assert re.search(r"ended after 5 s, last launched: classifier_kernel<", x["why"]) and x["why"] in report
+
+
+def test_names_the_rank_of_a_process_that_dies(tmp_path):
+    results, status, said, report = rehearse(tmp_path, "die:adamw_kernel:0:1", "a worker in each process, bf16")
+    x = results["a worker in each process, bf16"]
+    assert status == 1 and x["state"] == "wrong", said
+    assert "rank 1 of 2 was ended by signal 9 (Killed)" in x["why"] and "rank 1: adamw_kernel<" in x["why"], x["why"]
+    assert x["why"].replace("|", "/") in report
+
+
+def test_finds_nvcc_and_cudnn_where_they_are(tmp_path, monkeypatch):
+    monkeypatch.delenv("NVCC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for version in ("12.9", "13.0", "9.2"):
+        (tmp_path / f"cuda-{version}" / "bin").mkdir(parents=True)
+        (tmp_path / f"cuda-{version}" / "bin" / "nvcc").touch()
+    assert gpu_build.find_nvcc(tmp_path) == str(tmp_path / "cuda-13.0/bin/nvcc")
+    folder = tmp_path / "nvidia"
+    (folder / "cudnn" / "lib").mkdir(parents=True)
+    (folder / "cudnn" / "lib" / "libcudnn.so.9").touch()
+    monkeypatch.setattr(gpu_build, "python_packages", lambda: [folder])
+    assert gpu_build.library_folders() == [str(folder / "cudnn" / "lib")]

@@ -5,6 +5,7 @@ import concurrent.futures
 import os
 import pathlib
 import platform
+import re
 import shutil
 import subprocess
 
@@ -25,8 +26,26 @@ ISAS_BF16 = {**ISAS, "x86_64_avx512bf16": [*WIDE, "-mavx512bf16"],
              "x86_64_amx": [*WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]}
 
 
-def find_nvcc():
-    return os.environ.get("NVCC") or shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+def find_nvcc(root="/usr/local"):
+    """NVCC, the PATH, the link that an installation makes, or the newest of several toolkits."""
+    several = sorted(pathlib.Path(root).glob("cuda-*/bin/nvcc"),
+                     key=lambda path: [int(n) for n in re.findall(r"\d+", path.parent.parent.name)])
+    places = [pathlib.Path(root) / "cuda" / "bin" / "nvcc", *several[::-1]]
+    return os.environ.get("NVCC") or shutil.which("nvcc") or str(
+        next((path for path in places if path.exists()), places[0]))
+
+
+def python_packages():
+    """The folders of NVIDIA's packages of a Python that has PyTorch."""
+    done = subprocess.run(["python3", "-c", "import nvidia; print(*nvidia.__path__)"], text=True,
+                          capture_output=True, check=False)
+    return [pathlib.Path(path) for path in done.stdout.split()]
+
+
+def library_folders():
+    """Where the loader does not look for cuDNN by itself: in PyTorch's packages."""
+    return [str(path.parent) for folder in python_packages()
+            for path in sorted(folder.glob("*/lib/libcudnn.so.9"))[:1]]
 
 
 def find_cublas(toolkit):
@@ -34,10 +53,8 @@ def find_cublas(toolkit):
     if any((folder / "cublasLt.h").exists() for folder in (toolkit / "include",
                                                            pathlib.Path("/usr/include"))):
         return None
-    done = subprocess.run(["python3", "-c", "import nvidia; print(*nvidia.__path__)"], text=True,
-                          capture_output=True, check=False)
-    found = [header for path in done.stdout.split()
-             for header in sorted(pathlib.Path(path).glob("*/include/cublasLt.h"))]
+    found = [header for path in python_packages()
+             for header in sorted(path.glob("*/include/cublasLt.h"))]
     return found[0].parent.parent if found else None
 
 

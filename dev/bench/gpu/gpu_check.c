@@ -2,6 +2,9 @@
  *
  *   gpu_check parity PRESET B T     loss and gradients on the GPU must be close to the CPU's, in
  *                                   float32 and bf16
+ *   gpu_check values B T H K D      attention, and with N C F H K D V the products of a layer and the
+ *   gpu_check values N C F H K D V  classifier, in bf16 must be close to float32 on the same GPU
+ *                                   (gpu_values.h)
  *   gpu_check bits N C F H K D V    products and attention of a model's real shapes, three times
  *                                   each, must give the same bits
  *   gpu_check ranks R ADDRESS OPTIONS ...
@@ -16,9 +19,11 @@
  * cannot be judged.
  */
 #include "dev/bench/gpu/gpu_model.h"
+#include "dev/bench/gpu/gpu_values.h"
 
 #include "llmc/backend/host_vector.h"
 
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -263,12 +268,32 @@ static pid_t start_rank(int rank, int ranks, const char *address, int argc, char
     _exit(failed ? 1 : 0);
 }
 
+/* Ends all ranks when one has failed, since the others would wait for it. */
 static int run_ranks(int ranks, const char *address, int argc, char **argv, struct outcome *out) {
+    enum { MOST_RANKS = 16 };
     int failed = 0, status;
+    pid_t child[MOST_RANKS], ended;
+    if (ranks > MOST_RANKS) return log_error("expected at most %d ranks", MOST_RANKS);
     for (int rank = 0; rank < ranks; rank++)
-        if (start_rank(rank, ranks, address, argc, argv, out) < 0) return -1;
-    while (wait(&status) > 0) failed |= status != 0;
-    return failed ? -1 : 0;
+        if ((child[rank] = start_rank(rank, ranks, address, argc, argv, out)) < 0) return -1;
+    while ((ended = wait(&status)) > 0) {
+        const bool first = status && !failed;
+        if (status) failed = -1;
+        for (int rank = 0; rank < ranks; rank++) {
+            const bool this = child[rank] == ended;
+            if (this) child[rank] = 0;
+            if (!first || (!this && !child[rank])) continue;
+            if (!this)
+                kill(child[rank], SIGKILL);
+            else if (WIFSIGNALED(status))
+                log_error("error: rank %d of %d was ended by signal %d (%s)", rank, ranks,
+                          WTERMSIG(status), strsignal(WTERMSIG(status)));
+            else
+                log_error("error: rank %d of %d ended with exit code %d", rank, ranks,
+                          WEXITSTATUS(status));
+        }
+    }
+    return failed;
 }
 
 /* Returns the first step whose loss or norm differs, or -1. */
@@ -338,9 +363,15 @@ int main(int argc, char **argv) {
     const char *what = argc > 1 ? argv[1] : "";
     if (argc == 5 && !strcmp(what, "parity"))
         return parity(argv[2], atoi(argv[3]), atoi(argv[4])) ? 1 : 0;
+    int n[7];
+    for (int i = 0; i < 7 && i + 2 < argc; i++) n[i] = atoi(argv[i + 2]);
+    if ((argc == 7 || argc == 9) && !strcmp(what, "values")) {
+        const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
+        const struct backend *float32 = backend_cuda(DTYPE_FLOAT32, 0, why, sizeof why);
+        if (!be || !float32) return log_error("%s", why), 77;
+        return values_at(be, float32, n, argc - 2) ? 1 : 0;
+    }
     if (argc == 9 && !strcmp(what, "bits")) {
-        int n[7];
-        for (int i = 0; i < 7; i++) n[i] = atoi(argv[i + 2]);
         const struct backend *be = backend_cuda(DTYPE_BF16, 0, why, sizeof why);
         if (!be) return log_error("%s", why), 77;
         return bits(be, n) ? 1 : 0;

@@ -6,6 +6,8 @@ The speed is compared with PyTorch and with the rates of the GPU.
                                                     build/gpu_report
     dev/bench/gpu/gpu_check.py --out DIR            the same; continues where the last call with DIR stopped
     dev/bench/gpu/gpu_check.py --parts right,speed  some of the parts
+    dev/bench/gpu/gpu_check.py --only TEXT          the checks whose names contain TEXT
+    dev/bench/gpu/gpu_check.py --most S             no check takes more than S seconds
     dev/bench/gpu/gpu_check.py --tokens DIR         real text for the runs with loss: DIR/train.bin, val.bin
     dev/bench/gpu/gpu_check.py --emulated           tiny shapes on the emulated device, for tests
 
@@ -13,17 +15,20 @@ It needs a machine with an NVIDIA GPU, its driver, CUDA's toolkit, a C compiler 
 make, and needs PyTorch only for the comparison. Nothing is downloaded. The parts, the most useful first:
 
     build      the programs
-    right      operators against float64, whole models against the CPU, the same bits in three runs, and the
-               same bits in one process and in two
+    right      operators against float64, whole models against the CPU, bf16 at real shapes against float32 on
+               the same GPU, the same bits in three runs, and the same bits in one process and in several
     speed      a large product and a large copy, copies from and to the host, training steps, attention,
                every kernel
+    races      compute-sanitizer's racecheck on attention, whose kernels share most memory
     pytorch    the same in PyTorch; then further shapes of our steps, and cuBLASLt's other algorithms
     lossy      8 and 16 workers on the GPU at 0, 10, 20 and 40% loss
     variants   the first of the training steps with --tune, with --dtype fp8 and with --attention cudnn, and
                attention by cuDNN; whether the same algorithms give the same bits
     sanitizer  compute-sanitizer on the operator tests
 
-Each check and each measurement is a process with a time limit. Its output is kept, even if it is ended.
+Each check and each measurement is a process with a time limit. Its output is kept, even if it is ended. One that
+fails with an error of CUDA, dies or hangs is repeated once with CUDA_LAUNCH_BLOCKING=1, and the report says in
+which kernel of which rank. If the operator tests end before their end, each operator is tested by itself.
 States: done; wrong; out of time, which is not wrong; not reached; not possible here. A later call with the same
 --out does what is not done yet, and at last what was out of time. Exit codes: 1 if something is wrong, 3 if
 nothing is wrong but time ran out, else 0.
@@ -40,6 +45,7 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Callable
 
@@ -47,8 +53,8 @@ import gpu_build
 from gpu_report import good, write_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-PARTS = ("build", "right", "speed", "pytorch", "lossy", "variants", "sanitizer")
-LOGS = {"variants": "speed"}  # these parts share a log, since a lent machine may return only eight files
+PARTS = ("build", "right", "speed", "races", "pytorch", "lossy", "variants", "sanitizer")
+LOGS = {"variants": "speed", "races": "sanitizer"}  # these parts share a log, since a lent machine may return only eight files
 DONE, WRONG, OUT_OF_TIME = "done", "wrong", "out of time"
 NOT_REACHED, NOT_POSSIBLE = "not reached", "not possible"
 SKIPPED = 77  # exit code of a check that cannot be made here
@@ -56,13 +62,15 @@ LEAST_SECONDS = 5  # no task begins if less time is left
 
 FULL = dict(
     parity=[("260K", 3, 65), ("15M", 2, 200)],
-    # N, C, F, H, K, D, V
+    # B, T, H, K, D of attention; N, C, F, H, K, D, V
+    values=[(1, 4096, 32, 32, 128), (1, 2048, 32, 4, 64), (4096, 4096, 11008, 32, 32, 128, 32000)],
     bits=[(16384, 2048, 5632, 32, 4, 64, 32000), (8192, 4096, 11008, 32, 32, 128, 32000)],
     ranks=["--model=15M", "--batch=4", "--seq=256", "--steps=5"],
     most_work=None,
     peak=(8192, 1 << 32), host=(8192, 1 << 30),
     # model, layers (0: as many as fit), batch, sequence, steps; then modes of PyTorch
-    steps=[("1.1B", 22, 8, 2048, 8), ("15M", 6, 64, 256, 40), ("7B", 0, 1, 4096, 4)],
+    # (7B with 14 layers: nothing is computed again)
+    steps=[("1.1B", 22, 8, 2048, 8), ("15M", 6, 64, 256, 40), ("7B", 0, 1, 4096, 4), ("7B", 14, 2, 4096, 4)],
     more_steps=[("110M", 12, 16, 1024, 20), ("7B", 0, 1, 2048, 4)],
     modes=["compile-bf16", "compile-autocast"],
     # B, T, H, K, D: of 110M, 1.1B, 7B, and one long sequence
@@ -76,6 +84,7 @@ FULL = dict(
     workers=[8, 16], losses=[0, 0.1, 0.2, 0.4], device="cuda", seconds="0.2")
 TINY = dict(
     parity=[("260K", 1, 17)],
+    values=[(1, 600, 4, 2, 16), (33, 64, 40, 2, 1, 32, 72)],
     bits=[(33, 64, 40, 2, 1, 32, 72)],
     ranks=["--model=260K", "--batch=1", "--seq=16", "--steps=2"],
     most_work="300",
@@ -136,6 +145,16 @@ class Tasks:
             if part in self.options.parts.split(","):
                 yield from getattr(self, part)()
 
+    def each_operator(self):
+        """The operator tests as checks of their own, for a GPU on which they do not come to their end."""
+        for name in operator_tests():
+            yield Task("right", f"operators: {name}", 30, lambda: [self.operators()],
+                       environment={**self.smaller(), "OPERATORS_ONLY": name})
+
+    def smaller(self):
+        most = self.shapes["most_work"]
+        return {"OPERATORS_MOST_WORK": most} if most else {}
+
     def operators(self):
         return (self.made / "test/cuda/test_operators_emulated" if self.options.emulated
                 else self.programs / "test/cuda/test_operators_device")
@@ -162,10 +181,11 @@ class Tasks:
 
     def right(self):
         s = self.shapes
-        most = {"OPERATORS_MOST_WORK": s["most_work"]} if s["most_work"] else {}
-        yield Task("right", "operators", 120, lambda: [self.operators()], environment=most)
+        yield Task("right", "operators", 120, lambda: [self.operators()], environment=self.smaller())
         for shape in s["parity"]:
             yield self.ours("right", f"parity {joined(shape)}", 60, "gpu_check", "parity", *shape)
+        for shape in s["values"]:
+            yield self.ours("right", f"values {joined(shape)}", 60, "gpu_check", "values", *shape)
         for shape in s["bits"]:
             yield self.ours("right", f"bits {joined(shape)}", 60, "gpu_check", "bits", *shape)
         train, _, _ = self.tokens()
@@ -249,17 +269,24 @@ class Tasks:
         yield self.ours("variants", "three runs with --tune", 60, "gpu_check", "tuned", *self.train,
                         *self.shapes["ranks"], "--workers=4", f"--train={train}", "--tune")
 
+    def races(self):
+        yield self.sanitized("racecheck of attention", ["racecheck"], 60,
+                             {"OPERATORS_MOST_WORK": "10000", "OPERATORS_ONLY": "test_attention"})
+
     def sanitizer(self):
+        # The tests ask for more memory than there is, which is no error.
+        for tool in (["memcheck", "--report-api-errors", "no"], ["racecheck"], ["synccheck"]):
+            yield self.sanitized(tool[0], tool, 150, {"OPERATORS_MOST_WORK": "10000"})
+
+    def sanitized(self, key, tool, seconds, environment):
         nvcc = pathlib.Path(gpu_build.find_nvcc())
         places = [nvcc.parent, nvcc.parent.parent / "compute-sanitizer"]
         program = shutil.which("compute-sanitizer", path=os.pathsep.join(
             [os.environ.get("PATH", ""), *map(str, places)]))
-        # The tests ask for more memory than there is, which is no error.
-        for tool in (["memcheck", "--report-api-errors", "no"], ["racecheck"]):
-            yield Task("sanitizer", f"compute-sanitizer {tool[0]}", 150,
-                       lambda tool=tool: program and not self.options.emulated and [
-                           program, "--tool", *tool, "--error-exitcode", 3, self.operators()],
-                       why="not installed", environment={"OPERATORS_MOST_WORK": "10000"})
+        return Task("races" if seconds == 60 else "sanitizer", f"compute-sanitizer {key}", seconds,
+                    lambda: program and not self.options.emulated and [
+                        program, "--tool", *tool, "--error-exitcode", 3, self.operators()],
+                    why="not installed", environment=environment)
 
     def tokens(self):
         folder = self.options.tokens
@@ -269,6 +296,33 @@ class Tasks:
             if not (self.data / name).exists():
                 write_markov(self.data / name, count if not self.options.emulated else 4000, 500, seed)
         return self.data / "train.bin", self.data / "val.bin", "made-up text"
+
+
+def operator_tests():
+    """The names of the tests in test_operators_device."""
+    text = "".join((ROOT / "test" / name).read_text(encoding="utf-8")
+                   for name in ("llmc/operators_list.h", "cuda/test_operators_device.c"))
+    return re.findall(r"^(?:OPERATOR_TEST|\s+cmocka_unit_test_setup)\((test_\w+)", text, re.MULTILINE)
+
+
+def where_it_was(folder):
+    """What processes had launched last, from the files of CUDA_LAUNCHED (llmc/backend/cuda/streams.h)."""
+    said = [path.read_bytes().rstrip(b"\0").decode(errors="replace") for path in sorted(folder.glob("launched.*"))]
+    if said and shutil.which("c++filt"):
+        said = subprocess.run(["c++filt"], input="\n".join(said), text=True, capture_output=True,
+                              check=False).stdout.splitlines()
+    names = [re.sub(r"\(.*", "", line.replace("void ", "")) for line in said if line]
+    return "; ".join(sorted(set(names)))
+
+
+def json_lines(output):
+    lines = []
+    for line in output.splitlines():
+        try:
+            lines += [json.loads(line)] if line.startswith("{") else []
+        except ValueError:
+            pass  # a line that is cut short because its process was ended
+    return lines
 
 
 def in_order(tasks, results):
@@ -281,6 +335,9 @@ def reason_of(output, status):
     """The line of a failed check's output that most likely says the reason."""
     lines = [line for line in output.splitlines() if line.strip() and not line.startswith(("{", "#"))]
     telling = [line for line in lines if re.search("error|fail|wrong|off by|other bits", line, re.I)]
+    telling.sort(key=lambda line: "CUDA: " not in line and "cuBLASLt: " not in line)  # these say most
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}: {(lines[-1:] + ['nothing said'])[0].strip()[:200]}"
     return f"exit code {status}: {(telling + lines[-1:] + ['nothing said'])[0].strip()[:200]}"
 
 
@@ -294,6 +351,8 @@ class Check:
         self.kept = self.out / "results.json"
         self.results = json.loads(self.kept.read_text()) if self.kept.exists() else {}
         self.end = time.monotonic() + options.limit
+        own = os.environ.get("LD_LIBRARY_PATH")
+        self.libraries = os.pathsep.join([*([own] if own else []), *gpu_build.library_folders()])
         self.shapes = TINY if options.emulated else FULL
 
     def left(self):
@@ -317,33 +376,50 @@ class Check:
         if not command:
             self.keep(task, NOT_POSSIBLE, task.why)
             return
-        start, limit = time.monotonic(), min(task.seconds, self.left())
-        words = list(map(str, command))
-        with open(self.out / f"{LOGS.get(task.part, task.part)}.log", "a+", encoding="utf-8", errors="replace") as log:
-            print(f"\n== {task.key}: {' '.join(words)}", file=log, flush=True)
-            began = log.seek(0, os.SEEK_END)
-            status = self.wait_for(words, task, log, limit)
-            log.seek(began)
-            output = log.read()
-        took = time.monotonic() - start
-        lines = []
-        for line in output.splitlines():
-            try:
-                lines += [json.loads(line)] if line.startswith("{") else []
-            except ValueError:
-                pass  # a line that is cut short because its process was ended
-        if status is None:
-            self.keep(task, OUT_OF_TIME, f"ended after {limit:.0f} s", took, lines)
-        elif status == 0:
-            self.keep(task, DONE, "", took, lines)
-        elif status == SKIPPED or not task.ours:
-            self.keep(task, NOT_POSSIBLE, reason_of(output, status), took, lines)
-        else:
-            self.keep(task, WRONG, reason_of(output, status), took, lines)
+        limit = min(task.seconds, self.options.most, self.left())
+        status, output, took = self.attempt(task, command, limit)
+        why = ""
+        if task.ours and task.part != "build" and self.tells_more(task, status, output):
+            with tempfile.TemporaryDirectory() as folder:
+                blocking = {"CUDA_LAUNCH_BLOCKING": "1", "CUDA_LAUNCHED": f"{folder}/launched"}
+                again, said, more = self.attempt(task, command, min(limit, self.left()), blocking)
+                where = where_it_was(pathlib.Path(folder))
+            took += more
+            why = f"; with CUDA_LAUNCH_BLOCKING=1: {self.told(again, said, limit)}, last launched: {where or 'nothing'}"
+        lines = json_lines(output)
+        state = (OUT_OF_TIME if status is None else DONE if status == 0
+                 else NOT_POSSIBLE if status == SKIPPED or not task.ours else WRONG)
+        self.keep(task, state, self.told(status, output, limit) + why, took, lines)
 
-    def wait_for(self, words, task, log, limit):
+    def tells_more(self, task, status, output):
+        """Whether a repetition with launches that block may say where it was: after an error of CUDA, a signal, or
+        a hang. A measurement that takes too long only needs more time."""
+        if self.left() < LEAST_SECONDS or status in (0, SKIPPED):
+            return False
+        hangs = status is None and task.part == "right"
+        died = status is not None and (status < 0 or "was ended by signal" in output)
+        return hangs or died or (status is not None and re.search(r"CUDA: |cuBLASLt: ", output) is not None)
+
+    @staticmethod
+    def told(status, output, limit):
+        if status is None:
+            return f"ended after {limit:.0f} s"
+        return reason_of(output, status) if status else ""
+
+    def attempt(self, task, command, limit, more=None):
+        """Runs a command. Returns its status (None: time ran out), its output, and the seconds that it took."""
+        start, words = time.monotonic(), list(map(str, command))
+        with open(self.out / f"{LOGS.get(task.part, task.part)}.log", "a+", encoding="utf-8", errors="replace") as log:
+            print(f"\n== {task.key}: {' '.join([*map('='.join, (more or {}).items()), *words])}", file=log, flush=True)
+            began = log.seek(0, os.SEEK_END)
+            status = self.wait_for(words, {**task.environment, **(more or {})}, log, limit)
+            log.seek(began)
+            return status, log.read(), time.monotonic() - start
+
+    def wait_for(self, words, more, log, limit):
         """Returns the exit status, or None if time ran out. Ends all processes that the command started."""
-        environment = {**os.environ, "GPU_BENCH_SECONDS": self.shapes["seconds"], **task.environment}
+        environment = {**os.environ, "GPU_BENCH_SECONDS": self.shapes["seconds"], "LD_LIBRARY_PATH": self.libraries,
+                       **more}
         try:
             process = subprocess.Popen(words, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        env=environment, start_new_session=True)
@@ -384,7 +460,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "gpu_report")
     parser.add_argument("--limit", type=float, default=570, help="seconds in all (570)")
+    parser.add_argument("--most", type=float, default=600, help="seconds of a check, at most (its own limit)")
     parser.add_argument("--parts", default=",".join(PARTS), help=",".join(PARTS))
+    parser.add_argument("--only", default="", help="checks whose names contain this")
     parser.add_argument("--tokens", type=pathlib.Path, help="folder with train.bin and val.bin")
     parser.add_argument("--emulated", action="store_true", help="tiny shapes, for tests")
     options = parser.parse_args()
@@ -394,9 +472,16 @@ def main():
         parser.error(f"--parts: expected {','.join(PARTS)}, got '{','.join(sorted(wrong))}'")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # results so far are on the disk
     check = Check(options)
-    tasks = list(Tasks(options, check.results).all())
+    source = Tasks(options, check.results)
+    tasks = [task for task in source.all() if options.only in task.key]
     for task in in_order(tasks, check.results):
         check.run(task)
+        ended = task.key == "operators" and check.results[task.key]["state"] in (WRONG, OUT_OF_TIME)
+        if ended:
+            each = list(source.each_operator())
+            tasks += each
+            for operator in in_order(each, check.results):
+                check.run(operator)
         if task.key == "build" and not good(check.results["build"]):
             break
     write_report(check.out / "report.md", check.results, check.shapes)

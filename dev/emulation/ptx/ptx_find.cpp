@@ -3,16 +3,10 @@
  *
  *   PTX_TARGET=80|90    as compiled for this target; 90 without it
  *   PTX_REPORT=FILE     at the end, appends how many kernels ran */
+#include "dev/emulation/kernel_names.h"
 #include "dev/emulation/ptx/ptx_run.h"
 
-#include <elf.h>
-#include <fcntl.h>
-#include <link.h>
-#include <map>
 #include <set>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 uint32_t ptx_static_begin;
 static std::set<std::string> used;
@@ -20,35 +14,6 @@ static std::set<std::string> used;
 static int target_wanted(void) {
     const char *wanted = getenv("PTX_TARGET");
     return wanted ? atoi(wanted) : 90;
-}
-
-/* Functions of this program by address, also static ones, which dladdr() does not know. Compilers
- * may give one address several names. */
-static std::multimap<uintptr_t, std::string> read_functions(void) {
-    std::multimap<uintptr_t, std::string> functions;
-    uintptr_t begin = 0; /* where the program was loaded */
-    dl_iterate_phdr([](struct dl_phdr_info *info, size_t,
-                       void *out) { return *(uintptr_t *)out = info->dlpi_addr, 1; },
-                    &begin);
-    const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-    struct stat status;
-    if (file < 0 || fstat(file, &status)) cuda_emu::fail("cannot read the program's file");
-    const char *elf =
-        (const char *)mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-    close(file);
-    if (elf == MAP_FAILED) cuda_emu::fail("cannot map the program's file");
-    const ElfW(Ehdr) *header = (const ElfW(Ehdr) *)elf;
-    const ElfW(Shdr) *section = (const ElfW(Shdr) *)(elf + header->e_shoff);
-    for (int s = 0; s < header->e_shnum; s++) {
-        if (section[s].sh_type != SHT_SYMTAB) continue;
-        const ElfW(Sym) *symbol = (const ElfW(Sym) *)(elf + section[s].sh_offset);
-        const char *names = elf + section[section[s].sh_link].sh_offset;
-        for (size_t i = 0; i < section[s].sh_size / sizeof *symbol; i++)
-            if ((symbol[i].st_info & 15) == STT_FUNC)
-                functions.insert({begin + symbol[i].st_value, names + symbol[i].st_name});
-    }
-    munmap((void *)elf, (size_t)status.st_size);
-    return functions;
 }
 
 /* nvcc names a static kernel as one that is not static: _Z instead of _ZL. */
@@ -66,12 +31,11 @@ static void report(void) {
 namespace cuda_emu {
 
 const struct ptx_kernel *find_ptx(void *kernel) {
-    static const std::multimap<uintptr_t, std::string> functions = read_functions();
     static std::map<void *, const struct ptx_kernel *> known;
     if (known.empty() && getenv("PTX_REPORT")) atexit(report);
     if (known.count(kernel)) return known[kernel];
     std::string names;
-    const auto found = functions.equal_range((uintptr_t)kernel);
+    const auto found = functions().equal_range((uintptr_t)kernel);
     for (auto f = found.first; f != found.second; ++f) {
         const std::string name = name_in_ptx(f->second);
         for (const struct ptx_kernel *k = ptx_kernels; k->name; k++) {

@@ -30,12 +30,12 @@ typedef __nv_bfloat16 bfloat16;
 
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-/* An error here is a fault of the program or of the device, so the program ends. */
-static inline void cuda_check(cudaError_t error, const char *call, const char *file, int line) {
-    if (error == cudaSuccess) return;
-    fprintf(stderr, "%s:%d: %s: %s\n", file, line, call, cudaGetErrorString(error));
-    exit(1);
-}
+/* An error here is a fault of the program or of the device, so the program ends after one line.
+ * (streams.cu) */
+void cuda_check(cudaError_t error, const char *call, const char *file, int line);
+/* Call these before and after a launch. */
+void cuda_launching(const void *kernel);
+void cuda_launched(const void *kernel);
 
 static inline void cuda_check_workspace(size_t got, size_t needed) {
     if (got >= needed) return;
@@ -57,8 +57,9 @@ static void launch(void (*kernel)(P...), dim3 grid, dim3 block, size_t shared_by
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                         cudaSharedmemCarveoutMaxShared));
     }
+    cuda_launching((const void *)kernel);
     kernel<<<grid, block, shared_bytes, stream>>>(arguments...);
-    CUDA_CHECK(cudaGetLastError());
+    cuda_launched((const void *)kernel);
 }
 #endif
 

@@ -26,13 +26,7 @@ static struct {
 
 static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
 
-#define CHECK(call) check(call, #call, __LINE__)
-
-static void check(cudaError_t error, const char *call, int line) {
-    if (error == cudaSuccess) return;
-    log_error("CUDA: %s (device.cu:%d): %s", call, line, cudaGetErrorString(error));
-    exit(1);
-}
+#define CHECK(call) CUDA_CHECK(call)
 
 device_scope::device_scope() {
     pthread_mutex_lock(&turn);
@@ -127,7 +121,7 @@ void *device_allocate(size_t bytes) {
         cudaGetLastError(); /* otherwise the next launch would report this error */
         return NULL;
     }
-    check(error, "cudaMalloc", __LINE__); /* or an error of earlier work */
+    cuda_check(error, "cudaMalloc", __FILE__, __LINE__); /* or an error of earlier work */
     device_clear(memory, bytes);
     return memory;
 }

@@ -28,6 +28,7 @@
  * The library is 500 MB large and takes 0.1 s to load, so it is opened with a device and not at
  * start. */
 #include "llmc/backend/cuda/product.h"
+#include "llmc/backend/cuda/streams.h"
 #include "llmc/backend/cuda/product_choice.h"
 #include "llmc/log/error.h"
 
@@ -323,6 +324,9 @@ static double seconds_of(void *context, int place) {
 
 void device_product(void *out, const void *a, const void *b, const struct product *p) {
     struct arrays arrays = {out, a, b, p};
+    char name[64];
+    snprintf(name, sizeof name, "a product of %d x %d x %d", p->M, p->N, p->K);
+    streams_note(name);
     const int place = product_place(&lt.choices, p, lt.place, seconds_of, &arrays);
     const struct key key = key_of(out, a, b, p, place);
     CHECK(multiply(out, a, b, p, answer(&key)));
