@@ -210,7 +210,7 @@ static void test_large_logits(void **state) {
 
 static void assert_same(const struct array *a, const struct array *b, const char *what,
                         struct shape s, int order) {
-    const size_t bytes = array_bytes(a);
+    const size_t bytes = bytes_of_array(a);
     char *x = (char *)malloc(bytes), *y = (char *)malloc(bytes);
     assert_true(x && y);
     subject.backend->copy(x, a->value, bytes);
@@ -247,10 +247,10 @@ static void test_same_bits_in_any_order_of_threads(void **state) {
                 array_poison(&p.out), array_poison(&p.log_sum_exp), array_poison(&p.dqkv);
                 problem_run(&p, s);
                 if (order == 0) {
-                    subject.backend->copy(first.out.value, p.out.value, array_bytes(&p.out));
+                    subject.backend->copy(first.out.value, p.out.value, bytes_of_array(&p.out));
                     subject.backend->copy(first.log_sum_exp.value, p.log_sum_exp.value,
-                                          array_bytes(&p.log_sum_exp));
-                    subject.backend->copy(first.dqkv.value, p.dqkv.value, array_bytes(&p.dqkv));
+                                          bytes_of_array(&p.log_sum_exp));
+                    subject.backend->copy(first.dqkv.value, p.dqkv.value, bytes_of_array(&p.dqkv));
                 }
                 assert_same(&p.out, &first.out, "out", s, order);
                 assert_same(&p.log_sum_exp, &first.log_sum_exp, "log_sum_exp", s, order);

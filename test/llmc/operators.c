@@ -177,7 +177,7 @@ static void check_rmsnorm_backward(int N, int C, struct array *x, struct array *
     assert_close(&dx, "rmsnorm_backward: dx", 5e-7, ROUNDED);
     assert_close(&dw, "rmsnorm_backward: dw", 2e-6, 2e-6);
     if (!accumulate) {
-        subject.backend->clear(dx0.value, array_bytes(&dx0));
+        subject.backend->clear(dx0.value, bytes_of_array(&dx0));
         subject.backend->rmsnorm_backward(dx0.value, dw.value, dout.value, x->value, w->value,
                                           rstd.value, N, C, false);
         struct problem p = {.N = N, .C = C, .x = x, .w = w, .dout = &dout};
@@ -197,7 +197,7 @@ static void check_residual_rmsnorm(int N, int C, struct array *x, struct array *
     array_write(&sum);
     reference_rmsnorm(out.reference, rstd.reference, sum.reference, w->reference, N, C, 1e-5);
     array_poison(&sum);
-    if (in_place) subject.backend->copy(sum.value, x->value, array_bytes(x));
+    if (in_place) subject.backend->copy(sum.value, x->value, bytes_of_array(x));
     subject.backend->residual_rmsnorm_forward(sum.value, out.value, rstd.value,
                                               in_place ? sum.value : x->value, y.value, w->value, N,
                                               C, 1e-5f);
@@ -301,7 +301,7 @@ void test_weights_are_rounded(void **state) {
     }
     struct array *same[] = {out, dx, loss, row};
     for (int i = 0; i < LENGTH(same); i++) {
-        assert_memory_equal(same[i][0].value, same[i][1].value, array_bytes(&same[i][0]));
+        assert_memory_equal(same[i][0].value, same[i][1].value, bytes_of_array(&same[i][0]));
         array_free(&same[i][0]), array_free(&same[i][1]);
     }
     array_free(&x), array_free(&dout), array_free(&exact), array_free(&rounded);

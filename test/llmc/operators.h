@@ -69,7 +69,7 @@ void array_write_floats(struct array *a, const float *from);
 void array_poison(struct array *a); /* NaN again */
 /* What the backend's memory holds, as float32; the caller frees. */
 float *array_read(const struct array *a);
-size_t array_bytes(const struct array *a);
+size_t bytes_of_array(const struct array *a);
 void array_add_reference(struct array *a, const struct array *b);
 
 /* Numbers of other kinds in the backend's memory; release it with subject.backend. */

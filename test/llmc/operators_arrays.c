@@ -61,16 +61,16 @@ static float get(const void *from, size_t i, size_t bytes) {
 
 /* ---- arrays ------------------------------------------------------------------------------- */
 
-size_t array_bytes(const struct array *a) {
+size_t bytes_of_array(const struct array *a) {
     return a->n * element_bytes(a->type);
 }
 
 void array_write_floats(struct array *a, const float *from) {
     size_t bytes = element_bytes(a->type);
-    void *image = malloc(array_bytes(a) + 1);
+    void *image = malloc(bytes_of_array(a) + 1);
     assert_non_null(image);
     for (size_t i = 0; i < a->n; i++) put(image, i, from[i], bytes);
-    subject.backend->upload(a->value, image, array_bytes(a));
+    subject.backend->upload(a->value, image, bytes_of_array(a));
     free(image);
 }
 
@@ -118,10 +118,10 @@ struct array array_filled(size_t n, bool random, enum array_type type) {
 
 float *array_read(const struct array *a) {
     size_t bytes = element_bytes(a->type);
-    void *image = malloc(array_bytes(a) + 1);
+    void *image = malloc(bytes_of_array(a) + 1);
     float *x = (float *)malloc((a->n + 1) * sizeof(float));
     assert_true(image && x);
-    subject.backend->download(image, a->value, array_bytes(a));
+    subject.backend->download(image, a->value, bytes_of_array(a));
     for (size_t i = 0; i < a->n; i++) x[i] = get(image, i, bytes);
     free(image);
     return x;

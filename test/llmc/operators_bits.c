@@ -210,9 +210,9 @@ static void check_adamw_alignment(void) {
                      *rounded = shift < 0 ? &whole_param : &param,
                      *leading = shift < 0 ? &whole_ahead : &ahead;
         int first = shift < 0 ? 0 : shift, count = shift < 0 ? ALL : COUNT;
-        subject.backend->copy(master->value, start.value, array_bytes(&start));
-        subject.backend->copy(m.value, m0.value, array_bytes(&m0));
-        subject.backend->copy(v.value, v0.value, array_bytes(&v0));
+        subject.backend->copy(master->value, start.value, bytes_of_array(&start));
+        subject.backend->copy(m.value, m0.value, bytes_of_array(&m0));
+        subject.backend->copy(v.value, v0.value, bytes_of_array(&v0));
         subject.backend->adamw((char *)rounded->value + first * e, (float *)master->value + first,
                                (float *)m.value + first, (float *)v.value + first,
                                (float *)leading->value + first, (float *)gradient.value + first,

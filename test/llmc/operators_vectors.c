@@ -107,7 +107,7 @@ static void check_weighted_sum(int N, size_t n, size_t packet, int aliased) {
     }
     void *target = aliased < 0 ? out.value : sender[aliased].value;
     subject.backend->weighted_sum(target, senders, weight, N, n, packet);
-    if (aliased >= 0) subject.backend->copy(out.value, target, array_bytes(&out));
+    if (aliased >= 0) subject.backend->copy(out.value, target, bytes_of_array(&out));
     assert_close(&out, "weighted_sum", 1e-6, 1e-6);
     for (int i = 0; i < N; i++) array_free(&sender[i]);
     array_free(&out);

@@ -256,7 +256,7 @@ def test_says_what_is_missing(measured):
 
 class Options:
     """Options as the command line gives them."""
-    emulated, parts, tokens = True, "right", None
+    emulated, parts, tokens, only, most = True, "right", None, "", 600
 
     def __init__(self, out, limit):
         self.out, self.limit = out, limit
@@ -269,7 +269,7 @@ def task(key, command, seconds=1000, ours=True):
 def test_out_of_time_is_not_wrong(tmp_path):
     """A check that hangs is ended. Its output so far is kept, the other checks run, and it comes last in the
     next call."""
-    hangs = task("hangs", ["sh", "-c", "echo '{\"a\": 1}'; echo '{\"a\": '; sleep 1000 & sleep 1000"], 5)
+    hangs = task("hangs", ["sh", "-c", "echo '{\"a\": 1}'; echo '{\"a\": '; sleep 1000 & sleep 1000"], 2)
     fails = task("fails", ["sh", "-c", "echo '{\"a\": 2}'; echo an error; echo more; exit 1"])
     absent = task("absent", ["sh", "-c", "echo no such device; exit 77"])
     theirs = task("theirs", ["sh", "-c", "echo broken; exit 1"], ours=False)
@@ -279,7 +279,7 @@ def test_out_of_time_is_not_wrong(tmp_path):
     for each in gpu_check.in_order(tasks, one.results):
         one.run(each)
     states = {key: (x["state"], x["why"], x.get("a")) for key, x in kept(tmp_path).items()}
-    assert states == {"hangs": ("out of time", "ended after 5 s", 1),
+    assert states == {"hangs": ("out of time", "ended after 2 s; with CUDA_LAUNCH_BLOCKING=1: ended after 2 s, last launched: nothing", 1),
                       "fails": ("wrong", "exit code 1: an error", 2),
                       "absent": ("not possible", "exit code 77: no such device", None),
                       "theirs": ("not possible", "exit code 1: broken", None),
