@@ -3,7 +3,7 @@ emulated device (build/emulated/train_llama2), compared with the CPU. Also tests
 GPU. Sizes are small, because every CUDA thread is a fiber."""
 import pytest
 
-from program import BUILD, PROGRAM, events, markov_files, run, start, succeed
+from program import BUILD, PROGRAM, events, markov_files, run, small_model, start, succeed
 
 pytestmark = pytest.mark.spread
 
@@ -13,13 +13,15 @@ VOCABULARY = 128
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    return markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 5_000, 300)
+    folder = markov_files(tmp_path_factory.mktemp("data"), VOCABULARY, 5_000, 300)
+    small_model(folder / "model", VOCABULARY, layers=2)
+    return folder
 
 
 def train(data, out, *more, program=EMULATED, environment=None):
     """Trains two steps of three workers. Returns the log's steps, its evaluation, and the terminal's
     output."""
-    done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
+    done = succeed(f"--model={data}/model", f"--train={data}/train.bin", f"--val={data}/val.bin",
                    "--workers=3", "--batch=1", "--seq=16", "--steps=2", "--lr=3e-3", "--seed=5",
                    "--packet-bytes=512", "--eval-sequences=3", f"--out={out}", *more,
                    program=program, environment=environment)
@@ -197,7 +199,7 @@ def test_ranks_exchange_through_the_host(data, tmp_path, algorithm, link, wire, 
     options = ["--device=cuda", "--dtype=float32", "--algorithm", algorithm, "--loss-rate=0.3",
                f"--wire-dtype={wire}", f"--carry={carry}"]
     one = train(data, tmp_path / "one", *options)
-    done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
+    done = succeed(f"--model={data}/model", f"--train={data}/train.bin", f"--val={data}/val.bin",
                    "--workers=3", "--batch=1", "--seq=16", "--steps=2", "--lr=3e-3", "--seed=5",
                    "--packet-bytes=512", "--eval-sequences=3", f"--out={tmp_path}/three", *options,
                    f"--link={link}", program=EMULATED, ranks=3)
@@ -218,7 +220,7 @@ def test_groups_of_devices(data, tmp_path, options):
     logs = []
     for ranks in [0, 2, 4]:
         log = tmp_path / f"{ranks}.jsonl"
-        done = succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin",
+        done = succeed(f"--model={data}/model", f"--train={data}/train.bin", f"--val={data}/val.bin",
                        "--workers=4", "--group=2", "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3",
                        "--seed=5", "--packet-bytes=512", "--eval-sequences=4", "--loss-rate=0.3",
                        "--device=cuda", "--dtype=float32", f"--log={log}", *options,
@@ -243,7 +245,7 @@ def test_overlap_changes_nothing(data, tmp_path, dtype, modes, carry, wire):
     logs = []
     for mode in [None, *modes]:
         log = tmp_path / f"{mode}.jsonl"
-        succeed("--model=260K", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4",
+        succeed(f"--model={data}/model", f"--train={data}/train.bin", f"--val={data}/val.bin", "--workers=4",
                 "--batch=1", "--seq=16", "--steps=3", "--lr=3e-3", "--seed=5", "--micro-batches=2",
                 "--packet-bytes=512", "--eval-sequences=4", "--eval-every=2", "--link=udp",
                 "--loss-rate=0.3", "--device=cuda", f"--dtype={dtype}", f"--log={log}", f"--carry={carry}",

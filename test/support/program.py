@@ -114,6 +114,37 @@ def markov_files(folder, vocabulary, train, val):
     return folder
 
 
+def small_model(folder, vocabulary, layers=3):
+    """Writes an untrained model, as --model=260K but with fewer layers. Returns its folder."""
+    width, hidden, heads, kv_heads = 64, 172, 8, 4
+    random = np.random.default_rng(3)
+    shapes = {"model.embed_tokens.weight": (vocabulary, width), "model.norm.weight": (width,)}
+    for layer in range(layers):
+        for name, shape in {
+                "input_layernorm": (width,), "post_attention_layernorm": (width,),
+                "self_attn.q_proj": (width, width), "self_attn.o_proj": (width, width),
+                "self_attn.k_proj": (width * kv_heads // heads, width),
+                "self_attn.v_proj": (width * kv_heads // heads, width),
+                "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
+                "mlp.down_proj": (width, hidden)}.items():
+            shapes[f"model.layers.{layer}.{name}.weight"] = shape
+    header, data = {}, b""
+    for name, shape in shapes.items():
+        values = random.normal(0, 0.02, shape) if len(shape) == 2 else np.ones(shape)
+        raw = values.astype("<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "hidden_size": width,
+        "intermediate_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "num_hidden_layers": layers, "vocab_size": vocabulary, "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": True}), encoding="utf-8")
+    return folder
+
+
 def tensors(path):
     """Reads a safetensors file as {name: bytes}."""
     raw = path.read_bytes()
