@@ -79,6 +79,7 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     out->beside_device = gpu.host_bytes;
     const double saves = !o->save_every ? 1 : floor((double)o->steps / o->save_every);
     const double kept = !o->save_every || !o->keep ? saves : fmin(saves, o->keep + 1);
+    s.run.device = o->device == DEVICE_CUDA; /* with lost gradients, which a CPU's run holds */
     out->disk = fmax(kept, 1) * memory_plan_checkpoint_bytes(&c, &s);
     return 0;
 }

@@ -273,7 +273,9 @@ double memory_plan_checkpoint_bytes(const struct llama_config *config,
                                     const struct memory_plan_settings *s) {
     const double P = (double)config_parameters(config), N = s->run.workers;
     int shortest, groups = groups_of(s, &shortest);
-    return 4 * P + 8 * P * (s->run.steps_alone ? N : 1) + s->saving.stale * (groups - 1) * 4 * P;
+    const double carried = s->run.carries[s->run.device] ? N * 4 * P : 0;
+    return 4 * P + 8 * P * (s->run.steps_alone ? N : 1) + s->saving.stale * (groups - 1) * 4 * P +
+           carried;
 }
 
 static void line(const char *what, double bytes, const char *note) {
@@ -351,7 +353,8 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
     memory_plan_print_memory(config, s);
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
-         "of all workers, stale packets too");
+         s->run.carries[s->run.device] ? "of all workers, stale packets and lost gradients too"
+                                       : "of all workers, stale packets too");
     if (s->run.workers % group_of(s))
         printf(
             "\nSent or received per worker and step, as %s, most by a member of the last group\n",

@@ -102,6 +102,18 @@ def test_nobody_needs_the_whole_model_to_save_it():
     assert shards["a checkpoint"] == one["a checkpoint"]
 
 
+def test_a_checkpoint_holds_what_workers_carry(tmp_path):
+    """--dry-run counts the lost gradients that a checkpoint of the default holds; a real one has this size."""
+    options = ["--model=1M", "--workers=16", "--device=cpu", "--loss-rate=0.1", "--batch=1", "--seq=16"]
+    data = markov_files(tmp_path, 96, 4_000, 100)
+    succeed(*options, f"--train={data / 'train.bin'}", "--steps=2", f"--out={tmp_path / 'out'}")
+    (folder,) = (tmp_path / "out").glob("checkpoint-*")
+    measured = sum(file.stat().st_size for file in folder.iterdir()) / 1e9
+    carried, plain = (table(*options, "--vocab-size=96", *more)["a checkpoint"] for more in ([], ["--carry=0"]))
+    assert carried == pytest.approx(measured, rel=0.08), (carried, plain, measured)
+    assert carried > 2 * plain
+
+
 @pytest.mark.parametrize("wire, gradients", [("bf16", 2), ("int8", 33 / 32), ("int4", 17 / 32)])
 def test_few_bytes_leave_a_gpu(wire, gradients):
     """With 7B on 64 GPUs in groups of 8, each GPU sends 7/64 of a vector in a phase."""
