@@ -76,11 +76,10 @@ void run_info_announce(const struct run_info *run) {
     if (run->workers > 1 && strcmp(run->sends, "copied") != 0) printf(", sent %s", run->sends);
     printf("\n");
     announce_rule(run);
+    options_print_unused(o);
     if (run->workers == 1 && (gradient > 0 || parameter > 0)) {
         printf("note: one worker sends nothing, so nothing can be lost; give --workers N\n");
-    } else if (lossless && (gradient > 0 || parameter > 0)) {
-        printf("note: --algorithm reliable loses nothing; --loss-rate is not used\n");
-    } else if (gradient >= 1 || parameter >= 1) {
+    } else if (!lossless && (gradient >= 1 || parameter >= 1)) {
         printf("note: at loss rate 1 no %s ever arrives: %s\n",
                gradient < 1    ? "parameter"
                : parameter < 1 ? "gradient"

@@ -20,6 +20,9 @@ extern "C" {
 int validate_command_line(int argc, char **argv, const struct lossynet_world *world,
                           const char *revision, struct options *options);
 
+/* Sets group_size to what --group means among these ranks. Returns 0, or -1 after reporting. */
+int validate_group(struct options *options, const struct lossynet_world *world);
+
 /* Checks a parsed command line, as far as one rank can. Returns 0, or the exit code after
  * reporting. */
 int validate_options(const struct options *options, int ranks);

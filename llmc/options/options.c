@@ -64,10 +64,10 @@ static const struct option_entry table[] = {
            "which activations the backward pass computes again instead of keeping them, to save "
            "memory. auto: the fewest with which the run fits the device"),
     SWITCH(
-        "tune", tune, RUN,
+        "tune", tune, IF_GPU,
         "cuda: time the algorithms for matrix products at the start, and use the fastest. Results "
         "may then differ in the last bits from run to run. A checkpoint keeps the choice"),
-    ONE_OF("attention", attention, RUN, "own", attention_names, "own|cudnn|auto",
+    ONE_OF("attention", attention, IF_GPU, "own", attention_names, "own|cudnn|auto",
            "cuda in bf16: compute attention with this program's kernels or with cuDNN's, which "
            "differ in the last bits. cuDNN's need 2 bytes for each logit of a layer. auto: cuDNN's "
            "if it is installed, agrees with our kernels, repeats its own bits, and is faster. A "
@@ -96,7 +96,7 @@ static const struct option_entry table[] = {
             "micro-batches whose gradients a worker adds up in a step"),
     INTEGER("steps", steps, RUN, "1000", 1, INT_MAX, "training steps"),
     NUMBER("lr", lr, RESUMED, "1e-3", 0, 1e3, "RATE", "peak learning rate"),
-    NUMBER("lr-final", lr_final, RESUMED, "0.1", 0, 1, "FRACTION",
+    NUMBER("lr-final", lr_final, RESUMED | IF_FALLS, "0.1", 0, 1, "FRACTION",
            "learning rate of the last step, as a fraction of the peak; not with constant"),
     INTEGER("warmup", warmup, RESUMED, "0", 0, INT_MAX, "steps of linear warm-up"),
     ONE_OF("schedule", schedule, RUN, "cosine", schedule_names, "cosine|wsd|linear|constant",
@@ -105,7 +105,7 @@ static const struct option_entry table[] = {
            "continued with more --steps"),
     NUMBER("decay", decay, RUN, "-1", 0, 1, "SHARE",
            "wsd: share of --steps in which the rate falls; default: 0.2"),
-    ONE_OF("decay-shape", decay_shape, RUN, "sqrt", schedule_decay_names, "sqrt|linear",
+    ONE_OF("decay-shape", decay_shape, IF_WSD, "sqrt", schedule_decay_names, "sqrt|linear",
            "wsd: the rate falls with one minus the root of the share done, or in a line"),
     NUMBER("beta1", beta1, RESUMED, "0.9", 0, 0.999999, "B", "AdamW: decay of the first moment"),
     NUMBER("beta2", beta2, RESUMED, "0.95", 0, 0.999999, "B", "AdamW: decay of the second moment"),
@@ -126,41 +126,42 @@ static const struct option_entry table[] = {
     ONE_OF("algorithm", algorithm, RESUMED, "lossy", algorithm_names, "NAME",
            "lossy: owners average the gradients that arrive and broadcast parameters. reliable: "
            "the same, but nothing is lost. rps: average models. naive: broadcast gradients"),
-    NUMBER("loss-rate", loss_rate, RESUMED, "0", 0, 1, "P[,P]",
+    NUMBER("loss-rate", loss_rate, RESUMED | IF_LOSES, "0", 0, 1, "P[,P]",
            "share of the packets that is dropped on purpose: of gradients, from workers to owners, "
            "and after a comma of parameters, from owners to workers. One number is for both"),
     STRING(
-        "loss-model", loss_model, RESUMED, "bernoulli", "NAME",
+        "loss-model", loss_model, RESUMED | IF_LOSES, "bernoulli", "NAME",
         "bernoulli; burst:MEAN_LENGTH, runs of lost packets (Gilbert-Elliott); outage:MEAN_STEPS, "
         "a link fails for whole steps; trace:FILE, a file of 0 and 1 (with any --loss-rate but 0)"),
-    STRING("loss-at", loss_at, RESUMED, "none", "LIST",
+    STRING("loss-at", loss_at, RESUMED | IF_LOSES, "none", "LIST",
            "links with another loss rate, in both phases, separated by commas. 3=0.5: the links "
            "from and to worker 3 lose half; 2-5=1: the link from 2 to 5 loses everything. The last "
            "entry that names a link counts"),
-    SEED("loss-seed", loss_seed, RESUMED, "-1",
+    SEED("loss-seed", loss_seed, RESUMED | IF_LOSES, "-1",
          "seed that decides which packets are dropped; default: --seed"),
     ONE_OF(
-        "estimator", estimator, RESUMED, "mean", estimator_names, "mean|balanced|ht|zero",
+        "estimator", estimator, RESUMED | IF_ESTIMATES, "mean", estimator_names,
+        "mean|balanced|ht|zero",
         "how owners average the gradients that arrive: mean (the paper's), balanced (unbiased when "
         "workers have unlike data), ht (Horvitz-Thompson) or zero (lost gradients count as 0)"),
-    SWITCH("plain", plain, RUN,
+    SWITCH("plain", plain, RUN | IF_LOSSY,
            "the algorithm of the paper and nothing else, for comparisons: --lead off --carry 0 "
-           "--repair 0. Options after it override it"),
-    ONE_OF("lead", lead, RESUMED, "auto", lead_names, "auto|off",
+           "--repair 0. Options beside it override it"),
+    ONE_OF("lead", lead, RESUMED | IF_LOSSY, "auto", lead_names, "auto|off",
            "auto: owners broadcast values ahead of the model, along its last change, so that "
            "replicas that miss some broadcasts do not lag behind it. How far follows from the "
            "measured loss. Algorithm lossy"),
-    NUMBER_OR_AUTO("carry", carry, RESUMED, 0, 1,
+    NUMBER_OR_AUTO("carry", carry, RESUMED | IF_LOSSY, 0, 1,
                    "error feedback: a sender adds this share of a lost gradient to its next one. "
                    "Algorithm lossy, estimator mean or zero. auto: 1, but 0 with other estimators "
                    "and on GPUs, where it takes memory"),
     INTEGERS_OR_AUTO(
-        "repair", repair, RESUMED, "auto", 0, 16,
+        "repair", repair, RESUMED | IF_LOSES, "auto", 0, 16,
         "rounds in which lost packets are sent again: of gradients, and after a comma of "
         "parameters (not with --multicast). One number is for both. auto: as many as the measured "
         "loss asks for: of gradients until at most a fifteenth stays lost, none at 5% loss, one at "
         "20%; of parameters only with --wire-dtype int8 or int4, one at 40%. Algorithm lossy"),
-    NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED, 0, 1e3,
+    NUMBER_OR_AUTO("repair-budget", repair_budget, RESUMED | IF_LOSES, 0, 1e3,
                    "send at most this share of a phase's packets again, those that have been "
                    "missing longest first; 0: no limit. auto: a fifth, of int8 and int4 as much as "
                    "bf16 takes; no limit with a number as --repair"),
@@ -185,19 +186,19 @@ static const struct option_entry table[] = {
            "and int8 for parameters. auto: int8 where at --link-gbps packets of bf16 would take "
            "longer than computing, else bf16 on a GPU, else float32; the first lines of a run say "
            "which. Algorithms lossy and reliable"),
-    STRING("interface", interface, NEUTRAL | EACH_RANK, NULL, "NAME",
+    STRING("interface", interface, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "NAME",
            "udp: network interface; default: loopback on one host, else that of the default route. "
            "verbs: DEVICE[:PORT[:GID]], or several with commas, which the ranks of a host take in "
            "turn; default: the first active port"),
-    NUMBER("pace-gbps", pace_gbps, NEUTRAL | EACH_RANK, "0", 0, 1e6, "GBIT",
+    NUMBER("pace-gbps", pace_gbps, NEUTRAL | EACH_RANK | IF_DATAGRAMS, "0", 0, 1e6, "GBIT",
            "udp, verbs: the highest rate at which a rank sends; 0: no limit"),
-    NUMBER("loss-budget", loss_budget, NEUTRAL, "0", 0, 0.9, "P",
+    NUMBER("loss-budget", loss_budget, NEUTRAL | IF_DATAGRAMS, "0", 0, 0.9, "P",
            "udp, verbs: a rank sends more slowly than --pace-gbps while the network loses more "
            "than this share; 0: never"),
-    STRING("traffic-class", traffic_class, NEUTRAL, "default", "NAME",
+    STRING("traffic-class", traffic_class, NEUTRAL | IF_DATAGRAMS, "default", "NAME",
            "udp, verbs: traffic class (DSCP) of gradients and parameters: le (lower effort, RFC "
            "8622), cs0 ... cs7, af11 ... af43, va, ef, a number from 0 to 63, or default"),
-    NUMBER("peer-timeout", peer_timeout, NEUTRAL, "-1", 0.1, 1e6, "SECONDS",
+    NUMBER("peer-timeout", peer_timeout, NEUTRAL | IF_DATAGRAMS, "-1", 0.1, 1e6, "SECONDS",
            "udp, verbs: a rank that is silent for this long is dead; default: 10, with --meet 1. A "
            "phase goes on without it after a fifth of this time, but not before 2 s"),
     STRING("meet", meet, SWEEPS | EACH_START, NULL, "URL",
@@ -217,17 +218,18 @@ static const struct option_entry table[] = {
            "packets of a late rank are lost, or come in the next step with --carry 1, which is "
            "better; then it leaves out steps to catch up. auto: learnt from how late ranks are. "
            "off: wait for all. Algorithm lossy"),
-    SWITCH("no-overlap", no_overlap, NEUTRAL,
+    SWITCH("no-overlap", no_overlap, NEUTRAL | IF_DATAGRAMS,
            "udp, verbs: do not exchange packets while computing"),
-    SWITCH("multicast", multicast, NEUTRAL,
+    SWITCH("multicast", multicast, NEUTRAL | IF_DATAGRAMS,
            "udp, verbs: send parameters once for all ranks, if the network carries multicast"),
-    SWITCH("encrypt", encrypt, NEUTRAL, "udp, verbs: encrypt and authenticate every datagram"),
-    STRING("key-file", key_file, NEUTRAL | EACH_RANK, NULL, "FILE",
+    SWITCH("encrypt", encrypt, NEUTRAL | IF_DATAGRAMS,
+           "udp, verbs: encrypt and authenticate every datagram"),
+    STRING("key-file", key_file, NEUTRAL | EACH_RANK | IF_DATAGRAMS, NULL, "FILE",
            "with --encrypt: a secret file of 16 to 4,096 bytes. Only ranks that have it can join"),
-    SWITCH("gpu-direct", gpu_direct, NEUTRAL,
+    SWITCH("gpu-direct", gpu_direct, NEUTRAL | IF_DATAGRAMS,
            "verbs: the adapter reads gradients from the GPU's memory, if it can (dma-buf, "
            "nvidia-peermem). Only the adapter's own checksum protects them then"),
-    NUMBER("link-gbps", link_gbps, RUN, "100", 1e-6, 1e6, "GBIT",
+    NUMBER("link-gbps", link_gbps, IF_RATED, "100", 1e-6, 1e6, "GBIT",
            "link speed of a worker, for --dry-run and --wire-dtype auto"),
 
     TITLE("Output"),
@@ -239,21 +241,21 @@ static const struct option_entry table[] = {
            "log in JSON lines; default: OUT/log.jsonl"),
     INTEGER("save-every", save_every, NEUTRAL, "0", 0, INT_MAX,
             "steps between checkpoints; 0: only one, at the end"),
-    INTEGER("keep", keep, NEUTRAL, "3", 0, INT_MAX,
+    INTEGER("keep", keep, NEUTRAL | IF_SAVES, "3", 0, INT_MAX,
             "how many of the newest checkpoints to keep; 0: all"),
-    NUMBER("shard-size", shard_size, NEUTRAL, "1", 1e-6, 1e6, "GB",
+    NUMBER("shard-size", shard_size, NEUTRAL | IF_SAVES, "1", 1e-6, 1e6, "GB",
            "largest file of a checkpoint's model. Each file is written by another rank; a smaller "
            "model is one file"),
     STRING("resume", resume, SWEEPS | EACH_START, NULL, "DIR|auto",
            "continue from a checkpoint. auto: from the newest undamaged one in OUT, or from the "
            "start if there is none"),
-    SWITCH("overwrite", overwrite, SWEEPS | EACH_START,
+    SWITCH("overwrite", overwrite, SWEEPS | EACH_START | IF_SAVES,
            "replace an earlier run in OUT: remove its log and its checkpoints"),
-    INTEGER("eval-every", eval_every, NEUTRAL, "0", 0, INT_MAX,
+    INTEGER("eval-every", eval_every, NEUTRAL | IF_EVALUATES, "0", 0, INT_MAX,
             "steps between evaluations; 0: only one, at the end"),
-    INTEGER("eval-sequences", eval_sequences, RUN, "0", 0, INT_MAX,
+    INTEGER("eval-sequences", eval_sequences, IF_EVALUATES, "0", 0, INT_MAX,
             "number of validation sequences to use; 0: all"),
-    INTEGER("stride", stride, RUN, "0", 0, 1 << 24,
+    INTEGER("stride", stride, IF_EVALUATES, "0", 0, 1 << 24,
             "evaluate in windows of --seq tokens that begin every N tokens. Each window scores the "
             "tokens that earlier ones did not (as Hugging Face does). 0: windows do not overlap"),
     INTEGER("sample-every", sample_every, NEUTRAL, "0", 0, INT_MAX,
@@ -271,10 +273,11 @@ static const struct option_entry table[] = {
            "context, endings and label, or llm.c's file of HellaSwag"),
     STRING("generate", generate, SWEEPS, NULL, "PROMPT",
            "continue the text PROMPT with --model DIR"),
-    INTEGER("tokens", tokens, SWEEPS, "200", 1, 1 << 20, "number of tokens to generate"),
-    NUMBER("temperature", temperature, SWEEPS, "0.8", 0, 100, "T",
+    INTEGER("tokens", tokens, SWEEPS | IF_WRITES, "200", 1, 1 << 20,
+            "number of tokens to generate"),
+    NUMBER("temperature", temperature, SWEEPS | IF_SAMPLES, "0.8", 0, 100, "T",
            "temperature of sampling; 0: always the likeliest token"),
-    NUMBER("top-p", top_p, SWEEPS, "0.95", 0, 1, "P",
+    NUMBER("top-p", top_p, SWEEPS | IF_SAMPLES, "0.95", 0, 1, "P",
            "sample from the likeliest tokens whose probabilities add up to P"),
     SWITCH("dry-run", dry_run, SWEEPS,
            "print memory, traffic, time on the link and expected drift, and allocate nothing"),
@@ -381,10 +384,16 @@ static int set(struct options *out, const struct option_entry *e, const char *te
     return 0;
 }
 
+static bool is_given(const struct options *o, size_t offset) {
+    for (int i = 0; i < ENTRIES; i++)
+        if (table[i].kind != GROUP && table[i].offset == offset) return o->given[i];
+    return false;
+}
+
 static void be_plain(struct options *out) {
-    out->lead = OPTION_LEAD_OFF;
-    out->carry = 0;
-    out->repair[0] = out->repair[1] = 0;
+    if (!is_given(out, AT(lead))) out->lead = OPTION_LEAD_OFF;
+    if (!is_given(out, AT(carry))) out->carry = 0;
+    if (!is_given(out, AT(repair))) out->repair[0] = out->repair[1] = 0;
 }
 
 /* A step takes 6 operations for each parameter and token, and sends 4 bytes for each parameter, in
@@ -447,14 +456,15 @@ int options_parse(int argc, char **argv, struct options *out) {
             return 2;
         }
         if (set(out, &table[c - 256], optarg, true)) return 2;
+        out->given[c - 256] = true;
         if (table[c - 256].offset == AT(help)) out->help_topic = optarg;
-        if (strcmp(table[c - 256].name, "plain") == 0) be_plain(out);
     }
     if (out->help && !out->help_topic && optind < argc) out->help_topic = argv[optind++];
     if (optind < argc) {
         log_error("'%s': expected options only (see --help)", argv[optind]);
         return 2;
     }
+    if (out->plain) be_plain(out);
     if (out->wire_dtype == OPTION_WIRE_AUTO) choose_wire(out);
     if (out->loss_seed < 0) out->loss_seed = out->seed;
     if (out->peer_timeout < 0) out->peer_timeout = out->meet ? 1 : 10;
@@ -473,6 +483,72 @@ int options_parse(int argc, char **argv, struct options *out) {
         return 2;
     }
     return 0;
+}
+
+/* ---- options without an effect ---------------------------------------------------------- */
+
+static const struct {
+    unsigned mark;
+    const char *otherwise; /* when an option with the mark has no effect */
+} needs[] = {{IF_LOSES, "with --algorithm reliable, which loses nothing"},
+             {IF_LOSSY, "without --algorithm lossy"},
+             {IF_ESTIMATES, "without --algorithm lossy or naive"},
+             {IF_DATAGRAMS, "without --link udp or verbs"},
+             {IF_WSD, "without --schedule wsd"},
+             {IF_FALLS, "with --schedule constant"},
+             {IF_RATED, "without --dry-run or --wire-dtype auto"},
+             {IF_WRITES, "without --generate"},
+             {IF_SAMPLES, "without --generate or --sample-every"},
+             {IF_EVALUATES, "without --val"},
+             {IF_SAVES, "without --out"},
+             {IF_GPU, "with --device cpu"}};
+enum { NEEDS = sizeof needs / sizeof *needs };
+
+static bool is_met(const struct options *o, unsigned mark) {
+    switch (mark) {
+    case IF_LOSES:
+        return o->algorithm != ALGORITHM_RELIABLE;
+    case IF_LOSSY:
+        return o->algorithm == ALGORITHM_LOSSY;
+    case IF_ESTIMATES:
+        return o->algorithm == ALGORITHM_LOSSY || o->algorithm == ALGORITHM_NAIVE;
+    case IF_DATAGRAMS:
+        return o->algorithm != ALGORITHM_RELIABLE && strcmp(link_names[o->link], "mpi") != 0;
+    case IF_WSD:
+        return o->schedule == SCHEDULE_WSD;
+    case IF_FALLS:
+        return o->schedule != SCHEDULE_CONSTANT;
+    case IF_RATED:
+        return o->dry_run || o->wire_dtype_chosen;
+    case IF_WRITES:
+        return o->generate != NULL;
+    case IF_SAMPLES:
+        return o->generate || o->sample_every;
+    case IF_EVALUATES:
+        return o->val != NULL;
+    case IF_SAVES:
+        return o->out != NULL;
+    default:
+        return o->device != DEVICE_CPU;
+    }
+}
+
+const char *options_unused(const struct options *o, int i) {
+    for (int n = 0; n < NEEDS; n++)
+        if (table[i].marks & needs[n].mark && !is_met(o, needs[n].mark)) return needs[n].otherwise;
+    return NULL;
+}
+
+void options_print_unused(const struct options *o) {
+    for (int n = 0; n < NEEDS; n++) {
+        const char *before = "note: ";
+        for (int i = 0; i < ENTRIES; i++) {
+            if (!o->given[i] || options_unused(o, i) != needs[n].otherwise) continue;
+            printf("%s--%s", before, table[i].name);
+            before = ", ";
+        }
+        if (*before == ',') printf(": no effect %s\n", needs[n].otherwise);
+    }
 }
 
 bool options_one_worker(const struct options *o) {

@@ -46,7 +46,10 @@ enum { OPTION_LEAD_AUTO, OPTION_LEAD_OFF }; /* of --lead */
 
 enum device { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 
+enum { OPTIONS_MOST = 128 }; /* the table has no more options */
+
 struct options {
+    bool given[OPTIONS_MOST]; /* the lines of the table that the command line names */
     /* model */
     const char *model;                     /* preset name or checkpoint directory */
     int vocabulary;                        /* 0: from the data */
@@ -129,7 +132,12 @@ struct schedule options_schedule(const struct options *o);
  * worker. */
 int64_t options_micro_batches(const struct options *o, int workers);
 
-enum { OPTIONS_MOST = 128 }; /* the table has no more options */
+/* Why option i of the table has no effect beside these options: "with --device cpu". NULL: it has. */
+const char *options_unused(const struct options *o, int i);
+
+/* Prints a line about given options that have no effect beside the others. */
+void options_print_unused(const struct options *o);
+
 /* Options by name, but for those that have one of the marks `without` (options_table.h). NULL if out
  * of memory. */
 json_t *options_json(const struct options *options, unsigned without);

@@ -11,12 +11,24 @@ enum option_kind { GROUP, FLAG, TEXT, WHOLE, WHOLE64, REAL, CHOICE };
  * have the same value, and a sweep (scripts/sweeps) names a run by it. */
 enum option_mark {
     RUN = 0,
-    RESUMED = 1, /* with another value a resumed run has other results, and says so */
-    NEUTRAL = 2, /* changes no result: a sweep does not name a run by it */
-    SWEEPS = 4,  /* a sweep sets it itself */
-    EACH_RANK =
-        8, /* a rank may have another value: paths of its files, its devices, what it prints */
-    EACH_START = 16 /* another start of a run that meets by --meet may have another value */
+    RESUMED = 1,     /* with another value a resumed run has other results, and says so */
+    NEUTRAL = 2,     /* changes no result: a sweep does not name a run by it */
+    SWEEPS = 4,      /* a sweep sets it itself */
+    EACH_RANK = 8,   /* a rank may have another value: its files, its devices, what it prints */
+    EACH_START = 16, /* another start of a run that meets by --meet may have another value */
+    /* What else must be so for the option to have an effect. Where it is not, a run says so. */
+    IF_LOSES = 1 << 8,      /* another --algorithm than reliable */
+    IF_LOSSY = 1 << 9,      /* --algorithm lossy */
+    IF_ESTIMATES = 1 << 10, /* --algorithm lossy or naive */
+    IF_DATAGRAMS = 1 << 11, /* link udp or verbs */
+    IF_WSD = 1 << 12,       /* --schedule wsd */
+    IF_FALLS = 1 << 13,     /* another --schedule than constant */
+    IF_RATED = 1 << 14,     /* --dry-run, or --wire-dtype auto */
+    IF_WRITES = 1 << 15,    /* --generate */
+    IF_SAMPLES = 1 << 16,   /* --generate or --sample-every */
+    IF_EVALUATES = 1 << 17, /* --val */
+    IF_SAVES = 1 << 18,     /* --out */
+    IF_GPU = 1 << 19        /* another --device than cpu */
 };
 
 struct option_entry {

@@ -153,7 +153,7 @@ class Run:
 
     def command(self, program, known):
         words = [program]
-        for name, value in sorted(self.options.items(), key=lambda one: one[0] != "plain"):  # others override it
+        for name, value in sorted(self.options.items()):
             if not known[name].argument:
                 words += [f"--{name}"] if value == "yes" else []
             elif not (self.start and name == "model"):

@@ -231,8 +231,19 @@ def test_plain_is_short_for_options(data, tmp_path):
     assert weights(tmp_path / "plain") == weights(tmp_path / "long")
     options = plain[0]["options"]
     assert (options["lead"], options["carry"], options["repair"]) == ("off", 0, 0)
-    other = train(data, tmp_path / "other", loss_rate=0.4, plain=True, carry=0.5, steps=1)
+    other = train(data, tmp_path / "other", loss_rate=0.4, carry=0.5, plain=True, steps=1)
     assert other[0]["options"]["carry"] == 0.5 and other[0]["options"]["lead"] == "off"
+
+
+def test_options_without_an_effect_are_named(data, tmp_path):
+    """test_option_pairs.c tests it for all pairs of options."""
+    done = succeed(*settings(data, tmp_path, steps=1, algorithm="reliable", loss_rate=0.2, lead="off", link="mpi",
+                             pace_gbps=1, decay_shape="linear", val=None))
+    notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: --loss-rate: no effect with --algorithm reliable, which loses nothing",
+                     "note: --lead: no effect without --algorithm lossy",
+                     "note: --pace-gbps: no effect without --link udp or verbs",
+                     "note: --decay-shape: no effect without --schedule wsd"]
 
 
 def test_the_default_is_short_for_options(data, tmp_path):
