@@ -6,6 +6,7 @@
 
 #include "llmc/memory/memory_check.h"
 #include "llmc/memory/memory_plan.h"
+#include "llmc/memory/step_plan.h"
 #include "llmc/cli/validate.h"
 #include "llmc/comm/settings.h"
 #include "llmc/model/config.h"
@@ -86,6 +87,8 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
     if (world->rank == 0) {
         memory_plan_print(&c, &settings);
         print_drift(comm_groups(o, workers), left[LOSSYNET_PARAMETER]);
+        if (settings.run.dtype == DTYPE_BF16 && settings.run.device)
+            step_plan_print(&c, &settings, o->algorithm == ALGORITHM_LOSSY && !o->no_overlap);
     }
     int status = print_host(o, world, &c, &network, settings);
     param_layout_release(&layout);

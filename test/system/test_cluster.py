@@ -268,14 +268,14 @@ def test_the_arithmetic_of_its_comment():
         number("gradient phase" + gigabytes) + number("parameter phase" + gigabytes), abs=0.0015)
     flop = 6 * parameters + 6 * 32 * 4096 * 4096  # causal attention, forward and backward
     assert f"{flop / 1e9:.1f} GFLOP" in text
-    computing = tokens / 64 * flop / 400e12
-    assert said["computing", 0] == pytest.approx(computing, abs=0.06)
     for gbps, answer in answers.items():
         link = number(r"([\d.]+) ms per step on the link", answer)
         assert said["on the link", gbps] == round(link)
-        hours = steps * (computing + 1.7 + link / 1e3) / 3600
+        seconds = number(r"\n  step +([\d.]+) ", answer) / 1e3  # on an H100
+        assert said["a step", gbps] == pytest.approx(seconds, abs=0.006)
+        hours = steps * seconds / 3600
         assert said[f"{steps:.0f} steps", gbps] == pytest.approx(hours, abs=0.06)
-    assert len(said) == 10
+    assert len(said) == 11
 
 
 # ---- rehearsals: the whole path, with a tiny model ----

@@ -135,6 +135,48 @@ def test_stands_beside_the_model_of_a_step(measured):
     assert levels == sorted(levels) and levels[1] < 1.02 * levels[0]
 
 
+def step_plan(*options):
+    """What --dry-run says of a step: {row: [H100, H200, A100, 4090]}, in milliseconds."""
+    said = subprocess.run([BUILD / "train_llama2", "--dry-run", "--dtype=bf16", *options], cwd=ROOT, text=True,
+                          capture_output=True, check=True).stdout
+    table = said.split("Expected milliseconds of a step")[1]
+    return {row[1]: [float(x) for x in row[2].replace("%", "").split()]
+            for row in re.finditer(r"^  (\S.*?) +((?:[\d.]+%? *){4})$", table, re.MULTILINE)}
+
+
+def test_dry_run_has_the_same_model_of_a_step():
+    """At the rates of each GPU, --dry-run's operations are those of gpu_prediction.py."""
+    step_parts = ("products of layers", "attention", "norms, rope, SwiGLU", "computed again", "classifier",
+                  "AdamW and norm", "embedding, host")
+    for model, layers, batch, seq, level in (("1.1B", 22, 8, 2048, "none"), ("7B", 32, 2, 4096, "block"),
+                                             ("110M", 12, 16, 1024, "attention")):
+        said = step_plan(f"--model={model}", f"--batch={batch}", f"--seq={seq}", f"--recompute={level}")
+        for gpu, peak, memory in ((0, 989e12, 3.35e12), (1, 989e12, 4.8e12)):
+            parts = gpu_prediction.predict(model, layers, batch, seq, level, 0.8 * peak, 0.9 * memory)
+            for name, expected in zip(step_parts, parts.values()):
+                assert said[name][gpu] == pytest.approx(expected, abs=0.06), (model, name)
+    # An audit's estimate by hand for an H100: 233 ms, 48% of the peak.
+    said = step_plan("--model=1.1B", "--batch=8", "--seq=2048")
+    assert said["step"][0] == pytest.approx(233, rel=0.03) and said["share of the peak"][0] == pytest.approx(48, abs=1.5)
+    assert said["tokens per second"][0] == pytest.approx(8 * 2048e3 / said["step"][0], rel=1e-3)
+
+
+def test_what_computing_hides():
+    """7B on 64 GPUs, 8 of which share a node. The estimate by hand was 5.0 s, 58% of the peak (with cuDNN 65%), of
+    which 250 ms were exchange that nothing hid: GPUs then did not average during backward, and each copied the
+    whole replica from the host."""
+    options = ["--model=7B", "--workers=64", "--seq=4096", "--wire-dtype=bf16", "--link-gbps=400", "--batch=1"]
+    said = step_plan(*options, "--group=8", "--micro-batches=16")
+    computing = said["step"][0] - said["exchange, not hidden"][0]
+    assert said["exchange, not hidden"][0] <= 60
+    assert computing + 250 == pytest.approx(5000, rel=0.03)
+    assert said["share of the peak"][0] * said["step"][0] / (computing + 250) == pytest.approx(58, abs=1.5)
+    cudnn = step_plan(*options, "--group=8", "--micro-batches=16", "--attention=cudnn")
+    assert cudnn["attention"][0] == pytest.approx(said["attention"][0] / 2, abs=0.1)
+    alone, apart = (step_plan(*options, *more)["exchange, not hidden"][0] for more in (["--group=1"], ["--group=8", "--no-overlap"]))
+    assert alone > 250 and apart > 250  # one micro-batch: PCIe carries more than backward hides
+
+
 def test_choices_of_algorithms(measured):
     results, report = measured
     table = rows(report, "Choices of cuBLASLt")

@@ -1,0 +1,150 @@
+/* step_plan.c — see step_plan.h. */
+#include "llmc/memory/step_plan.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* NVIDIA's data sheets. H100, H200 and A100 are the SXM versions, whose NVLink brings two thirds of
+ * its 450, 450 and 300 GB/s; GPUs of the 4090's kind do not reach each other. A link of PCIe with 16
+ * lanes brings 55 GB/s in version 5 and 25 GB/s in version 4. Before sm_90, mma.sync, which our
+ * attention uses, has the full rate of the tensor cores; on sm_90 two thirds of it. */
+const struct step_plan_gpu step_plan_gpu[STEP_PLAN_GPUS] = {
+    {"H100", 989e12, 3.35e12, 55e9, 300e9, 1},
+    {"H200", 989e12, 4.8e12, 55e9, 300e9, 1},
+    {"A100", 312e12, 2.04e12, 25e9, 200e9, 1.5},
+    {"4090", 165e12, 1.008e12, 25e9, 0, 1.5},
+};
+
+const char *const step_plan_part_name[STEP_PARTS] = {
+    "products of layers", "attention",      "norms, rope, SwiGLU", "computed again",
+    "classifier",         "AdamW and norm", "embedding, host",     "exchange, not hidden"};
+
+/* Shares of the data sheet's rates that a large product and a large copy reach, and of the copy's
+ * rate that our kernels reach. */
+static const double PRODUCT = 0.8, COPY = 0.9, KERNEL = 0.85;
+/* Shares of the product's rate that attention reaches on an H100: forward, backward; heads of at
+ * most 64 elements, and larger ones. cuDNN's is twice as fast. */
+static const double ATTENTION[2][2] = {{0.33, 0.20}, {0.44, 0.25}};
+/* Launches that do not overlap with kernels, and waits for the norm; exchanging the norm. */
+static const double HOST = 2e-3, NORM = 1e-3;
+
+struct passes { /* of a micro-batch */
+    double forward, backward;
+};
+
+/* Fills the operations' parts of a step. */
+static struct passes computing(const struct llama_config *c, const struct memory_plan_settings *s,
+                               const struct step_plan_gpu *gpu, double *seconds) {
+    const double B = s->batch, T = s->seq, N = B * T, M = fmax(s->run.micro_batches, 1);
+    const double C = c->width, L = c->layers, H = c->heads, K = c->kv_heads, D = c->head_size;
+    const double F = c->hidden, V = c->vocabulary, P = (double)config_parameters(c);
+    const double QKV = (H + 2 * K) * D, HD = H * D, weights = C * QKV + HD * C + 3 * F * C;
+    const double flop = 1 / (PRODUCT * gpu->peak), byte = 1 / (KERNEL * COPY * gpu->memory);
+    const double *share = ATTENTION[c->head_size > 64];
+    const double faster = gpu->attention * (s->cudnn ? 2 : 1);
+    /* A product of T x T x D, half of which the mask hides, for all heads. Forward has 2 of them,
+     * backward 5. */
+    const double heads = B * H * T * T * D * flop / faster;
+    const double attention = 2 * heads / share[0], back = 5 * heads / share[1];
+    const double elements = N * (32 * C + 8 * (H + K) * D + 16 * F) * byte; /* in bf16 */
+    const double classifier = 6 * N * C * V * flop + 4 * N * V * byte;
+    double again = 0; /* of a layer */
+    if (s->recompute != RECOMPUTE_NONE) again += N * (8 * C + 6 * F) * byte;
+    if (s->recompute >= RECOMPUTE_ATTENTION)
+        again += 2 * N * C * QKV * flop + 4 * N * (H + K) * D * byte + attention;
+    if (s->recompute == RECOMPUTE_BLOCK)
+        again += 2 * N * (HD * C + 2 * F * C) * flop + 4 * N * C * byte;
+    seconds[STEP_PRODUCTS] = M * L * 6 * N * weights * flop;
+    seconds[STEP_ATTENTION] = M * L * (attention + back);
+    seconds[STEP_ELEMENTWISE] = M * L * elements;
+    seconds[STEP_AGAIN] = M * (L - 1) * again;
+    seconds[STEP_CLASSIFIER] = M * classifier;
+    seconds[STEP_OPTIMIZER] = 34 * P / s->run.workers * byte; /* AdamW 30 bytes, the norm 4 */
+    seconds[STEP_REST] = M * (N * 6 * C + 4 * V * C) * byte + HOST;
+    const struct passes passes = {L * (2 * N * weights * flop + attention + elements / 3),
+                                  L * (4 * N * weights * flop + back + elements * 2 / 3) +
+                                      (L - 1) * again + classifier};
+    return passes;
+}
+
+static double largest(double a, double b, double c, double d) {
+    return fmax(fmax(a, b), fmax(c, d));
+}
+
+/* What of the exchange is left when computing has hidden what it can. In each direction a bucket
+ * goes through several links, each of which has other buckets meanwhile: together they take as long
+ * as the slowest. The last bucket of gradients and the first of parameters, those of the table of
+ * the embedding, have nothing beside them. */
+static double exchange(const struct llama_config *c, const struct memory_plan_settings *s,
+                       const struct step_plan_gpu *gpu, struct passes passes, bool overlap) {
+    const struct placement place = placement_of(&s->run);
+    const struct memory_plan plan = memory_plan_of_run(c, s);
+    const double P = plan.parameters, owned = P / s->run.workers, element = place.half ? 2 : 4;
+    const double G = place.shares_ranks ? s->run.group : 1;
+    const bool peers = place.copy_slots && gpu->peer > 0;
+    const double received = plan.phase_bytes[0] / s->wire.bytes[0]; /* elements */
+    const double again = 1 + s->wire.resent[0];
+    const double table = (double)c->vocabulary * c->width / P;
+    if (s->run.workers == 1) return 0;
+    /* Backward: sums, or all of a gradient, to the host; what others sent, own sums and averages to
+     * the GPU, and without peers the gradients of the group. */
+    const double down = element * (peers ? P / G : P) / gpu->pcie;
+    const double up =
+        (element * (received + owned + (G > 1 && !peers ? P : 0)) + 4 * owned) / gpu->pcie;
+    const double read = peers ? 4 * P * (G - 1) / G / gpu->peer : 0;
+    const double gradients = plan.phase_seconds[0] * again;
+    /* Between: what the owners broadcast, to the host. */
+    const double fresh = ((place.half ? 6 : 4) + (place.leads ? 4 : 0)) * owned / gpu->pcie;
+    /* Forward: the replica to the GPU. */
+    const double replica = (place.masters ? element : 4) * P / (peers ? G : 1) / gpu->pcie;
+    const double copied = peers ? 2 * P * (G - 1) / G / gpu->peer : 0;
+    const double parameters = plan.phase_seconds[1] * (1 + s->wire.resent[1]);
+    const double backward_all = down + up + read + gradients,
+                 forward_all = replica + copied + parameters;
+    if (!overlap) return backward_all + NORM + fresh + forward_all;
+    return fmax(0, largest(down, up, read, gradients) - passes.backward) + table * backward_all +
+           NORM + fresh + table * forward_all +
+           fmax(0, largest(replica, copied, parameters, 0) - passes.forward);
+}
+
+struct step_plan step_plan_of_run(const struct llama_config *c,
+                                  const struct memory_plan_settings *s,
+                                  const struct step_plan_gpu *gpu, bool overlap) {
+    struct step_plan plan;
+    memset(&plan, 0, sizeof plan);
+    const struct passes passes = computing(c, s, gpu, plan.seconds);
+    plan.seconds[STEP_EXCHANGE] = exchange(c, s, gpu, passes, overlap);
+    for (int i = 0; i < STEP_PARTS; i++) plan.total += plan.seconds[i];
+    const double tokens = (double)s->batch * s->seq * fmax(s->run.micro_batches, 1);
+    /* The embedding is looked up, not multiplied; if it is tied, the classifier multiplies it. */
+    const double P =
+        (double)config_parameters(c) - (c->tied ? 0 : (double)c->vocabulary * c->width);
+    const double flop = 6 * P + 6.0 * c->layers * c->heads * c->head_size * s->seq; /* of a token */
+    plan.tokens_per_second = s->run.workers * tokens / plan.total;
+    plan.share = flop * tokens / plan.total / gpu->peak;
+    return plan;
+}
+
+void step_plan_print(const struct llama_config *c, const struct memory_plan_settings *s,
+                     bool overlap) {
+    struct step_plan plan[STEP_PLAN_GPUS];
+    printf("\nExpected milliseconds of a step, %s", s->fp8 ? "in bf16, " : "");
+    printf("one GPU for each worker (a model of rates that no GPU\nhas confirmed; "
+           "--recompute %s)\n  %-20s",
+           recompute_names[s->recompute], "");
+    for (int g = 0; g < STEP_PLAN_GPUS; g++) {
+        plan[g] = step_plan_of_run(c, s, &step_plan_gpu[g], overlap);
+        printf(" %10s", step_plan_gpu[g].name);
+    }
+    for (int part = 0; part <= STEP_PARTS; part++) {
+        printf("\n  %-20s", part < STEP_PARTS ? step_plan_part_name[part] : "step");
+        for (int g = 0; g < STEP_PLAN_GPUS; g++)
+            printf(" %10.1f", 1e3 * (part < STEP_PARTS ? plan[g].seconds[part] : plan[g].total));
+    }
+    printf("\n  %-20s", "tokens per second");
+    for (int g = 0; g < STEP_PLAN_GPUS; g++) printf(" %10.0f", plan[g].tokens_per_second);
+    printf("\n  %-20s", "share of the peak");
+    for (int g = 0; g < STEP_PLAN_GPUS; g++) printf(" %9.1f%%", 100 * plan[g].share);
+    printf("\n");
+}
