@@ -583,8 +583,8 @@ def test_disk_that_fills_up(data, tmp_path, small_disk, ranks):
 
 
 def test_full_disk_that_gets_room_again(data, tmp_path, small_disk):
-    disk = small_disk(8000)
-    (disk / "filler").write_bytes(bytes(7_500_000))
+    disk = small_disk(20_000)  # large enough for two checkpoints
+    (disk / "filler").write_bytes(bytes(19_500_000))
     process = start(*settings(data, disk, log=tmp_path / "log", save_every=2, keep=1, steps=60,
                               val=None), pause=50)
     assert "No space left" in process.stderr.readline()
