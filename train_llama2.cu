@@ -686,7 +686,9 @@ static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
     progress_end(&t->progress);
     metrics_log_step(t->log, r);
     metrics_log_end(t->log, &t->at.record, "not finite", NULL, checkpoint);
-    return t->dp.world.rank > 0 ? -1 : metrics_report_not_finite(r, checkpoint);
+    return t->dp.world.rank > 0
+               ? -1
+               : metrics_report_not_finite(r, checkpoint, data_parallel_odd_worker(&t->dp));
 }
 
 /* Waits for the last checkpoint, and writes the end of the run to the terminal and the log. */

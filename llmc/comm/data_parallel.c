@@ -575,6 +575,16 @@ double data_parallel_mean_loss(struct data_parallel *d) {
     return d->loss;
 }
 
+int data_parallel_odd_worker(const struct data_parallel *d) {
+    int odd = -1;
+    for (int w = 0; w < d->workers; w++) {
+        if (isfinite(d->losses[w])) continue;
+        if (odd >= 0) return -1;
+        odd = w;
+    }
+    return d->workers > 1 ? odd : -1;
+}
+
 bool data_parallel_computes(const struct data_parallel *d, const struct worker *w) {
     struct lossynet_part part;
     lossynet_replayed(d->comm, w->id, &part);

@@ -175,6 +175,8 @@ int data_parallel_meet(struct data_parallel *d, int *step, struct data_parallel_
 int data_parallel_tell_losses(struct data_parallel *d);
 /* The mean of the losses of all workers that computed one. Call it after the norm was exchanged. */
 double data_parallel_mean_loss(struct data_parallel *d);
+/* The only worker whose loss is not finite, if there are others; else -1. */
+int data_parallel_odd_worker(const struct data_parallel *d);
 /* Call it when all of backward is called: it averages what has come while a device computes. */
 int data_parallel_average_gradients(struct data_parallel *d);
 /* *norm: of the averaged gradient; it may not be finite. */

@@ -179,13 +179,18 @@ int metrics_choices(struct jsonl *log, const struct choices_result *r, bool quie
                                       "accuracy_per_token", r->correct_per_token / n));
 }
 
-int metrics_report_not_finite(const struct step_metrics *r, const char *checkpoint) {
+int metrics_report_not_finite(const struct step_metrics *r, const char *checkpoint, int odd) {
     const bool norm = isfinite(r->loss);
+    const char *last = *checkpoint ? checkpoint : "none was written";
+    if (odd >= 0)
+        return log_error("stopped in step %d: the loss of worker %d is %g, and that of no other "
+                         "worker: expected memory, processor and GPU of its rank to work; last "
+                         "good checkpoint: %s",
+                         r->step, odd, r->loss, last);
     return log_error(
         "stopped in step %d: the %s is %g; last good checkpoint: %s; a lower --lr or a "
         "longer --warmup may help",
-        r->step, norm ? "gradient norm" : "loss", norm ? r->grad_norm : r->loss,
-        *checkpoint ? checkpoint : "none was written");
+        r->step, norm ? "gradient norm" : "loss", norm ? r->grad_norm : r->loss, last);
 }
 
 int metrics_sample(struct progress *progress, struct jsonl *log, int step, const char *text) {

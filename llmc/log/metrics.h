@@ -86,8 +86,8 @@ int metrics_log_end(struct jsonl *log, const struct run_metrics *run, const char
                     const struct eval_metrics *eval, const char *checkpoint);
 
 /* Says that the run has stopped at a loss or norm that is not finite. Returns -1. checkpoint: the
- * last one, "" if there is none. */
-int metrics_report_not_finite(const struct step_metrics *step, const char *checkpoint);
+ * last one, "" if there is none. odd: the only worker whose loss is not finite, -1: there is none. */
+int metrics_report_not_finite(const struct step_metrics *step, const char *checkpoint, int odd);
 
 /* Writes a line of text, which the model wrote after `step` steps, to the terminal and to the
  * log. */

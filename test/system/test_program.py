@@ -726,6 +726,17 @@ def test_loss_that_is_not_finite_stops_the_run(data, tmp_path):
     assert read_log(tmp_path / "log.jsonl")[-1]["status"] == "not finite"
 
 
+def test_a_rank_that_computes_wrong_numbers_is_named(data, tmp_path):
+    """The cosines of rank 2 are NaN, so that its attention is: all end, and a line names its worker."""
+    (tmp_path / "wrong.c").write_text("double cos(double x) { return 0 * x / 0; }\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-fno-builtin", "-o", tmp_path / "wrong.so", tmp_path / "wrong.c"],
+                   check=True)
+    line = settings(data, tmp_path / "out", workers=3, steps=5, val=None, link="udp")
+    done = run(*line, ":", "-np", 1, "env", f"LD_PRELOAD={tmp_path / 'wrong.so'}", PROGRAM, *line, ranks=2)
+    assert done.returncode == 1, done.stderr
+    assert "stopped in step 0: the loss of worker 2 is " in done.stderr and "a lower --lr" not in done.stderr
+
+
 def test_errors_of_one_rank_end_all(data, tmp_path):
     done = run(*settings(data, "/proc/nothing/here"), ranks=2)
     assert done.returncode == 1
