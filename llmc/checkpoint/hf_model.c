@@ -54,7 +54,7 @@ int hf_model_cut(struct named_tensor *tensors, size_t count, double bytes) {
 double hf_model_bytes_of_rank(const struct llama_config *config, double shard_bytes, int rank,
                               int ranks) {
     const size_t count = model_tensor_count(config);
-    struct named_tensor *tensors = (struct named_tensor *)calloc(count, sizeof *tensors);
+    struct named_tensor *tensors = calloc(count, sizeof *tensors);
     double bytes = 0;
     if (!tensors) return 4.0 * (double)config_parameters(config); /* at most */
     model_tensors(config, tensors);
@@ -93,8 +93,7 @@ static int compare_tensor_names(const void *a, const void *b) {
 static int check_unknown(const struct safetensors *file, const char *path,
                          const struct llama_config *config, const struct named_tensor *tensors,
                          size_t count) {
-    const struct named_tensor **sorted =
-        (const struct named_tensor **)malloc((count + 1) * sizeof *sorted);
+    const struct named_tensor **sorted = malloc((count + 1) * sizeof *sorted);
     if (!sorted) return log_error("cannot read '%s': out of memory", path);
     for (size_t i = 0; i < count; i++) sorted[i] = &tensors[i];
     qsort(sorted, count, sizeof *sorted, compare_tensor_names);
@@ -204,7 +203,7 @@ int hf_model_write_shard(const char *directory, const struct named_tensor *tenso
     size_t kept = 0;
     hf_model_shard_name(shard, shards, name);
     if (file_join(path, directory, name)) return -1;
-    struct safetensors_tensor *list = (struct safetensors_tensor *)calloc(count + 1, sizeof *list);
+    struct safetensors_tensor *list = calloc(count + 1, sizeof *list);
     if (!list) return log_error("cannot write '%s': out of memory", path);
     for (size_t i = 0; i < count; i++) {
         if (tensors[i].shard != shard) continue;

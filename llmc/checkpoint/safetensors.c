@@ -116,8 +116,7 @@ static int parse_entry(const struct safetensors *file, const char *name, const j
 }
 
 static int compare_data(const void *a, const void *b) {
-    const struct safetensors_view *x = (const struct safetensors_view *)a,
-                                  *y = (const struct safetensors_view *)b;
+    const struct safetensors_view *x = a, *y = b;
     uintptr_t p = (uintptr_t)x->data, q = (uintptr_t)y->data;
     if (p != q) return p < q ? -1 : 1;
     if (x->bytes != y->bytes) return x->bytes < y->bytes ? -1 : 1; /* empty tensors first */
@@ -175,8 +174,8 @@ static int parse(struct safetensors *file) {
     const char *data;
     if (parse_header(file, &data) != 0) return -1;
     size_t most = json_object_size(file->header);
-    file->views = (struct safetensors_view *)calloc(most + 1, sizeof *file->views);
-    file->by_name = (struct safetensors_view **)calloc(most + 1, sizeof *file->by_name);
+    file->views = calloc(most + 1, sizeof *file->views);
+    file->by_name = calloc(most + 1, sizeof *file->by_name);
     if (!file->views || !file->by_name)
         return log_error("'%s': out of memory for %zu tensors", file->path, most);
     const char *name;
@@ -196,7 +195,7 @@ static int parse(struct safetensors *file) {
 
 int safetensors_open(const char *path, struct safetensors **out) {
     *out = NULL;
-    struct safetensors *file = (struct safetensors *)calloc(1, sizeof *file);
+    struct safetensors *file = calloc(1, sizeof *file);
     if (!file) return log_error("cannot open '%s': out of memory", path);
     file->path = strdup(path);
     if (!file->path) {
@@ -269,12 +268,12 @@ static void convert_float(float *__restrict__ out, const void *__restrict__ data
 }
 
 static void convert_bfloat16(float *__restrict__ out, const void *__restrict__ data, size_t count) {
-    const struct unaligned_u16 *in = (const struct unaligned_u16 *)data;
+    const struct unaligned_u16 *in = data;
     for (size_t i = 0; i < count; i++) out[i] = float_of_bits((uint32_t)in[i].value << 16);
 }
 
 static void convert_half(float *__restrict__ out, const void *__restrict__ data, size_t count) {
-    const struct unaligned_u16 *in = (const struct unaligned_u16 *)data;
+    const struct unaligned_u16 *in = data;
     for (size_t i = 0; i < count; i++) out[i] = float_of_half(in[i].value);
 }
 

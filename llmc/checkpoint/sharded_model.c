@@ -92,8 +92,8 @@ static int read_index(struct sharded_model *s, const char *directory) {
     if (!entries)
         return log_error("'%s' has no weight_map, expected one from tensors to files",
                          s->index_path);
-    s->shard = (struct shard *)calloc(entries, sizeof *s->shard);
-    const char **names = (const char **)calloc(entries, sizeof *names);
+    s->shard = calloc(entries, sizeof *s->shard);
+    const char **names = calloc(entries, sizeof *names);
     int status = s->shard && names ? open_named(s, directory, weight_map(s), names)
                                    : log_error("cannot read '%s': out of memory", s->index_path);
     free(names);
@@ -124,13 +124,13 @@ int sharded_model_open(const char *directory, struct sharded_model **out) {
     char single[FILE_PATH_BYTES];
     int status = -1;
     *out = NULL;
-    struct sharded_model *s = (struct sharded_model *)calloc(1, sizeof *s);
+    struct sharded_model *s = calloc(1, sizeof *s);
     if (!s) return log_error("cannot open '%s': out of memory", directory);
     if (file_join(single, directory, "model.safetensors") ||
         file_join(s->index_path, directory, "model.safetensors.index.json"))
         goto close_shards;
     if (access(single, F_OK) == 0) {
-        s->shard = (struct shard *)calloc(1, sizeof *s->shard);
+        s->shard = calloc(1, sizeof *s->shard);
         status = s->shard ? open_one(s, directory, "model.safetensors")
                           : log_error("cannot open '%s': out of memory", directory);
     } else if (access(s->index_path, F_OK) == 0) {

@@ -48,8 +48,7 @@ void *snapshot_add(struct snapshot *s, const char *dtype, size_t rows, size_t co
                    const char *format, ...) {
     if (s->count == s->room) {
         size_t room = s->room ? 2 * s->room : 64;
-        struct snapshot_tensor *more =
-            (struct snapshot_tensor *)realloc(s->tensor, room * sizeof *more);
+        struct snapshot_tensor *more = realloc(s->tensor, room * sizeof *more);
         if (!more) {
             s->failed = true;
             return NULL;
@@ -73,8 +72,7 @@ void *snapshot_add(struct snapshot *s, const char *dtype, size_t rows, size_t co
 }
 
 int snapshot_write(const struct snapshot *s, const char *path) {
-    struct safetensors_tensor *list =
-        (struct safetensors_tensor *)calloc(s->count + 1, sizeof *list);
+    struct safetensors_tensor *list = calloc(s->count + 1, sizeof *list);
     if (!list) return log_error("cannot write '%s': out of memory", path);
     for (size_t i = 0; i < s->count; i++) {
         const struct snapshot_tensor *t = &s->tensor[i];

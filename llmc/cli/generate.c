@@ -31,7 +31,7 @@ int generate_logits(const struct backend *be, float *logits, const tensor *x, co
 
 /* Feeds tokens that follow the `first` tokens that the model's layers hold. */
 static int feed_llama(void *context, const int32_t *tokens, int first, int count, float *logits) {
-    const struct generate_llama *g = (const struct generate_llama *)context;
+    const struct generate_llama *g = context;
     const struct llama_config *c = &g->layout->config;
     const size_t working = g->be->element_bytes;
     struct activations *e = g->activations;
@@ -113,8 +113,8 @@ int generate_text(const struct generate_model *model, const struct tokenizer *to
     int failed = tokenizer_encode_prompt(tokenizer, settings->prompt, (size_t)settings->tokens,
                                          &g.tokens, &g.count);
     if (!failed) failed = tokenizer_stream_open(tokenizer, &g.stream);
-    g.logits = (float *)calloc(V, sizeof *g.logits);
-    g.scratch = (struct sampler_choice *)calloc(V, sizeof *g.scratch);
+    g.logits = calloc(V, sizeof *g.logits);
+    g.scratch = calloc(V, sizeof *g.scratch);
     if (!failed && (!g.logits || !g.scratch))
         failed = log_out_of_memory("logits", 12.0 * (double)V);
     for (size_t i = 0; i < g.count && !failed; i++)
@@ -130,7 +130,7 @@ int generate_text(const struct generate_model *model, const struct tokenizer *to
 }
 
 void generate_gather(void *context, const char *text) {
-    struct generate_line *line = (struct generate_line *)context;
+    struct generate_line *line = context;
     const size_t room = sizeof line->text - 1;
     size_t bytes = strlen(text);
     if (bytes > room - line->used) {

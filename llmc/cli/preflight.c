@@ -49,11 +49,11 @@ static int flight_allocate(struct flight *f) {
                                                .bucket_elements = &elements,
                                                .loss = {.model = "bernoulli"},
                                                .link = LOSSYNET_LINK_MPI};
-    f->rank = (struct preflight_rank *)calloc(ranks, sizeof *f->rank);
-    f->node = (int *)calloc(ranks, sizeof *f->node);
-    f->names = (const char **)calloc(ranks, sizeof *f->names);
-    f->paths = (struct lossynet_path *)calloc(ranks * ranks, sizeof *f->paths);
-    f->traffic = (struct preflight_traffic *)calloc(ranks, sizeof *f->traffic);
+    f->rank = calloc(ranks, sizeof *f->rank);
+    f->node = calloc(ranks, sizeof *f->node);
+    f->names = calloc(ranks, sizeof *f->names);
+    f->paths = calloc(ranks * ranks, sizeof *f->paths);
+    f->traffic = calloc(ranks, sizeof *f->traffic);
     if (!f->rank || !f->node || !f->names || !f->paths || !f->traffic)
         return log_out_of_memory("the list of ranks", (double)(ranks * ranks * sizeof *f->paths));
     return lossynet_open(&f->world, &settings, &f->comm) ? -1 : 0;

@@ -66,7 +66,7 @@ static int ascending(const void *a, const void *b) {
 /* The median of `count` numbers, `stride` doubles apart. Of two numbers in the middle, it is the
  * lower. */
 static double median(const double *first, int count, size_t stride) {
-    double *sorted = (double *)malloc((size_t)count * sizeof *sorted), result = *first;
+    double *sorted = malloc((size_t)count * sizeof *sorted), result = *first;
     if (sorted) {
         for (int i = 0; i < count; i++) sorted[i] = first[(size_t)i * stride];
         qsort(sorted, (size_t)count, sizeof *sorted, ascending);
@@ -196,7 +196,7 @@ static void between(const struct preflight_nodes *n, const struct lossynet_path 
 static void judge_paths(const struct preflight_nodes *n, const struct lossynet_path *paths,
                         const bool *named, struct preflight_findings *out) {
     const size_t nodes = (size_t)n->nodes, all = nodes * nodes;
-    double *rate = (double *)calloc(2 * all, sizeof *rate), *loss = rate ? rate + all : NULL;
+    double *rate = calloc(2 * all, sizeof *rate), *loss = rate ? rate + all : NULL;
     int count = 0;
     if (!rate) return;
     for (int i = 0; i < n->nodes; i++)
@@ -244,9 +244,9 @@ void preflight_verdict_network(const struct preflight_nodes *n, const struct los
                                struct preflight_findings *out) {
     const size_t ranks = (size_t)n->ranks,
                  stride = sizeof(struct preflight_traffic) / sizeof(double);
-    struct preflight_traffic *t = (struct preflight_traffic *)malloc(ranks * sizeof *t), usual;
-    struct verdict *verdict = (struct verdict *)malloc(ranks * sizeof *verdict);
-    bool *named = (bool *)calloc((size_t)n->nodes, sizeof *named);
+    struct preflight_traffic *t = malloc(ranks * sizeof *t), usual;
+    struct verdict *verdict = malloc(ranks * sizeof *verdict);
+    bool *named = calloc((size_t)n->nodes, sizeof *named);
     if (!t || !verdict || !named) goto release;
     judge_inside(n, paths, out);
     if (n->nodes < 2) goto release;

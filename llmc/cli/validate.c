@@ -185,7 +185,7 @@ static int group_by_host(const struct lossynet_world *world, const struct starte
     const int local = o->workers ? o->workers / world->ranks : 1;
     int groups = 0, largest = 0;
     bool equal = true; /* all sizes except the last */
-    sizes = (int *)calloc((size_t)world->ranks, sizeof *sizes);
+    sizes = calloc((size_t)world->ranks, sizeof *sizes);
     if (!sizes) return log_out_of_memory("the list of hosts", 0);
     for (int first = 0; first < world->ranks; first += sizes[groups++]) {
         const int size = sizes[groups] = all[first].local_ranks;
@@ -214,7 +214,7 @@ static int group_by_host(const struct lossynet_world *world, const struct starte
  * rank 0. Returns -1 on memory and network errors. */
 static int compare(const struct lossynet_world *world, struct options *o,
                    const struct started *mine, int *wrong) {
-    struct started *all = (struct started *)calloc((size_t)world->ranks, sizeof *all);
+    struct started *all = calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the list of ranks", 0);
     all[world->rank] = *mine;
     int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;

@@ -58,9 +58,9 @@ struct results {
 };
 
 static bool results_allocate(struct results *r, const struct shape *s) {
-    r->out = (uint16_t *)malloc(s->out * sizeof *r->out);
-    r->dqkv = (uint16_t *)malloc(s->in * sizeof *r->dqkv);
-    r->sums = (float *)malloc(s->sums * sizeof *r->sums);
+    r->out = malloc(s->out * sizeof *r->out);
+    r->dqkv = malloc(s->in * sizeof *r->dqkv);
+    r->sums = malloc(s->sums * sizeof *r->sums);
     return r->out && r->dqkv && r->sums;
 }
 
@@ -115,7 +115,7 @@ static tensor *normal(const struct backend *be, const float *noise, size_t n) {
 static bool trial_allocate(struct trial *t) {
     const struct backend *be = t->be;
     float *noise = (float *)be->allocate(NOISE * sizeof *noise);
-    float *host = (float *)malloc(NOISE * sizeof *host);
+    float *host = malloc(NOISE * sizeof *host);
     if (noise && host) {
         for (size_t i = 0; i < NOISE; i++) host[i] = (float)random_normal(1, i);
         be->upload(noise, host, NOISE * sizeof *host);
@@ -300,7 +300,7 @@ int attention_choose(const struct options *o, const struct llama_config *c, int 
                                        "is on: %s",
                                        be->details);
     }
-    struct found *all = (struct found *)calloc((size_t)world->ranks, sizeof *all);
+    struct found *all = calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the list of ranks", 0);
     struct found *mine = &all[world->rank];
     if (gethostname(mine->host, sizeof mine->host - 1))

@@ -28,7 +28,7 @@ static bool register_copy(const struct bucket_pipeline *s, const struct worker *
 }
 
 int pipeline_open(struct bucket_pipeline *s) {
-    s->notice = (struct pipeline_notice *)calloc((size_t)s->local, sizeof *s->notice);
+    s->notice = calloc((size_t)s->local, sizeof *s->notice);
     if (!s->notice) return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < s->local; w++) {
         const struct pipeline_notice notice = {s->comm, s->worker[w].id, s->layout->buckets, 0,
@@ -59,7 +59,7 @@ void pipeline_close(struct bucket_pipeline *s) {
 
 /* Called once per bucket, in order, on a thread of the device. */
 static void gradient_sent(void *context) {
-    struct pipeline_notice *n = (struct pipeline_notice *)context;
+    struct pipeline_notice *n = context;
     lossynet_bucket_ready(n->comm, n->worker, n->next);
     n->next = (n->next + 1) % n->buckets;
 }

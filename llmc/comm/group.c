@@ -64,7 +64,7 @@ static int open_sums(struct group *g, int place) {
     void *sum = mmap(NULL, s->bytes, PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (sum != MAP_FAILED) s->sum = (float *)sum;
-    s->part = (struct worker_part *)calloc((size_t)buckets * (size_t)g->workers, sizeof *s->part);
+    s->part = calloc((size_t)buckets * (size_t)g->workers, sizeof *s->part);
     if (!s->sum || !s->part) return log_out_of_memory("the sums of a group", (double)s->bytes);
     for (int b = 0; b < buckets; b++) {
         for (int owner = 0; owner < g->workers; owner++) {
@@ -99,7 +99,7 @@ static void close_peers(const struct group *g, int place, const void **peer) {
 
 /* Sets *all: whether `mine` is true for all workers. Returns 0, or -1 after reporting. */
 static int true_of_all(const struct group *g, bool mine, bool *all) {
-    bool *told = (bool *)malloc((size_t)g->workers * sizeof *told);
+    bool *told = malloc((size_t)g->workers * sizeof *told);
     if (!told) return log_out_of_memory("the list of devices", 0);
     const int failed = lossynet_all_gather(g->comm, &mine, told, sizeof mine) ? -1 : 0;
     *all = !failed;
@@ -114,7 +114,7 @@ static int open_peers(const struct group *g, int id, const void *mine, const voi
                       bool *done) {
     const int place = id - g->first;
     struct backend_shared told = {{0}};
-    struct backend_shared *all = (struct backend_shared *)calloc((size_t)g->workers, sizeof told);
+    struct backend_shared *all = calloc((size_t)g->workers, sizeof told);
     if (!all) return log_out_of_memory("the list of devices", 0);
     bool can = mine && g->be->share(mine, &told);
     int failed = lossynet_all_gather(g->comm, &told, all, sizeof told) ? -1 : 0;
@@ -133,8 +133,8 @@ static int open_peers(const struct group *g, int id, const void *mine, const voi
 static int try_peers(struct group *g, int id) {
     enum { BYTES = 2 << 20 }; /* CUDA shares whole blocks of this size, even for a part of one */
     bool closed;
-    g->peer = (const void **)calloc((size_t)g->size, sizeof *g->peer);
-    g->replica = (const void **)calloc((size_t)g->size, sizeof *g->replica);
+    g->peer = calloc((size_t)g->size, sizeof *g->peer);
+    g->replica = calloc((size_t)g->size, sizeof *g->replica);
     if (!g->peer || !g->replica) return log_out_of_memory("the list of a group's workers", 0);
     void *little = g->be->allocate(BYTES);
     const int failed = open_peers(g, id, little, g->peer, &g->peers);
@@ -161,8 +161,8 @@ int group_open(struct group *g, const struct lossynet_world *world, int local) {
     g->slots.count = g->placement->copy_slots;
     if (!g->shares) return 0;
     const size_t P = g->layout->count;
-    g->ones = (float *)malloc((size_t)g->size * sizeof *g->ones);
-    g->members = (const float **)malloc((size_t)g->size * sizeof *g->members);
+    g->ones = malloc((size_t)g->size * sizeof *g->ones);
+    g->members = malloc((size_t)g->size * sizeof *g->members);
     if (!g->ones || !g->members) return log_out_of_memory("the list of a group's workers", 0);
     for (int i = 0; i < g->size; i++) g->ones[i] = 1;
     if (local == 1) {
@@ -173,7 +173,7 @@ int group_open(struct group *g, const struct lossynet_world *world, int local) {
         return pin(g) || (g->slots.count && open_sums(g, world->rank - g->first)) ? -1 : 0;
     }
     if (!g->placement->trains) return 0;
-    g->apart = (float **)calloc((size_t)g->sets, sizeof *g->apart);
+    g->apart = calloc((size_t)g->sets, sizeof *g->apart);
     for (int e = 0; g->apart && e < g->sets; e++) {
         g->apart[e] = (float *)g->be->allocate(P * sizeof(float));
         if (!g->apart[e]) return log_out_of_memory("a member's gradient", 4.0 * (double)P);

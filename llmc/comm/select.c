@@ -129,7 +129,7 @@ static int compare(const struct found *all, const struct lossynet_world *world) 
 int backend_select(const struct options *o, const struct llama_config *c,
                    struct memory_plan_settings *run, const struct lossynet_world *world,
                    bool explain, struct backend_choice *out) {
-    struct found *all = (struct found *)calloc((size_t)world->ranks, sizeof *all);
+    struct found *all = calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the list of ranks", 0);
     const struct found *mine = &all[world->rank];
     int status = find_device(o, c, run, world, all, out) || compare(all, world) ? -1 : 0;

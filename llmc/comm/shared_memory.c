@@ -89,7 +89,7 @@ static int map(struct shared_memory *m, int member) {
                          memcmp(token, place->token, TOKEN_BYTES) == 0;
     if (reached) {
         void *at = mmap(NULL, place->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (at != MAP_FAILED) m->head[member] = (struct head *)at;
+        if (at != MAP_FAILED) m->head[member] = at;
     }
     if (file >= 0) close(file);
     if (m->head[member]) {
@@ -116,7 +116,7 @@ static void sleep_for(double seconds) {
 }
 
 static void *beat(void *argument) {
-    struct shared_memory *m = (struct shared_memory *)argument;
+    struct shared_memory *m = argument;
     const double pause = m->timeout / BEATS < BEAT_MOST ? m->timeout / BEATS : BEAT_MOST;
     while (!__atomic_load_n(&m->stops, __ATOMIC_ACQUIRE)) {
         __atomic_add_fetch(&m->head[m->rank - m->first]->beats, 1, __ATOMIC_RELEASE);
@@ -138,17 +138,17 @@ static int start_heart(struct shared_memory *m) {
 
 int shared_memory_open(const struct lossynet_world *world, int first, int size, size_t bytes,
                        double timeout, struct shared_memory **out) {
-    struct place *all = (struct place *)calloc((size_t)world->ranks, sizeof *all);
-    struct shared_memory *m = *out = (struct shared_memory *)calloc(1, sizeof *m);
+    struct place *all = calloc((size_t)world->ranks, sizeof *all);
+    struct shared_memory *m = *out = calloc(1, sizeof *m);
     int failed = !all || !m;
     if (!failed) {
         m->rank = world->rank;
         m->first = first;
         m->size = size;
         m->timeout = timeout;
-        m->silence = (struct silence *)calloc((size_t)size, sizeof *m->silence);
-        m->place = (struct place *)calloc((size_t)size, sizeof *m->place);
-        m->head = (struct head **)calloc((size_t)size, sizeof *m->head);
+        m->silence = calloc((size_t)size, sizeof *m->silence);
+        m->place = calloc((size_t)size, sizeof *m->place);
+        m->head = calloc((size_t)size, sizeof *m->head);
         failed = !m->place || !m->head || !m->silence;
     }
     if (failed) {

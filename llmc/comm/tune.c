@@ -15,8 +15,7 @@
 
 /* All ranks take the choices of the first rank that has any. */
 static int agree(struct product_choices *mine, const struct lossynet_world *world) {
-    struct product_choices *all =
-        (struct product_choices *)calloc((size_t)world->ranks, sizeof *all);
+    struct product_choices *all = calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the choices of algorithms", 0);
     all[world->rank] = *mine;
     const int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;
@@ -61,7 +60,7 @@ static int time_model(const struct llama_config *c, int N, const struct backend 
     struct model_product all[MODEL_PRODUCTS];
     model_products(c, N, backend_cuda_logits_rows(N, c->vocabulary, be->element_bytes), all);
     float *noise = (float *)be->allocate(NOISE * sizeof *noise);
-    float *host = (float *)malloc(NOISE * sizeof *host);
+    float *host = malloc(NOISE * sizeof *host);
     int status = noise && host ? 0 : log_out_of_memory("numbers to multiply", 4.0 * NOISE);
     if (!status) {
         for (size_t i = 0; i < NOISE; i++) host[i] = (float)(0.02 * random_normal(0, i));

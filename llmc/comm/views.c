@@ -80,7 +80,7 @@ int views_check(const struct options *o, int ranks) {
 /* A lossynet_share that remembers whether it failed, which another rank has caused. */
 static lossynet_status watched_share(void *context, const struct lossynet_world *world, void *all,
                                      size_t bytes) {
-    struct views *v = (struct views *)context;
+    struct views *v = context;
     struct lossynet_world own = *world;
     own.share = v->share;
     own.share_context = v->share_context;
@@ -116,7 +116,7 @@ static int meet(struct views *v) {
     for (;;) {
         const struct view *view = membership_view(v->membership);
         const int ranks = view->members;
-        bool *missing = (bool *)calloc((size_t)ranks, sizeof *missing);
+        bool *missing = calloc((size_t)ranks, sizeof *missing);
         if (!missing) return log_out_of_memory("the list of ranks", 0);
         const struct lossynet_meeting meeting = {.address = view->member[0].address,
                                                  .listener = v->listener,
@@ -147,8 +147,8 @@ static int meet(struct views *v) {
     const size_t workers = (size_t)v->world.ranks * (size_t)v->local;
     free(v->ends);
     free(v->missing);
-    v->ends = (bool *)calloc(workers, sizeof *v->ends);
-    v->missing = (bool *)calloc((size_t)v->world.ranks, sizeof *v->missing);
+    v->ends = calloc(workers, sizeof *v->ends);
+    v->missing = calloc((size_t)v->world.ranks, sizeof *v->missing);
     return v->ends && v->missing ? 0 : log_out_of_memory("the list of ranks", (double)workers);
 }
 
@@ -188,7 +188,7 @@ int views_preflight(const struct options *o, const char *revision, bool tell) {
 
 /* Listens at this address alone, for a rendezvous in any view. */
 static int listen_at(void *context, const char *address) {
-    struct views *v = (struct views *)context;
+    struct views *v = context;
     const bool bare = strchr(address, ':') != NULL; /* IPv6 */
     char here[96];
     int port;
@@ -197,7 +197,7 @@ static int listen_at(void *context, const char *address) {
 }
 
 static int prove(void *context, const char *text, char proof[65]) {
-    const struct views *v = (const struct views *)context;
+    const struct views *v = context;
     return lossynet_key_proof(v->options->key_file, text, proof) ? -1 : 0;
 }
 
@@ -238,12 +238,12 @@ static int find_start(struct options *o, bool tells) {
 int views_open(struct options *o, const char *revision, struct views **out) {
     *out = NULL;
     if (!o->meet || o->dry_run || o->preflight) return 0;
-    struct views *v = *out = (struct views *)calloc(1, sizeof *v);
+    struct views *v = *out = calloc(1, sizeof *v);
     if (!v) return log_out_of_memory("the view", 0), 1;
     v->options = o;
     v->listener = -1;
     v->local = o->workers ? o->workers / o->meet_ranks : 1;
-    v->wants = (bool *)calloc((size_t)v->local, sizeof *v->wants);
+    v->wants = calloc((size_t)v->local, sizeof *v->wants);
     if (!v->wants) return log_out_of_memory("the view", 0), 1;
     int status = join(v, revision);
     if (status) return status;

@@ -46,12 +46,11 @@ static struct question *add_question(struct choices *c, int label, int endings, 
     }
     if (c->count == c->capacity) {
         c->capacity = c->capacity ? 2 * c->capacity : 64;
-        struct question **grown =
-            (struct question **)realloc(c->question, c->capacity * sizeof *grown);
+        struct question **grown = realloc(c->question, c->capacity * sizeof *grown);
         if (grown) c->question = grown;
         if (!grown) return log_out_of_memory("questions", 0), NULL;
     }
-    struct question *q = (struct question *)calloc(1, sizeof *q + (size_t)endings * sizeof *q->row);
+    struct question *q = calloc(1, sizeof *q + (size_t)endings * sizeof *q->row);
     if (!q) return log_out_of_memory("questions", 0), NULL;
     q->label = label;
     q->endings = endings;
@@ -76,7 +75,7 @@ static int set_row(struct choices *c, struct row *row, const int32_t *tokens, si
             return log_error("'%s': question %zu has token %d, expected less than the model's "
                              "vocabulary size, %d",
                              c->path, where, tokens[i], c->vocabulary);
-    row->tokens = (int32_t *)malloc(count * sizeof *tokens);
+    row->tokens = malloc(count * sizeof *tokens);
     if (!row->tokens) return log_out_of_memory("a question", (double)count * sizeof *tokens);
     memcpy(row->tokens, tokens, count * sizeof *tokens);
     row->count = (int)count;
@@ -92,7 +91,7 @@ static int encode(const struct choices *c, const char *text, size_t bytes, int32
     const int bos = tokenizer_bos(c->tokenizer);
     int32_t *found;
     if (tokenizer_encode(c->tokenizer, text, bytes, &found, count)) return -1;
-    *ids = (int32_t *)malloc((*count + 1) * sizeof **ids);
+    *ids = malloc((*count + 1) * sizeof **ids);
     if (*ids && *count) memcpy(*ids + (bos >= 0), found, *count * sizeof **ids);
     free(found);
     if (!*ids) return log_out_of_memory("a question", 0);
@@ -110,7 +109,7 @@ static double count_characters(const char *text) {
 static int read_ending(struct choices *c, struct row *row, const char *context, const char *ending,
                        size_t line) {
     size_t own = strlen(context), bytes = own + 1 + strlen(ending), before = 0, count = 0;
-    char *text = (char *)malloc(bytes + 1);
+    char *text = malloc(bytes + 1);
     int32_t *alone = NULL, *ids = NULL;
     if (!text) return log_out_of_memory("a question", (double)bytes);
     snprintf(text, bytes + 1, "%s %s", context, ending);
@@ -225,7 +224,7 @@ static int read_binary(struct choices *c, const struct file_map *map) {
         return log_error("'%s' is llm.c's file of questions of version %d with %zu bytes, expected "
                          "version %d and at least %d bytes",
                          c->path, header[1], map->bytes, VERSION, HEADER_BYTES);
-    int32_t *room = (int32_t *)malloc(2 * 65536 * sizeof *room);
+    int32_t *room = malloc(2 * 65536 * sizeof *room);
     if (!room) return log_out_of_memory("a question", 2 * 65536 * sizeof *room);
     const uint16_t *first = (const uint16_t *)((const char *)map->data + HEADER_BYTES);
     struct stream s = {first, first + (map->bytes - HEADER_BYTES) / 2};
@@ -253,7 +252,7 @@ static int read_all(struct choices *c, const char *tokenizer) {
 
 int choices_open(const char *path, const char *tokenizer, int vocabulary, int positions,
                  struct choices **out) {
-    struct choices *c = (struct choices *)calloc(1, sizeof *c);
+    struct choices *c = calloc(1, sizeof *c);
     *out = NULL;
     if (!c) return log_out_of_memory("questions", 0);
     c->path = path;

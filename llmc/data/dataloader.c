@@ -161,7 +161,7 @@ static int any_matches(const char *pattern, const glob_t *matches) {
 }
 
 static int open_matches(struct dataloader *loader, const char *pattern, const glob_t *matches) {
-    loader->files = (struct token_file *)calloc(matches->gl_pathc, sizeof *loader->files);
+    loader->files = calloc(matches->gl_pathc, sizeof *loader->files);
     if (!loader->files) return log_error("cannot open '%s': out of memory", pattern);
     for (size_t i = 0; i < matches->gl_pathc; i++)
         if (open_file(loader, matches->gl_pathv[i]) != 0) return -1;
@@ -204,7 +204,7 @@ int dataloader_open(const char *pattern, enum dataloader_use use, int T, uint64_
                     struct dataloader **out) {
     *out = NULL;
     if (T < 1) return log_error("sequences of %d tokens make no sense, expected at least 1", T);
-    struct dataloader *loader = (struct dataloader *)calloc(1, sizeof *loader);
+    struct dataloader *loader = calloc(1, sizeof *loader);
     if (!loader) return log_error("cannot open '%s': out of memory", pattern);
     loader->T = T;
     loader->seed = seed;

@@ -106,7 +106,7 @@ static int cut_back(const char *path, int step, int *last) {
 }
 
 int jsonl_open(const char *path, int step, struct jsonl **out) {
-    struct jsonl *log = (struct jsonl *)calloc(1, sizeof *log + strlen(path) + 1);
+    struct jsonl *log = calloc(1, sizeof *log + strlen(path) + 1);
     *out = NULL;
     if (!log) return log_error("%s: out of memory for the log", path);
     strcpy(log->path, path);

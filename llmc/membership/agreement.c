@@ -69,7 +69,7 @@ static enum agreement_result look(const struct agreement *a, struct room *room) 
     *room = (struct room){.view.self = -1};
     if (a->set.store->list(a->set.store, prefix, &entries) != STORE_DONE) return AGREEMENT_AWAY;
     enum agreement_result result = AGREEMENT_WAIT;
-    room->registered = (struct member *)calloc((size_t)entries.count + 1, sizeof *room->registered);
+    room->registered = calloc((size_t)entries.count + 1, sizeof *room->registered);
     if (!room->registered) {
         log_out_of_memory("registered members", entries.count * (double)sizeof *room->registered);
         result = AGREEMENT_FAILED;
@@ -278,7 +278,7 @@ static bool superseded(const struct agreement *a, const struct room *room, int i
  * memory is lacking. */
 static struct member *waiting(const struct agreement *a, const struct room *room, int *count) {
     const size_t most = (size_t)room->members + 1;
-    struct member *list = (struct member *)calloc(most, sizeof *list);
+    struct member *list = calloc(most, sizeof *list);
     enum reached *reached = (enum reached *)calloc(most, sizeof *reached);
     *count = 0;
     if (!list || !reached) {
@@ -330,7 +330,7 @@ static enum store_status commit_view(const struct agreement *a, const struct roo
     struct store_write write[STORE_WRITES_MOST];
     int writes = 1;
     const size_t most = (size_t)room->view.members + (size_t)room->members;
-    char *left = (char *)calloc(most + 1, sizeof " " + sizeof room->registered->uid), *end = left;
+    char *left = calloc(most + 1, sizeof " " + sizeof room->registered->uid), *end = left;
     if (!left) return STORE_AWAY;
     key_of(a, "view", key[0]);
     write[0] = (struct store_write){key[0], text, 0};
@@ -376,7 +376,7 @@ static enum agreement_result commit(struct agreement *a, const struct room *room
 
 enum store_status agreement_dissolve(struct agreement *a) {
     struct room room;
-    bool *all = (bool *)malloc((size_t)a->view.members + 1);
+    bool *all = malloc((size_t)a->view.members + 1);
     struct view none = {0, 0, NULL, -1};
     if (!all || look(a, &room) != AGREEMENT_WAIT) {
         free(all);
@@ -438,7 +438,7 @@ int agreement_leave(struct agreement *a, double now, const bool *missing, bool t
     free(a->missing);
     a->missing = NULL;
     if (missing) {
-        a->missing = (bool *)calloc((size_t)a->view.members, sizeof *a->missing);
+        a->missing = calloc((size_t)a->view.members, sizeof *a->missing);
         if (!a->missing) return log_out_of_memory("missing members", a->view.members);
         for (int r = 0; r < a->view.members; r++) a->missing[r] = missing[r] && r != a->view.self;
     }
@@ -527,7 +527,7 @@ static enum agreement_result step_outside(struct agreement *a, const struct room
     if (!may_take_over(a, room)) return see_obstacle(a, room, AGREEMENT_ORPHANED);
     if (room->members < a->set.first_ranks && now < a->orphaned + AGREEMENT_ANEW_PATIENCE)
         return see_obstacle(a, room, AGREEMENT_FEW);
-    bool *all = (bool *)malloc((size_t)room->view.members);
+    bool *all = malloc((size_t)room->view.members);
     if (!all) {
         log_out_of_memory("missing members", room->view.members);
         return AGREEMENT_FAILED;

@@ -80,7 +80,7 @@ static const char DIGITS[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 
 static json_t *encoded(const char *text) {
     const size_t bytes = strlen(text);
-    char *out = (char *)malloc((bytes + 2) / 3 * 4 + 1), *next = out;
+    char *out = malloc((bytes + 2) / 3 * 4 + 1), *next = out;
     if (!out) return NULL;
     for (size_t i = 0; i < bytes; i += 3) {
         uint32_t bits = 0;
@@ -100,7 +100,7 @@ static json_t *encoded(const char *text) {
  * memory. */
 static char *decoded(const char *text) {
     const size_t length = text ? strlen(text) : 0;
-    char *out = (char *)malloc(length / 4 * 3 + 4), *next = out;
+    char *out = malloc(length / 4 * 3 + 4), *next = out;
     uint32_t bits = 0;
     int have = 0;
     for (size_t i = 0; out && i < length && text[i] != '='; i++) {
@@ -120,11 +120,11 @@ static char *decoded(const char *text) {
 /* ---- one request ---- */
 
 static size_t take_answer(char *data, size_t size, size_t count, void *user) {
-    struct etcd *e = (struct etcd *)user;
+    struct etcd *e = user;
     const size_t bytes = size * count;
     if (e->bytes + bytes >= e->room) {
         const size_t room = 2 * (e->bytes + bytes) + 1;
-        char *answer = room <= ANSWER_MOST ? (char *)realloc(e->answer, room) : NULL;
+        char *answer = room <= ANSWER_MOST ? realloc(e->answer, room) : NULL;
         if (!answer) return 0; /* ends the request */
         e->answer = answer;
         e->room = room;
@@ -195,7 +195,7 @@ static enum store_status take_entries(struct etcd *e, const json_t *list,
                                       struct store_entries *out) {
     size_t i;
     json_t *one;
-    out->entry = (struct store_entry *)calloc(json_array_size(list) + 1, sizeof *out->entry);
+    out->entry = calloc(json_array_size(list) + 1, sizeof *out->entry);
     if (!out->entry) return away(e, "out of memory");
     json_array_foreach(list, i, one) {
         struct store_entry *entry = &out->entry[out->count++];
@@ -317,7 +317,7 @@ static void url_of(const char *host, int port, const char *path, char url[300]) 
 
 int etcd_open(const char *host, int port, struct store **out) {
     *out = NULL;
-    struct etcd *e = (struct etcd *)calloc(1, sizeof *e);
+    struct etcd *e = calloc(1, sizeof *e);
     if (!e) return log_out_of_memory("the connection to etcd", (double)sizeof *e);
     e->store = (struct store){etcd_list, etcd_commit, etcd_grant, etcd_keep, etcd_close, ""};
     url_of(host, port, "", e->base);
@@ -388,7 +388,7 @@ static void prepare_watch(struct etcd_watch *w) {
 
 int etcd_watch_open(const char *host, int port, const char *prefix, struct etcd_watch **out) {
     *out = NULL;
-    struct etcd_watch *w = (struct etcd_watch *)calloc(1, sizeof *w);
+    struct etcd_watch *w = calloc(1, sizeof *w);
     if (!w) return log_out_of_memory("the connection to etcd", (double)sizeof *w);
     json_t *request = json_object(), *what = request_of(prefix), *without = json_array();
     json_array_append_new(without, json_string("NODELETE"));

@@ -101,7 +101,7 @@ static void reach(void *context, const struct member *m, int members, enum reach
 }
 
 static int prove(void *context, const char *text, char proof[65]) {
-    const struct membership *m = (const struct membership *)context;
+    const struct membership *m = context;
     return m->prove(m->context, text, proof);
 }
 
@@ -110,7 +110,7 @@ static int prove(void *context, const char *text, char proof[65]) {
 /* Renews the registration and watches the store. Rank 0, which takes waiting processes in, learns
  * of registrations at once. */
 static void *watch(void *user) {
-    struct membership *m = (struct membership *)user;
+    struct membership *m = user;
     enum etcd_watch_result heard = ETCD_WATCH_TIME;
     while (heard != ETCD_WATCH_ENDED) {
         pthread_mutex_lock(&m->lock);
@@ -268,7 +268,7 @@ static int begin(struct membership *m, const struct membership_settings *s) {
 
 /* The caller closes *out, also after a failure, if it is not NULL. */
 static int open_store(const struct membership_settings *settings, struct membership **out) {
-    struct membership *m = *out = (struct membership *)calloc(1, sizeof *m);
+    struct membership *m = *out = calloc(1, sizeof *m);
     if (!m) return log_out_of_memory("the membership", (double)sizeof *m);
     pthread_mutex_init(&m->lock, NULL);
     m->first_ranks = settings->first_ranks;

@@ -19,7 +19,7 @@ int view_rank_of(const struct view *v, const char *uid) {
 
 static int view_allocate(int members, struct view *out) {
     *out = (struct view){0, 0, NULL, -1};
-    out->member = (struct member *)calloc((size_t)members + 1, sizeof *out->member);
+    out->member = calloc((size_t)members + 1, sizeof *out->member);
     if (!out->member)
         return log_out_of_memory("a view", (double)members * (double)sizeof *out->member);
     return 0;

@@ -61,7 +61,7 @@ void memory_check_find(const struct memory_demand *all, int ranks, struct memory
 int memory_check_measure(const struct options *o, const struct lossynet_world *world,
                          const struct llama_config *config, const struct memory_plan_settings *run,
                          struct memory_check *out) {
-    struct memory_demand *all = (struct memory_demand *)calloc((size_t)world->ranks, sizeof *all);
+    struct memory_demand *all = calloc((size_t)world->ranks, sizeof *all);
     if (!all) return log_out_of_memory("the list of ranks", 0);
     describe(o, config, run, &all[world->rank]);
     int status = lossynet_bootstrap_gather(world, all, sizeof *all) ? -1 : 0;

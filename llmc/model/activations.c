@@ -119,7 +119,7 @@ static double rotation(const struct llama_config *c, size_t i) {
 static int place_angles(struct activations *a, const struct llama_config *c,
                         const struct backend *be) {
     const size_t D2 = (size_t)c->head_size / 2, count = (size_t)a->T * D2;
-    float *angles = (float *)malloc(2 * (count ? count : 1) * sizeof *angles);
+    float *angles = malloc(2 * (count ? count : 1) * sizeof *angles);
     if (!angles) return log_out_of_memory("rotary angles", 2.0 * count * sizeof *angles);
     for (size_t i = 0; i < count; i++) {
         double angle = (double)(i / D2) * rotation(c, i % D2);
@@ -140,8 +140,8 @@ static int place_on_host(struct activations *a, const struct backend *be) {
     a->host_losses.copy = (float *)(be->on_device ? be->allocate_pinned(losses) : malloc(losses));
     if (!a->host_losses.copy) return log_out_of_memory("losses", (double)losses);
     if (!be->on_device) return 0;
-    a->host_tokens = (int32_t *)calloc(N, sizeof *a->host_tokens);
-    a->host_targets = (int32_t *)calloc(N, sizeof *a->host_targets);
+    a->host_tokens = calloc(N, sizeof *a->host_tokens);
+    a->host_targets = calloc(N, sizeof *a->host_targets);
     if (a->host_tokens && a->host_targets) return 0;
     return log_out_of_memory("tokens", 8.0 * (double)N);
 }
@@ -154,7 +154,7 @@ int activations_allocate(struct activations *a, const struct llama_config *c,
     a->T = T;
     a->recompute = recompute;
     size_t bytes = activations_place(a, c, be->element_bytes, training, NULL);
-    a->layer = (struct layer_activations *)calloc((size_t)c->layers, sizeof *a->layer);
+    a->layer = calloc((size_t)c->layers, sizeof *a->layer);
     a->memory = be->allocate(bytes);
     if (!a->layer || !a->memory) {
         activations_release(a, be);

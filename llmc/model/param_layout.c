@@ -28,9 +28,9 @@ int param_layout_build(const struct llama_config *c, struct param_layout *l) {
     memset(l, 0, sizeof *l);
     l->config = *c;
     l->buckets = c->layers + 1 + !c->tied;
-    l->layer = (struct layer_offsets *)calloc((size_t)c->layers, sizeof *l->layer);
-    l->span = (struct span *)calloc((size_t)c->layers * 6 + 3, sizeof *l->span);
-    l->bucket_elements = (size_t *)calloc((size_t)l->buckets, sizeof *l->bucket_elements);
+    l->layer = calloc((size_t)c->layers, sizeof *l->layer);
+    l->span = calloc((size_t)c->layers * 6 + 3, sizeof *l->span);
+    l->bucket_elements = calloc((size_t)l->buckets, sizeof *l->bucket_elements);
     if (!l->layer || !l->span || !l->bucket_elements) {
         param_layout_release(l);
         return log_out_of_memory("the layout", 0);
@@ -125,7 +125,7 @@ void param_layout_tensors(const struct param_layout *l, float *vector,
 struct named_tensor *param_layout_tensor_list(const struct param_layout *l, float *vector,
                                               size_t *count) {
     *count = model_tensor_count(&l->config);
-    struct named_tensor *tensors = (struct named_tensor *)calloc(*count, sizeof *tensors);
+    struct named_tensor *tensors = calloc(*count, sizeof *tensors);
     if (tensors) {
         param_layout_tensors(l, vector, tensors);
     } else {

@@ -90,7 +90,7 @@ int file_create(const char *path) {
 }
 
 int file_write(int descriptor, const void *data, size_t bytes, const char *path) {
-    const char *from = (const char *)data;
+    const char *from = data;
     while (bytes > 0) {
         size_t most = 1 << 30; /* Linux writes at most 2 GiB at once */
         ssize_t written = write(descriptor, from, bytes < most ? bytes : most);

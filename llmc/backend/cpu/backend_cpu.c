@@ -41,7 +41,7 @@ static void *cpu_allocate(size_t bytes) {
     const size_t huge = (size_t)2 << 20;
     size_t alignment = bytes >= 2 * huge ? huge : 64;
     if (bytes > SIZE_MAX - 2 * huge) return NULL;
-    char *block = (char *)calloc(1, bytes + alignment + sizeof(void *));
+    char *block = calloc(1, bytes + alignment + sizeof(void *));
     if (!block) return NULL;
     uintptr_t start = ((uintptr_t)block + sizeof(void *) + alignment - 1) / alignment * alignment;
     memcpy((char *)start - sizeof(void *), &block, sizeof block);

@@ -16,7 +16,7 @@ static pthread_key_t scratch_key;
 static pthread_once_t scratch_once = PTHREAD_ONCE_INIT;
 
 static void scratch_free(void *argument) {
-    struct scratch *s = (struct scratch *)argument;
+    struct scratch *s = argument;
     for (int i = 0; i < SCRATCH_SLOTS; i++) free(s->memory[i]);
     free(s);
 }
@@ -42,7 +42,7 @@ static void *out_of_memory(size_t bytes) {
 void *cpu_scratch(enum cpu_scratch_slot slot, size_t bytes) {
     if (!scratch) {
         pthread_once(&scratch_once, scratch_start);
-        scratch = (struct scratch *)calloc(1, sizeof *scratch);
+        scratch = calloc(1, sizeof *scratch);
         if (!scratch) return out_of_memory(sizeof *scratch);
         pthread_setspecific(scratch_key, scratch);
     }

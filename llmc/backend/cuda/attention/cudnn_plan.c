@@ -407,7 +407,7 @@ struct cudnn_attention *cudnn_attention_plan(int B, int T, int H, int K, int D, 
     if (!device && !cudnn.handle &&
         !succeeded(cudnn.Create(&cudnn.handle), "opening the device", why, why_size))
         return NULL;
-    struct cudnn_attention *a = (struct cudnn_attention *)calloc(1, sizeof *a);
+    struct cudnn_attention *a = calloc(1, sizeof *a);
     if (!a) {
         snprintf(why, why_size, "out of memory");
         return NULL;
