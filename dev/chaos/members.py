@@ -24,6 +24,7 @@ class Members(watched.Watched):
         self.store = store.Store(folder / "etcd", address, hosts.shell(self.store_host) if hosts else ())
         self.stopped = set()
         self.store_away = 0   # until when; a process that starts meanwhile ends with a line
+        self.asks = False     # whether the store must be asked if it answers again
 
     # ---- processes ----
 
@@ -40,6 +41,7 @@ class Members(watched.Watched):
     def start(self):
         for _ in range(self.given.ranks):
             self.start_one()
+        self.read_again()
 
     def free(self):
         """The processes that train, and are not stopped."""
@@ -49,7 +51,10 @@ class Members(watched.Watched):
         return self.process.index(process)
 
     def may_start(self):
-        return time.monotonic() > self.store_away and len(self.living()) < self.given.ranks + self.given.spare
+        if time.monotonic() < self.store_away or len(self.living()) >= self.given.ranks + self.given.spare:
+            return False
+        self.asks = self.asks and not self.store.answers()
+        return not self.asks
 
     def between_faults(self):
         while len(self.living()) < LEAST_RANKS + 1 and self.may_start():
@@ -69,7 +74,10 @@ class Members(watched.Watched):
     # ---- faults of processes ----
 
     def victim(self):
-        return self.random.choice(self.free()) if len(self.free()) > LEAST_RANKS else None
+        """A process without which enough others train. (Others wait to join, and do not have the run's state.)"""
+        able = {p.popen.pid for p in self.free()} & self.present
+        some = [p for p in self.free() if len(able - {p.popen.pid}) >= LEAST_RANKS]
+        return self.random.choice(some) if some else None
 
     def end(self, count):
         killed = []
@@ -128,6 +136,7 @@ class Members(watched.Watched):
     def away(self, seconds, more):
         """The store does not answer, and if a rank dies meanwhile, the others wait for it."""
         self.store_away = max(self.store_away, time.monotonic() + seconds + more)
+        self.asks = True
         self.hold(seconds + more + 3)
 
     def fault_store_pauses(self):

@@ -30,6 +30,11 @@ def write_tokens(path, count, seed):
     path.write_bytes(struct.pack("<256i", 20240520, 1, count, VOCABULARY, *[0] * 252) + tokens.tobytes())
 
 
+def pids_of(names):
+    """Of members in an event of the log: "host:7, host:8"."""
+    return {int(name.split(":")[-1]) for name in names.split(",") if name.strip()}
+
+
 class Process:
     def __init__(self, command, said):
         self.said, self.expected = said, False  # expected: we have ended it, or asked it to end
@@ -63,12 +68,12 @@ class Process:
             self.resident.append((time.monotonic() - self.began, pages * os.sysconf("SC_PAGE_SIZE")))
 
     def growth(self):
-        """Resident memory at the end, relative to the most in the first half; 0 if it ran for too short: it may
-        have waited to join for long, and the first changes of ranks take memory that stays."""
-        if not self.resident or self.resident[-1][0] < 90:
+        """Resident memory at the end, relative to the most in the first half of the time in which it trained; 0
+        if it did so for too short: the first changes of ranks take memory that stays."""
+        if not self.resident or self.resident[-1][0] - self.resident[0][0] < 60:
             return 0
-        half = max(size for second, size in self.resident if second <= self.resident[-1][0] / 2 + 5)
-        return self.resident[-1][1] / half
+        half = (self.resident[0][0] + self.resident[-1][0]) / 2
+        return self.resident[-1][1] / max(size for second, size in self.resident if second <= half)
 
 
 class Watched:
@@ -83,6 +88,7 @@ class Watched:
         self.held_until = 0   # until when the run may stand still: a fault holds up all
         self.done, self.still = collections.Counter(), []
         self.position, self.steps, self.views, self.members = 0, [], 0, 0
+        self.present = set()  # the ids of the processes of the present view
         self.moved = self.newest = 0
         self.wrong = []
         self.begun = time.monotonic()
@@ -152,6 +158,10 @@ class Watched:
 
     # ---- what must hold ----
 
+    def read_again(self):
+        self.position, self.steps, self.views = 0, [], 0
+        self.present = {p.popen.pid for p in self.process[:self.given.ranks]}
+
     def read_log(self):
         """Takes the new whole lines of the log. Returns whether there were new steps. A start that goes on from
         an earlier step cuts the log back to it; then this reads from the start again."""
@@ -169,18 +179,20 @@ class Watched:
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError):
-            self.position, self.steps, self.views = 0, [], 0
+            self.read_again()
         return len(self.steps) > before or self.position < position
 
     def take_event(self, event):
         if event["event"] == "view":
             self.views, self.members = self.views + 1, event["ranks"]
+            self.present -= pids_of(event["left"])
+            self.present |= pids_of(event["joined"])
         if event["event"] == "step":
             self.steps.append(event["step"])
 
     def check_log(self):
         """Checks the log as it is at the end."""
-        self.position, self.steps, self.views = 0, [], 0
+        self.read_again()
         self.read_log()
         steps, self.steps = self.steps, []
         for step in steps:
@@ -232,7 +244,8 @@ class Watched:
                 looked = time.monotonic()
                 self.check_checkpoints()
                 for p in self.living():
-                    p.note_memory()
+                    if not self.present or p.popen.pid in self.present:
+                        p.note_memory()
             time.sleep(0.02)
         return what()
 

@@ -212,7 +212,9 @@ lossynet_status udp_socket_open(struct udp_socket *s, struct udp_address *addres
         setsockopt(s->fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     if (s->fd < 0 || bind(s->fd, &address->any, length) ||
         getsockname(s->fd, &address->any, &length)) {
-        lossynet_log("no UDP socket: %s", strerror(errno));
+        lossynet_log("no UDP socket: %s%s", strerror(errno),
+                     errno == EADDRINUSE ? ": expected a free port in net.ipv4.ip_local_port_range"
+                                         : "");
         udp_socket_close(s);
         return LOSSYNET_LINK;
     }

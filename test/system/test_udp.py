@@ -335,6 +335,26 @@ def test_ipv6_alone(namespaces, data, tmp_path):  # pylint: disable=unused-argum
     assert weights(tmp_path / "udp") == weights(tmp_path / "mpi")
 
 
+HOLD = """import socket, sys
+held = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(101)]
+for i, one in enumerate(held): one.bind(("", 40000 + i))
+print(flush=True)
+sys.stdin.read()"""
+
+
+def test_no_port_is_free(namespaces, data, tmp_path):  # pylint: disable=unused-argument
+    """Another program of a host holds all UDP ports that Linux gives away. One line says so."""
+    with testbed.Hosts(2) as hosts:
+        hosts.execute(hosts.names[1], "sysctl", "-qw", "net.ipv4.ip_local_port_range=40000 40100")
+        with subprocess.Popen(["ip", "netns", "exec", hosts.names[1], sys.executable, "-c", HOLD],
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+            other.stdout.readline()
+            done = hosts.mpirun(PROGRAM, *options(data, tmp_path, workers=2), timeout=TIMEOUT)
+            other.stdin.close()
+        assert done.returncode == 1
+        assert done.stderr.count("expected a free port in net.ipv4.ip_local_port_range") == 1, done.stderr
+
+
 def test_a_path_that_drops_what_is_large(namespaces, data, tmp_path):  # pylint: disable=unused-argument
     """A port of the switch silently drops packets over 1,350 bytes in both directions. The program makes
     packets smaller, and one line says why. If the user has set a larger size, it is refused."""

@@ -41,7 +41,7 @@ def test_what_chaos_notices():
     """A step that is missing, or comes twice."""
     made = watched.Watched.__new__(watched.Watched)
     made.steps, made.wrong = [], []
-    made.given = argparse.Namespace(options=[])
+    made.given = argparse.Namespace(options=[], ranks=0)
     for step in (0, 1, 1, 3):
         made.check_step(step)
     assert made.wrong == ["step 1 is logged after step 1", "step 3 is logged after step 1"]
