@@ -18,6 +18,8 @@
  *                            name contains KERNEL, on all devices or on DEVICE. HOW: wrong (the
  *                            last block does not run), error (CUDA says so at a later call), hang,
  *                            or die (so does the process)
+ *   EMULATED_PAGEABLE=1      the device reads memory of the host that is not pinned when a copy runs,
+ *                            as a GH200 does
  *   EMULATED_FAULT=1         allocating pinned memory meets the error of a kernel that ran before
  *   EMULATED_STREAMS=MODE    late, others or soon: when work on a stream runs (streams_emu.h)
  *   EMULATED_CLOCK=T,T,...   the times that device_clock() returns, one after the other */

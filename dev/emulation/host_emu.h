@@ -56,6 +56,10 @@ static inline cudaError_t cudaGetDeviceCount(int *count) {
     *count = 1;
     return cudaSuccess;
 }
+static inline cudaError_t cudaGetDevice(int *device) {
+    *device = 0;
+    return cudaSuccess;
+}
 static inline cudaError_t cudaSetDevice(int device) {
     return device == 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -110,11 +114,20 @@ static inline cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, c
     memmove(to, from, bytes);
     return cudaSuccess;
 }
+/* EMULATED_PAGEABLE=1: copies read pageable memory later, too. */
+static inline bool cuda_emu_reads_pageable(void) {
+    return getenv("EMULATED_PAGEABLE") != NULL;
+}
+enum cudaDeviceAttr { cudaDevAttrPageableMemoryAccess = 88 };
+static inline cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
+    *value = cuda_emu_reads_pageable();
+    return cudaSuccess;
+}
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes,
                                           cudaMemcpyKind kind, cudaStream_t stream) {
     const bool pinned = cuda_emu::is_pinned(from);
     if (kind == cudaMemcpyHostToDevice && pinned) cuda_emu::count_upload(bytes);
-    if (kind == cudaMemcpyHostToDevice && stream && !pinned) {
+    if (kind == cudaMemcpyHostToDevice && stream && !pinned && !cuda_emu_reads_pageable()) {
         std::string kept((const char *)from, bytes);
         cuda_emu::enqueue(stream, [to, kept] { memcpy(to, kept.data(), kept.size()); });
     } else {

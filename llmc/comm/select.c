@@ -138,6 +138,10 @@ int backend_select(const struct options *o, const struct llama_config *c,
         out->faster_in_bf16 = false;
         if (explain && o->recompute == RECOMPUTE_AUTO && run->recompute != RECOMPUTE_NONE)
             printf("to save memory: --recompute %s\n", recompute_names[run->recompute]);
+        if (explain && world->ranks > 1 && !run->run.evaluates && run->run.dtype == DTYPE_BF16 &&
+            !run->run.narrow)
+            printf("note: GPUs compute in bf16, and packets are float32: --wire-dtype bf16 halves "
+                   "the bytes\n      on the network and over PCIe\n");
     } else if (!status && o->dtype == OPTION_DTYPE_FP8) {
         status = world->rank ? -1
                              : log_error("--dtype fp8 needs a GPU of sm_89 or newer%s%s",

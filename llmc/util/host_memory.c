@@ -178,11 +178,26 @@ int host_memory_node_of(const char *root, const char *address) {
     return node;
 }
 
+/* The policy of this thread before host_memory_prefer, perhaps one of numactl's. */
+static _Thread_local struct {
+    bool kept;
+    int mode;
+    unsigned long nodes[16];
+} before;
+
 bool host_memory_prefer(int node) {
     enum { WORD = 8 * sizeof(unsigned long), WORDS = 1024 / WORD };
-    unsigned long nodes[WORDS] = {0};
-    if (node >= WORDS * WORD) return false;
-    if (node >= 0) nodes[node / WORD] = 1ul << node % WORD;
-    return syscall(SYS_set_mempolicy, node < 0 ? MPOL_DEFAULT : MPOL_PREFERRED,
-                   node < 0 ? NULL : nodes, node < 0 ? 0ul : (unsigned long)WORDS * WORD) == 0;
+    _Static_assert((int)WORDS == sizeof before.nodes / sizeof *before.nodes, "room for all nodes");
+    unsigned long nodes[WORDS] = {0}, bits = WORDS * WORD;
+    if (node >= (int)bits) return false;
+    if (node < 0) {
+        const int mode = before.kept ? before.mode : MPOL_DEFAULT;
+        const bool named = before.kept && (mode & ~MPOL_MODE_FLAGS) != MPOL_DEFAULT;
+        before.kept = false;
+        return syscall(SYS_set_mempolicy, mode, named ? before.nodes : NULL, named ? bits : 0) == 0;
+    }
+    if (!before.kept)
+        before.kept = syscall(SYS_get_mempolicy, &before.mode, before.nodes, bits, NULL, 0ul) == 0;
+    nodes[node / WORD] = 1ul << node % WORD;
+    return syscall(SYS_set_mempolicy, MPOL_PREFERRED, nodes, bits) == 0;
 }

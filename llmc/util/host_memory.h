@@ -29,8 +29,9 @@ int host_memory_limits(const char *root, struct host_memory_limit limit[HOST_MEM
 int host_memory_node_of(const char *root, const char *address);
 
 /* Sets the NUMA node of memory that the calling thread writes first from now on, if that node has
- * room. -1: the node on which the thread runs, as at the start. Uses Linux's set_mempolicy(2).
- * Returns false if the system refuses it, as in some containers; then nothing has changed. */
+ * room. -1: as it was before the first of these calls, perhaps by numactl. Uses Linux's
+ * set_mempolicy(2). Returns false if the system refuses it, as in some containers; then nothing has
+ * changed. */
 bool host_memory_prefer(int node);
 
 #ifdef __cplusplus

@@ -87,6 +87,21 @@ def test_averages_while_the_gpu_computes(data, tmp_path, workers, options):
     assert sum(beside for _, beside in counted) > workers * sums, counted
 
 
+@pytest.mark.parametrize("streams", ["late", "others"])
+def test_a_device_that_reads_pageable_memory(data, tmp_path, streams):
+    """Then a copy reads memory of the host when it runs, pinned or not."""
+    options = ["--workers=4", "--group=2", "--steps=3", "--loss-rate=0.3", "--carry=0.9"]
+    several = train(data, tmp_path / "several", 4, *options, streams=streams, more_environment={"EMULATED_PAGEABLE": "1"})
+    assert several == train(data, tmp_path / "one", 0, *options)
+
+
+@pytest.mark.parametrize("wire, told", [("float32", True), ("bf16", False)])
+def test_says_that_packets_are_wider_than_what_gpus_compute(data, wire, told):
+    shown = succeed("--model=260K", f"--train={data}/train.bin", "--batch=1", "--seq=16", "--steps=1", "--link=udp",
+                    "--device=cuda", "--dtype=bf16", f"--wire-dtype={wire}", program=EMULATED, ranks=2).stdout
+    assert ("note: GPUs compute in bf16, and packets are float32: --wire-dtype bf16" in shown) == told
+
+
 @pytest.mark.parametrize("wire, element", [("float32", 4), ("bf16", 2)])
 def test_a_node_uploads_a_parameter_once(data, tmp_path, wire, element):
     """GPUs of a group that reach each other copy a replica from the host once for all of them, while forward

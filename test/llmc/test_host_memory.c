@@ -237,6 +237,14 @@ static void test_preferred_node(void **state) {
     assert_int_equal(syscall(SYS_get_mempolicy, &mode, NULL, 0ul, NULL, 0ul), 0);
     assert_int_equal(mode, MPOL_DEFAULT);
     assert_false(host_memory_prefer(5000));
+    /* A policy that numactl set comes back. */
+    if (syscall(SYS_set_mempolicy, MPOL_INTERLEAVE, nodes, 1024ul)) skip();
+    assert_true(host_memory_prefer(0) && host_memory_prefer(0) && host_memory_prefer(-1));
+    nodes[0] = 0;
+    assert_int_equal(syscall(SYS_get_mempolicy, &mode, nodes, 1024ul, NULL, 0ul), 0);
+    assert_int_equal(mode, MPOL_INTERLEAVE);
+    assert_int_equal(nodes[0], 1);
+    assert_int_equal(syscall(SYS_set_mempolicy, MPOL_DEFAULT, NULL, 0ul), 0);
 }
 
 int main(void) {

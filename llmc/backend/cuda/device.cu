@@ -61,6 +61,10 @@ bool device_open(int local_rank, char *why, size_t why_size) {
     int count = 0;
     struct cudaDeviceProp properties;
     if (device.open) return true;
+    /* Devices have the order of their places on the bus, as nvidia-smi and adapters have, and not
+     * one of speed: ranks then find the adapter beside their GPU (CUDA C++ Programming Guide,
+     * "CUDA Environment Variables"). It must be set before the first call. */
+    setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0);
     cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
     if (error != cudaSuccess) return refuse(why, why_size, error);

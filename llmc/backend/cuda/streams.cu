@@ -27,6 +27,7 @@ static struct {
     cudaEvent_t done, received; /* of compute, of in; an event may be recorded again at once */
     cudaEvent_t mark[BACKEND_MARKS + BACKEND_LOSS_MARKS]; /* of out */
     struct staging leaving, coming;
+    bool reads_pageable; /* memory of the host that is not pinned */
 } device;
 
 #define CHECK(call) CUDA_CHECK(call)
@@ -99,8 +100,12 @@ cudaError_t streams_open(void) {
                                    &device.coming.full[1],
                                    &device.coming.empty[0],
                                    &device.coming.empty[1]};
-    int least, greatest;
+    int least, greatest, id, reads = 0;
     cudaError_t error = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (error == cudaSuccess) error = cudaGetDevice(&id);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&reads, cudaDevAttrPageableMemoryAccess, id);
+    device.reads_pageable = reads != 0;
     /* Kernels that move data are short, and the host, the network or compute wait for them. Without
      * priority, their blocks would start when a product has started all of its own. */
     for (int i = 0; i < 6 && error == cudaSuccess; i++) {
@@ -134,15 +139,19 @@ void device_clear(void *memory, size_t bytes) {
     CHECK(cudaMemsetAsync(memory, 0, bytes, device.compute));
 }
 
-/* The runtime copies pageable memory to a buffer of its own before it returns. It reads pinned
- * memory later, so this waits. */
-void device_upload(void *to, const void *host, size_t bytes) {
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.compute));
+/* Copies, and waits if the memory is read later. The runtime copies pageable memory to a buffer of
+ * its own before it returns, except on devices that read it themselves, as a GH200. Pinned memory
+ * is read later everywhere. */
+static void upload(cudaStream_t stream, void *to, const void *host, size_t bytes) {
     struct cudaPointerAttributes attributes;
-    if (cudaPointerGetAttributes(&attributes, host) == cudaSuccess &&
-        attributes.type != cudaMemoryTypeUnregistered) {
-        device_synchronize();
-    }
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream));
+    const bool known = cudaPointerGetAttributes(&attributes, host) == cudaSuccess;
+    if (device.reads_pageable || (known && attributes.type != cudaMemoryTypeUnregistered))
+        CHECK(cudaStreamSynchronize(stream));
+}
+
+void device_upload(void *to, const void *host, size_t bytes) {
+    upload(device.compute, to, host, bytes);
 }
 
 void device_download(void *host, const void *from, size_t bytes) {
@@ -152,12 +161,16 @@ void device_download(void *host, const void *from, size_t bytes) {
 
 /* ---- copies beside the computing ---- */
 
+static bool prefer_node(void) {
+    const int node = device_memory_node();
+    return node >= 0 && host_memory_prefer(node);
+}
+
 /* Takes memory of the NUMA node that the device is attached to: the thread may run on another node,
  * from whose memory the device reads over a slower link. */
 void *device_allocate_pinned(size_t bytes) {
     void *memory = NULL;
-    const int node = device_memory_node();
-    const bool preferred = node >= 0 && host_memory_prefer(node);
+    const bool preferred = prefer_node();
     const cudaError_t error = cudaHostAlloc(&memory, bytes ? bytes : 1, cudaHostAllocDefault);
     if (preferred) host_memory_prefer(-1);
     if (error == cudaErrorMemoryAllocation ||
@@ -173,8 +186,11 @@ void device_release_pinned(void *memory) {
     if (memory) CHECK(cudaFreeHost(memory));
 }
 
+/* Pages that nobody has written yet come from that node, too. */
 bool device_pin(void *memory, size_t bytes) {
+    const bool preferred = prefer_node();
     const bool done = cudaHostRegister(memory, bytes, cudaHostRegisterDefault) == cudaSuccess;
+    if (preferred) host_memory_prefer(-1);
     if (!done) cudaGetLastError(); /* otherwise the next launch would report this error */
     return done;
 }
@@ -233,7 +249,7 @@ cudaStream_t device_average_stream(void) {
 }
 
 void device_average_upload(void *to, const void *host, size_t bytes) {
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.average));
+    upload(device.average, to, host, bytes);
 }
 
 void device_average_wait(void) {
