@@ -91,7 +91,8 @@ def test_averages_while_the_gpu_computes(data, tmp_path, workers, options):
 def test_a_device_that_reads_pageable_memory(data, tmp_path, streams):
     """Then a copy reads memory of the host when it runs, pinned or not."""
     options = ["--workers=4", "--group=2", "--steps=3", "--loss-rate=0.3", "--carry=0.9"]
-    several = train(data, tmp_path / "several", 4, *options, streams=streams, more_environment={"EMULATED_PAGEABLE": "1"})
+    several = train(data, tmp_path / "several", 4, *options, streams=streams,
+                    more_environment={"EMULATED_PAGEABLE": "1"})
     assert several == train(data, tmp_path / "one", 0, *options)
 
 

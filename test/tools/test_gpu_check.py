@@ -157,7 +157,8 @@ def test_dry_run_has_the_same_model_of_a_step():
                 assert said[name][gpu] == pytest.approx(expected, abs=0.06), (model, name)
     # An audit's estimate by hand for an H100: 233 ms, 48% of the peak.
     said = step_plan("--model=1.1B", "--batch=8", "--seq=2048")
-    assert said["step"][0] == pytest.approx(233, rel=0.03) and said["share of the peak"][0] == pytest.approx(48, abs=1.5)
+    assert said["step"][0] == pytest.approx(233, rel=0.03)
+    assert said["share of the peak"][0] == pytest.approx(48, abs=1.5)
     assert said["tokens per second"][0] == pytest.approx(8 * 2048e3 / said["step"][0], rel=1e-3)
 
 
@@ -173,7 +174,8 @@ def test_what_computing_hides():
     assert said["share of the peak"][0] * said["step"][0] / (computing + 250) == pytest.approx(58, abs=1.5)
     cudnn = step_plan(*options, "--group=8", "--micro-batches=16", "--attention=cudnn")
     assert cudnn["attention"][0] == pytest.approx(said["attention"][0] / 2, abs=0.1)
-    alone, apart = (step_plan(*options, *more)["exchange, not hidden"][0] for more in (["--group=1"], ["--group=8", "--no-overlap"]))
+    alone, apart = (step_plan(*options, *more)["exchange, not hidden"][0]
+                    for more in (["--group=1"], ["--group=8", "--no-overlap"]))
     assert alone > 250 and apart > 250  # one micro-batch: PCIe carries more than backward hides
 
 
@@ -321,7 +323,8 @@ def test_out_of_time_is_not_wrong(tmp_path):
     for each in gpu_check.in_order(tasks, one.results):
         one.run(each)
     states = {key: (x["state"], x["why"], x.get("a")) for key, x in kept(tmp_path).items()}
-    assert states == {"hangs": ("out of time", "ended after 2 s; with CUDA_LAUNCH_BLOCKING=1: ended after 2 s, last launched: nothing", 1),
+    assert states == {"hangs": ("out of time", "ended after 2 s; with CUDA_LAUNCH_BLOCKING=1: ended after 2 s, "
+                                               "last launched: nothing", 1),
                       "fails": ("wrong", "exit code 1: an error", 2),
                       "absent": ("not possible", "exit code 77: no such device", None),
                       "theirs": ("not possible", "exit code 1: broken", None),

@@ -54,7 +54,8 @@ from gpu_report import good, write_report
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 PARTS = ("build", "right", "speed", "races", "pytorch", "lossy", "variants", "sanitizer")
-LOGS = {"variants": "speed", "races": "sanitizer"}  # these parts share a log, since a lent machine may return only eight files
+# These parts share a log, since a lent machine may return only eight files.
+LOGS = {"variants": "speed", "races": "sanitizer"}
 DONE, WRONG, OUT_OF_TIME = "done", "wrong", "out of time"
 NOT_REACHED, NOT_POSSIBLE = "not reached", "not possible"
 SKIPPED = 77  # exit code of a check that cannot be made here
