@@ -40,7 +40,7 @@
 #include "llmc/checkpoint/resume.h"
 #include "llmc/log/jsonl.h"
 #include "llmc/checkpoint/async_writer.h"
-#include "llmc/comm/data_parallel.h"
+#include "llmc/comm/data_parallel_model.h"
 #include "llmc/comm/views.h"
 #include "llmc/util/stop_signal.h"
 #include "llmc/util/threads.h"
@@ -471,7 +471,8 @@ static void worker_steps(struct trainer *t, struct worker *w, struct activations
     if (!isfinite(norm)) return;
     struct worker_step s = step_of(t);
     s.gradient_scale = worker_clip(t->options, norm);
-    worker_update(w, t->be, &t->layout, t->options, &s, 0, 0, t->layout.count);
+    const struct run all = {0, t->layout.count, 0};
+    worker_update(w, t->be, &t->layout, t->options, &s, all);
 }
 
 /* Every worker steps on its own gradient. */
@@ -722,9 +723,9 @@ static void advance(struct trainer *t, int done) {
 /* With --deadline ranks may be at different steps, and they learn at different times that one of
  * them stops or is broken. Before they do anything together, all meet and agree on a step. */
 static int meet(struct trainer *t, struct data_parallel_news *news) {
-    int done = t->at.step;
-    if (finish_step(t) || data_parallel_meet(&t->dp, &done, news)) return -1;
-    advance(t, done);
+    news->step = t->at.step;
+    if (finish_step(t) || data_parallel_meet(&t->dp, news)) return -1;
+    advance(t, news->step);
     return 0;
 }
 
@@ -739,7 +740,7 @@ static int train_loop(struct trainer *t) {
     const bool skips = lossynet_skips_late(t->dp.comm);
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
-    struct data_parallel_news news = {.stop = false, .broken = false, .ranks_change = false};
+    struct data_parallel_news news = {0, false, false, false};
     if (views_are_new(t->views)) run_info_announce(&t->run.facts);
     progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
                    run_info_draws_progress(t->options, t->dp.world.rank));

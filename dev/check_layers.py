@@ -45,7 +45,7 @@ LLMC_USES = {
 }
 LLMC_EVERYWHERE = "llmc/log/error.h"
 # The folders of llmc that may include lossynet's public header.
-KNOWS_LOSSYNET = ("memory", "comm", "cli")
+KNOWS_LOSSYNET = ("checkpoint", "memory", "comm", "cli")
 
 MEMBERS_MOST = 15
 # Structs that may have more members, and how many.
@@ -60,8 +60,9 @@ LONG = {
     "memory_plan": 20,        # the lines that --dry-run prints
     "preflight_rank": 16,     # the columns of the pre-flight's table
     "classifier": 21,         # operands and sizes of one fused product
+    "worker": 29,             # a pointer for each row of the table of arrays
     # not yet grouped; they may not grow
-    "agreement": 21, "data_parallel": 30, "group": 20, "memory_plan_settings": 16, "worker": 28,
+    "agreement": 21, "data_parallel": 30, "group": 20, "memory_plan_settings": 16,
 }
 
 

@@ -286,6 +286,7 @@ void lossynet_close(struct lossynet_comm *comm) {
     lossynet_feedback_close(comm);
     lossynet_arrivals_close(comm);
     lossynet_aside_close(comm);
+    free(comm->resources.shard);
     free(comm->stats.gather_offset);
     free(comm->stats.gathered);
     free(comm->stats.totals);

@@ -37,7 +37,7 @@
  * bytes. With wire dtype bf16 packets carry these elements as they are. With int8 and int4 packets
  * carry them rounded in blocks, and what a receiver decodes is exact in bfloat16. Functions take
  * the vectors as `float *const *vectors`; the caller casts its pointers to uint16_t. Float32 values
- * that owners hold lie in other memory (lossynet_owned_apart).
+ * that owners hold lie in other memory (lossynet_shards).
  *
  * Errors: functions return a status. The first function to see an error logs one line
  * (settings.log). The library never exits. Threads: only one thread at a time may call the library,
@@ -98,7 +98,7 @@ void lossynet_close(struct lossynet_comm *comm); /* NULL is fine */
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step);
 
 /* GRADIENT phase. vectors[V]: the local workers' vectors of P elements. On return each owner's
- * shard of its own vector (or lossynet_owned_apart's memory) holds the estimate of the average.
+ * shard of its own vector (or that of lossynet_shards) holds the estimate of the average.
  * Other elements are unchanged, or rounded as they were sent (wire_dtype). Collective.
  * lossless: no loss is injected (algorithm `reliable`). N = 1: nothing happens, nothing counts.
  * A step may call it again: the same packets are lost, and count again. */
@@ -167,7 +167,7 @@ struct lossynet_settings {
     const size_t *bucket_elements; /* [buckets], > 0; copied */
     size_t packet_bytes; /* payload of a packet, a multiple of 4; 0: default of the link */
     lossynet_wire_dtype wire_dtype; /* of packets, over a link or in memory */
-    /* Of vectors: float32 or bf16. bf16 needs lossynet_owned_apart, another wire_dtype than
+    /* Of vectors: float32 or bf16. bf16 needs lossynet_shards, another wire_dtype than
      * float32, no `memory`, and `residuals` if there is error feedback. */
     lossynet_wire_dtype vector_dtype;
     lossynet_estimator estimator;

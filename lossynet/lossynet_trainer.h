@@ -109,20 +109,25 @@ struct lossynet_residuals {
     void (*load)(void *context, int worker, const void *in);
 };
 
-/* Gives the comm separate memory for what owners hold: for each local worker v two arrays of
- * lossynet_owned_elements float32, in order of buckets.
- *   averages[v]  gets the estimate of lossynet_reduce, which reads v's own shards of its vector as
- *                v's contribution and leaves them as they are
- *   values[v]    the parameters that v owns. Broadcasts send them (or what lossynet_broadcast_ahead
- *                gives), drift uses them as the owner's values, and lossynet_gather_fresh assembles
- *                them. PARAMETER phases neither read nor write v's own shards of its vector.
- * The caller keeps ownership of all this memory, also of the arrays of pointers, and must keep it
- * until lossynet_close. It may change values[v] between the return of lossynet_reduce and the
- * broadcast. Vectors of bfloat16 need this call before the first phase; for vectors of float32 it
- * is optional. With N = 1 lossynet_reduce then copies. LOSSYNET_INVALID, after one logged line: an
- * argument is NULL, or settings.memory is set. */
-lossynet_status lossynet_owned_apart(struct lossynet_comm *comm, float *const *averages,
-                                     const float *const *values);
+/* Where an owner has a shard, in float32. By default both are its elements of the vectors that the
+ * functions are given.
+ *   average  gets the estimate of lossynet_reduce, which reads the owner's own vector as its
+ *            contribution
+ *   value    the parameters: broadcasts send them (or what lossynet_broadcast_ahead gives), drift
+ *            uses them as the owner's values, and lossynet_gather_fresh assembles them */
+struct lossynet_shard {
+    float *average;
+    const float *value;
+};
+
+/* Says where local owners have their shards apart from the vectors: shard[v * buckets + b] for local
+ * worker v and bucket b; copied. The caller keeps ownership of the memory, and must keep it until
+ * lossynet_close. It may change values between the return of lossynet_reduce and the broadcast.
+ * lossynet_reduce then leaves v's own shards of its vector as they are, and PARAMETER phases neither
+ * read nor write them. Vectors of bfloat16 need this call before the first phase; for vectors of
+ * float32 it is optional. With N = 1 lossynet_reduce then copies. LOSSYNET_INVALID, after one logged
+ * line: a pointer is NULL, or settings.memory is set. */
+lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossynet_shard *shard);
 
 /* Registers a vector (`count` elements in the host's memory) that phases will be given. Network
  * hardware (link verbs) can then send from it in place, if packets are not encrypted and carry the

@@ -209,25 +209,29 @@ static const struct note *note_of(const struct async_writer *s, int rank) {
     return &s->all[rank * s->run->facts.local];
 }
 
-/* Gives this rank's note to one of the two gathers. */
-static int give_note(struct async_writer *s, async_writer_gather gather) {
+/* Gives this rank's note to all ranks at once, or `aside`, with the caller's next gather. */
+static int give_note(struct async_writer *s, bool aside) {
     pthread_mutex_lock(&s->lock);
     s->mine[0] = s->note;
     pthread_mutex_unlock(&s->lock);
     s->mine[0].stop = stop_signal_seen();
+    struct lossynet_comm *comm = s->run->comm;
     if (s->run->facts.ranks > 1)
-        return gather(s->settings.gather_context, s->mine, s->all, sizeof *s->mine);
+        return (aside ? lossynet_all_gather_aside : lossynet_all_gather)(comm, s->mine, s->all,
+                                                                         sizeof *s->mine)
+                   ? -1
+                   : 0;
     s->all[0] = s->mine[0];
     return 0;
 }
 
 /* Gathers the notes of all ranks at once. */
 static int exchange_notes(struct async_writer *s) {
-    return give_note(s, s->settings.gather);
+    return give_note(s, false);
 }
 
 int async_writer_tell(struct async_writer *s) {
-    return s ? give_note(s, s->settings.gather_aside) : 0;
+    return s ? give_note(s, true) : 0;
 }
 
 static int count(const struct async_writer *s, enum state state) {

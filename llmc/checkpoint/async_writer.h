@@ -30,11 +30,6 @@ extern "C" {
 
 struct async_writer;
 
-/* A reliable all-gather of small items, like lossynet_all_gather: each rank gives `local` items
- * of `bytes`, and all[workers] receives the items of all ranks in order. Collective. Returns 0, or
- * -1 after reporting. */
-typedef int (*async_writer_gather)(void *context, const void *mine, void *all, size_t bytes);
-
 /* Puts the model together, and copies it to tensors[count]: those of model_tensors, in host
  * memory. Tensors whose data is NULL on this rank are left out. Collective. Returns 0, or -1 after
  * reporting. */
@@ -46,9 +41,6 @@ struct async_writer_settings {
      * it. */
     bool continues;
     const char *tokenizer; /* a file to copy; NULL: the model's tokenizer, if it has one */
-    async_writer_gather gather;
-    async_writer_gather gather_aside; /* the same, carried by the caller's next gather */
-    void *gather_context;
     async_writer_model model;
     void *model_context;
 };

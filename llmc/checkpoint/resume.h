@@ -40,10 +40,12 @@
 #include "llmc/backend/backend.h"
 #include "llmc/util/file.h"
 #include "llmc/model/param_layout.h"
+#include "llmc/model/runs.h"
 #include "llmc/options/options.h"
 #include "llmc/log/metrics.h"
 #include "llmc/checkpoint/run_info.h"
 #include "llmc/checkpoint/snapshot.h"
+#include "lossynet/lossynet_trainer.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -57,27 +59,10 @@ struct resume_point {  /* how far a run is */
 
 struct resume_worker { /* a local worker; the trainer owns the memory */
     int id;
+    const struct run *run; /* [runs]: the elements that it has moments of */
+    size_t runs, owned;    /* owned: their number */
     float *params, *m, *v;
     const float *ahead; /* values that it broadcasts instead of its own, in m's order, or NULL */
-};
-
-/* The functions of lossynet.h that a checkpoint needs. llmc does not include that header here;
- * the trainer fills them in. */
-struct lossynet_comm;
-struct resume_comm {
-    struct lossynet_comm *comm;
-    void (*shard)(const struct lossynet_comm *comm, int worker, int bucket, size_t *offset,
-                  size_t *count);
-    bool (*next_fresh)(const struct lossynet_comm *comm, int worker, size_t *cursor, size_t *offset,
-                       size_t *count);
-    /* For replicas in bfloat16: sets to[j] to values[j] as a packet would deliver it. */
-    void (*narrow)(const struct lossynet_comm *comm, uint16_t *to, const void *values,
-                   size_t offset, size_t n);
-    size_t (*state_bytes)(const struct lossynet_comm *comm, int worker);
-    void (*state_save)(const struct lossynet_comm *comm, int worker, void *out);
-    bool (*state_load)(struct lossynet_comm *comm, int worker, const void *bytes, size_t count);
-    bool (*is_partner_of)(const struct lossynet_comm *comm, int worker, int owner);
-    int all_workers; /* value of the argument `worker` that means all of them */
 };
 
 /* Copies between the workers' memory and the host's; several threads may call these at once. */
@@ -91,11 +76,10 @@ struct resume_memory {
  * functions below are called. */
 struct resume_run {
     struct run_info facts;
-    bool whole_moments;           /* each worker has moments of the whole vector (rps, naive) */
     bool own_replicas;            /* all elements of replicas may differ from the model (naive) */
     const bool *ahead;            /* the last broadcast sent the workers' `ahead` */
     struct resume_worker *worker; /* [local] */
-    struct resume_comm comm;
+    struct lossynet_comm *comm;
     struct resume_memory moments, replicas;   /* moments and `ahead`; params, and the model */
     const struct product_choices *products;   /* the backend's; NULL: none */
     const struct attention_choice *attention; /* the same */

@@ -13,35 +13,7 @@
 #include "llmc/options/options_table.h"
 #include "llmc/util/bf16.h"
 
-struct run { /* consecutive elements of the parameter vector; I64 (runs, 2) in the file */
-    int64_t offset, count;
-};
-
 /* ---- runs ------------------------------------------------------------------------------- */
-
-/* The runs for which a worker has moments, in the order of its memory: list[buckets], or one
- * run. */
-static size_t owned_runs(const struct resume_run *r, int worker, struct run *list,
-                         size_t *elements) {
-    const struct param_layout *layout = r->facts.layout;
-    size_t runs = 0;
-    *elements = 0;
-    if (r->whole_moments) {
-        struct run all = {0, (int64_t)layout->count};
-        list[runs++] = all;
-        *elements = layout->count;
-        return runs;
-    }
-    for (int b = 0; b < layout->buckets; b++) {
-        size_t offset, count;
-        r->comm.shard(r->comm.comm, worker, b, &offset, &count);
-        if (!count) continue;
-        struct run one = {(int64_t)offset, (int64_t)count};
-        list[runs++] = one;
-        *elements += count;
-    }
-    return runs;
-}
 
 /* The runs in which a replica differs from the model: the gaps between fresh runs, or
  * everything. The caller frees *list. Returns 0, or -1 if out of memory. */
@@ -53,9 +25,9 @@ static int stale_runs(const struct resume_run *r, int worker, struct run **list,
     *runs = *elements = 0;
     for (bool more = true; more;) {
         more = !r->own_replicas && r->facts.workers > 1 &&
-               r->comm.next_fresh(r->comm.comm, worker, &cursor, &offset, &count);
+               lossynet_next_fresh(r->comm, worker, &cursor, &offset, &count);
         if (r->facts.workers == 1) end = P; /* the only replica equals the model */
-        struct run gap = {(int64_t)end, (int64_t)((more ? offset : P) - end)};
+        const struct run gap = {end, (more ? offset : P) - end, *elements};
         end = offset + count;
         if (!gap.count) continue;
         if (*runs == room) {
@@ -67,7 +39,7 @@ static int stale_runs(const struct resume_run *r, int worker, struct run **list,
             *list = larger;
         }
         (*list)[(*runs)++] = gap;
-        *elements += (size_t)gap.count;
+        *elements += gap.count;
     }
     return 0;
 }
@@ -100,31 +72,34 @@ static size_t window_at(const struct resume_run *r, struct window *w, size_t at,
     return there < count ? there : count;
 }
 
-/* Copies the values of all runs, one run after another, from the vector, or, with `back`, to it.
- * table: (runs, 2) of int64_t, not necessarily aligned. Returns 0, or -1 if out of memory. */
-static int window_runs(const struct resume_run *r, float *vector, const char *table, size_t runs,
-                       char *values, bool back) {
-    struct window w = {(float *)malloc(WINDOW * sizeof(float)), vector, 0, 0,
-                       r->facts.layout->count};
-    if (!w.host) return log_out_of_memory("a part of a replica", WINDOW * sizeof(float));
-    for (size_t i = 0; i < runs; i++) {
-        struct run run;
-        memcpy(&run, table + i * sizeof run, sizeof run);
-        while (run.count > 0) {
-            float *place;
-            size_t n = window_at(r, &w, (size_t)run.offset, (size_t)run.count, back, &place);
-            if (back)
-                memcpy(place, values, n * sizeof(float));
-            else
-                memcpy(values, place, n * sizeof(float));
-            values += n * sizeof(float);
-            run.offset += (int64_t)n;
-            run.count -= (int64_t)n;
-        }
+/* Copies the values of a run from the vector to where they begin in `values`, or, with `back`, from
+ * there to the vector. */
+static void window_run(const struct resume_run *r, struct window *w, struct run run, char *values,
+                       bool back) {
+    values += run.state * sizeof(float);
+    while (run.count > 0) {
+        float *place;
+        const size_t n = window_at(r, w, run.offset, run.count, back, &place);
+        if (back)
+            memcpy(place, values, n * sizeof(float));
+        else
+            memcpy(values, place, n * sizeof(float));
+        values += n * sizeof(float);
+        run.offset += n;
+        run.count -= n;
     }
-    if (back && w.count) r->replicas.upload(vector + w.first, w.host, w.count * sizeof(float));
-    free(w.host);
-    return 0;
+}
+
+static int window_open(const struct resume_run *r, float *vector, struct window *w) {
+    *w = (struct window){(float *)malloc(WINDOW * sizeof(float)), vector, 0, 0,
+                         r->facts.layout->count};
+    return w->host ? 0 : log_out_of_memory("a part of a replica", WINDOW * sizeof(float));
+}
+
+static void window_close(const struct resume_run *r, struct window *w, bool back) {
+    if (back && w->count)
+        r->replicas.upload(w->device + w->first, w->host, w->count * sizeof(float));
+    free(w->host);
 }
 
 /* The next two functions copy n elements from `offset` of a replica in host memory, or to it. */
@@ -138,90 +113,86 @@ static void read_replica(const struct resume_run *r, float *to, const float *par
 static void write_replica(const struct resume_run *r, float *params, size_t offset,
                           const char *from, size_t n) {
     if (!r->replicas_are_half) return r->replicas.upload(params + offset, from, n * sizeof(float));
-    r->comm.narrow(r->comm.comm, (uint16_t *)params + offset, from, offset, n);
+    lossynet_narrow_parameters(r->comm, (uint16_t *)params + offset, from, offset, n);
 }
 
 /* ---- saving ----------------------------------------------------------------------------- */
 
-static void add_moments(const struct resume_run *r, const struct resume_worker *w,
-                        struct run *scratch, struct snapshot *out) {
-    size_t elements, runs = owned_runs(r, w->id, scratch, &elements);
-    void *table = snapshot_add(out, "I64", runs, 2, "worker.%d.owned", w->id);
-    void *m = snapshot_add(out, "F32", elements, 0, "worker.%d.m", w->id);
-    void *v = snapshot_add(out, "F32", elements, 0, "worker.%d.v", w->id);
-    if (!table || !m || !v) return;
-    memcpy(table, scratch, runs * sizeof *scratch);
-    r->moments.download(m, w->m, elements * sizeof(float));
-    r->moments.download(v, w->v, elements * sizeof(float));
+/* Adds a table of runs; empty runs are left out. Returns whether there is memory for it. */
+static bool add_table(struct snapshot *out, const char *name, int worker, const struct run *list,
+                      size_t runs) {
+    size_t rows = 0;
+    for (size_t i = 0; i < runs; i++) rows += list[i].count > 0;
+    int64_t *table = (int64_t *)snapshot_add(out, "I64", rows, 2, name, worker);
+    for (size_t i = 0; i < runs && table; i++) {
+        if (!list[i].count) continue;
+        *table++ = (int64_t)list[i].offset;
+        *table++ = (int64_t)list[i].count;
+    }
+    return table;
 }
 
-static void add_ahead(const struct resume_run *r, const struct resume_worker *w,
-                      struct run *scratch, struct snapshot *out) {
-    size_t elements;
-    if (!*r->ahead) return;
-    owned_runs(r, w->id, scratch, &elements);
-    void *ahead = snapshot_add(out, "F32", elements, 0, "worker.%d.ahead", w->id);
-    if (ahead) r->moments.download(ahead, w->ahead, elements * sizeof(float));
+/* Adds values that a worker has of the runs that it owns. */
+static void add_owned(const struct resume_run *r, const struct resume_worker *w, const char *name,
+                      const float *values, struct snapshot *out) {
+    void *copy = snapshot_add(out, "F32", w->owned, 0, name, w->id);
+    if (copy) r->moments.download(copy, values, w->owned * sizeof(float));
 }
 
 static int add_replica(const struct resume_run *r, const struct resume_worker *w,
                        struct snapshot *out) {
     struct run *list;
-    size_t runs, elements, done = 0;
-    int status = 0;
+    struct window window;
+    size_t runs, elements;
     if (stale_runs(r, w->id, &list, &runs, &elements)) return -1;
-    int64_t *table = (int64_t *)snapshot_add(out, "I64", runs, 2, "worker.%d.stale", w->id);
+    const bool table = add_table(out, "worker.%d.stale", w->id, list, runs);
     float *values = (float *)snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
-    if (table && values) {
-        memcpy(table, list ? list : (struct run *)table, runs * sizeof *list);
+    int status = 0;
+    if (!table || !values) {
+        free(list);
+        return 0;
     }
-    if (table && values && r->replicas.on_device) {
-        status = window_runs(r, w->params, (const char *)table, runs, (char *)values, false);
-    } else if (table && values) {
-        for (size_t i = 0; i < runs; i++) { /* count becomes the place of values */
-            int64_t count = list[i].count;
-            list[i].count = (int64_t)done;
-            done += (size_t)count;
-        }
+    if (r->replicas.on_device) {
+        status = window_open(r, w->params, &window);
+        for (size_t i = 0; i < runs && !status; i++)
+            window_run(r, &window, list[i], (char *)values, false);
+        window_close(r, &window, false);
+    } else {
 #pragma omp parallel for if (runs > 64)
-        for (size_t i = 0; i < runs; i++) {
-            read_replica(r, values + list[i].count, w->params, (size_t)list[i].offset,
-                         (size_t)table[2 * i + 1]);
-        }
+        for (size_t i = 0; i < runs; i++)
+            read_replica(r, values + list[i].state, w->params, list[i].offset, list[i].count);
     }
     free(list);
     return status;
 }
 
 static void add_network(const struct resume_run *r, int worker, struct snapshot *out) {
-    size_t bytes = r->comm.state_bytes(r->comm.comm, worker);
-    void *state = worker == r->comm.all_workers
+    size_t bytes = lossynet_state_bytes(r->comm, worker);
+    void *state = worker == LOSSYNET_ALL_WORKERS
                       ? snapshot_add(out, "U8", bytes, 0, "network")
                       : snapshot_add(out, "U8", bytes, 0, "worker.%d.network", worker);
-    if (state) r->comm.state_save(r->comm.comm, worker, state);
+    if (state) lossynet_state_save(r->comm, worker, state);
 }
 
-static int add_all(const struct resume_run *r, struct run *scratch, struct snapshot *out) {
-    if (r->facts.rank == 0) add_network(r, r->comm.all_workers, out);
+static int add_all(const struct resume_run *r, struct snapshot *out) {
+    if (r->facts.rank == 0) add_network(r, LOSSYNET_ALL_WORKERS, out);
     for (int i = 0; i < r->facts.local; i++) {
-        add_moments(r, &r->worker[i], scratch, out);
-        add_ahead(r, &r->worker[i], scratch, out);
-        add_network(r, r->worker[i].id, out);
-        if (add_replica(r, &r->worker[i], out)) return -1;
+        const struct resume_worker *w = &r->worker[i];
+        add_table(out, "worker.%d.owned", w->id, w->run, w->runs);
+        add_owned(r, w, "worker.%d.m", w->m, out);
+        add_owned(r, w, "worker.%d.v", w->v, out);
+        if (*r->ahead) add_owned(r, w, "worker.%d.ahead", w->ahead, out);
+        add_network(r, w->id, out);
+        if (add_replica(r, w, out)) return -1;
     }
     return 0;
 }
 
 int resume_snapshot(const struct resume_run *r, struct snapshot *out) {
-    struct run *scratch =
-        (struct run *)calloc((size_t)r->facts.layout->buckets + 1, sizeof *scratch);
-    if (!scratch) return log_out_of_memory("the list of buckets", 0);
     snapshot_measure(out);
-    int status = add_all(r, scratch, out);
+    int status = add_all(r, out);
     if (!status) status = snapshot_allocate(out);
-    if (!status) status = add_all(r, scratch, out);
-    free(scratch);
-    return status;
+    return status ? status : add_all(r, out);
 }
 
 /* ---- reading ---------------------------------------------------------------------------- */
@@ -279,9 +250,12 @@ struct table { /* runs in a mapped file, not necessarily aligned */
     size_t runs;
 };
 
-static struct run run_at(const struct table *t, size_t i) {
-    struct run run;
-    memcpy(&run, t->data + i * sizeof run, sizeof run);
+/* Row i. Calls go in ascending order: *before, which starts at 0, counts the elements so far. */
+static struct run run_at(const struct table *t, size_t i, size_t *before) {
+    int64_t row[2];
+    memcpy(row, t->data + i * sizeof row, sizeof row);
+    const struct run run = {(size_t)row[0], (size_t)row[1], *before};
+    *before += run.count;
     return run;
 }
 
@@ -290,67 +264,78 @@ static int get_table(const struct source *s, int worker, const char *what, size_
                      struct table *out, size_t *elements) {
     const struct safetensors_view *view = get(s, worker, what, "I64", -1, 2);
     if (!view) return -1;
-    int64_t end = 0;
+    size_t end = 0;
     out->data = (const char *)view->data;
     out->runs = (size_t)view->shape[0];
     *elements = 0;
     for (size_t i = 0; i < out->runs; i++) {
-        struct run run = run_at(out, i);
-        if (run.offset < end || run.count < 1 || run.count > (int64_t)P ||
-            run.offset > (int64_t)P - run.count)
+        const struct run run = run_at(out, i, elements);
+        if (run.offset < end || run.count < 1 || run.count > P || run.offset > P - run.count)
             return log_error("'%s': run %zu of worker.%d.%s is %lld elements from %lld: not in "
                              "ascending order within the model's %zu",
                              s->directory, i, worker, what, (long long)run.count,
                              (long long)run.offset, P);
         end = run.offset + run.count;
-        *elements += (size_t)run.count;
     }
     return 0;
 }
 
-/* Copies to m and v, which hold `runs` of the vector, the elements that a saved worker has.
- * Returns their number, or -1 after reporting. */
+/* Copies to a worker's moments the elements that a saved worker has. Returns their number, or -1
+ * after reporting. */
 static int64_t take_moments(const struct resume_run *r, const struct source *s, int from,
-                            const struct run *list, size_t runs, float *m, float *v) {
+                            const struct resume_worker *w) {
     struct table table;
-    size_t elements, i = 0, mine = 0, theirs = 0;
-    int64_t taken = 0;
+    size_t elements, i = 0, before = 0, taken = 0;
     if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;
     const struct safetensors_view *sm = get(s, from, "m", "F32", (int64_t)elements, 0);
     const struct safetensors_view *sv = sm ? get(s, from, "v", "F32", (int64_t)elements, 0) : NULL;
     if (!sv) return -1;
-    for (size_t k = 0; i < runs && k < table.runs;) {
-        struct run a = list[i], b = run_at(&table, k);
-        int64_t start = a.offset > b.offset ? a.offset : b.offset;
-        int64_t a_end = a.offset + a.count, b_end = b.offset + b.count;
-        int64_t n = (a_end < b_end ? a_end : b_end) - start;
-        if (n > 0) {
-            size_t to = mine + (size_t)(start - a.offset);
-            size_t at = (theirs + (size_t)(start - b.offset)) * sizeof(float);
-            r->moments.upload(m + to, (const char *)sm->data + at, (size_t)n * sizeof(float));
-            r->moments.upload(v + to, (const char *)sv->data + at, (size_t)n * sizeof(float));
-            taken += n;
+    for (size_t k = 0; k < table.runs; k++) {
+        const struct run theirs = run_at(&table, k, &before);
+        while (i < w->runs && w->run[i].offset + w->run[i].count <= theirs.offset) i++;
+        for (size_t j = i; j < w->runs && w->run[j].offset < theirs.offset + theirs.count; j++) {
+            const struct run both = run_common(w->run[j], theirs);
+            const size_t at = (theirs.state + (both.offset - theirs.offset)) * sizeof(float);
+            const size_t bytes = both.count * sizeof(float);
+            r->moments.upload(w->m + both.state, (const char *)sm->data + at, bytes);
+            r->moments.upload(w->v + both.state, (const char *)sv->data + at, bytes);
+            taken += both.count;
         }
-        if (a_end <= b_end) mine += (size_t)a.count, i++;
-        if (b_end <= a_end) theirs += (size_t)b.count, k++;
     }
-    return taken;
+    return (int64_t)taken;
 }
 
 /* Reads moments from all saved workers, or from one if each has moments of everything. */
 static int load_moments(const struct resume_run *r, const struct source *s, bool saved_whole,
-                        const struct resume_worker *w, struct run *scratch) {
-    size_t elements, runs = owned_runs(r, w->id, scratch, &elements);
+                        const struct resume_worker *w) {
     int64_t taken = 0;
     int first = saved_whole ? w->id % s->workers : 0, last = saved_whole ? first : s->workers - 1;
     for (int from = first; from <= last; from++) {
-        int64_t n = take_moments(r, s, from, scratch, runs, w->m, w->v);
+        int64_t n = take_moments(r, s, from, w);
         if (n < 0) return -1;
         taken += n;
     }
-    if ((size_t)taken == elements) return 0;
+    if ((size_t)taken == w->owned) return 0;
     return log_error("'%s' has moments of %lld of the %zu parameters that worker %d needs",
-                     s->directory, (long long)taken, elements, w->id);
+                     s->directory, (long long)taken, w->owned, w->id);
+}
+
+/* Writes the values of all runs of a table to a replica. */
+static int load_values(const struct resume_run *r, const struct table *table,
+                       const struct safetensors_view *values, const struct resume_worker *w) {
+    struct window window = {NULL, NULL, 0, 0, 0};
+    size_t before = 0;
+    if (r->replicas.on_device && window_open(r, w->params, &window)) return -1;
+    for (size_t i = 0; i < table->runs; i++) {
+        const struct run run = run_at(table, i, &before);
+        if (r->replicas.on_device)
+            window_run(r, &window, run, (char *)values->data, true);
+        else
+            write_replica(r, w->params, run.offset,
+                          (const char *)values->data + run.state * sizeof(float), run.count);
+    }
+    if (r->replicas.on_device) window_close(r, &window, true);
+    return 0;
 }
 
 /* Reads the values that the last broadcast of the other workers sent, if they were ahead of the
@@ -359,21 +344,15 @@ static int load_ahead(const struct resume_run *r, const struct source *s,
                       const struct resume_worker *w) {
     for (int from = 0; from < s->workers; from++) {
         struct table table;
-        size_t elements, done = 0;
+        size_t elements;
         char name[64];
         snprintf(name, sizeof name, "worker.%d.ahead", from);
-        if (from == w->id || !r->comm.is_partner_of(r->comm.comm, w->id, from) ||
+        if (from == w->id || !lossynet_is_partner_of(r->comm, w->id, from) ||
             !safetensors_find(s->file[from / (s->workers / s->ranks)], name))
             continue;
         if (get_table(s, from, "owned", r->facts.layout->count, &table, &elements)) return -1;
         const struct safetensors_view *ahead = get(s, from, "ahead", "F32", (int64_t)elements, 0);
-        if (!ahead) return -1;
-        for (size_t i = 0; i < table.runs; i++) {
-            struct run run = run_at(&table, i);
-            write_replica(r, w->params, (size_t)run.offset,
-                          (const char *)ahead->data + done * sizeof(float), (size_t)run.count);
-            done += (size_t)run.count;
-        }
+        if (!ahead || load_values(r, &table, ahead, w)) return -1;
     }
     return 0;
 }
@@ -381,28 +360,19 @@ static int load_ahead(const struct resume_run *r, const struct source *s,
 static int load_replica(const struct resume_run *r, const struct source *s,
                         const struct resume_worker *w) {
     struct table table;
-    size_t elements, done = 0;
+    size_t elements;
     if (get_table(s, w->id, "stale", r->facts.layout->count, &table, &elements)) return -1;
     const struct safetensors_view *values = get(s, w->id, "replica", "F32", (int64_t)elements, 0);
-    if (!values) return -1;
-    if (r->replicas.on_device)
-        return window_runs(r, w->params, table.data, table.runs, (char *)values->data, true);
-    for (size_t i = 0; i < table.runs; i++) {
-        struct run run = run_at(&table, i);
-        write_replica(r, w->params, (size_t)run.offset,
-                      (const char *)values->data + done * sizeof(float), (size_t)run.count);
-        done += (size_t)run.count;
-    }
-    return 0;
+    return values ? load_values(r, &table, values, w) : -1;
 }
 
 /* Loads the network's state. *fits: whether it was saved by a network with the same shape. */
 static int load_network(const struct resume_run *r, const struct source *s, int worker,
                         bool *fits) {
-    bool all = worker == r->comm.all_workers;
+    bool all = worker == LOSSYNET_ALL_WORKERS;
     const struct safetensors_view *state = get(s, all ? -1 : worker, "network", "U8", -1, 0);
     if (!state) return -1;
-    *fits = r->comm.state_load(r->comm.comm, worker, state->data, state->bytes);
+    *fits = lossynet_state_load(r->comm, worker, state->data, state->bytes);
     return 0;
 }
 
@@ -531,20 +501,16 @@ static int load(const struct resume_run *r, const struct source *s, const json_t
     const bool same = was && strcmp(was, is) == 0 && s->workers == r->facts.workers;
     const bool saved_whole = was && (!strcmp(was, "rps") || !strcmp(was, "naive"));
     bool fits = true, drift_fits = false;
-    struct run *scratch =
-        (struct run *)calloc((size_t)r->facts.layout->buckets + 1, sizeof *scratch);
-    if (!scratch) return log_out_of_memory("the list of buckets", 0);
     int status = 0;
     for (int i = 0; i < r->facts.local && !status; i++) {
         const struct resume_worker *w = &r->worker[i];
-        status = load_moments(r, s, saved_whole, w, scratch);
+        status = load_moments(r, s, saved_whole, w);
         if (status || !same) continue;
         status = load_network(r, s, w->id, &fits);
         if (!status && fits) status = load_ahead(r, s, w);
         if (!status && (fits || r->own_replicas)) status = load_replica(r, s, w);
     }
-    free(scratch);
-    if (!status && same) status = load_network(r, s, r->comm.all_workers, &drift_fits);
+    if (!status && same) status = load_network(r, s, LOSSYNET_ALL_WORKERS, &drift_fits);
     if (s->workers != r->facts.workers)
         differ(differences,
                "%d workers were %d: moments are distributed again, data goes on at "

@@ -68,10 +68,21 @@ static void gradient_sent(void *context) {
 static void send_owned(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     s->be->d2h_async(w->comm_grads, w->grads, 0);
     for (int owner = 0; owner < s->local; owner++) {
-        size_t offset, count;
-        lossynet_shard(s->comm, s->worker[owner].id, bucket, &offset, &count);
-        worker_send(w, s->be, w->comm_grads, offset, count);
+        const struct run run = s->worker[owner].run[bucket];
+        worker_send(w, s->be, w->comm_grads, run.offset, run.count);
     }
+}
+
+/* Copies a bucket's gradient, `count` elements from `offset`, to comm_gradient. */
+static void copy_gradient(const struct bucket_pipeline *s, const struct worker *w, size_t offset,
+                          size_t count) {
+    const float *from = param_layout_gradient(s->layout, &w->gradient, offset);
+    const size_t at = param_layout_gradient_at(s->layout, &w->comm_gradient, offset);
+    float *to = worker_comm_element(w, w->comm_gradient.first, at);
+    if (w->half)
+        s->be->d2h_round_async((uint16_t *)to, from, count);
+    else
+        s->be->d2h_async(to, from, count * sizeof *from);
 }
 
 /* Then the residual is added to the group's sum. */
@@ -79,8 +90,9 @@ static bool is_of_group_of_ranks(const struct bucket_pipeline *s, const struct w
     return s->local == 1 && w->shares_comm;
 }
 
-void pipeline_gradient_complete(const struct bucket_pipeline *s, const struct worker *w,
-                                int bucket) {
+/* Adds what the worker lost, and rounds. Workers of this rank that share a gradient all do this before
+ * one of them sends it, since its copy begins at once. */
+static void complete(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
     if (w->residual && !is_of_group_of_ranks(s, w))
@@ -88,7 +100,9 @@ void pipeline_gradient_complete(const struct bucket_pipeline *s, const struct wo
     if (s->placement->rounds && !w->half) s->be->round(w->grads + offset, count);
 }
 
-void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
+/* Copies the gradient to the host, if staged, and sends it, if `early`. If ranks share a replica
+ * (group.h), group_add_bucket or group_average sends it instead. */
+static void send_gradient(const struct bucket_pipeline *s, const struct worker *w, int bucket) {
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
     if (s->notice[w - s->worker].direct)
@@ -96,7 +110,7 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
     else if (w->peers)
         s->be->d2h_async(w->comm_grads, w->grads, 0); /* the mark waits for what is computed */
     else if (s->placement->staged && !w->shares)
-        worker_send_gradient(w, s->be, s->layout, offset, count);
+        copy_gradient(s, w, offset, count);
     if (s->placement->staged && bucket < BACKEND_MARKS) s->be->d2h_mark(bucket);
     const int next = bucket + 1 - w->gradient.slots; /* its slot goes to bucket + 1 */
     if (w->gradient.slots && next >= 0) s->be->d2h_order_mark(next);
@@ -107,8 +121,30 @@ void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker
         lossynet_bucket_ready(s->comm, w->id, bucket);
 }
 
-void pipeline_bucket_sent(const struct bucket_pipeline *s, int bucket) {
-    s->be->d2h_wait_mark(bucket);
+void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int set,
+                            int bucket) {
+    if (!group_gradient_done(s->group, w, set, bucket)) return;
+    /* The group's gradient is finished in this bucket, and all its members send it. */
+    const int members = s->group->host ? 1 : w->members;
+    for (int i = 1 - members; i <= 0; i++) complete(s, w + i, bucket);
+    for (int i = 1 - members; i <= 0; i++) send_gradient(s, w + i, bucket);
+    if (bucket > 0) group_add_bucket(s->group, w, bucket - 1);
+}
+
+void pipeline_average_early(const struct bucket_pipeline *s, float *const *vectors, bool lossless) {
+    struct group *group = s->group;
+    int done = 0;
+    if (!s->placement->staged || !s->overlap) return;
+    if (group->host && (!group->slots.count || s->placement->residual)) return; /* added up later */
+    for (int b = 0; b < s->layout->buckets && b < BACKEND_MARKS; b++) {
+        if (!group->host)
+            s->be->d2h_wait_mark(b);
+        else if (b >= group->slots.added)
+            group_add_bucket(group, &s->worker[0], b);
+        while (done <= b && !group->slots.failed &&
+               lossynet_reduce_arrived(s->comm, vectors, lossless, done))
+            done++;
+    }
 }
 
 void pipeline_gradients_sent(const struct bucket_pipeline *s) {
@@ -141,24 +177,18 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
 
 /* For workers with masters: moves their shards, which lie apart from the vectors. */
 static void move_owned(const struct bucket_pipeline *s, worker_owned_mover mover) {
-    for (int w = 0; w < s->local; w++) {
-        size_t state = 0, offset, count;
-        for (int b = 0; b < s->layout->buckets; b++, state += count) {
-            lossynet_shard(s->comm, s->worker[w].id, b, &offset, &count);
-            mover(&s->worker[w], s->be, offset, state, count);
-        }
-    }
+    for (int w = 0; w < s->local; w++)
+        for (int b = 0; b < s->layout->buckets; b++)
+            mover(&s->worker[w], s->be, s->worker[w].run[b]);
 }
 
 static void move(const struct bucket_pipeline *s, worker_mover mover, float *const *vectors,
                  bool shards) {
     for (int w = 0; w < s->local && s->placement->staged; w++) {
-        size_t offset = 0, count = s->layout->count;
-        if (!shards && !s->worker[w].shares) mover(&s->worker[w], s->be, vectors[w], 0, count);
-        for (int b = 0; b < s->layout->buckets && shards; b++) {
-            lossynet_shard(s->comm, s->worker[w].id, b, &offset, &count);
-            mover(&s->worker[w], s->be, vectors[w], offset, count);
-        }
+        const struct worker *k = &s->worker[w];
+        if (!shards && !k->shares) mover(k, s->be, vectors[w], 0, s->layout->count);
+        for (int b = 0; b < s->layout->buckets && shards; b++)
+            mover(k, s->be, vectors[w], k->run[b].offset, k->run[b].count);
     }
 }
 
@@ -177,12 +207,15 @@ void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bo
         move(s, worker_receive, vectors, shards);
 }
 
-void pipeline_start(const struct bucket_pipeline *s) {
-    for (int w = 0; w < s->local; w++) {
-        const struct worker *k = &s->worker[w];
-        if (k->half) s->be->d2h_async(k->comm_master, k->master, k->owned * sizeof(float));
-    }
-    s->be->d2h_wait();
+void pipeline_start(const struct bucket_pipeline *s, float *const *params) {
+    const struct worker *w = &s->worker[0];
+    if (!w->master && s->group->host && s->placement->staged)
+        group_move_partners(s->group, w, worker_send, params[0]);
+    else if (!w->master)
+        pipeline_send(s, params, false);
+    else if (w->half)
+        s->be->d2h_async(w->comm_master, w->master, w->owned * sizeof(float));
+    if (s->placement->staged) s->be->d2h_wait();
 }
 
 void pipeline_broadcast(struct bucket_pipeline *s) {

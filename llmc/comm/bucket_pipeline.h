@@ -9,7 +9,7 @@
  *
  *     backward has finished a bucket     the residual is added; the bucket is copied to the host;
  *                                        then lossynet is told
- *     all workers have copied a bucket   pipeline_bucket_sent returns; the owners may average it.
+ *     all workers have copied a bucket   the owners may average it (pipeline_average_early).
  *                                        (With slots, backward waits for this copy before it writes
  *                                        to the bucket's slot again.)
  *     all gradients are finished         pipeline_gradients_sent waits for the last copy
@@ -19,8 +19,6 @@
  *                                        parameters; if ranks share copies (group.h), until each of
  *                                        them has; then the bucket is copied from the host, if that
  *                                        was not done yet (group_receive)
- *
- * In llmc, only this folder and cli/ (checks before a run, pre-flight) call lossynet.
  */
 #ifndef LLMC_COMM_BUCKET_PIPELINE_H
 #define LLMC_COMM_BUCKET_PIPELINE_H
@@ -45,8 +43,8 @@ struct bucket_pipeline {
     const struct backend *be;
     const struct param_layout *layout;
     struct lossynet_comm *comm;
-    struct worker *worker;     /* [local] */
-    const struct group *group; /* the workers' groups */
+    struct worker *worker; /* [local] */
+    struct group *group;   /* the workers' groups */
     int local;
     const struct placement *placement; /* staged: otherwise nothing is copied */
     bool overlap;                      /* both phases proceed while workers compute */
@@ -67,17 +65,14 @@ struct bucket_pipeline {
 int pipeline_open(struct bucket_pipeline *s);
 void pipeline_close(struct bucket_pipeline *s);
 
-/* Call both when backward is done with this bucket of a worker's gradient. The first adds what the
- * worker lost, and rounds. Workers of this rank that share a gradient all call it before one of
- * them calls the second, since its copy begins at once. The second copies the gradient to the host,
- * if staged, and sends it, if `early`. If ranks share a replica (group.h), group_add_bucket or
- * group_average sends it instead. */
-void pipeline_gradient_complete(const struct bucket_pipeline *s, const struct worker *w,
-                                int bucket);
-void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int bucket);
-/* Waits until this bucket of all local workers' gradients is where the network reads it. Only if
- * staged, and only for the first BACKEND_MARKS buckets. */
-void pipeline_bucket_sent(const struct bucket_pipeline *s, int bucket);
+/* Call it when backward is done with this bucket of the gradient that worker w computed with a set
+ * of activations. When its group's gradient is finished in the bucket, it is copied to the host, if
+ * staged, and sent, if `early`. */
+void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int set,
+                            int bucket);
+/* Call it when all of backward is called: averages the buckets of which all packets have arrived,
+ * while the device computes later buckets. A group adds up its last bucket here. */
+void pipeline_average_early(const struct bucket_pipeline *s, float *const *vectors, bool lossless);
 /* Waits until all gradients are where the network reads them. */
 void pipeline_gradients_sent(const struct bucket_pipeline *s);
 
@@ -93,9 +88,9 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
 void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 
-/* Call before the first step if workers have masters. With `half`, copies the masters to where the
- * network reads them. */
-void pipeline_start(const struct bucket_pipeline *s);
+/* Call before the first step: copies the replicas, or with `half` the masters, to where the network
+ * reads them. params: the workers' comm_params. */
+void pipeline_start(const struct bucket_pipeline *s, float *const *params);
 
 /* Call before a broadcast that overlaps with forward. Parameters are then received bucket by
  * bucket (pipeline_parameters_needed), or all at once by pipeline_finish. */

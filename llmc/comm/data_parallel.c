@@ -6,15 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "llmc/checkpoint/hf_model.h"
 #include "llmc/memory/memory_check.h"
+#include "llmc/comm/data_parallel_model.h"
 #include "llmc/comm/settings.h"
 #include "llmc/comm/attention_choice.h"
 #include "llmc/comm/tune.h"
 #include "llmc/log/error.h"
-#include "llmc/util/bf16.h"
-#include "llmc/util/file.h"
-#include "llmc/backend/host_vector.h"
 
 bool data_parallel_is_lossless(const struct data_parallel *d) {
     return d->options->algorithm == ALGORITHM_RELIABLE;
@@ -138,29 +135,51 @@ static int open_group(struct data_parallel *d) {
     return group_open(&d->group, &d->world, d->local);
 }
 
+void data_parallel_find_shards(const struct data_parallel *d, int owner, struct run *run) {
+    size_t state = 0;
+    for (int b = 0; b < d->layout->buckets; b++, run++) {
+        lossynet_shard(d->comm, owner, b, &run->offset, &run->count);
+        run->state = state;
+        state += run->count;
+    }
+}
+
+/* Tells lossynet where shards lie apart from the network's copies of the vectors. */
+static int give_shards(const struct data_parallel *d) {
+    const int buckets = d->layout->buckets, shards = d->local * buckets;
+    struct lossynet_shard *shard = (struct lossynet_shard *)calloc((size_t)shards, sizeof *shard);
+    if (!shard) return log_out_of_memory("the list of shards", 0);
+    for (int i = 0; i < shards; i++) {
+        const struct worker *w = &d->worker[i / buckets];
+        shard[i].average = w->comm_average + d->run[i].state;
+        shard[i].value = w->comm_master + d->run[i].state;
+    }
+    const int failed = lossynet_shards(d->comm, shard) ? -1 : 0;
+    free(shard);
+    return failed;
+}
+
 static int allocate_workers(struct data_parallel *d) {
     const struct placement *p = &d->placement;
     d->worker = (struct worker *)calloc((size_t)d->local, sizeof *d->worker);
     d->params = (float **)calloc((size_t)d->local, sizeof *d->params);
     d->grads = (float **)calloc((size_t)d->local, sizeof *d->grads);
     d->ahead = (const float **)calloc((size_t)d->local, sizeof *d->ahead);
-    d->averages = (float **)calloc((size_t)d->local, sizeof *d->averages);
-    d->values = (const float **)calloc((size_t)d->local, sizeof *d->values);
-    const size_t shards = (size_t)d->local * (size_t)d->layout->buckets;
-    d->shard = (const float **)calloc(shards, sizeof *d->shard);
-    d->shard_count = (size_t *)calloc(shards, sizeof *d->shard_count);
-    d->shard_sum = (double *)calloc(shards, sizeof *d->shard_sum);
+    d->run = (struct run *)calloc((size_t)d->local * (size_t)d->layout->buckets, sizeof *d->run);
+    d->whole = (struct run){0, d->layout->count, 0};
     d->mine = (double *)calloc(3 * (size_t)d->local, sizeof *d->mine);
     d->gathered = (double *)calloc(3 * (size_t)d->workers, sizeof *d->gathered);
+    d->news = (struct data_parallel_news *)calloc((size_t)(d->local + d->workers), sizeof *d->news);
     d->losses = (double *)calloc((size_t)d->workers, sizeof *d->losses);
     d->squares = (double *)calloc((size_t)d->workers, sizeof *d->squares);
-    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->averages || !d->values ||
-        !d->shard || !d->shard_count || !d->shard_sum || !d->mine || !d->gathered || !d->losses ||
-        !d->squares)
+    if (!d->worker || !d->params || !d->grads || !d->ahead || !d->run || !d->mine || !d->news ||
+        !d->gathered || !d->losses || !d->squares)
         return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         k->id = d->world.rank * d->local + w;
+        k->run = d->run + (size_t)w * d->layout->buckets;
+        data_parallel_find_shards(d, k->id, d->run + (size_t)w * d->layout->buckets);
         group_share_vectors(&d->group, d->worker, w);
         if (worker_allocate(k, d->be, d->layout, p, lossynet_owned_elements(d->comm, k->id)))
             return -1;
@@ -168,10 +187,8 @@ static int allocate_workers(struct data_parallel *d) {
         d->params[w] = k->comm_params;
         d->grads[w] = k->comm_grads;
         d->ahead[w] = k->comm_ahead;
-        d->averages[w] = k->comm_average;
-        d->values[w] = k->comm_master;
     }
-    if (p->half && lossynet_owned_apart(d->comm, d->averages, d->values)) return -1;
+    if (p->half && give_shards(d)) return -1;
     if (p->borrows) d->model = d->worker[0].grads;
     if (!p->gathers) return 0;
     const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
@@ -231,93 +248,15 @@ void data_parallel_close(struct data_parallel *d) {
     free(d->params);
     free(d->grads);
     free(d->ahead);
-    free(d->averages);
-    free(d->values);
-    free(d->shard);
-    free(d->shard_count);
-    free(d->shard_sum);
+    free(d->run);
     free(d->mine);
     free(d->gathered);
+    free(d->news);
     free(d->losses);
     free(d->squares);
 }
 
 /* ---- the model, and small numbers ------------------------------------------------------- */
-
-/* Copies the tensors that are wanted and present. Releases the list of those that are present. If
- * it is NULL, memory was lacking. */
-static int copy_tensors(const struct backend *be, const struct named_tensor *wanted,
-                        struct named_tensor *there, size_t count) {
-    if (!there) return -1;
-    for (size_t i = 0; i < count; i++)
-        if (wanted[i].data && there[i].data)
-            be->download(wanted[i].data, there[i].data,
-                         model_tensor_elements(&wanted[i]) * sizeof(float));
-    free(there);
-    return 0;
-}
-
-/* Puts the model together bucket by bucket, and copies it to the wanted tensors. If `wanted` is
- * NULL, rounds it into the replica, which the next step receives again. */
-static int gather_buckets(struct data_parallel *d, const struct named_tensor *wanted) {
-    size_t offset = 0, count;
-    for (int b = 0; b < d->layout->buckets; b++, offset += count) {
-        count = d->layout->bucket_elements[b];
-        if (lossynet_gather_bucket(d->comm, d->params, b, d->model)) return -1;
-        if (wanted) {
-            size_t tensors;
-            struct named_tensor *there =
-                param_layout_bucket_tensors(d->layout, b, d->model, &tensors);
-            if (copy_tensors(d->memory, wanted, there, tensors)) return -1;
-            continue;
-        }
-        d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
-                                 d->model, count);
-        d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* see d2h_wait */
-        d->be->d2h_wait();
-    }
-    d->pipeline.arriving = d->pipeline.arriving || !wanted;
-    return 0;
-}
-
-int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,
-                             size_t count) {
-    const float *model;
-    if (d->placement.masters) return gather_buckets(d, tensors);
-    if (data_parallel_model(d, &model)) return -1;
-    return copy_tensors(d->be, tensors, param_layout_tensor_list(d->layout, (float *)model, &count),
-                        count);
-}
-
-int data_parallel_model(struct data_parallel *d, const float **model) {
-    if (d->placement.masters) {
-        *model = NULL;
-        return gather_buckets(d, NULL);
-    }
-    *model = d->worker[0].params;
-    if (data_parallel_replicas_are_exact(d)) return 0;
-    *model = d->model;
-    const size_t P = d->layout->count;
-    const bool moves = d->placement.staged;
-    float *host = moves ? host_vector(d->be, d->model, P, false) : d->model;
-    int failed = !host || lossynet_gather_fresh(d->comm, d->params, host) ? -1 : 0;
-    if (moves && !failed) d->be->upload(d->model, host, P * sizeof(float));
-    if (moves) host_vector_end(d->be, host);
-    return failed;
-}
-
-const weight *data_parallel_weights(struct data_parallel *d, const float *params) {
-    if (!d->pipeline.weights) return params;
-    if (d->placement.masters) return d->pipeline.weights; /* data_parallel_model has put it there */
-    d->be->convert(d->pipeline.weights, params, d->layout->count);
-    return d->pipeline.weights;
-}
-
-const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
-    if (!d->placement.masters) return data_parallel_weights(d, w->params);
-    worker_receive(w, d->be, w->comm_params, 0, d->layout->count);
-    return d->pipeline.weights;
-}
 
 size_t data_parallel_moments(const struct data_parallel *d) {
     size_t moments = worker_steps_alone(d->options) ? d->layout->count : 0;
@@ -362,136 +301,25 @@ int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step)
 
 /* ---- initial values and checkpoints ------------------------------------------------------ */
 
-/* Computes or reads initial values of a bucket or of all parameters; `first` has room for them. */
-static int initial_values(const struct data_parallel *d, int bucket, float *first) {
-    if (!file_is_directory(d->options->model)) {
-        param_layout_initialise(d->layout, (uint64_t)d->options->seed, bucket, first);
-        return 0;
-    }
-    size_t count;
-    struct named_tensor *tensors =
-        bucket == LAYOUT_ALL ? param_layout_tensor_list(d->layout, first, &count)
-                             : param_layout_bucket_tensors(d->layout, bucket, first, &count);
-    const int failed =
-        !tensors || hf_model_read(d->options->model, &d->layout->config, tensors, count);
-    free(tensors);
-    return failed ? -1 : 0;
-}
-
-/* Sets a bucket of a bfloat16 replica: shards that its group owns are rounded to bfloat16, and the
- * others as packets would deliver them. */
-static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
-                   const float *values, size_t begin) {
-    const struct worker *w = &d->worker[0];
-#pragma omp parallel for
-    for (int owner = 0; owner < d->workers; owner++) {
-        size_t offset, count;
-        lossynet_shard(d->comm, owner, bucket, &offset, &count);
-        const float *from = values + (offset - begin);
-        if (owner < w->group || owner >= w->group + w->members)
-            lossynet_narrow_parameters(d->comm, replica + offset, from, offset, count);
-        else
-            for (size_t i = 0; i < count; i++) replica[offset + i] = to_bf16(from[i]);
-    }
-}
-
-/* With masters: initialises them bucket by bucket, and the copies that the network reads; in a
- * group only the first member's copies. */
-static int initialise_masters(struct data_parallel *d) {
-    const struct worker *w = &d->worker[0];
-    const bool fills = !d->group.host || w->id == w->group;
-    size_t begin = 0, state = 0, offset, owned, count;
-    for (int b = 0; b < d->layout->buckets; b++, begin += count, state += owned) {
-        count = d->layout->bucket_elements[b];
-        if (initial_values(d, b, d->model)) return -1;
-        lossynet_shard(d->comm, w->id, b, &offset, &owned);
-        if (owned)
-            d->be->upload(w->master + state, d->model + (offset - begin), owned * sizeof(float));
-        if (fills && d->placement.half)
-            narrow(d, b, (uint16_t *)w->comm_params, d->model, begin);
-        else if (fills)
-            memcpy(w->comm_params + begin, d->model, count * sizeof(float));
-    }
-    return group_wait(&d->group);
-}
-
-int data_parallel_initialise(struct data_parallel *d) {
-    if (d->placement.masters) return initialise_masters(d);
-    const bool filled =
-        d->worker[0].shares && d->worker[0].id > d->worker[0].group; /* by another rank */
-    if (filled) return group_wait(&d->group);
-    float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
-    int failed = first ? initial_values(d, LAYOUT_ALL, first) : -1;
-    for (int w = d->be->on_device ? 0 : 1; w < d->local && !failed; w++)
-        if (!d->worker[w].shares) worker_initialise(&d->worker[w], d->be, first, d->layout->count);
-    host_vector_end(d->be, first);
-    return failed ? -1 : group_wait(&d->group);
-}
-
-/* Call it if ranks share the copies that the network reads: moves the shards of this rank's
- * partners between these copies and the device. */
-static void move_partners(const struct data_parallel *d, worker_mover mover, float *comm_vector) {
-    const struct worker *w = &d->worker[0];
-    for (int b = 0; b < d->layout->buckets; b++) {
-        for (int owner = 0; owner < d->workers; owner++) {
-            size_t offset, count;
-            if (!lossynet_is_partner_of(d->comm, w->id, owner)) continue;
-            lossynet_shard(d->comm, owner, b, &offset, &count);
-            mover(w, d->be, comm_vector, offset, count);
-        }
-    }
-}
-
-static bool shares_copies(const struct data_parallel *d) {
-    return d->group.host && d->placement.staged;
-}
-
 int data_parallel_start(struct data_parallel *d) {
-    if (d->placement.masters) {
-        pipeline_start(&d->pipeline);
-    } else if (shares_copies(d)) {
-        move_partners(d, worker_send, d->params[0]);
-        d->be->d2h_wait();
-    } else {
-        pipeline_send(&d->pipeline, d->params, false);
-    }
+    pipeline_start(&d->pipeline, d->params);
     lossynet_start(d->comm, d->params);
     if (group_wait(&d->group)) return -1;
     pipeline_receive(&d->pipeline, d->params, false);
     return 0;
 }
 
-/* The functions that async_writer.h needs. */
+/* An async_writer_model. */
 static int model_of(void *data_parallel, const struct named_tensor *tensors, size_t count) {
     return data_parallel_copy_model((struct data_parallel *)data_parallel, tensors, count);
 }
 
-static int gather(void *data_parallel, const void *mine, void *all, size_t bytes) {
-    struct data_parallel *d = (struct data_parallel *)data_parallel;
-    return lossynet_all_gather(d->comm, mine, all, bytes) ? -1 : 0;
-}
-
-static int gather_aside(void *data_parallel, const void *mine, void *all, size_t bytes) {
-    struct data_parallel *d = (struct data_parallel *)data_parallel;
-    return lossynet_all_gather_aside(d->comm, mine, all, bytes) ? -1 : 0;
-}
-
 /* Describes the parts of the workers and the comm that a checkpoint holds. */
 static int describe(const struct data_parallel *d, struct resume_run *out) {
-    const struct resume_comm comm = {.comm = d->comm,
-                                     .shard = lossynet_shard,
-                                     .next_fresh = lossynet_next_fresh,
-                                     .narrow = lossynet_narrow_parameters,
-                                     .state_bytes = lossynet_state_bytes,
-                                     .state_save = lossynet_state_save,
-                                     .state_load = lossynet_state_load,
-                                     .is_partner_of = lossynet_is_partner_of,
-                                     .all_workers = LOSSYNET_ALL_WORKERS};
-    out->comm = comm;
+    out->comm = d->comm;
     out->replicas_are_half = d->placement.half;
     out->products = d->be->product_choices;
     out->attention = d->be->attention_choice;
-    out->whole_moments = worker_steps_alone(d->options);
     out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
     out->ahead = &d->sent_ahead;
     const struct backend *const of[] = {d->be, d->memory};
@@ -505,8 +333,16 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
     if (!out->worker) return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         const struct worker *k = &d->worker[w];
+        const bool alone = d->placement.steps_alone;
         const struct resume_worker saved = {
-            .id = k->id, .params = k->params, .m = k->m, .v = k->v, .ahead = k->ahead};
+            .id = k->id,
+            .run = alone ? &d->whole : k->run,
+            .runs = alone ? 1 : (size_t)d->layout->buckets,
+            .owned = alone ? d->layout->count : lossynet_owned_elements(d->comm, k->id),
+            .params = k->params,
+            .m = k->m,
+            .v = k->v,
+            .ahead = k->ahead};
         out->worker[w] = saved;
     }
     return 0;
@@ -517,9 +353,6 @@ int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int
     const struct async_writer_settings settings = {.run = run,
                                                    .continues = continues,
                                                    .tokenizer = tokenizer,
-                                                   .gather = gather,
-                                                   .gather_aside = gather_aside,
-                                                   .gather_context = d,
                                                    .model = model_of,
                                                    .model_context = d};
     *out = NULL;
@@ -551,12 +384,7 @@ struct gradient_place data_parallel_gradient(const struct data_parallel *d, cons
 
 void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w, int set,
                                  int bucket) {
-    if (!group_gradient_done(&d->group, w, set, bucket)) return;
-    /* The group's gradient is finished in this bucket, and all its members send it. */
-    const int members = d->group.host ? 1 : w->members;
-    for (int i = 1 - members; i <= 0; i++) pipeline_gradient_complete(&d->pipeline, w + i, bucket);
-    for (int i = 1 - members; i <= 0; i++) pipeline_gradient_done(&d->pipeline, w + i, bucket);
-    if (bucket > 0) group_add_bucket(&d->group, w, bucket - 1);
+    pipeline_gradient_done(&d->pipeline, w, set, bucket);
 }
 
 int data_parallel_tell_losses(struct data_parallel *d) {
@@ -591,19 +419,15 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
     return part.computes;
 }
 
-int data_parallel_meet(struct data_parallel *d, int *step, struct data_parallel_news *news) {
-    for (int w = 0; w < d->local; w++) {
-        d->mine[3 * w] = *step;
-        d->mine[3 * w + 1] = news->stop;
-        d->mine[3 * w + 2] = news->broken + 2 * news->ranks_change;
-    }
-    if (lossynet_all_gather(d->comm, d->mine, d->gathered, 3 * sizeof *d->mine)) return -1;
+int data_parallel_meet(struct data_parallel *d, struct data_parallel_news *news) {
+    struct data_parallel_news *mine = d->news, *all = d->news + d->local;
+    for (int w = 0; w < d->local; w++) mine[w] = *news;
+    if (lossynet_all_gather(d->comm, mine, all, sizeof *mine)) return -1;
     for (int w = 0; w < d->workers; w++) {
-        const double *told = d->gathered + 3 * w;
-        if (told[0] > *step) *step = (int)told[0];
-        news->stop = news->stop || told[1] != 0;
-        news->broken = news->broken || (int)told[2] % 2;
-        news->ranks_change = news->ranks_change || told[2] >= 2;
+        if (all[w].step > news->step) news->step = all[w].step;
+        news->stop |= all[w].stop;
+        news->broken |= all[w].broken;
+        news->ranks_change |= all[w].ranks_change;
     }
     lossynet_met(d->comm);
     return 0;
@@ -619,19 +443,20 @@ static int average(struct data_parallel *d, float *const *vectors, double start)
 
 /* Each owner has its shards of the averaged gradient. */
 int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
-    const int buckets = d->layout->buckets;
-    size_t state = 0; /* of the worker with masters: it is the only one on its rank */
-    for (int i = 0; i < d->local * buckets; i++) {
-        const struct worker *w = &d->worker[i / buckets];
-        size_t offset;
-        lossynet_shard(d->comm, w->id, i % buckets, &offset, &d->shard_count[i]);
-        d->shard[i] = w->average ? w->average + state : w->grads + offset;
-        state += d->shard_count[i];
-    }
-    d->be->sums_of_squares(d->shard_sum, d->shard, d->shard_count, d->local * buckets);
-    for (int w = 0; w < d->local; w++) {
-        d->mine[w] = 0;
-        for (int b = 0; b < buckets; b++) d->mine[w] += d->shard_sum[w * buckets + b];
+    enum { MOST = 128 }; /* shards of one call */
+    const float *shard[MOST];
+    size_t count[MOST];
+    double sum[MOST];
+    const int buckets = d->layout->buckets, shards = d->local * buckets;
+    memset(d->mine, 0, (size_t)d->local * sizeof *d->mine);
+    for (int first = 0; first < shards; first += MOST) {
+        const int n = shards - first < MOST ? shards - first : MOST;
+        for (int i = 0; i < n; i++) {
+            shard[i] = worker_averaged(&d->worker[(first + i) / buckets], &d->run[first + i]);
+            count[i] = d->run[first + i].count;
+        }
+        d->be->sums_of_squares(sum, shard, count, n);
+        for (int i = 0; i < n; i++) d->mine[(first + i) / buckets] += sum[i];
     }
     if (lossynet_pulse(d->comm, d->mine, d->squares, sizeof *d->mine)) return -1;
     *norm = 0;
@@ -640,44 +465,11 @@ int data_parallel_gradient_norm(struct data_parallel *d, double *norm) {
     return 0;
 }
 
-/* Averages the buckets of which all packets have arrived, while the device computes later buckets.
- * A group adds up its last bucket here. */
-static void average_early(struct data_parallel *d) {
-    int done = 0, buckets = d->layout->buckets;
-    const bool group = d->group.host != NULL;
-    if (!d->placement.staged || !d->pipeline.overlap) return;
-    if (group && (!d->group.slots.count || d->placement.residual))
-        return; /* sums are finished later */
-    if (buckets > BACKEND_MARKS) buckets = BACKEND_MARKS;
-    for (int b = 0; b < buckets; b++) {
-        if (!group)
-            pipeline_bucket_sent(&d->pipeline, b);
-        else if (b >= d->group.slots.added)
-            group_add_bucket(&d->group, &d->worker[0], b);
-        while (done <= b && !d->group.slots.failed &&
-               lossynet_reduce_arrived(d->comm, d->grads, data_parallel_is_lossless(d), done))
-            done++;
-    }
-}
-
-/* A worker_mover: adds the residual to the group's sum in the host's memory. */
-static void add_lost(const struct worker *w, const struct backend *be, float *comm_vector,
-                     size_t offset, size_t count) {
-    be->add_residual(comm_vector + offset, w->residual + offset, w->carried, count);
-}
-
 int data_parallel_average_gradients(struct data_parallel *d) {
     const double start = log_seconds();
-    average_early(d);
+    pipeline_average_early(&d->pipeline, d->grads, data_parallel_is_lossless(d));
     pipeline_gradients_sent(&d->pipeline); /* they left during backward */
     if (group_average(&d->group, &d->worker[0])) return -1;
-    /* keep_residual will keep what is lost of the sum on the device, so it is copied there, too. */
-    if (shares_copies(d) && d->placement.residual) {
-        move_partners(d, add_lost, d->grads[0]);
-        d->be->d2h_async(d->grads[0], d->worker[0].grads, 0); /* see d2h_wait */
-        d->be->d2h_wait();
-        move_partners(d, worker_receive, d->grads[0]);
-    }
     return average(d, d->grads, start);
 }
 
@@ -699,7 +491,6 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     if (d->workers == 1 || d->placement.half) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
-        size_t state = 0;
         const bool replayed = lossynet_replayed(d->comm, k->id, &part);
         if (!part.takes_part) continue;
         d->pipeline.current = step.weights != NULL;
@@ -708,15 +499,13 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
         step.gradient_scale = worker_clip(d->options, knows ? part.norm : norm);
         step.lead = knows ? part.lead : lead;
         for (int b = 0; b < d->layout->buckets; b++) {
-            size_t offset, count;
-            lossynet_shard(d->comm, k->id, b, &offset, &count);
-            worker_update(k, d->be, d->layout, d->options, &step, state, offset, count);
+            const struct run run = k->run[b];
+            worker_update(k, d->be, d->layout, d->options, &step, run);
             if (d->sent_ahead && step.lead == 0) /* a replayed owner that did not lead */
-                d->be->copy(k->ahead + state, k->master ? k->master + state : k->params + offset,
-                            count * sizeof(float));
-            state += count;
+                d->be->copy(k->ahead + run.state, worker_values(k, &run),
+                            run.count * sizeof(float));
         }
-        if (d->sent_ahead) worker_send_ahead(k, d->be, state);
+        if (d->sent_ahead) worker_send_ahead(k, d->be);
     }
     lossynet_broadcast_ahead(d->comm, d->sent_ahead ? d->ahead : NULL, lead);
 }
@@ -725,9 +514,12 @@ void data_parallel_update_received(struct data_parallel *d, struct worker_step s
     step.gradient_scale = worker_clip(d->options, norm);
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
-        size_t cursor = 0, offset, count;
-        while (lossynet_next_fresh(d->comm, k->id, &cursor, &offset, &count))
-            worker_update(k, d->be, d->layout, d->options, &step, offset, offset, count);
+        size_t cursor = 0;
+        struct run run;
+        while (lossynet_next_fresh(d->comm, k->id, &cursor, &run.offset, &run.count)) {
+            run.state = run.offset;
+            worker_update(k, d->be, d->layout, d->options, &step, run);
+        }
     }
     pipeline_send(&d->pipeline, d->params, false); /* drift and evaluation read them */
 }

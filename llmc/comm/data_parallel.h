@@ -37,6 +37,14 @@
 extern "C" {
 #endif
 
+/* What one rank tells the others, which all must know before they do something together. */
+struct data_parallel_news {
+    int32_t step;      /* steps done */
+    bool stop;         /* a signal asks the run to stop */
+    bool broken;       /* loss or norm is not finite */
+    bool ranks_change; /* --meet: the view ends */
+};
+
 struct data_parallel {
     /* set by the caller, which owns them */
     const struct options *options;
@@ -53,22 +61,20 @@ struct data_parallel {
     struct group group;
     float **params, **grads; /* [local], the workers' vectors, as lossynet takes them */
     const float **ahead;     /* [local], values that owners broadcast instead of theirs (--lead) */
-    float **averages;        /* [local], with half: arguments of lossynet_owned_apart */
-    const float **values;    /* [local], the same */
     bool sent_ahead;         /* the last broadcast sent `ahead` */
     struct bucket_pipeline pipeline; /* moves buckets while workers compute; the weights in use */
     const struct backend *memory;    /* where the replicas that are sent and compared lie */
     float *model;            /* P: the owners' shards put together; N > 1. With masters, a bucket */
-    const float **shard;     /* [local * buckets]: the averaged gradients of local owners */
-    size_t *shard_count;     /* [local * buckets]: their numbers of elements */
-    double *shard_sum;       /* [local * buckets]: the sums of their squares */
+    struct run *run;         /* [local * buckets]: the shards of local workers */
+    struct run whole;        /* what a worker that steps alone has moments of */
     double *mine, *gathered; /* [3 * local], [3 * N]: small numbers that are exchanged */
-    double *losses;          /* [N], of this step; negative: the worker computed no gradient */
-    double *squares;         /* [N], sum of squares of each owner's averaged gradient, last known */
-    double loss;             /* mean, last known */
-    double communicating;    /* seconds spent waiting since the last step was finished */
-    double finished;         /* when the last step was finished, or this one began after a pause */
-    bool unfinished; /* a broadcast has begun, and data_parallel_finish_end has not returned */
+    struct data_parallel_news *news; /* [local + N]: the same */
+    double *losses;       /* [N], of this step; negative: the worker computed no gradient */
+    double *squares;      /* [N], sum of squares of each owner's averaged gradient, last known */
+    double loss;          /* mean, last known */
+    double communicating; /* seconds spent waiting since the last step was finished */
+    double finished;      /* when the last step was finished, or this one began after a pause */
+    bool unfinished;      /* a broadcast has begun, and data_parallel_finish_end has not returned */
 };
 
 /* Chooses the backend of the run, into d->be and *choice, and checks that hosts have enough memory.
@@ -86,10 +92,6 @@ void data_parallel_close(struct data_parallel *d);
  * Collective. Returns 0, or -1 after reporting. */
 int data_parallel_start(struct data_parallel *d);
 
-/* Gives every worker the same initial parameters: from the checkpoint that --model names, or from
- * the seed. Returns 0, or -1 after reporting. */
-int data_parallel_initialise(struct data_parallel *d);
-
 /* Fills in *run, which tells checkpoints what to save of the workers and the comm; the caller sets
  * run->facts. With --out, also opens the writer of checkpoints for a run that begins after `step`
  * steps; otherwise *out is NULL. The caller frees run->worker, and keeps *run as long as *out.
@@ -105,23 +107,8 @@ bool data_parallel_carries(const struct data_parallel *d);
  * without rounding. Always true with a single group. */
 bool data_parallel_replicas_are_exact(const struct data_parallel *d);
 
-/* Sets *model (P elements, in the backend's memory) to a replica if replicas are exact, otherwise
- * to the owners' shards put together. With masters *model is NULL, and the model replaces the
- * weights in use. Collective. Valid until the next step. Returns 0, or -1 after reporting. */
-int data_parallel_model(struct data_parallel *d, const float **model);
-
-/* Copies the model to `tensors` in host memory: `count` of them, in the order of model_tensors.
- * Tensors whose data is NULL are left out; each rank may want others. Collective. Returns 0, or -1
- * after reporting. */
-int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,
-                             size_t count);
-
-/* Converts the result of data_parallel_model to the type that operations read. float32 is returned
- * unchanged. Valid until the next call or the next step. */
-const weight *data_parallel_weights(struct data_parallel *d, const float *params);
-
-/* Does the same for a worker's replica. */
-const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w);
+/* run: [buckets]: receives the shards of an owner, in the order of its moments. */
+void data_parallel_find_shards(const struct data_parallel *d, int owner, struct run *run);
 
 /* The largest number of elements of each moment that any worker keeps. */
 size_t data_parallel_moments(const struct data_parallel *d);
@@ -160,16 +147,9 @@ struct gradient_place data_parallel_gradient(const struct data_parallel *d, cons
                                              int set);
 void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w, int set,
                                  int bucket);
-/* News of one rank that all must know before they do something together. */
-struct data_parallel_news {
-    bool stop;         /* a signal asks the run to stop */
-    bool broken;       /* loss or norm is not finite */
-    bool ranks_change; /* --meet: the view ends */
-};
-/* With --deadline, between steps: waits until all ranks have called it. *step: in, the number of
- * steps that this rank has done; out, the largest number of any rank, from which all go on. *news:
- * in, this rank's; out, the news of all ranks. */
-int data_parallel_meet(struct data_parallel *d, int *step, struct data_parallel_news *news);
+/* With --deadline, between steps: waits until all ranks have called it. news: in, this rank's; out,
+ * the news of all ranks, and the largest number of steps of any rank, from which all go on. */
+int data_parallel_meet(struct data_parallel *d, struct data_parallel_news *news);
 /* Tells all ranks the losses that local workers left in `mine`, negative if a worker computed none.
  * The next exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);

@@ -283,14 +283,44 @@ void group_add_bucket(struct group *g, const struct worker *w, int bucket) {
     s->added = bucket + 1;
 }
 
-int group_average(struct group *g, const struct worker *w) {
-    if (!g->host) return 0;
+void group_move_partners(const struct group *g, const struct worker *w, worker_mover mover,
+                         float *comm_vector) {
+    for (int b = 0; b < g->layout->buckets; b++) {
+        for (int owner = 0; owner < g->workers; owner++) {
+            size_t offset, count;
+            if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
+            lossynet_shard(g->comm, owner, b, &offset, &count);
+            mover(w, g->be, comm_vector, offset, count);
+        }
+    }
+}
+
+/* A worker_mover: adds the residual to the group's sum in the host's memory. */
+static void add_lost(const struct worker *w, const struct backend *be, float *comm_vector,
+                     size_t offset, size_t count) {
+    be->add_residual(comm_vector + offset, w->residual + offset, w->carried, count);
+}
+
+/* Adds up the part that w sends or averages, or what of it is not yet added. */
+static int add_buckets(struct group *g, const struct worker *w) {
     const int buckets = g->layout->buckets;
     for (int b = g->slots.added; b < buckets && g->slots.count; b++) group_add_bucket(g, w, b);
     g->slots.added = 0;
     if (g->slots.count) return g->slots.failed ? -1 : 0;
     if (shared_memory_wait(g->host, g->comm)) return -1;
     for (int b = 0; b < buckets; b++) add_bucket(g, w, b);
+    return 0;
+}
+
+int group_average(struct group *g, const struct worker *w) {
+    if (!g->host) return 0;
+    if (add_buckets(g, w)) return -1;
+    if (!g->placement->staged || !g->placement->residual) return 0;
+    /* The device keeps what is lost of the sum, so it is copied there, too. */
+    group_move_partners(g, w, add_lost, w->comm_grads);
+    g->be->d2h_async(w->comm_grads, w->grads, 0); /* see d2h_wait */
+    g->be->d2h_wait();
+    group_move_partners(g, w, worker_receive, w->comm_grads);
     return 0;
 }
 

@@ -98,6 +98,11 @@ void group_add_bucket(struct group *g, const struct worker *w, int bucket);
  * reporting. */
 int group_average(struct group *g, const struct worker *w);
 
+/* Call it if ranks share the copies that the network reads: moves the shards of w's partners between
+ * these copies and the device. comm_vector: comm_params or comm_grads. */
+void group_move_partners(const struct group *g, const struct worker *w, worker_mover mover,
+                         float *comm_vector);
+
 /* Call after members have written to the replica that their ranks share: waits for all of them.
  * Returns 0, or -1 after reporting. */
 int group_wait(const struct group *g);

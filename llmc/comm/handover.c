@@ -1,5 +1,6 @@
 /* handover.c — see handover.h. */
 #include "llmc/comm/handover.h"
+#include "llmc/comm/data_parallel_model.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +18,7 @@ static void *take_memory(size_t count, size_t bytes) {
 
 void handover_release(struct handover *h) {
     for (int o = 0; h->owner && o < h->workers; o++) {
-        free(h->owner[o].offset);
-        free(h->owner[o].count);
+        free(h->owner[o].run);
         free(h->owner[o].age);
     }
     free(h->owner);
@@ -34,12 +34,12 @@ static void packet_span(const struct handover *h, const struct handover_owner *o
                         int *bucket, size_t *before, size_t *offset, size_t *count) {
     const size_t E = h->packet_elements;
     for (;; ++*bucket) {
-        const size_t packets = (owner->count[*bucket] + E - 1) / E;
+        const size_t packets = (owner->run[*bucket].count + E - 1) / E;
         if (k < *before + packets) break;
         *before += packets;
     }
-    const size_t skip = (k - *before) * E, rest = owner->count[*bucket] - skip;
-    *offset = owner->offset[*bucket] + skip;
+    const size_t skip = (k - *before) * E, rest = owner->run[*bucket].count - skip;
+    *offset = owner->run[*bucket].offset + skip;
     *count = rest < E ? rest : E;
 }
 
@@ -68,15 +68,12 @@ static int take_replica(const struct data_parallel *d, int w, uint32_t *age, str
 }
 
 static int describe_owner(const struct data_parallel *d, int o, struct handover_owner *owner) {
-    const size_t buckets = (size_t)d->layout->buckets;
     owner->packets = lossynet_ages_of_owner(d->comm, d->worker[0].id, o, NULL);
-    owner->offset = (size_t *)take_memory(buckets, sizeof *owner->offset);
-    owner->count = (size_t *)take_memory(buckets, sizeof *owner->count);
+    owner->run = (struct run *)take_memory((size_t)d->layout->buckets, sizeof *owner->run);
     owner->age = (uint8_t *)take_memory(owner->packets, 1);
-    if (!owner->offset || !owner->count || !owner->age) return -1;
+    if (!owner->run || !owner->age) return -1;
     memset(owner->age, HANDOVER_NOTHING, owner->packets);
-    for (int b = 0; b < d->layout->buckets; b++)
-        lossynet_shard(d->comm, o, b, &owner->offset[b], &owner->count[b]);
+    data_parallel_find_shards(d, o, owner->run);
     return 0;
 }
 
@@ -129,8 +126,8 @@ struct giving {               /* one call of handover_give */
     struct claim *claim; /* [ranks] */
     int *holder; /* [workers of the ended view]: the rank that has this owner's state; -1: none */
     int workers; /* in the ended view */
-    double *square;      /* [spans]: mean of the second moment over survivors */
-    struct piece *piece; /* the pieces that this rank gives, in ascending order */
+    double *square;    /* [spans]: mean of the second moment over survivors */
+    struct run *piece; /* the pieces that this rank gives, in ascending order */
     size_t pieces, room;
 };
 
@@ -198,41 +195,37 @@ static int hear_claims(struct giving *g, const struct handover *h, struct handov
 
 /* ---- the pieces that this rank gives ---------------------------------------------------- */
 
-struct piece { /* of the parameter vector */
-    size_t offset, count;
-    size_t state; /* where its moments start in h->m; WITHOUT: it has no moments */
-};
+static const size_t WITHOUT = (size_t)-1; /* state of a piece without moments */
 
-static const size_t WITHOUT = (size_t)-1;
-
-static int add_piece(struct giving *g, size_t offset, size_t count, size_t state) {
-    struct piece *last = g->pieces ? &g->piece[g->pieces - 1] : NULL;
-    if (!count) return 0;
-    if (last && last->offset + last->count == offset && last->state == WITHOUT &&
-        state == WITHOUT) {
-        last->count += count;
+static int add_piece(struct giving *g, struct run piece) {
+    struct run *last = g->pieces ? &g->piece[g->pieces - 1] : NULL;
+    if (!piece.count) return 0;
+    if (last && last->offset + last->count == piece.offset && last->state == WITHOUT &&
+        piece.state == WITHOUT) {
+        last->count += piece.count;
         return 0;
     }
     if (g->pieces == g->room) {
         const size_t room = 2 * g->room + 64;
-        struct piece *more = (struct piece *)realloc(g->piece, room * sizeof *more);
+        struct run *more = (struct run *)realloc(g->piece, room * sizeof *more);
         if (!more) return log_out_of_memory("what ranks hand over", (double)(room * sizeof *more));
         g->piece = more;
         g->room = room;
     }
-    const struct piece piece = {offset, count, state};
     g->piece[g->pieces++] = piece;
     return 0;
 }
 
+/* The moments of this rank's owners follow one another. */
 static int add_own(struct giving *g) {
     const struct handover *h = g->h;
     size_t state = 0;
     for (int w = 0; w < h->local; w++) {
         for (int b = 0; b < h->buckets; b++) {
-            const struct handover_owner *owner = &h->owner[h->first + w];
-            if (add_piece(g, owner->offset[b], owner->count[b], state)) return -1;
-            state += owner->count[b];
+            struct run piece = h->owner[h->first + w].run[b];
+            piece.state = state;
+            state += piece.count;
+            if (add_piece(g, piece)) return -1;
         }
     }
     return 0;
@@ -280,7 +273,7 @@ static int add_orphans(struct giving *g, size_t packets, struct handover_report 
         for (size_t k = 0; k < owner->packets && !failed; k++, p++) {
             packet_span(h, owner, k, &bucket, &before, &offset, &count);
             if (freshest(g, ages, packets, p) == g->d->world.rank)
-                failed = add_piece(g, offset, count, WITHOUT);
+                failed = add_piece(g, (struct run){offset, count, WITHOUT});
         }
     }
     free(mine);
@@ -298,15 +291,12 @@ static int average_squares(struct giving *g) {
     g->square = (double *)take_memory(spans, sizeof *g->square);
     int failed = !mine || !all || !g->square;
     for (size_t i = 0; i < g->pieces && !failed; i++) {
-        const struct piece *piece = &g->piece[i];
+        const struct run *piece = &g->piece[i];
         for (size_t s = 0; s < spans && piece->state != WITHOUT; s++) {
             const struct span *span = &l->span[s];
-            const size_t end = span->offset + span->count, last = piece->offset + piece->count;
-            size_t from = piece->offset > span->offset ? piece->offset : span->offset;
-            for (; from < last && from < end; from++) {
-                mine[2 * s] += g->h->v[piece->state + (from - piece->offset)];
-                mine[2 * s + 1]++;
-            }
+            const struct run both = run_common(*piece, (struct run){span->offset, span->count, 0});
+            for (size_t e = 0; e < both.count; e++) mine[2 * s] += g->h->v[both.state + e];
+            mine[2 * s + 1] += (double)both.count;
         }
     }
     failed = failed || gather_of_ranks(g->d, mine, all, 2 * spans * sizeof *mine);
@@ -326,7 +316,7 @@ static int average_squares(struct giving *g) {
 }
 
 static int by_offset(const void *a, const void *b) {
-    const struct piece *x = (const struct piece *)a, *y = (const struct piece *)b;
+    const struct run *x = (const struct run *)a, *y = (const struct run *)b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
@@ -346,34 +336,32 @@ static size_t segment_bytes(size_t count, bool moments) {
 }
 
 /* Writes this rank's pieces of one shard to `to`; if it is NULL, only counts. Returns the bytes. */
-static size_t write_shard(const struct giving *g, int worker, size_t state, size_t offset,
-                          size_t count, char *to) {
+static size_t write_shard(const struct giving *g, int worker, struct run shard, char *to) {
     size_t bytes = 0, low = 0, high = g->pieces;
     while (low < high) { /* finds the first piece that ends after the shard's start */
         const size_t middle = (low + high) / 2;
-        if (g->piece[middle].offset + g->piece[middle].count > offset)
+        if (g->piece[middle].offset + g->piece[middle].count > shard.offset)
             high = middle;
         else
             low = middle + 1;
     }
-    for (; low < g->pieces && g->piece[low].offset < offset + count; low++) {
-        const struct piece *p = &g->piece[low];
-        const size_t from = p->offset > offset ? p->offset : offset;
-        const size_t piece_end = p->offset + p->count, shard_end = offset + count;
-        const size_t n = (piece_end < shard_end ? piece_end : shard_end) - from;
+    for (; low < g->pieces && g->piece[low].offset < shard.offset + shard.count; low++) {
+        const struct run both = run_common(shard, g->piece[low]), *p = &g->piece[low];
+        const size_t part = both.count * sizeof(float);
         const bool moments = p->state != WITHOUT;
         if (to) {
-            const struct segment s = {from, n, moments, (uint64_t)worker, state + (from - offset)};
+            const struct segment s = {both.offset, both.count, moments, (uint64_t)worker,
+                                      both.state};
             char *at = to + bytes;
             memcpy(at, &s, sizeof s);
-            memcpy(at += sizeof s, g->h->params + from, n * sizeof(float));
+            memcpy(at += sizeof s, g->h->params + both.offset, part);
             if (moments) {
-                const size_t first = p->state + (from - p->offset);
-                memcpy(at += n * sizeof(float), g->h->m + first, n * sizeof(float));
-                memcpy(at + n * sizeof(float), g->h->v + first, n * sizeof(float));
+                const size_t first = p->state + (both.offset - p->offset);
+                memcpy(at += part, g->h->m + first, part);
+                memcpy(at + part, g->h->v + first, part);
             }
         }
-        bytes += segment_bytes(n, moments);
+        bytes += segment_bytes(both.count, moments);
     }
     return bytes;
 }
@@ -382,12 +370,11 @@ static size_t write_shard(const struct giving *g, int worker, size_t state, size
 static size_t write_message(const struct giving *g, int rank, char *to) {
     size_t bytes = 0;
     for (int w = rank * g->d->local; w < (rank + 1) * g->d->local; w++) {
-        size_t state = 0;
+        struct run shard = {0, 0, 0};
         for (int b = 0; b < g->d->layout->buckets; b++) {
-            size_t offset, count;
-            lossynet_shard(g->d->comm, w, b, &offset, &count);
-            bytes += write_shard(g, w, state, offset, count, to ? to + bytes : NULL);
-            state += count;
+            shard.state += shard.count;
+            lossynet_shard(g->d->comm, w, b, &shard.offset, &shard.count);
+            bytes += write_shard(g, w, shard, to ? to + bytes : NULL);
         }
     }
     return bytes;

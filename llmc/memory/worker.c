@@ -53,7 +53,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
     alias(&w->comm_ahead, w->ahead);
     alias(&w->comm_gradient.first, w->comm_grads);
     w->half = p->half;
-    w->owned = p->masters ? owned : 0;
+    w->owned = owned;
     w->gradient = (struct gradient_place){w->grads, p->slots, param_layout_gradient_slot(layout)};
     return 0;
 }
@@ -81,38 +81,27 @@ void worker_send(const struct worker *w, const struct backend *be, float *comm_v
         be->d2h_async(comm_vector + offset, from + offset, count * sizeof(float));
 }
 
-void worker_send_masters(const struct worker *w, const struct backend *be, size_t offset,
-                         size_t state, size_t count) {
-    if (!count) return;
+void worker_send_masters(const struct worker *w, const struct backend *be, struct run run) {
+    if (!run.count) return;
     if (w->half) {
-        be->d2h_async(worker_comm_element(w, w->comm_params, offset),
-                      (char *)w->weights + offset * be->weight_bytes, count * be->weight_bytes);
-        be->d2h_async(w->comm_master + state, w->master + state, count * sizeof(float));
+        be->d2h_async(worker_comm_element(w, w->comm_params, run.offset),
+                      (char *)w->weights + run.offset * be->weight_bytes,
+                      run.count * be->weight_bytes);
+        be->d2h_async(w->comm_master + run.state, w->master + run.state, run.count * sizeof(float));
     } else {
-        be->d2h_async(w->comm_params + offset, w->master + state, count * sizeof(float));
+        be->d2h_async(w->comm_params + run.offset, w->master + run.state,
+                      run.count * sizeof(float));
     }
 }
 
-void worker_receive_averages(const struct worker *w, const struct backend *be, size_t offset,
-                             size_t state, size_t count) {
-    const float *from = w->half ? w->comm_average + state : w->comm_grads + offset;
-    if (count) be->h2d_async(w->average + state, from, count * sizeof(float));
+void worker_receive_averages(const struct worker *w, const struct backend *be, struct run run) {
+    const float *from = w->half ? w->comm_average + run.state : w->comm_grads + run.offset;
+    if (run.count) be->h2d_async(w->average + run.state, from, run.count * sizeof(float));
 }
 
-void worker_send_gradient(const struct worker *w, const struct backend *be,
-                          const struct param_layout *layout, size_t offset, size_t count) {
-    const float *from = param_layout_gradient(layout, &w->gradient, offset);
-    const size_t at = param_layout_gradient_at(layout, &w->comm_gradient, offset);
-    float *to = worker_comm_element(w, w->comm_gradient.first, at);
-    if (w->half)
-        be->d2h_round_async((uint16_t *)to, from, count);
-    else
-        be->d2h_async(to, from, count * sizeof *from);
-}
-
-void worker_send_ahead(const struct worker *w, const struct backend *be, size_t owned) {
-    if (w->comm_ahead != w->ahead && owned)
-        be->d2h_async(w->comm_ahead, w->ahead, owned * sizeof(float));
+void worker_send_ahead(const struct worker *w, const struct backend *be) {
+    if (w->comm_ahead != w->ahead && w->owned)
+        be->d2h_async(w->comm_ahead, w->ahead, w->owned * sizeof(float));
 }
 
 void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
@@ -142,22 +131,19 @@ double worker_clip(const struct options *o, double norm) {
 /* Weight decay differs between tensors, so the range is cut at their boundaries. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *o,
-                   const struct worker_step *s, size_t state, size_t offset, size_t count) {
+                   const struct worker_step *s, struct run run) {
     const struct adamw_settings adamw = {(float)o->beta1, (float)o->beta2, (float)o->adam_eps,
                                          (float)s->lead};
-    const struct span *span = layout->span;
-    for (size_t done = 0; done < count;) {
-        while (span->offset + span->count <= offset + done) span++;
-        size_t n = span->offset + span->count - (offset + done);
-        if (n > count - done) n = count - done;
-        float *params = w->master ? w->master + state + done : w->params + offset + done;
-        const float *gradient = w->master ? w->average + state + done : w->grads + offset + done;
+    for (const struct span *span = layout->span; run.count; span++) {
+        const struct run part = run_common(run, (struct run){span->offset, span->count, 0});
+        if (!part.count) continue;
+        float *params = worker_values(w, &part);
         weight *in_use = params;
-        if (s->weights) in_use = (char *)s->weights + (offset + done) * be->weight_bytes;
-        float *ahead = s->lead != 0 ? w->ahead + state + done : NULL;
-        be->adamw(in_use, params, w->m + state + done, w->v + state + done, ahead, gradient, n,
-                  &adamw, s->step + 1, (float)s->learning_rate,
+        if (s->weights) in_use = (char *)s->weights + part.offset * be->weight_bytes;
+        be->adamw(in_use, params, w->m + part.state, w->v + part.state,
+                  s->lead != 0 ? w->ahead + part.state : NULL, worker_averaged(w, &part),
+                  part.count, &adamw, s->step + 1, (float)s->learning_rate,
                   span->decay ? (float)o->weight_decay : 0, (float)s->gradient_scale);
-        done += n;
+        run.count -= part.count, run.offset += part.count, run.state += part.count;
     }
 }

@@ -21,6 +21,7 @@
 #include "llmc/backend/backend.h"
 #include "llmc/memory/arrays.h"
 #include "llmc/model/param_layout.h"
+#include "llmc/model/runs.h"
 #include "llmc/options/options.h"
 
 #ifdef __cplusplus
@@ -33,8 +34,9 @@ struct worker_part {
 };
 
 struct worker {
-    int id;             /* 0 ... N-1 */
-    int group, members; /* the first worker of its group, and how many it has (group.h) */
+    int id;                /* 0 ... N-1 */
+    int group, members;    /* the first worker of its group, and how many it has (group.h) */
+    const struct run *run; /* [buckets]: its shards */
     float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
     /* The copies that the network reads and writes. With `half` they hold bfloat16 (uint16_t), and
      * lossynet reads them as such. */
@@ -52,7 +54,7 @@ struct worker {
     float *master, *average;
     /* With `half`, the network's copies of these two, in the host's pinned memory. */
     float *comm_master, *comm_average;
-    size_t owned;    /* elements of master and of average */
+    size_t owned;    /* elements of its arrays of owned elements */
     weight *weights; /* with masters: the replica in use, P elements; the caller's memory */
     unsigned own;    /* bit a: the worker has allocated array a (arrays.h) */
     /* Another worker or the group (group.h) owns the memory of params and grads (shares), and of
@@ -80,10 +82,6 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
                     const struct placement *placement, size_t owned);
 void worker_release(struct worker *w, const struct backend *be);
 
-/* Copies a bucket's gradient, `count` elements from `offset`, to comm_gradient. */
-void worker_send_gradient(const struct worker *w, const struct backend *be,
-                          const struct param_layout *layout, size_t offset, size_t count);
-
 /* Copies parameters (count, in host memory) to the backend's vector and to the network's copy. */
 void worker_initialise(struct worker *w, const struct backend *be, const float *params,
                        size_t count);
@@ -94,14 +92,11 @@ void worker_send(const struct worker *w, const struct backend *be, float *comm_v
                  size_t offset, size_t count);
 /* For a worker with masters. The first copies masters to comm_params; with `half` it copies the
  * rounded weights to comm_params, and masters to comm_master. The second copies averages from
- * comm_grads, with `half` from comm_average. Both copy `count` elements, which begin at `offset` of
- * the vector and at `state` of the worker's owned elements. */
-void worker_send_masters(const struct worker *w, const struct backend *be, size_t offset,
-                         size_t state, size_t count);
-void worker_receive_averages(const struct worker *w, const struct backend *be, size_t offset,
-                             size_t state, size_t count);
+ * comm_grads, with `half` from comm_average. Both copy a run of the worker's shards. */
+void worker_send_masters(const struct worker *w, const struct backend *be, struct run run);
+void worker_receive_averages(const struct worker *w, const struct backend *be, struct run run);
 /* Copies all of `ahead` to the host in the same way. */
-void worker_send_ahead(const struct worker *w, const struct backend *be, size_t owned);
+void worker_send_ahead(const struct worker *w, const struct backend *be);
 /* Copies received elements to the device, before any operation called later; see h2d_async in
  * backend.h. */
 void worker_receive(const struct worker *w, const struct backend *be, float *comm_vector,
@@ -128,11 +123,19 @@ struct worker_step {
     weight *weights; /* not NULL: a vector of P parameters in use, which is written, too */
 };
 
-/* Runs AdamW on `count` parameters from `offset`. Their elements of m, v and `ahead` start at
- * `state`. */
+/* Where the backend's memory has the values and the averaged gradient of a run of w's shards. */
+static inline float *worker_values(const struct worker *w, const struct run *run) {
+    return w->master ? w->master + run->state : w->params + run->offset;
+}
+
+static inline float *worker_averaged(const struct worker *w, const struct run *run) {
+    return w->average ? w->average + run->state : w->grads + run->offset;
+}
+
+/* Runs AdamW on a run of parameters, and their elements of m, v and `ahead`. */
 void worker_update(const struct worker *w, const struct backend *be,
                    const struct param_layout *layout, const struct options *options,
-                   const struct worker_step *step, size_t state, size_t offset, size_t count);
+                   const struct worker_step *step, struct run run);
 
 /* ---- moving ---- */
 
@@ -141,8 +144,8 @@ typedef void (*worker_mover)(const struct worker *w, const struct backend *be, f
                              size_t offset, size_t count);
 
 /* worker_send_masters or worker_receive_averages */
-typedef void (*worker_owned_mover)(const struct worker *w, const struct backend *be, size_t offset,
-                                   size_t state, size_t count);
+typedef void (*worker_owned_mover)(const struct worker *w, const struct backend *be,
+                                   struct run run);
 
 #ifdef __cplusplus
 }

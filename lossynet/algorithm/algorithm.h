@@ -15,7 +15,6 @@
  *     error_feedback.c  adds lost gradients to the next ones
  *     unconfirmed.c     the same when acknowledgements may come late
  *     rounding.c        rounds what workers of one rank send each other, as over a link
- *     owned.c           owners' averages and values in separate memory
  *     lead.c            how far ahead of the model owners broadcast
  *     step.c            the begin of a step, and steps that do not wait for late ranks
  *     drift.c           measures how far replicas differ, and computes how far they should
@@ -162,19 +161,9 @@ void lossynet_round_there(const struct lossynet_comm *comm, const struct lossyne
 void lossynet_round_others(const struct lossynet_comm *comm, lossynet_phase phase,
                            float *const *vectors, bool remote);
 
-/* ---- owners' values in separate memory (owned.c) ---- */
-
-struct lossynet_owned { /* [V], in order of buckets; NULL: the vectors hold them */
-    float *const *averages;
-    const float *const *values;
-};
-
 /* Call it before vectors are read or written: logs an error if vectors are bfloat16 and the program
- * has not called lossynet_owned_apart. */
-lossynet_status lossynet_owned_check(const struct lossynet_comm *comm);
-/* The values that PARAMETER phases send instead of those in the vectors; NULL: those in the
- * vectors. */
-const float *const *lossynet_sent_values(const struct lossynet_comm *comm);
+ * has not called lossynet_shards. */
+lossynet_status lossynet_shards_check(const struct lossynet_comm *comm);
 
 /* ---- exchange between ranks (exchange.c) ---- */
 
@@ -186,7 +175,7 @@ struct lossynet_cursor { /* the next packet to send, for (phase, rank, local wor
 
 struct lossynet_source { /* where the packets of a phase that we send come from */
     float *const *vectors;
-    const float *const *values;     /* PARAMETER: values to send instead; NULL: from `vectors` */
+    const float *const *ahead;      /* PARAMETER: lead.ahead of this broadcast */
     int *ready;                     /* [V]: buckets that may leave, in the phase's order; atomic */
     struct lossynet_cursor *cursor; /* [R][V] */
     int *turn;                      /* [R]: local worker that sends next */
@@ -481,7 +470,7 @@ struct lossynet_resources {
     struct lossynet_pool pool;     /* the comm's memory on the host */
     struct lossynet_memory memory; /* functions for the vectors' memory; all NULL: the host's */
     bool bf16;                     /* vectors hold bfloat16 */
-    struct lossynet_owned owned;
+    struct lossynet_shard *shard;  /* [V * buckets], as the caller gave them; NULL: in vectors */
 };
 
 struct lossynet_comm {
@@ -609,16 +598,25 @@ static inline void *lossynet_inbox(const struct lossynet_comm *comm, int v, int 
             remote * lossynet_partition_owned(&comm->partition, comm->workers.first + v));
 }
 
-/* The elements from `offset` of the vector on, which is in shard (bucket, local owner v): in
- * `values`, or if values is NULL in the vector, which is then float32. */
-static inline const float *lossynet_parameters(const struct lossynet_comm *comm,
-                                               const float *const *values, const float *vector,
-                                               int v, int bucket, size_t offset) {
+/* The shard of local worker v in a bucket: apart, or in the vector, which is then float32. */
+static inline struct lossynet_shard lossynet_shard_of(const struct lossynet_comm *comm,
+                                                      float *vector, int v, int bucket) {
     const struct lossynet_partition *partition = &comm->partition;
-    const int owner = comm->workers.first + v;
-    if (!values) return vector + offset;
-    return values[v] + partition->owner_element[(size_t)owner * (partition->buckets + 1) + bucket] +
-           (offset - partition->shard_element[(size_t)bucket * partition->workers + owner]);
+    if (comm->resources.shard) return comm->resources.shard[v * partition->buckets + bucket];
+    float *first =
+        vector +
+        partition->shard_element[(size_t)bucket * partition->workers + comm->workers.first + v];
+    return (struct lossynet_shard){first, first};
+}
+
+/* What a broadcast sends of this shard. ahead: as for lossynet_broadcast_ahead. */
+static inline const float *lossynet_sent(const struct lossynet_comm *comm,
+                                         const float *const *ahead, float *vector, int v,
+                                         int bucket) {
+    const struct lossynet_partition *partition = &comm->partition;
+    const size_t owner = (size_t)(comm->workers.first + v);
+    return ahead ? ahead[v] + partition->owner_element[owner * (partition->buckets + 1) + bucket]
+                 : lossynet_shard_of(comm, vector, v, bucket).value;
 }
 
 #endif

@@ -186,10 +186,11 @@ static size_t shard_of(const struct lossynet_partition *partition, size_t elemen
 }
 
 /* The values of a shard that local worker v owns, from an element on. */
-static const float *owned_values(const struct lossynet_comm *comm, const float *vector, int v,
+static const float *owned_values(const struct lossynet_comm *comm, float *vector, int v,
                                  size_t shard, size_t element) {
-    return lossynet_parameters(comm, comm->resources.owned.values, vector, v,
-                               (int)(shard / (size_t)comm->workers.count), element);
+    const int bucket = (int)(shard / (size_t)comm->workers.count);
+    return lossynet_shard_of(comm, vector, v, bucket).value +
+           (element - comm->partition.shard_element[shard]);
 }
 
 /* The first element of the block that an element is in. *count: elements of the block; *shard: the
@@ -205,7 +206,7 @@ static size_t block_of(const struct lossynet_partition *partition, size_t elemen
 }
 
 /* The scale of the block that sample i is in. Local worker v owns it. */
-static uint8_t scale_of(const struct lossynet_comm *comm, const float *vector, int v, size_t i) {
+static uint8_t scale_of(const struct lossynet_comm *comm, float *vector, int v, size_t i) {
     size_t count, shard;
     const size_t block = block_of(&comm->partition, comm->drift.element[i], &count, &shard);
     return lossynet_block_scale(comm->partition.dtype[LOSSYNET_PARAMETER],
@@ -235,9 +236,9 @@ static size_t scales_there(const struct lossynet_comm *comm, const float *vector
 }
 
 /* The value of sample i at local worker v. */
-static float value_of(const struct lossynet_comm *comm, const float *vector, int v, size_t i) {
+static float value_of(const struct lossynet_comm *comm, float *vector, int v, size_t i) {
     const size_t element = comm->drift.element[i];
-    if (comm->resources.owned.values && comm->drift.owner[i] == comm->workers.first + v)
+    if (comm->resources.shard && comm->drift.owner[i] == comm->workers.first + v)
         return *owned_values(comm, vector, v, shard_of(&comm->partition, element), element);
     if (!comm->resources.bf16) return vector[element];
     return lossynet_bf16_widen(*(const uint16_t *)lossynet_element(comm, vector, element));
@@ -426,7 +427,7 @@ static bool is_measured(const struct lossynet_comm *comm) {
 }
 
 lossynet_status lossynet_drift_begin(struct lossynet_comm *comm, float *const *vectors) {
-    lossynet_status status = lossynet_owned_check(comm);
+    lossynet_status status = lossynet_shards_check(comm);
     if (status || !is_measured(comm)) return status;
     comm->drift.lead = comm->lead.used;
     status = gather_ages(comm);

@@ -64,7 +64,7 @@ void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, fl
     const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->workers.local;
     if (!is_group(comm, phase)) fill_outgoing(comm, phase, lossless);
     source->vectors = vectors;
-    source->values = phase == LOSSYNET_PARAMETER ? lossynet_sent_values(comm) : NULL;
+    source->ahead = phase == LOSSYNET_PARAMETER ? comm->lead.ahead : NULL;
     memset(source->cursor, 0, ranks * local * sizeof *source->cursor);
     memset(source->turn, 0, ranks * sizeof *source->turn);
     if (phase == LOSSYNET_PARAMETER && comm->exchange.kept)
@@ -120,9 +120,11 @@ static const void *payload(const struct lossynet_comm *comm, lossynet_phase phas
                            const float *vector, int bucket, size_t packet, size_t offset,
                            size_t count) {
     const bool bf16 = comm->resources.bf16 && phase == LOSSYNET_GRADIENT;
-    const float *const *values = comm->exchange.source[phase].values;
-    const void *elements = bf16 ? lossynet_element(comm, vector, offset)
-                                : lossynet_parameters(comm, values, vector, v, bucket, offset);
+    const struct lossynet_source *source = &comm->exchange.source[phase];
+    const void *elements = lossynet_element(comm, vector, offset);
+    if (phase == LOSSYNET_PARAMETER)
+        elements = lossynet_sent(comm, source->ahead, source->vectors[v], v, bucket) +
+                   packet * comm->partition.packet_elements;
     if (bf16 ? !lossynet_has_blocks(&comm->partition) : !lossynet_rounds(&comm->partition))
         return elements;
     bool done;

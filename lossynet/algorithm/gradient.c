@@ -207,8 +207,7 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     fill_weights(comm, owner, arrived + at, mass ? mass + at : NULL, n, to - from,
                  comm->averaging.inflation[v], weight);
     if (to < all) count = to * partition->packet_elements;
-    float *const *averages = comm->resources.owned.averages;
-    float *out = averages ? averages[v] + partition->owner_element[row] : vectors[v] + offset;
+    float *out = lossynet_shard_of(comm, vectors[v], v, bucket).average;
     if (comm->resources.bf16)
         comm->averaging.weighted_sum_bf16(out + skip, sender.bf16, weight, groups, count - skip,
                                           partition->packet_elements);
@@ -270,7 +269,7 @@ static void remember(struct lossynet_comm *comm, int v, uint64_t arrived) {
 
 lossynet_status lossynet_reduce_begin(struct lossynet_comm *comm, float *const *vectors,
                                       bool lossless) {
-    lossynet_status status = lossynet_owned_check(comm);
+    lossynet_status status = lossynet_shards_check(comm);
     if (status || comm->workers.count == 1 || comm->steps.reducing) return status;
     status = lossynet_arrivals_settle(comm);
     if (status) return status;
@@ -379,9 +378,9 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
     return status;
 }
 
-/* With one worker the average is its own vector. It is copied only to separate memory (owned.c). */
+/* With one worker the average is its own vector. It is copied only to memory apart (lossynet_shards). */
 static lossynet_status average_alone(struct lossynet_comm *comm, float *const *vectors) {
-    if (!comm->resources.owned.averages) return LOSSYNET_OK;
+    if (!comm->resources.shard) return LOSSYNET_OK;
     fill_masks(comm, true);
     estimate_shards(comm, vectors, 0, comm->partition.buckets - 1, 1);
     return LOSSYNET_OK;

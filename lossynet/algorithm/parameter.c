@@ -13,7 +13,34 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+/* ---- where owners have their shards ---- */
+
+lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossynet_shard *shard) {
+    const size_t shards = (size_t)comm->workers.local * (size_t)comm->partition.buckets;
+    bool complete = shard != NULL;
+    for (size_t i = 0; complete && i < shards; i++) complete = shard[i].average && shard[i].value;
+    if (!complete)
+        lossynet_log("shards apart: expected memory for both averages and values");
+    else if (comm->resources.memory.copy)
+        lossynet_log("shards apart: expected vectors in the host's memory");
+    if (!complete || comm->resources.memory.copy) return LOSSYNET_INVALID;
+    if (!comm->resources.shard) comm->resources.shard = malloc(shards * sizeof *shard);
+    if (!comm->resources.shard) {
+        lossynet_log("out of memory for the list of %zu shards", shards);
+        return LOSSYNET_NO_MEMORY;
+    }
+    memcpy(comm->resources.shard, shard, shards * sizeof *shard);
+    return LOSSYNET_OK;
+}
+
+lossynet_status lossynet_shards_check(const struct lossynet_comm *comm) {
+    if (!comm->resources.bf16 || comm->resources.shard) return LOSSYNET_OK;
+    lossynet_log("vectors of bf16: expected lossynet_shards before the first phase");
+    return LOSSYNET_INVALID;
+}
 
 /* ---- copies within the rank ---- */
 
@@ -22,7 +49,6 @@
 static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors, int owner, int to,
                          const uint8_t *mask) {
     const struct lossynet_partition *partition = &comm->partition;
-    const float *const *values = lossynet_sent_values(comm);
     const int v = owner - comm->workers.first;
     float *target = vectors[to - comm->workers.first];
     size_t n;
@@ -32,7 +58,7 @@ static void copy_arrived(const struct lossynet_comm *comm, float *const *vectors
     for (int b = 0; b < partition->buckets; b++) {
         size_t start, count, packets = lossynet_shard_packets(partition, b, owner);
         lossynet_shard_span(partition, owner, b, &start, &count);
-        const float *source = lossynet_parameters(comm, values, vectors[v], v, b, start);
+        const float *source = lossynet_sent(comm, comm->lead.ahead, vectors[v], v, b);
         if (comm->resources.memory.masked_copy) {
             const struct lossynet_rounding r =
                 lossynet_rounding_of(comm, LOSSYNET_PARAMETER, owner, start);
@@ -137,7 +163,7 @@ static lossynet_status retransmit(struct lossynet_comm *comm, float *const *vect
 lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *const *vectors,
                                          bool lossless) {
     lossynet_status status = lossynet_broadcast_end(comm);
-    if (!status) status = lossynet_owned_check(comm);
+    if (!status) status = lossynet_shards_check(comm);
     if (status || comm->workers.count == 1) return status;
     status = lossynet_arrivals_settle(comm);
     if (status) return status;
@@ -249,8 +275,7 @@ static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *v
     for (int v = 0; v < comm->workers.local; v++) {
         size_t offset, count;
         lossynet_shard_span(partition, comm->workers.first + v, bucket, &offset, &count);
-        const float *owned =
-            lossynet_parameters(comm, comm->resources.owned.values, vectors[v], v, bucket, offset);
+        const float *owned = lossynet_shard_of(comm, vectors[v], v, bucket).value;
         float *to = fresh + (offset - start[0]);
         if (comm->resources.memory.copy)
             comm->resources.memory.copy(to, owned, count * sizeof *to);
@@ -267,14 +292,14 @@ static lossynet_status gather_bucket(struct lossynet_comm *comm, float *const *v
 
 lossynet_status lossynet_gather_bucket(struct lossynet_comm *comm, float *const *vectors,
                                        int bucket, float *fresh) {
-    lossynet_status status = lossynet_owned_check(comm);
+    lossynet_status status = lossynet_shards_check(comm);
     return status ? status : gather_bucket(comm, vectors, bucket, fresh);
 }
 
 lossynet_status lossynet_gather_fresh(struct lossynet_comm *comm, float *const *vectors,
                                       float *fresh) {
     const struct lossynet_partition *partition = &comm->partition;
-    lossynet_status status = lossynet_owned_check(comm);
+    lossynet_status status = lossynet_shards_check(comm);
     for (int b = 0; b < partition->buckets && !status; b++)
         status = gather_bucket(comm, vectors, b,
                                fresh + partition->shard_element[(size_t)b * comm->workers.count]);

@@ -193,9 +193,7 @@ static void kept_by_the_caller(bool bf16) {
     float **x = take_vectors(WORKERS, ELEMENTS), **y = take_vectors(WORKERS, ELEMENTS);
     float **given = take_vectors(WORKERS, ELEMENTS), **averages = take_vectors(WORKERS, ELEMENTS);
     memset(&kept, 0, sizeof kept);
-    if (bf16)
-        assert_int_equal(lossynet_owned_apart(other, averages, (const float *const *)averages),
-                         LOSSYNET_OK);
+    if (bf16) assert_int_equal(shards_apart(other, averages, averages), LOSSYNET_OK);
     lossynet_error_feedback_share(comm, 0.7);
     for (uint64_t step = 0; step < 8; step++) {
         for (int w = 0; w < WORKERS; w++) {

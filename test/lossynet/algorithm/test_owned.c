@@ -1,5 +1,5 @@
 /* test_owned.c — tests vectors of bfloat16, and owners' values that are stored apart from the
- * vectors (lossynet_owned_apart). Averages, replicas, drift, the gathered model and states must
+ * vectors (lossynet_shards). Averages, replicas, drift, the gathered model and states must
  * have the same bits as with vectors of float32 that hold everything. test_same_bits.c and
  * test_lossynet_udp.c test the same between ranks.
  */
@@ -119,7 +119,7 @@ static void test_first_values(void **state) {
         float **x = take_vectors(WORKERS, ELEMENTS), **values = take_vectors(WORKERS, ELEMENTS);
         char *unaligned = malloc(ELEMENTS * sizeof(float) + 1);
         uint16_t *first = malloc(ELEMENTS * sizeof *first);
-        assert_int_equal(lossynet_owned_apart(comm, x, (const float *const *)values), LOSSYNET_OK);
+        assert_int_equal(shards_apart(comm, x, values), LOSSYNET_OK);
         for (size_t e = 0; e < ELEMENTS; e++) {
             const float value = (float)random_unit(4, 0, e);
             memcpy(unaligned + 1 + e * sizeof value, &value, sizeof value);
@@ -158,8 +158,7 @@ static void test_one_worker(void **state) {
         float **x = take_vectors(1, ELEMENTS), **averages = take_vectors(1, ELEMENTS);
         float **values = take_vectors(1, ELEMENTS), *fresh = calloc(ELEMENTS, sizeof *fresh);
         assert_int_equal(lossynet_owned_elements(comm, 0), ELEMENTS);
-        assert_int_equal(lossynet_owned_apart(comm, averages, (const float *const *)values),
-                         LOSSYNET_OK);
+        assert_int_equal(shards_apart(comm, averages, values), LOSSYNET_OK);
         for (size_t e = 0; e < ELEMENTS; e++) {
             values[0][e] = (float)random_unit(2, 0, e);
             if (bf16)
@@ -201,7 +200,7 @@ static void test_weighted_sum(void **state) {
     settings.weighted_sum_bf16 = count_sum;
     struct lossynet_comm *comm = open_alone(&settings);
     float **x = take_vectors(WORKERS, ELEMENTS), **apart = take_vectors(WORKERS, ELEMENTS);
-    assert_int_equal(lossynet_owned_apart(comm, apart, (const float *const *)apart), LOSSYNET_OK);
+    assert_int_equal(shards_apart(comm, apart, apart), LOSSYNET_OK);
     sums = 0;
     lossynet_step_begin(comm, 0);
     assert_int_equal(lossynet_reduce(comm, x, false), LOSSYNET_OK);
@@ -286,7 +285,7 @@ static void test_settings(void **state) {
 /* Every function that is given vectors of bfloat16 needs to know where the rest is. */
 static void test_phases_need_what_is_owned(void **state) {
     (void)state;
-    const char *const why = "vectors of bf16: expected lossynet_owned_apart before the first phase";
+    const char *const why = "vectors of bf16: expected lossynet_shards before the first phase";
     struct lossynet_settings settings = bf16_settings(WORKERS, 0);
     settings.drift_samples = 10;
     struct lossynet_comm *comm = open_alone(&settings);
@@ -303,15 +302,15 @@ static void test_phases_need_what_is_owned(void **state) {
         assert_int_equal(status, LOSSYNET_INVALID);
     }
     capture_begin();
-    assert_int_equal(lossynet_owned_apart(comm, x, NULL), LOSSYNET_INVALID);
+    assert_int_equal(shards_apart(comm, x, NULL), LOSSYNET_INVALID);
     assert_message(capture_end(), "expected memory for both averages and values");
     lossynet_close(comm);
     settings.wire_dtype = settings.vector_dtype = LOSSYNET_FLOAT32;
     settings.memory = &memory;
     comm = open_alone(&settings);
     capture_begin();
-    assert_int_equal(lossynet_owned_apart(comm, x, (const float *const *)x), LOSSYNET_INVALID);
-    assert_message(capture_end(), "owned parts apart: expected vectors in the host's memory");
+    assert_int_equal(shards_apart(comm, x, x), LOSSYNET_INVALID);
+    assert_message(capture_end(), "shards apart: expected vectors in the host's memory");
     lossynet_close(comm);
     free_vectors(x);
 }

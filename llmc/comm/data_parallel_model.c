@@ -1,0 +1,157 @@
+/* data_parallel_model.c — see data_parallel_model.h. */
+#include "llmc/comm/data_parallel_model.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "llmc/backend/host_vector.h"
+#include "llmc/checkpoint/hf_model.h"
+#include "llmc/log/error.h"
+#include "llmc/util/bf16.h"
+#include "llmc/util/file.h"
+
+/* ---- the owners' shards put together ------------------------------------------------------ */
+
+/* Copies the tensors that are wanted and present. Releases the list of those that are present. If
+ * it is NULL, memory was lacking. */
+static int copy_tensors(const struct backend *be, const struct named_tensor *wanted,
+                        struct named_tensor *there, size_t count) {
+    if (!there) return -1;
+    for (size_t i = 0; i < count; i++)
+        if (wanted[i].data && there[i].data)
+            be->download(wanted[i].data, there[i].data,
+                         model_tensor_elements(&wanted[i]) * sizeof(float));
+    free(there);
+    return 0;
+}
+
+/* Puts the model together bucket by bucket, and copies it to the wanted tensors. If `wanted` is
+ * NULL, rounds it into the replica, which the next step receives again. */
+static int gather_buckets(struct data_parallel *d, const struct named_tensor *wanted) {
+    size_t offset = 0, count;
+    for (int b = 0; b < d->layout->buckets; b++, offset += count) {
+        count = d->layout->bucket_elements[b];
+        if (lossynet_gather_bucket(d->comm, d->params, b, d->model)) return -1;
+        if (wanted) {
+            size_t tensors;
+            struct named_tensor *there =
+                param_layout_bucket_tensors(d->layout, b, d->model, &tensors);
+            if (copy_tensors(d->memory, wanted, there, tensors)) return -1;
+            continue;
+        }
+        d->be->h2d_convert_async((char *)d->pipeline.weights + offset * d->be->weight_bytes,
+                                 d->model, count);
+        d->be->d2h_async(d->worker[0].comm_grads, d->worker[0].grads, 0); /* see d2h_wait */
+        d->be->d2h_wait();
+    }
+    d->pipeline.arriving = d->pipeline.arriving || !wanted;
+    return 0;
+}
+
+int data_parallel_copy_model(struct data_parallel *d, const struct named_tensor *tensors,
+                             size_t count) {
+    const float *model;
+    if (d->placement.masters) return gather_buckets(d, tensors);
+    if (data_parallel_model(d, &model)) return -1;
+    return copy_tensors(d->be, tensors, param_layout_tensor_list(d->layout, (float *)model, &count),
+                        count);
+}
+
+int data_parallel_model(struct data_parallel *d, const float **model) {
+    if (d->placement.masters) {
+        *model = NULL;
+        return gather_buckets(d, NULL);
+    }
+    *model = d->worker[0].params;
+    if (data_parallel_replicas_are_exact(d)) return 0;
+    *model = d->model;
+    const size_t P = d->layout->count;
+    const bool moves = d->placement.staged;
+    float *host = moves ? host_vector(d->be, d->model, P, false) : d->model;
+    int failed = !host || lossynet_gather_fresh(d->comm, d->params, host) ? -1 : 0;
+    if (moves && !failed) d->be->upload(d->model, host, P * sizeof(float));
+    if (moves) host_vector_end(d->be, host);
+    return failed;
+}
+
+const weight *data_parallel_weights(struct data_parallel *d, const float *params) {
+    if (!d->pipeline.weights) return params;
+    if (d->placement.masters) return d->pipeline.weights; /* data_parallel_model has put it there */
+    d->be->convert(d->pipeline.weights, params, d->layout->count);
+    return d->pipeline.weights;
+}
+
+const weight *data_parallel_replica(struct data_parallel *d, const struct worker *w) {
+    if (!d->placement.masters) return data_parallel_weights(d, w->params);
+    worker_receive(w, d->be, w->comm_params, 0, d->layout->count);
+    return d->pipeline.weights;
+}
+
+/* ---- initial values ----------------------------------------------------------------------- */
+
+/* Computes or reads initial values of a bucket or of all parameters; `first` has room for them. */
+static int initial_values(const struct data_parallel *d, int bucket, float *first) {
+    if (!file_is_directory(d->options->model)) {
+        param_layout_initialise(d->layout, (uint64_t)d->options->seed, bucket, first);
+        return 0;
+    }
+    size_t count;
+    struct named_tensor *tensors =
+        bucket == LAYOUT_ALL ? param_layout_tensor_list(d->layout, first, &count)
+                             : param_layout_bucket_tensors(d->layout, bucket, first, &count);
+    const int failed =
+        !tensors || hf_model_read(d->options->model, &d->layout->config, tensors, count);
+    free(tensors);
+    return failed ? -1 : 0;
+}
+
+/* Sets a bucket of a bfloat16 replica: shards that its group owns are rounded to bfloat16, and the
+ * others as packets would deliver them. */
+static void narrow(const struct data_parallel *d, int bucket, uint16_t *replica,
+                   const float *values, size_t begin) {
+    const struct worker *w = &d->worker[0];
+#pragma omp parallel for
+    for (int owner = 0; owner < d->workers; owner++) {
+        size_t offset, count;
+        lossynet_shard(d->comm, owner, bucket, &offset, &count);
+        const float *from = values + (offset - begin);
+        if (owner < w->group || owner >= w->group + w->members)
+            lossynet_narrow_parameters(d->comm, replica + offset, from, offset, count);
+        else
+            for (size_t i = 0; i < count; i++) replica[offset + i] = to_bf16(from[i]);
+    }
+}
+
+/* With masters: initialises them bucket by bucket, and the copies that the network reads; in a
+ * group only the first member's copies. */
+static int initialise_masters(struct data_parallel *d) {
+    const struct worker *w = &d->worker[0];
+    const bool fills = !d->group.host || w->id == w->group;
+    size_t begin = 0, count;
+    for (int b = 0; b < d->layout->buckets; b++, begin += count) {
+        const struct run run = w->run[b];
+        count = d->layout->bucket_elements[b];
+        if (initial_values(d, b, d->model)) return -1;
+        if (run.count)
+            d->be->upload(w->master + run.state, d->model + (run.offset - begin),
+                          run.count * sizeof(float));
+        if (fills && d->placement.half)
+            narrow(d, b, (uint16_t *)w->comm_params, d->model, begin);
+        else if (fills)
+            memcpy(w->comm_params + begin, d->model, count * sizeof(float));
+    }
+    return group_wait(&d->group);
+}
+
+int data_parallel_initialise(struct data_parallel *d) {
+    if (d->placement.masters) return initialise_masters(d);
+    const bool filled =
+        d->worker[0].shares && d->worker[0].id > d->worker[0].group; /* by another rank */
+    if (filled) return group_wait(&d->group);
+    float *first = host_vector(d->be, d->worker[0].params, d->layout->count, false);
+    int failed = first ? initial_values(d, LAYOUT_ALL, first) : -1;
+    for (int w = d->be->on_device ? 0 : 1; w < d->local && !failed; w++)
+        if (!d->worker[w].shares) worker_initialise(&d->worker[w], d->be, first, d->layout->count);
+    host_vector_end(d->be, first);
+    return failed ? -1 : group_wait(&d->group);
+}
