@@ -226,8 +226,17 @@ struct worker_result { /* of a worker's forward and backward passes */
     lossynet_status status;
 };
 
-struct trainer {
+struct training { /* what survives a change of ranks (--meet) */
     const struct options *options;
+    struct llama_config config; /* read once: the checkpoint may be gone in a later view */
+    struct views *views;        /* where ranks may change; NULL without --meet */
+    struct out_lock lock;       /* rank 0's, until the end of the run */
+    struct resume_point at;     /* how far the run has come: steps and data */
+    struct step_metrics recent[HANDOVER_STEPS]; /* handover.h */
+};
+
+struct trainer { /* the part of a run that the same ranks train */
+    struct training run;
     const struct backend *be;
     struct param_layout layout;
     struct data_parallel dp; /* the workers and the network */
@@ -239,22 +248,17 @@ struct trainer {
     struct worker_result *result;     /* [local] */
     struct step_metrics record, last; /* of this step; of the step before */
     const char *tokenizer;
-    struct resume_point at;     /* how far the run has come: steps and data */
-    int updated;                /* steps that this rank's owners made; may be ahead of at.step */
-    struct llama_config config; /* read once: the checkpoint may be gone in a later view */
-    struct views *views;        /* with --meet, where ranks may change; else NULL */
-    struct step_metrics recent[HANDOVER_STEPS]; /* handover.h */
-    bool continues;        /* the state came from ranks of an earlier view (--meet) */
-    struct resume_run run; /* what a checkpoint contains */
+    int updated;             /* steps that this rank's owners made; may be ahead of run.at */
+    bool continues;          /* the state came from ranks of an earlier view (--meet) */
+    struct resume_run saved; /* what a checkpoint contains */
     struct async_writer *saver;
     struct jsonl *log;
     struct progress progress;
-    struct out_lock lock; /* rank 0's, until the end of the run */
 };
 
 static void trainer_release(struct trainer *t) {
     async_writer_close(t->saver);
-    free(t->run.worker);
+    free(t->saved.worker);
     data_parallel_close(&t->dp);
     for (int e = 0; t->activations && e < t->sets; e++)
         activations_release(&t->activations[e], t->be);
@@ -269,8 +273,8 @@ static void trainer_release(struct trainer *t) {
 /* Chooses the backend, and checks that there is enough memory. Needs layout, workers, B and T. */
 static int trainer_choose(struct trainer *t, bool training) {
     struct backend_choice choice;
-    bool tell = t->dp.world.rank == 0 && !t->options->quiet && !t->options->generate &&
-                views_are_new(t->views);
+    bool tell = t->dp.world.rank == 0 && !t->run.options->quiet && !t->run.options->generate &&
+                views_are_new(t->run.views);
     if (data_parallel_choose(&t->dp, t->B, t->T, training, tell, &choice)) return -1;
     t->be = choice.backend;
     t->recompute = choice.recompute;
@@ -361,7 +365,7 @@ static void worker_gradient(struct trainer *t, struct worker *w, struct activati
         const struct bucket_hooks hooks = {.needed = m == 0 ? parameters_needed : NULL,
                                            .done = m == M - 1 ? gradient_done : NULL,
                                            .context = &buckets};
-        dataloader_batch(t->train, t->at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
+        dataloader_batch(t->train, t->run.at.sequence, m, w->id, t->dp.workers, B, a->host_tokens,
                          a->host_targets);
         activations_send(a, t->be, B * T);
         model_forward_backward(t->be, &t->layout, params, &gradient, a, B, T, scale, m > 0, &hooks);
@@ -390,8 +394,8 @@ static int finish_step_end(struct trainer *t) {
     struct step_metrics *r = &t->last;
     if (!t->dp.unfinished) return 0;
     if (data_parallel_finish_end(&t->dp, r)) return -1;
-    t->recent[r->step % HANDOVER_STEPS] = *r;
-    metrics_add(&t->at.record, r);
+    t->run.recent[r->step % HANDOVER_STEPS] = *r;
+    metrics_add(&t->run.at.record, r);
     metrics_show_step(&t->progress, r, t->dp.workers > 1);
     metrics_log_step(t->log, r);
     return 0;
@@ -407,7 +411,7 @@ static int finish_step(struct trainer *t) {
  * gradients are sent during backward. The parameters of the step before arrive during forward, and
  * that step is finished only here. */
 static int forward_backward(struct trainer *t, int step) {
-    const struct options *o = t->options;
+    const struct options *o = t->run.options;
     struct step_metrics *r = &t->record;
     double waited = 0;
     if (data_parallel_begin(&t->dp, &step)) return FAILED;
@@ -434,7 +438,7 @@ static int tell_numbers(struct trainer *t) {
         t->dp.mine[w] = t->result[w].loss;
     }
     return data_parallel_tell_losses(&t->dp) || async_writer_tell(t->saver) ||
-                   views_tell(t->views, &t->dp)
+                   views_tell(t->run.views, &t->dp)
                ? FAILED
                : 0;
 }
@@ -470,9 +474,9 @@ static void worker_steps(struct trainer *t, struct worker *w, struct activations
     t->dp.mine[w - t->dp.worker] = norm / t->dp.workers;
     if (!isfinite(norm)) return;
     struct worker_step s = step_of(t);
-    s.gradient_scale = worker_clip(t->options, norm);
+    s.gradient_scale = worker_clip(t->run.options, norm);
     const struct run all = {0, t->layout.count, 0};
-    worker_update(w, t->be, &t->layout, t->options, &s, all);
+    worker_update(w, t->be, &t->layout, t->run.options, &s, all);
 }
 
 /* Every worker steps on its own gradient. */
@@ -491,7 +495,7 @@ static int step_lossy(struct trainer *t, int step) {
     if (!status) status = average_gradients(t);
     if (status) return status;
     data_parallel_update_shards(&t->dp, step_of(t), t->record.grad_norm);
-    t->recent[t->record.step % HANDOVER_STEPS] = t->record;
+    t->run.recent[t->record.step % HANDOVER_STEPS] = t->record;
     t->updated = t->record.step + 1;
     return data_parallel_broadcast(&t->dp, t->dp.params);
 }
@@ -516,7 +520,7 @@ static int step_naive(struct trainer *t, int step) {
 /* Makes one step of all workers: `step`, or with --deadline perhaps a later one (t->record.step).
  * The caller checks whether loss and norm in t->record are finite. Returns 0, or -1. */
 static int training_step(struct trainer *t, int step) {
-    const int algorithm = t->options->algorithm;
+    const int algorithm = t->run.options->algorithm;
     const int status = algorithm == ALGORITHM_RPS     ? step_rps(t, step)
                        : algorithm == ALGORITHM_NAIVE ? step_naive(t, step)
                                                       : step_lossy(t, step);
@@ -578,7 +582,7 @@ static int evaluate(struct trainer *t, int steps_done, struct eval_metrics *out)
     struct evaluation_work work = {.fresh = NULL,
                                    .replicas = !data_parallel_replicas_are_exact(&t->dp),
                                    .windows = dataloader_windows(t->val)};
-    uint64_t limit = (uint64_t)t->options->eval_sequences;
+    uint64_t limit = (uint64_t)t->run.options->eval_sequences;
     double total[3] = {0, 0, 0};
     memset(out, 0, sizeof *out);
     if (limit && work.windows > limit) work.windows = limit;
@@ -649,14 +653,14 @@ static int write_sample(struct trainer *t, int steps_done) {
     if (t->dp.world.rank > 0) return 0;
     struct generate_llama writer = writer_of(t, model_parameters);
     const struct generate_model model = generate_model_of(&writer);
-    if (generate_sample(&model, t->tokenizer, t->options, &line)) return -1;
+    if (generate_sample(&model, t->tokenizer, t->run.options, &line)) return -1;
     return metrics_sample(&t->progress, t->log, steps_done, line.text);
 }
 
 /* ---- training --------------------------------------------------------------------------- */
 
 static struct run_info run_info(const struct trainer *t) {
-    const struct run_info facts = {.options = t->options,
+    const struct run_info facts = {.options = t->run.options,
                                    .layout = &t->layout,
                                    .revision = GIT_REVISION,
                                    .backend = t->be->details,
@@ -686,7 +690,7 @@ static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
     const char *checkpoint = async_writer_last(t->saver);
     progress_end(&t->progress);
     metrics_log_step(t->log, r);
-    metrics_log_end(t->log, &t->at.record, "not finite", NULL, checkpoint);
+    metrics_log_end(t->log, &t->run.at.record, "not finite", NULL, checkpoint);
     return t->dp.world.rank > 0
                ? -1
                : metrics_report_not_finite(r, checkpoint, data_parallel_odd_worker(&t->dp));
@@ -694,36 +698,36 @@ static int stop_not_finite(struct trainer *t, const struct step_metrics *r) {
 
 /* Waits for the last checkpoint, and writes the end of the run to the terminal and the log. */
 static int finish(struct trainer *t, bool stopped, const struct eval_metrics *eval) {
-    if (async_writer_finish(t->saver) || data_parallel_log_links(&t->dp, t->log, t->at.step) ||
-        data_parallel_log_late(&t->dp, t->log, t->at.step))
+    if (async_writer_finish(t->saver) || data_parallel_log_links(&t->dp, t->log, t->run.at.step) ||
+        data_parallel_log_late(&t->dp, t->log, t->run.at.step))
         return -1;
     const char *checkpoint = async_writer_last(t->saver);
     progress_end(&t->progress);
-    if (t->progress.on && stopped) printf("stopped by a signal after %d steps\n", t->at.step);
+    if (t->progress.on && stopped) printf("stopped by a signal after %d steps\n", t->run.at.step);
     if (t->progress.on && *checkpoint) printf("model in %s\n", checkpoint);
     const bool lost = async_writer_has_failed(t->saver);
     const char *status = lost ? "not saved" : stopped ? "stopped" : "complete";
-    metrics_log_end(t->log, &t->at.record, status, eval, checkpoint);
+    metrics_log_end(t->log, &t->run.at.record, status, eval, checkpoint);
     if (!lost) return 0;
     if (t->dp.world.rank > 0) return -1;
-    return *checkpoint
-               ? log_error("step %d could not be saved, see above: the newest checkpoint "
-                           "is '%s'",
-                           t->at.step, checkpoint)
-               : log_error("no checkpoint could be written to '%s', see above", t->options->out);
+    return *checkpoint ? log_error("step %d could not be saved, see above: the newest checkpoint "
+                                   "is '%s'",
+                                   t->run.at.step, checkpoint)
+                       : log_error("no checkpoint could be written to '%s', see above",
+                                   t->run.options->out);
 }
 
 /* Sets where the run stands after `done` steps. */
 static void advance(struct trainer *t, int done) {
-    const uint64_t batches = (uint64_t)options_micro_batches(t->options, t->dp.workers);
-    t->at.sequence += (uint64_t)(done - t->at.step) * batches * t->B;
-    t->at.step = done;
+    const uint64_t batches = (uint64_t)options_micro_batches(t->run.options, t->dp.workers);
+    t->run.at.sequence += (uint64_t)(done - t->run.at.step) * batches * t->B;
+    t->run.at.step = done;
 }
 
 /* With --deadline ranks may be at different steps, and they learn at different times that one of
  * them stops or is broken. Before they do anything together, all meet and agree on a step. */
 static int meet(struct trainer *t, struct data_parallel_news *news) {
-    news->step = t->at.step;
+    news->step = t->run.at.step;
     if (finish_step(t) || data_parallel_meet(&t->dp, news)) return -1;
     advance(t, news->step);
     return 0;
@@ -731,27 +735,27 @@ static int meet(struct trainer *t, struct data_parallel_news *news) {
 
 /* What is due now. A checkpoint that was not complete when ranks changed is due, too. */
 static struct due due_now(const struct trainer *t, bool stop) {
-    return due_after(t->options, t->at.step, stop, async_writer_is_behind(t->saver));
+    return due_after(t->run.options, t->run.at.step, stop, async_writer_is_behind(t->saver));
 }
 
 enum { VIEW_ENDS = 1 }; /* train_loop returns it when ranks change */
 static int train_loop(struct trainer *t) {
-    const struct options *o = t->options;
+    const struct options *o = t->run.options;
     const bool skips = lossynet_skips_late(t->dp.comm);
     struct eval_metrics eval;
     const struct eval_metrics *last_eval = NULL;
     struct data_parallel_news news = {0, false, false, false};
-    if (views_are_new(t->views)) run_info_announce(&t->run.facts);
-    progress_begin(&t->progress, t->at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
-                   run_info_draws_progress(t->options, t->dp.world.rank));
-    views_report(t->views, &t->progress, t->log, t->at.step, t->recent);
-    while (t->at.step < o->steps && !news.stop) {
-        if (training_step(t, t->at.step)) return -1;
+    if (views_are_new(t->run.views)) run_info_announce(&t->saved.facts);
+    progress_begin(&t->progress, t->run.at.step, o->steps, t->dp.world.rank == 0 && !o->quiet,
+                   run_info_draws_progress(t->run.options, t->dp.world.rank));
+    views_report(t->run.views, &t->progress, t->log, t->run.at.step, t->run.recent);
+    while (t->run.at.step < o->steps && !news.stop) {
+        if (training_step(t, t->run.at.step)) return -1;
         news.broken = !isfinite(t->record.loss) || !isfinite(t->record.grad_norm);
         if (news.broken && !skips) return stop_not_finite(t, &t->record);
         advance(t, t->record.step + 1);
         async_writer_poll(t->saver, &news.stop);
-        news.ranks_change = views_end_here(t->views);
+        news.ranks_change = views_end_here(t->run.views);
         struct due due = due_now(t, news.stop);
         if (skips &&
             (due.any || news.broken || news.ranks_change || lossynet_is_called(t->dp.comm))) {
@@ -761,50 +765,50 @@ static int train_loop(struct trainer *t) {
         }
         if (due.any && finish_step(t)) return -1;
         if (due.evaluates) {
-            if (evaluate(t, t->at.step, &eval)) return -1;
+            if (evaluate(t, t->run.at.step, &eval)) return -1;
             metrics_eval(&t->progress, t->log, &eval);
             last_eval = &eval;
         }
-        if (due.samples && write_sample(t, t->at.step)) return -1;
-        if (due.saves && async_writer_save(t->saver, &t->at)) return -1;
-        if (news.ranks_change && t->at.step < o->steps && !news.stop)
+        if (due.samples && write_sample(t, t->run.at.step)) return -1;
+        if (due.saves && async_writer_save(t->saver, &t->run.at)) return -1;
+        if (news.ranks_change && t->run.at.step < o->steps && !news.stop)
             return finish_step(t) || async_writer_finish(t->saver) ? -1 : VIEW_ENDS;
     }
-    return finish(t, news.stop && t->at.step < o->steps, last_eval);
+    return finish(t, news.stop && t->run.at.step < o->steps, last_eval);
 }
 
 /* Opens everything that training or evaluation needs, and writes the log's first line. Checks that
  * take little time come first. */
 static int prepare(struct trainer *t, bool training) {
-    const struct options *o = t->options;
-    struct llama_config c = t->config;
+    const struct options *o = t->run.options;
+    struct llama_config c = t->run.config;
     if (!c.layers && config_of_model(o->model, &c)) return -1;
     t->B = o->batch;
     t->T = validate_sequence_length(o, c.positions);
     if (run_data_open(o, training, t->dp.workers, t->T, &c, &t->train, &t->val)) return -1;
-    t->config = c;
+    t->run.config = c;
     t->tokenizer = o->tokenizer ? o->tokenizer : dataloader_tokenizer(training ? t->train : t->val);
     if (o->sample_every && generate_check_tokenizer(t->tokenizer)) return -1;
     if (param_layout_build(&c, &t->layout) || trainer_choose(t, training) ||
         trainer_allocate(t, training) ||
-        views_enter(t->views, &t->dp, &t->at, t->recent, &t->continues) ||
-        jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->at.step, &t->log))
+        views_enter(t->run.views, &t->dp, &t->run.at, t->run.recent, &t->continues) ||
+        jsonl_open_of_run(o->log, o->out, t->dp.world.rank, t->run.at.step, &t->log))
         return -1;
-    hf_model_shows_progress = run_info_draws_progress(t->options, t->dp.world.rank);
+    hf_model_shows_progress = run_info_draws_progress(t->run.options, t->dp.world.rank);
     if (!t->continues && data_parallel_initialise(&t->dp)) return -1;
-    t->run.facts = run_info(t);
-    jsonl_write(t->log, run_info_event(&t->run.facts));
+    t->saved.facts = run_info(t);
+    jsonl_write(t->log, run_info_event(&t->saved.facts));
     return 0;
 }
 
 /* Rank 0 locks --out. All ranks get its answer. */
 static int lock_out(struct trainer *t) {
-    const struct options *o = t->options;
+    const struct options *o = t->run.options;
     const struct lossynet_world *world = &t->dp.world;
     int32_t *failed = (int32_t *)calloc((size_t)world->ranks, sizeof *failed);
     if (!failed) return log_out_of_memory("the list of ranks", 0);
     if (o->out && world->rank == 0)
-        failed[0] = out_lock_take(o->out, o->meet ? o->meet : "", &t->lock);
+        failed[0] = out_lock_take(o->out, o->meet ? o->meet : "", &t->run.lock);
     const int status = lossynet_bootstrap_gather(world, failed, sizeof *failed) || failed[0];
     free(failed);
     return status ? -1 : 0;
@@ -812,13 +816,13 @@ static int lock_out(struct trainer *t) {
 
 /* Trains a whole run or, with --meet, one view of it: the part that these ranks train together. */
 static int train_in_view(struct trainer *t) {
-    const char *from = views_are_new(t->views) ? t->options->resume : NULL;
+    const char *from = views_are_new(t->run.views) ? t->run.options->resume : NULL;
     json_t *saved = NULL;
-    int failed = lock_out(t) || (from && resume_open(from, &saved, &t->at));
+    int failed = lock_out(t) || (from && resume_open(from, &saved, &t->run.at));
     failed = failed || prepare(t, true) ||
-             data_parallel_open_saver(&t->dp, t->tokenizer, t->at.step, t->continues, &t->run,
+             data_parallel_open_saver(&t->dp, t->tokenizer, t->run.at.step, t->continues, &t->saved,
                                       &t->saver) ||
-             (from && !t->continues && resume_load(&t->run, from, saved, t->log));
+             (from && !t->continues && resume_load(&t->saved, from, saved, t->log));
     if (!failed) failed = data_parallel_start(&t->dp);
     json_decref(saved);
     return failed ? -1 : train_loop(t);
@@ -826,7 +830,7 @@ static int train_in_view(struct trainer *t) {
 
 static void begin(struct trainer *t, const struct options *o, const struct lossynet_world *world,
                   int workers) {
-    t->options = t->dp.options = o;
+    t->run.options = t->dp.options = o;
     t->dp.layout = &t->layout;
     t->dp.world = *world;
     t->dp.workers = workers;
@@ -835,28 +839,25 @@ static void begin(struct trainer *t, const struct options *o, const struct lossy
 
 /* Takes this rank from the view that is over into the next. ended: all agreed; else it failed. */
 static int change_view(struct trainer *t, bool ended) {
-    struct trainer next;
-    memset(&next, 0, sizeof next);
-    if (t->updated > t->at.step) advance(t, t->updated);
-    if (views_leave(t->views, &t->dp, ended)) return -1;
-    const struct step_metrics *r = t->last.step == t->at.step - 1 ? &t->last : &t->record;
-    if (t->dp.unfinished && r->step == t->at.step - 1) /* nobody will measure it */
-        metrics_add(&t->at.record, r);
-    memcpy(next.recent, t->recent, sizeof next.recent);
-    next.at = t->at, next.views = t->views, next.lock = t->lock;
-    next.options = t->options, next.config = t->config;
+    if (t->updated > t->run.at.step) advance(t, t->updated);
+    if (views_leave(t->run.views, &t->dp, ended)) return -1;
+    const struct step_metrics *r = t->last.step == t->run.at.step - 1 ? &t->last : &t->record;
+    if (t->dp.unfinished && r->step == t->run.at.step - 1) /* nobody will measure it */
+        metrics_add(&t->run.at.record, r);
     progress_end(&t->progress);
     trainer_release(t);
-    *t = next;
-    if (views_next(t->views)) return -1;
-    const struct lossynet_world world = views_world(t->views);
-    begin(t, t->options, &world, views_workers(t->views));
+    const struct training run = t->run;
+    memset(t, 0, sizeof *t);
+    t->run = run;
+    if (views_next(t->run.views)) return -1;
+    const struct lossynet_world world = views_world(t->run.views);
+    begin(t, t->run.options, &world, views_workers(t->run.views));
     return 0;
 }
 
 static int train(struct trainer *t) {
     int status = train_in_view(t);
-    while (status && t->options->meet && !change_view(t, status == VIEW_ENDS))
+    while (status && t->run.options->meet && !change_view(t, status == VIEW_ENDS))
         status = train_in_view(t);
     return status;
 }
@@ -868,7 +869,7 @@ static int eval_mode(struct trainer *t) {
     struct eval_metrics e;
     if (prepare(t, false) || evaluate(t, 0, &e)) return -1;
     metrics_eval(&t->progress, t->log, &e);
-    if (t->dp.world.rank == 0 && !t->options->quiet) metrics_print_eval(&e);
+    if (t->dp.world.rank == 0 && !t->run.options->quiet) metrics_print_eval(&e);
     return 0;
 }
 
@@ -881,7 +882,7 @@ static int open_model(struct trainer *t, const struct llama_config *c, int B, in
 
 /* --eval-choices: multiple-choice questions. */
 static int choices_mode(struct trainer *t) {
-    const struct options *o = t->options;
+    const struct options *o = t->run.options;
     struct choices_result result = {0, 0, 0, 0};
     struct choices *choices = NULL;
     struct llama_config c;
@@ -908,7 +909,7 @@ static int choices_mode(struct trainer *t) {
 
 /* --generate: continues a prompt. */
 static int generate_mode(struct trainer *t) {
-    const struct options *o = t->options;
+    const struct options *o = t->run.options;
     struct tokenizer *tokenizer = NULL;
     struct llama_config c;
     if (config_read(o->model, &c) ||
@@ -935,7 +936,10 @@ static int run_mode(struct trainer *t, const struct options *o,
         const int failed = preflight(o, world);
         return views_preflight(o, GIT_REVISION, world->rank == 0) || failed ? -1 : 0;
     }
-    begin(t, o, world, options_one_worker(o) ? 1 : t->views ? views_workers(t->views) : workers);
+    begin(t, o, world,
+          options_one_worker(o) ? 1
+          : t->run.views        ? views_workers(t->run.views)
+                                : workers);
     int failed = o->eval           ? eval_mode(t)
                  : o->eval_choices ? choices_mode(t)
                  : o->generate     ? generate_mode(t)
@@ -948,13 +952,14 @@ static int run(struct options *o, const struct lossynet_world *launched) {
     struct trainer t;
     memset(&t, 0, sizeof t);
     /* With --meet the checkpoint that it is read from may be gone when others take this rank in. */
-    int status = o->meet && config_of_model(o->model, &t.config) ? 1 : 0;
-    if (!status) status = views_open(o, GIT_REVISION, &t.views);
-    const struct lossynet_world world = t.views && !status ? views_world(t.views) : *launched;
-    if (!status) status = run_mode(&t, o, &world) && !views_are_complete(t.views) ? 1 : 0;
-    const enum views_end done = t.at.step >= o->steps ? VIEWS_RUN_COMPLETE : VIEWS_RUN_STOPS;
-    views_close(t.views, status ? VIEWS_RANK_FAILS : done);
-    out_lock_release(&t.lock);
+    int status = o->meet && config_of_model(o->model, &t.run.config) ? 1 : 0;
+    if (!status) status = views_open(o, GIT_REVISION, &t.run.views);
+    const struct lossynet_world world =
+        t.run.views && !status ? views_world(t.run.views) : *launched;
+    if (!status) status = run_mode(&t, o, &world) && !views_are_complete(t.run.views) ? 1 : 0;
+    const enum views_end done = t.run.at.step >= o->steps ? VIEWS_RUN_COMPLETE : VIEWS_RUN_STOPS;
+    views_close(t.run.views, status ? VIEWS_RANK_FAILS : done);
+    out_lock_release(&t.run.lock);
     return status == VIEWS_COMPLETE ? 0 : status;
 }
 

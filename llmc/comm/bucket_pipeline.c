@@ -1,6 +1,7 @@
 /* bucket_pipeline.c — see bucket_pipeline.h. */
 #include "llmc/comm/bucket_pipeline.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -123,6 +124,8 @@ static void send_gradient(const struct bucket_pipeline *s, const struct worker *
 
 void pipeline_gradient_done(const struct bucket_pipeline *s, const struct worker *w, int set,
                             int bucket) {
+    assert(bucket >= 0 && bucket < s->layout->buckets && w >= s->worker &&
+           w < s->worker + s->local);
     if (!group_gradient_done(s->group, w, set, bucket)) return;
     /* The group's gradient is finished in this bucket, and all its members send it. */
     const int members = s->group->host ? 1 : w->members;
@@ -156,6 +159,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
     const size_t offset = param_layout_bucket_offset(s->layout, bucket);
     const size_t count = s->layout->bucket_elements[bucket];
     double slept = 0;
+    assert(bucket >= 0 && bucket < s->layout->buckets);
     lossynet_status status =
         s->overlap ? lossynet_bucket_wait(s->comm, bucket, &slept) : LOSSYNET_OK;
     if (s->overlap && s->group->host && !status) {

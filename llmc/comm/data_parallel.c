@@ -1,6 +1,7 @@
 /* data_parallel.c — see data_parallel.h. */
 #include "llmc/comm/data_parallel.h"
 
+#include <assert.h>
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -139,6 +140,7 @@ void data_parallel_find_shards(const struct data_parallel *d, int owner, struct 
     size_t state = 0;
     for (int b = 0; b < d->layout->buckets; b++, run++) {
         lossynet_shard(d->comm, owner, b, &run->offset, &run->count);
+        assert(run->offset + run->count <= d->layout->count);
         run->state = state;
         state += run->count;
     }

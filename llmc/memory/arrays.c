@@ -1,6 +1,8 @@
 /* arrays.c — see arrays.h. */
 #include "llmc/memory/arrays.h"
 
+#include <assert.h>
+
 #include "llmc/log/error.h"
 
 typedef const struct placement *placement;
@@ -130,6 +132,7 @@ double array_line_bytes(enum array_line line, placement p, const struct array_si
 void *array_allocate(enum array array, const struct backend *be, placement p,
                      const struct array_sizes *s) {
     const double bytes = array_bytes(array, p, s);
+    assert(array_rows[array].wanted(p) && array_rows[array].space != SPACE_GROUP);
     const size_t words = ((size_t)bytes + 3) / 4, n = 4 * (words ? words : 1);
     void *memory =
         array_rows[array].space == SPACE_PINNED ? be->allocate_pinned(n) : be->allocate(n);

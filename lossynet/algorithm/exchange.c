@@ -8,6 +8,7 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
+#include <assert.h>
 #include <stdlib.h>
 
 /* ---- injected loss ---- */
@@ -169,6 +170,7 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
                 if (n == most) return n;
                 size_t offset, count;
                 lossynet_packet_span(partition, bucket, owner, at->packet, &offset, &count);
+                assert(count > 0 && offset + count <= partition->elements);
                 spans[n] = (struct lossynet_span){
                     .packet = {.sender = sender,
                                .receiver = receiver,

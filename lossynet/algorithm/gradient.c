@@ -36,6 +36,7 @@
  */
 #include "lossynet/algorithm/algorithm.h"
 
+#include <assert.h>
 #include <omp.h>
 #include <string.h>
 
@@ -207,6 +208,7 @@ static void reduce_shard(const struct lossynet_comm *comm, float *const *vectors
     fill_weights(comm, owner, arrived + at, mass ? mass + at : NULL, n, to - from,
                  comm->averaging.inflation[v], weight);
     if (to < all) count = to * partition->packet_elements;
+    assert(skip < count && offset + count <= partition->elements);
     float *out = lossynet_shard_of(comm, vectors[v], v, bucket).average;
     if (comm->resources.bf16)
         comm->averaging.weighted_sum_bf16(out + skip, sender.bf16, weight, groups, count - skip,

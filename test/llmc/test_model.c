@@ -269,7 +269,7 @@ static void adamw_steps_agree(void **state) {
         o.adam_eps = 1e-8;
         o.weight_decay = 0.1;
         o.clip = 1;
-        t.options = &o;
+        t.run.options = &o;
         t.be = g.be;
         t.layout = g.layout;
         w.params = g.params;
