@@ -57,12 +57,11 @@ LONG = {
     "activations": 25,        # the arrays that forward leaves for backward
     "step_metrics": 19,       # the numbers of one line of the log
     "run_info": 21,           # the facts of the first line of the log
-    "memory_plan": 20,        # the lines that --dry-run prints
     "preflight_rank": 16,     # the columns of the pre-flight's table
     "classifier": 21,         # operands and sizes of one fused product
     "worker": 29,             # a pointer for each row of the table of arrays
     # not yet grouped; they may not grow
-    "agreement": 21, "data_parallel": 30, "group": 20, "memory_plan_settings": 16,
+    "agreement": 21, "data_parallel": 28, "group": 20, "memory_plan_settings": 16,
 }
 
 

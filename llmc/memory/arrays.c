@@ -5,92 +5,48 @@
 
 #include "llmc/log/error.h"
 
-typedef const struct placement *placement;
-
-static bool in_float32(placement p) {
-    return !p->masters;
-}
-static bool with_masters(placement p) {
-    return p->masters;
-}
-static bool with_weights(placement p) {
-    return p->weights;
-}
-static bool in_training(placement p) {
-    return p->trains;
-}
-static bool in_groups(placement p) {
-    return p->trains && !p->shares_ranks;
-}
-static bool with_lead(placement p) {
-    return p->leads;
-}
-static bool with_residual(placement p) {
-    return p->residual;
-}
-static bool when_gathered(placement p) {
-    return p->gathers;
-}
-static bool when_staged(placement p) {
-    return p->staged;
-}
-static bool whole_copies(placement p) {
-    return p->staged && p->trains && !p->copy_slots;
-}
-static bool copies_in_slots(placement p) {
-    return p->copy_slots > 0;
-}
-static bool with_half(placement p) {
-    return p->half;
-}
-static bool copies_of_lead(placement p) {
-    return p->staged && p->leads;
-}
-
 #define PARAMETERS "a worker's parameters (--dry-run tells what a run needs)"
 #define OWNED "what a worker owns of the parameters"
 #define AHEAD "the values that a worker broadcasts (--plain does without)"
 
 const struct array_row array_rows[ARRAYS] = {
     [ARRAY_PARAMS] = {PARAMETERS, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_WHOLE, TYPE_FLOAT32,
-                      PER_REPLICA, in_float32},
-    [ARRAY_MASTER] = {OWNED, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                      with_masters},
+                      PER_REPLICA},
+    [ARRAY_MASTER] = {OWNED, LINE_PARAMETERS, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
+                      PER_WORKER},
     [ARRAY_WEIGHTS] = {"weights in use", LINE_WEIGHTS, SPACE_BACKEND, EXTENT_WHOLE, TYPE_BF16,
-                       PER_RANK, with_weights},
+                       PER_RANK},
     [ARRAY_GRADS] = {"a worker's gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_SLOTS,
-                     TYPE_FLOAT32, PER_GRADIENT, in_training},
+                     TYPE_FLOAT32, PER_GRADIENT},
     [ARRAY_APART] = {"a member's gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_WHOLE,
-                     TYPE_FLOAT32, PER_SET, in_groups},
+                     TYPE_FLOAT32, PER_SET},
     [ARRAY_AVERAGE] = {"an averaged gradient", LINE_GRADIENTS, SPACE_BACKEND, EXTENT_OWNED,
-                       TYPE_FLOAT32, PER_WORKER, with_masters},
+                       TYPE_FLOAT32, PER_WORKER},
     [ARRAY_M] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
-                 PER_WORKER, in_training},
+                 PER_WORKER},
     [ARRAY_V] = {"optimizer state", LINE_OPTIMIZER, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32,
-                 PER_WORKER, in_training},
-    [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                     with_lead},
+                 PER_WORKER},
+    [ARRAY_AHEAD] = {AHEAD, LINE_AHEAD, SPACE_BACKEND, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER},
     [ARRAY_RESIDUAL] = {"lost gradients (--carry)", LINE_LOST, SPACE_BACKEND, EXTENT_WHOLE,
-                        TYPE_FLOAT32, PER_WORKER, with_residual},
+                        TYPE_FLOAT32, PER_WORKER},
     [ARRAY_MODEL] = {"the model put together", LINE_MODEL, SPACE_BACKEND, EXTENT_MODEL,
-                     TYPE_FLOAT32, PER_RANK, when_gathered},
+                     TYPE_FLOAT32, PER_RANK},
     [ARRAY_COMM_PARAMS] = {PARAMETERS, LINE_COPIES, SPACE_PINNED, EXTENT_WHOLE, TYPE_COPY,
-                           PER_GROUP, when_staged},
+                           PER_GROUP},
     [ARRAY_COMM_GRADS] = {"a worker's gradient", LINE_COPIES, SPACE_PINNED, EXTENT_WHOLE, TYPE_COPY,
-                          PER_GRADIENT, whole_copies},
+                          PER_GRADIENT},
     [ARRAY_COMM_SLOTS] = {"a worker's gradient", LINE_COPIES, SPACE_GROUP, EXTENT_COPY_SLOTS,
-                          TYPE_COPY, PER_WORKER, copies_in_slots},
+                          TYPE_COPY, PER_WORKER},
     [ARRAY_COMM_SUMS] = {"the sums of a group", LINE_COPIES, SPACE_GROUP, EXTENT_WHOLE, TYPE_COPY,
-                         PER_GROUP, copies_in_slots},
-    [ARRAY_COMM_MASTER] = {OWNED, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                           with_half},
+                         PER_GROUP},
+    [ARRAY_COMM_MASTER] = {OWNED, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32,
+                           PER_WORKER},
     [ARRAY_COMM_AVERAGE] = {"an averaged gradient", LINE_COPIES, SPACE_PINNED, EXTENT_OWNED,
-                            TYPE_FLOAT32, PER_WORKER, with_half},
-    [ARRAY_COMM_AHEAD] = {AHEAD, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER,
-                          copies_of_lead},
+                            TYPE_FLOAT32, PER_WORKER},
+    [ARRAY_COMM_AHEAD] = {AHEAD, LINE_COPIES, SPACE_PINNED, EXTENT_OWNED, TYPE_FLOAT32, PER_WORKER},
 };
 
-double array_elements(enum array array, placement p, const struct array_sizes *s) {
+double array_elements(enum array array, const struct placement *p, const struct array_sizes *s) {
     switch (array_rows[array].extent) {
     case EXTENT_OWNED:
         return p->steps_alone ? s->whole : s->owned;
@@ -105,7 +61,7 @@ double array_elements(enum array array, placement p, const struct array_sizes *s
     }
 }
 
-double array_bytes(enum array array, placement p, const struct array_sizes *s) {
+double array_bytes(enum array array, const struct placement *p, const struct array_sizes *s) {
     const enum array_type type = array_rows[array].type;
     const bool narrow = type == TYPE_BF16 || (type == TYPE_COPY && p->half);
     return (narrow ? 2 : 4) * array_elements(array, p, s);
@@ -121,18 +77,19 @@ static double copies(enum array_per per, const struct array_sizes *s) {
     return of[per];
 }
 
-double array_line_bytes(enum array_line line, placement p, const struct array_sizes *s) {
+double array_line_bytes(enum array_line line, const struct placement *p,
+                        const struct array_sizes *s) {
     double bytes = 0;
     for (int a = 0; a < ARRAYS; a++)
-        if (array_rows[a].line == line && array_rows[a].wanted(p))
+        if (array_rows[a].line == line && p->has[a])
             bytes += array_bytes((enum array)a, p, s) * copies(array_rows[a].per, s);
     return bytes;
 }
 
-void *array_allocate(enum array array, const struct backend *be, placement p,
+void *array_allocate(enum array array, const struct backend *be, const struct placement *p,
                      const struct array_sizes *s) {
     const double bytes = array_bytes(array, p, s);
-    assert(array_rows[array].wanted(p) && array_rows[array].space != SPACE_GROUP);
+    assert(p->has[array] && array_rows[array].space != SPACE_GROUP);
     const size_t words = ((size_t)bytes + 3) / 4, n = 4 * (words ? words : 1);
     void *memory =
         array_rows[array].space == SPACE_PINNED ? be->allocate_pinned(n) : be->allocate(n);

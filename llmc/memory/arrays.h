@@ -1,7 +1,7 @@
 /* arrays.h — what a rank holds of the model: one table, a row for each array.
  *
  * The table says of each array where it lies, how many elements of which type it has, how many of
- * it a rank has, and whether a run has it (placement.h). A run allocates and releases by it,
+ * it a rank has. Which of them a run has, says placement.h. A run allocates and releases by the table,
  * --dry-run and the memory check add it up.
  */
 #ifndef LLMC_MEMORY_ARRAYS_H
@@ -15,30 +15,6 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum array {
-    /* in the backend's memory */
-    ARRAY_PARAMS,  /* the replica, float32 */
-    ARRAY_MASTER,  /* instead of it: values of the worker's shards */
-    ARRAY_WEIGHTS, /* the parameters that operations read */
-    ARRAY_GRADS,   /* the gradient, or its slots */
-    ARRAY_APART,   /* the gradient of a group's other members */
-    ARRAY_AVERAGE, /* the averaged gradient of the worker's shards */
-    ARRAY_M,       /* the moments of AdamW */
-    ARRAY_V,
-    ARRAY_AHEAD,    /* values of the worker's shards that are ahead of the model (--lead) */
-    ARRAY_RESIDUAL, /* gradients that were lost (--carry) */
-    ARRAY_MODEL,    /* the owners' shards put together; with masters one bucket, on the host */
-    /* in the host's memory: what the network reads and writes */
-    ARRAY_COMM_PARAMS,
-    ARRAY_COMM_GRADS,
-    ARRAY_COMM_SLOTS, /* buckets of a member's gradient, which its group's ranks read */
-    ARRAY_COMM_SUMS,  /* of these: what this member sends or averages */
-    ARRAY_COMM_MASTER,
-    ARRAY_COMM_AVERAGE,
-    ARRAY_COMM_AHEAD,
-    ARRAYS
-};
 
 enum array_space { SPACE_BACKEND, SPACE_PINNED, SPACE_GROUP /* group.c takes it */ };
 enum array_extent { EXTENT_WHOLE, EXTENT_OWNED, EXTENT_SLOTS, EXTENT_COPY_SLOTS, EXTENT_MODEL };
@@ -71,7 +47,6 @@ struct array_row {
     enum array_extent extent;
     enum array_type type;
     enum array_per per;
-    bool (*wanted)(const struct placement *placement);
 };
 extern const struct array_row array_rows[ARRAYS];
 

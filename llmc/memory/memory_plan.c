@@ -1,6 +1,5 @@
 /* memory_plan.c — see memory_plan.h. All arithmetic is in double: exact up to 2^53. */
 #include "llmc/memory/memory_plan.h"
-#include "llmc/memory/arrays.h"
 #include "llmc/model/activations.h"
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cpu/working.h"
@@ -185,8 +184,8 @@ static double copy_bytes(const struct llama_config *c, const struct memory_plan_
     const double owned = 1.0 / s->run.ranks;
     const double stale = s->saving.stale * 4 * e->parameters * (replicas_of(s) - owned);
     return hf_model_bytes_of_rank(c, s->saving.shard_bytes, s->rank, s->run.ranks) +
-           e->optimizer_bytes + stale + (s->run.carries[s->run.device] ? e->parameter_bytes : 0) +
-           e->ahead_bytes;
+           e->line[LINE_OPTIMIZER] + stale +
+           (s->run.carries[s->run.device] ? e->line[LINE_PARAMETERS] : 0) + e->line[LINE_AHEAD];
 }
 
 /* The state that a rank keeps from the view before, and the state that it receives (handover.c):
@@ -215,13 +214,11 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const bool device = s->run.device, half = s->run.dtype == DTYPE_BF16;
     struct memory_plan e = {0};
     e.parameters = P;
-    e.parameter_bytes = array_line_bytes(LINE_PARAMETERS, &p, &sizes);
-    e.gradient_bytes = array_line_bytes(LINE_GRADIENTS, &p, &sizes);
-    e.optimizer_bytes = array_line_bytes(LINE_OPTIMIZER, &p, &sizes);
-    e.ahead_bytes = array_line_bytes(LINE_AHEAD, &p, &sizes);
-    e.lost_bytes = array_line_bytes(LINE_LOST, &p, &sizes);
-    e.weight_bytes = array_line_bytes(LINE_WEIGHTS, &p, &sizes);
-    e.travel_bytes = array_line_bytes(LINE_COPIES, &p, &sizes);
+    for (int l = 0; l < LINES; l++) e.line[l] = array_line_bytes((enum array_line)l, &p, &sizes);
+    /* Pages of host memory count when they are first written, a device's memory at once. With a
+     * device, its host's memory has the model, too. */
+    const bool gathers = s->saving.gathers && (!s->saving.exact || s->run.leads);
+    e.line[LINE_MODEL] = (device ? N > 1 : gathers) ? array_bytes(ARRAY_MODEL, &p, &sizes) : 0;
     e.working_bytes = device ? device_bytes(config, s) : cpu_bytes(config, s);
     /* Buffers to convert parameters received in float32 (the model, to evaluate), and gradients. */
     if (p.masters) e.working_bytes += (p.half ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
@@ -229,11 +226,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
     const double received = p.half ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
-    e.network_bytes = fmax(s->network_bytes - e.lost_bytes - received, 0);
-    /* Pages of host memory count when they are first written, a device's memory at once. */
-    const bool gathers = s->saving.gathers && (!s->saving.exact || s->run.leads);
-    if (device ? N > 1 : gathers) e.fresh_bytes = array_bytes(ARRAY_MODEL, &p, &sizes);
-    const double fresh = p.staged && p.trains ? 0 : e.fresh_bytes;
+    e.network_bytes = fmax(s->network_bytes - e.line[LINE_LOST] - received, 0);
     e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes =
         (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq, p.trains, s->recompute) *
@@ -242,8 +235,10 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
         e.activation_bytes += (half ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
                               (config->heads + 2.0 * config->kv_heads) * config->head_size;
     e.change_bytes = change_bytes(s, P);
-    e.total_bytes = e.parameter_bytes + e.gradient_bytes + e.optimizer_bytes + e.ahead_bytes +
-                    e.weight_bytes + e.lost_bytes + e.program_bytes + fresh;
+    e.total_bytes = e.program_bytes;
+    for (int l = 0; l < LINES; l++)
+        if (l != LINE_COPIES && !(l == LINE_MODEL && p.staged && p.trains))
+            e.total_bytes += e.line[l];
     /* Ranks hand over state while nothing is computed or saved, so only the larger of the two
      * counts. The network's memory and the copies lie where vectors are. */
     const double computing = e.working_bytes + e.activation_bytes;
@@ -252,8 +247,8 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     /* Pinned copies of the vectors that are sent; and the model while it is evaluated, saved or
      * read. */
     if (device)
-        e.host_bytes =
-            e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.fresh_bytes + e.travel_bytes;
+        e.host_bytes = e.network_bytes + fmax(e.copy_bytes, e.change_bytes) + e.line[LINE_MODEL] +
+                       e.line[LINE_COPIES];
     /* GRADIENT: a worker sends the shards of the owners whose partner it is (without --group, of
      * all others). PARAMETER: it sends its own shard to its partners. Both phases have the same
      * number of packets and elements. */
@@ -303,15 +298,17 @@ void memory_plan_print_memory(const struct llama_config *config,
     const struct placement p = placement(s);
     const char *part = p.slots ? "three buckets, and the average of the 1/N it owns"
                                : "and the average of the 1/N it owns";
-    line("parameters", e.parameter_bytes, p.masters ? "float32 of the 1/N it owns" : "");
-    if (e.weight_bytes > 0) line("weights in use", e.weight_bytes, "bf16");
-    line("gradients", e.gradient_bytes, p.masters ? part : "");
-    line("optimizer state", e.optimizer_bytes,
+    line("parameters", e.line[LINE_PARAMETERS], p.masters ? "float32 of the 1/N it owns" : "");
+    if (e.line[LINE_WEIGHTS] > 0) line("weights in use", e.line[LINE_WEIGHTS], "bf16");
+    line("gradients", e.line[LINE_GRADIENTS], p.masters ? part : "");
+    line("optimizer state", e.line[LINE_OPTIMIZER],
          !p.steps_alone ? "two moments of the 1/N it owns" : "two moments of everything");
-    if (p.leads) line("values ahead", e.ahead_bytes, "of the 1/N it owns, broadcast (--lead)");
-    if (e.lost_bytes > 0) line("lost gradients", e.lost_bytes, "added to the next (--carry)");
+    if (p.leads) line("values ahead", e.line[LINE_AHEAD], "of the 1/N it owns, broadcast (--lead)");
+    if (e.line[LINE_LOST] > 0)
+        line("lost gradients", e.line[LINE_LOST], "added to the next (--carry)");
     if (!s->run.device) line("network", e.network_bytes, "gradients of its shards, from others");
-    if (!p.staged) line("evaluation, saving", e.fresh_bytes, "the owners' shards put together");
+    if (!p.staged)
+        line("evaluation, saving", e.line[LINE_MODEL], "the owners' shards put together");
     if (!s->run.device)
         line("copy to save", e.copy_bytes, "its files of the model, optimizer state");
     line("activations", e.activation_bytes, s->run.dtype == DTYPE_BF16 ? "bf16" : "");
@@ -325,11 +322,11 @@ void memory_plan_print_memory(const struct llama_config *config,
         print_recompute(config, s);
         printf("\nMemory of the host per worker\n");
         if (p.staged)
-            line("copies that travel", e.travel_bytes, "parameters and gradients, pinned");
+            line("copies that travel", e.line[LINE_COPIES], "parameters and gradients, pinned");
         line("network", e.network_bytes,
              p.staged ? "gradients of its shards, from others, pinned"
                       : "gradients of its shards, from others");
-        line("evaluation, saving", e.fresh_bytes,
+        line("evaluation, saving", e.line[LINE_MODEL],
              p.masters ? "the model, put together bucket by bucket"
                        : "for the moment: the model put together");
         line("copy to save", e.copy_bytes, "its files of the model, optimizer state");

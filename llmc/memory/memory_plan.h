@@ -6,7 +6,7 @@
 
 #include "llmc/model/activations.h"
 #include "llmc/model/config.h"
-#include "llmc/memory/placement.h"
+#include "llmc/memory/arrays.h"
 #include "llmc/options/options.h"
 
 #ifdef __cplusplus
@@ -47,23 +47,15 @@ struct memory_plan_settings {
 };
 
 struct memory_plan {
-    double parameters; /* P */
-    /* 4P each, for each local replica and worker. If ranks of a host share memory, a rank's
-     * part. */
-    double parameter_bytes, gradient_bytes;
-    double optimizer_bytes; /* 8P, or 8P/N when sharded, for each local worker */
-    double ahead_bytes;     /* with leads: 4P/N, for each local worker */
-    double lost_bytes;      /* with a device and --carry: residuals */
-    double weight_bytes;    /* 2P in bf16: the weights in use */
-    double working_bytes;   /* working memory of operations and libraries */
-    double program_bytes;   /* on a CPU: the process itself and its libraries */
+    double parameters;    /* P */
+    double line[LINES];   /* bytes of the arrays (arrays.h); the model's, if it is put together */
+    double working_bytes; /* working memory of operations and libraries */
+    double program_bytes; /* on a CPU: the process itself and its libraries */
     double network_bytes;
-    double fresh_bytes;  /* 4P if N > 1: the model, put together for evaluation and saving */
     double copy_bytes;   /* the copy from which a checkpoint is written */
     double change_bytes; /* state that ranks hand over, while nothing is computed or saved */
     double activation_bytes;
     double total_bytes;
-    double travel_bytes;   /* with a device and several ranks: pinned copies of vectors */
     double host_bytes;     /* with a device: host memory, mainly pinned vectors */
     double phase_bytes[2]; /* payload a worker sends in a phase; it receives as much */
     double phase_packets;

@@ -1,6 +1,8 @@
 /* placement.c — see placement.h. */
 #include "llmc/memory/placement.h"
 
+#include <string.h>
+
 /* Three slots: one bucket is computed, one is copied, and one is added up. */
 static int slots_of(int layers) {
     return layers + 2 <= BACKEND_MARKS ? 3 : 0;
@@ -31,5 +33,24 @@ struct placement placement_of(const struct placement_run *r) {
         p.slots = slots_of(r->layers);
     if (p.shares_ranks && p.staged && owners && p.trains && !r->gpu_direct)
         p.copy_slots = slots_of(r->layers);
+    const bool has[ARRAYS] = {[ARRAY_PARAMS] = !p.masters,
+                              [ARRAY_MASTER] = p.masters,
+                              [ARRAY_WEIGHTS] = p.weights,
+                              [ARRAY_GRADS] = p.trains,
+                              [ARRAY_APART] = p.trains && !p.shares_ranks,
+                              [ARRAY_AVERAGE] = p.masters,
+                              [ARRAY_M] = p.trains,
+                              [ARRAY_V] = p.trains,
+                              [ARRAY_AHEAD] = p.leads,
+                              [ARRAY_RESIDUAL] = p.residual,
+                              [ARRAY_MODEL] = p.gathers,
+                              [ARRAY_COMM_PARAMS] = p.staged,
+                              [ARRAY_COMM_GRADS] = p.staged && p.trains && !p.copy_slots,
+                              [ARRAY_COMM_SLOTS] = p.copy_slots > 0,
+                              [ARRAY_COMM_SUMS] = p.copy_slots > 0,
+                              [ARRAY_COMM_MASTER] = p.half,
+                              [ARRAY_COMM_AVERAGE] = p.half,
+                              [ARRAY_COMM_AHEAD] = p.staged && p.leads};
+    memcpy(p.has, has, sizeof has);
     return p;
 }

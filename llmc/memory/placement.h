@@ -23,6 +23,31 @@
 extern "C" {
 #endif
 
+/* The arrays that a rank may have. arrays.h says more of each. */
+enum array {
+    /* in the backend's memory */
+    ARRAY_PARAMS,  /* the replica, float32 */
+    ARRAY_MASTER,  /* instead of it: values of the worker's shards */
+    ARRAY_WEIGHTS, /* the parameters that operations read */
+    ARRAY_GRADS,   /* the gradient, or its slots */
+    ARRAY_APART,   /* the gradient of a group's other members */
+    ARRAY_AVERAGE, /* the averaged gradient of the worker's shards */
+    ARRAY_M,       /* the moments of AdamW */
+    ARRAY_V,
+    ARRAY_AHEAD,    /* values of the worker's shards that are ahead of the model (--lead) */
+    ARRAY_RESIDUAL, /* gradients that were lost (--carry) */
+    ARRAY_MODEL,    /* the owners' shards put together; with masters one bucket, on the host */
+    /* in the host's memory: what the network reads and writes */
+    ARRAY_COMM_PARAMS,
+    ARRAY_COMM_GRADS,
+    ARRAY_COMM_SLOTS, /* buckets of a member's gradient, which its group's ranks read */
+    ARRAY_COMM_SUMS,  /* of these: what this member sends or averages */
+    ARRAY_COMM_MASTER,
+    ARRAY_COMM_AVERAGE,
+    ARRAY_COMM_AHEAD,
+    ARRAYS
+};
+
 struct placement_run { /* what decides */
     bool device;       /* computes on a GPU */
     enum dtype dtype;  /* of weights in use and of activations */
@@ -50,6 +75,7 @@ struct placement {
     int slots;      /* of a gradient (param_layout.h); 0: the whole gradient */
     int copy_slots; /* the same in the host's memory that a group's ranks share (group.h) */
     bool shares_ranks; /* --group, and a rank has one member */
+    bool has[ARRAYS];  /* which arrays there are */
 };
 
 struct placement placement_of(const struct placement_run *run);

@@ -41,7 +41,7 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
                     const struct placement *p, size_t owned) {
     const struct array_sizes sizes = worker_sizes(layout, p, owned);
     for (int a = 0; a < ARRAYS; a++) {
-        if (!member_of[a] || *member(w, a) || !array_rows[a].wanted(p)) continue;
+        if (!member_of[a] || *member(w, a) || !p->has[a]) continue;
         *member(w, a) = array_allocate((enum array)a, be, p, &sizes);
         if (!*member(w, a)) return -1;
         w->own |= 1u << a;

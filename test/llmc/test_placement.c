@@ -169,7 +169,7 @@ static double said(const struct placement *p, const struct array_sizes *sizes, b
     double bytes = 0;
     for (int a = 0; a < ARRAYS; a++) {
         const struct array_row *row = &array_rows[a];
-        if (!row->wanted(p) || row->space == SPACE_GROUP || row->per == PER_RANK ||
+        if (!p->has[a] || row->space == SPACE_GROUP || row->per == PER_RANK ||
             row->per == PER_SET || (row->space == SPACE_PINNED) != pinned)
             continue;
         bytes += array_bytes((enum array)a, p, sizes);
