@@ -468,12 +468,12 @@ static int train_once(int argc, char **argv) {
     begin(&t, &o, &alone, o.workers ? o.workers : 1);
     if (prepare(&t, true)) return -1;
     const double start = seconds();
-    for (t.at.step = 0; t.at.step < o.steps; t.at.step++) {
-        if (training_step(&t, t.at.step)) return -1;
-        t.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
+    for (t.run.at.step = 0; t.run.at.step < o.steps; t.run.at.step++) {
+        if (training_step(&t, t.run.at.step)) return -1;
+        t.run.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
         for (int phase = 0; phase < 2; phase++)
             lost[phase] += t.last.expected[phase] - t.last.arrived[phase];
-        if (t.at.step < o.steps / 2 || !(t.last.drift_expected > 0)) continue;
+        if (t.run.at.step < o.steps / 2 || !(t.last.drift_expected > 0)) continue;
         drift += t.last.drift;
         expected += t.last.drift_expected;
         drifts++;

@@ -229,14 +229,14 @@ static int train_as(const struct lossynet_world *world, int argc, char **argv,
     threads_choose(o.threads, world->ranks);
     if (prepare(&t, true)) return -1;
     if (data_parallel_start(&t.dp)) return -1;
-    for (t.at.step = 0; t.at.step < o.steps; t.at.step++) {
-        if (training_step(&t, t.at.step) || (t.dp.unfinished && finish_step(&t))) return -1;
-        t.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
+    for (t.run.at.step = 0; t.run.at.step < o.steps; t.run.at.step++) {
+        if (training_step(&t, t.run.at.step) || (t.dp.unfinished && finish_step(&t))) return -1;
+        t.run.at.sequence += (uint64_t)o.micro_batches * t.dp.workers * t.B;
         if (world->rank) continue;
-        out->loss[t.at.step] = t.record.loss;
-        out->norm[t.at.step] = t.record.grad_norm;
-        out->arrived[t.at.step] = t.last.arrived[0] + t.last.arrived[1];
-        out->steps = t.at.step + 1;
+        out->loss[t.run.at.step] = t.record.loss;
+        out->norm[t.run.at.step] = t.record.grad_norm;
+        out->arrived[t.run.at.step] = t.last.arrived[0] + t.last.arrived[1];
+        out->steps = t.run.at.step + 1;
     }
     float *host = (float *)malloc(t.layout.count * sizeof *host);
     if (!host) return log_out_of_memory("the model", 4.0 * (double)t.layout.count);
