@@ -165,9 +165,9 @@ lossynet_status lossynet_step_follow(struct lossynet_comm *comm, uint64_t *step,
 
 /* With settings.network.skip_late: whether another rank waits for this one in a collective call outside of
  * steps (any but lossynet_reduce, lossynet_pulse and lossynet_broadcast). This rank should then
- * join it. All ranks must then agree on a step; afterwards each calls lossynet_met. */
+ * join it. All ranks must then agree on a step; afterwards each calls lossynet_agreed. */
 bool lossynet_is_called(struct lossynet_comm *comm);
-void lossynet_met(struct lossynet_comm *comm);
+void lossynet_agreed(struct lossynet_comm *comm);
 
 /* late[r], r < ranks: in how many steps since open this rank went on without rank r. For this rank
  * itself: in how many steps it was late. */

@@ -416,7 +416,7 @@ static lossynet_status train_skipping(struct worker_view *view) {
         if (!status) status = lossynet_all_gather(view->comm, own, everybody, sizeof at);
         for (int w = 0; w < run.workers && !status; w++)
             if (everybody[w] > at) at = everybody[w];
-        lossynet_met(view->comm);
+        lossynet_agreed(view->comm);
     }
     return status;
 }

@@ -246,7 +246,7 @@ static void meet(struct rank *r) {
     end_report(r);
     simulation_require(!lossynet_all_gather(r->comm, &at, r->meeting, sizeof at), "a meeting");
     for (int i = 0; i < run.ranks; i++) at = fmax(at, r->meeting[i]);
-    lossynet_met(r->comm);
+    lossynet_agreed(r->comm);
     r->at = (uint64_t)at;
 }
 

@@ -431,7 +431,7 @@ int data_parallel_meet(struct data_parallel *d, struct data_parallel_news *news)
         news->broken |= all[w].broken;
         news->ranks_change |= all[w].ranks_change;
     }
-    lossynet_met(d->comm);
+    lossynet_agreed(d->comm);
     return 0;
 }
 

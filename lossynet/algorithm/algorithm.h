@@ -178,7 +178,7 @@ struct lossynet_source { /* where the packets of a phase that we send come from 
     const float *const *ahead;      /* PARAMETER: lead.ahead of this broadcast */
     int *ready;                     /* [V]: buckets that may leave, in the phase's order; atomic */
     struct lossynet_cursor *cursor; /* [R][V] */
-    int *turn;                      /* [R]: local worker that sends next */
+    int *next;                      /* [R]: local worker that sends next */
 };
 
 struct lossynet_elsewhere { /* a local worker's gradients in a device's memory */
@@ -447,7 +447,7 @@ void lossynet_aside_close(struct lossynet_comm *comm);
 
 struct lossynet_steps {
     uint64_t step, broadcast_step; /* the present step; the step of the last broadcast */
-    int turn, broadcast_turn;      /* 0 or 1: which of stats.counters belongs to each of them */
+    int current, of_broadcast;     /* 0 or 1: which of stats.counters belongs to each of them */
     int round; /* round of retransmission; 0: packets are sent for the first time */
     bool reducing, broadcasting; /* the phase has begun and not ended */
     /* With settings.network.skip_late (step.c): */
@@ -584,7 +584,7 @@ static inline void *lossynet_element(const struct lossynet_comm *comm, const voi
 /* Whether packets between workers of this rank are rounded in the workers' vectors. */
 static inline bool lossynet_rounds_vectors(const struct lossynet_comm *comm) {
     return comm->resources.bf16 ? lossynet_has_blocks(&comm->partition)
-                                : lossynet_rounds(&comm->partition);
+                                : lossynet_has_bf16(&comm->partition);
 }
 
 /* Element e of what local worker v owns, as the packets of a remote sender brought it. */

@@ -293,7 +293,7 @@ static void keep_model(const struct lossynet_comm *comm) {
             drift->values[own] =
                 lossynet_block_round(dtype, drift->values[own], drift->scales[own]);
         }
-    } else if (lossynet_rounds(&comm->partition)) {
+    } else if (lossynet_has_bf16(&comm->partition)) {
         const struct lossynet_rounding r = {.dtype = dtype};
         lossynet_elements_copy(&r, drift->values, drift->values, n * (size_t)comm->workers.count);
     }

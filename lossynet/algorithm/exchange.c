@@ -41,7 +41,7 @@ static void fill_incoming(const struct lossynet_comm *comm, lossynet_phase phase
     }
 }
 
-static bool is_group(const struct lossynet_comm *comm, lossynet_phase phase) {
+static bool is_multicast(const struct lossynet_comm *comm, lossynet_phase phase) {
     return comm->arrivals.takes && phase == LOSSYNET_PARAMETER;
 }
 
@@ -54,7 +54,7 @@ static size_t owned_packets(const struct lossynet_comm *comm) {
 }
 
 void lossynet_exchange_receive(struct lossynet_comm *comm, lossynet_phase phase, bool lossless) {
-    if (is_group(comm, phase)) fill_incoming(comm, phase, lossless);
+    if (is_multicast(comm, phase)) fill_incoming(comm, phase, lossless);
     lossynet_transport_receive_begin(comm->transport, phase);
 }
 
@@ -63,11 +63,11 @@ void lossynet_exchange_send(struct lossynet_comm *comm, lossynet_phase phase, fl
                             bool lossless) {
     struct lossynet_source *source = &comm->exchange.source[phase];
     const size_t ranks = (size_t)comm->world.ranks, local = (size_t)comm->workers.local;
-    if (!is_group(comm, phase)) fill_outgoing(comm, phase, lossless);
+    if (!is_multicast(comm, phase)) fill_outgoing(comm, phase, lossless);
     source->vectors = vectors;
     source->ahead = phase == LOSSYNET_PARAMETER ? comm->lead.ahead : NULL;
     memset(source->cursor, 0, ranks * local * sizeof *source->cursor);
-    memset(source->turn, 0, ranks * sizeof *source->turn);
+    memset(source->next, 0, ranks * sizeof *source->next);
     if (phase == LOSSYNET_PARAMETER && comm->exchange.kept)
         memset(comm->exchange.is_kept, 0, owned_packets(comm) * sizeof *comm->exchange.is_kept);
     for (size_t v = 0; v < local; v++) __atomic_store_n(&source->ready[v], 0, __ATOMIC_RELEASE);
@@ -91,10 +91,10 @@ void lossynet_exchange_ready_all(struct lossynet_comm *comm, lossynet_phase phas
 /* The cursors [V] for sending to a rank. The cursors for LOSSYNET_EVERYONE are in this rank's own
  * row, which is not needed otherwise. */
 static struct lossynet_cursor *cursors(const struct lossynet_comm *comm, lossynet_phase phase,
-                                       int rank, int **turn) {
+                                       int rank, int **next) {
     const struct lossynet_source *source = &comm->exchange.source[phase];
     const int row = rank == LOSSYNET_EVERYONE ? comm->world.rank : rank;
-    if (turn) *turn = &source->turn[row];
+    if (next) *next = &source->next[row];
     return source->cursor + (size_t)row * comm->workers.local;
 }
 
@@ -126,7 +126,7 @@ static const void *payload(const struct lossynet_comm *comm, lossynet_phase phas
     if (phase == LOSSYNET_PARAMETER)
         elements = lossynet_sent(comm, source->ahead, source->vectors[v], v, bucket) +
                    packet * comm->partition.packet_elements;
-    if (bf16 ? !lossynet_has_blocks(&comm->partition) : !lossynet_rounds(&comm->partition))
+    if (bf16 ? !lossynet_has_blocks(&comm->partition) : !lossynet_has_bf16(&comm->partition))
         return elements;
     bool done;
     uint8_t *rounded = place(comm, phase, v, n, bucket, packet, &done);
@@ -193,14 +193,14 @@ static int next_of_worker(const struct lossynet_comm *comm, lossynet_phase phase
 static int next(void *context, lossynet_phase phase, int rank, struct lossynet_span *spans,
                 int most, bool *complete) {
     const struct lossynet_comm *comm = context;
-    int n = 0, finished = 0, *turn;
-    struct lossynet_cursor *cursor = cursors(comm, phase, rank, &turn);
+    int n = 0, finished = 0, *next;
+    struct lossynet_cursor *cursor = cursors(comm, phase, rank, &next);
     for (int i = 0; i < comm->workers.local; i++) {
-        const int v = (*turn + i) % comm->workers.local;
+        const int v = (*next + i) % comm->workers.local;
         if (n < most) n = next_of_worker(comm, phase, rank, v, &cursor[v], spans, n, most);
         finished += cursor[v].bucket >= comm->partition.buckets;
     }
-    *turn = (*turn + 1) % comm->workers.local;
+    *next = (*next + 1) % comm->workers.local;
     *complete = finished == comm->workers.local;
     return n;
 }
@@ -221,7 +221,8 @@ static uint32_t expected(void *context, lossynet_phase phase, int bucket, int se
     const struct lossynet_comm *comm = context;
     const struct lossynet_partition *partition = &comm->partition;
     size_t packets = 0;
-    if (is_group(comm, phase)) return (uint32_t)lossynet_shard_packets(partition, bucket, sender);
+    if (is_multicast(comm, phase))
+        return (uint32_t)lossynet_shard_packets(partition, bucket, sender);
     for (int v = 0; v < comm->workers.local; v++)
         if (lossynet_is_link(comm, phase, sender, comm->workers.first + v))
             packets += lossynet_shard_packets(
@@ -341,7 +342,7 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
         struct lossynet_source *source = &comm->exchange.source[phase];
         COMM_TAKE(comm, source->ready, local);
         COMM_TAKE(comm, source->cursor, ranks * local);
-        COMM_TAKE(comm, source->turn, ranks);
+        COMM_TAKE(comm, source->next, ranks);
         COMM_TAKE(comm, comm->arrivals.survives[phase],
                   lossynet_links(comm, phase == LOSSYNET_PARAMETER));
     }
@@ -351,7 +352,7 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
     if (multicast) COMM_TAKE(comm, comm->arrivals.takes, lossynet_links(comm, false));
     comm->exchange.packet_bytes =
         lossynet_payload_bytes(partition->dtype[LOSSYNET_PARAMETER], partition->packet_elements);
-    if (lossynet_rounds(partition))
+    if (lossynet_has_bf16(partition))
         COMM_TAKE(comm, comm->exchange.rounded, LOSSYNET_BATCH * comm->exchange.packet_bytes);
     if (lossynet_has_blocks(partition) && !multicast && lossynet_remote_groups(comm) > 1) {
         COMM_TAKE(comm, comm->exchange.kept, owned_packets(comm) * comm->exchange.packet_bytes);
@@ -363,7 +364,7 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
         .buckets = partition->buckets,
         .packet_bytes = comm->exchange.packet_bytes,
         .elements = lossynet_has_blocks(partition) ? WIRE_BLOCKS
-                    : lossynet_rounds(partition)   ? WIRE_BF16
+                    : lossynet_has_bf16(partition) ? WIRE_BF16
                                                    : WIRE_FLOAT32,
     };
     const struct lossynet_transport_calls calls = {.context = comm,
@@ -379,7 +380,7 @@ void lossynet_exchange_open(struct lossynet_comm *comm, bool multicast,
 void lossynet_exchange_close(struct lossynet_comm *comm) {
     struct lossynet_exchange *exchange = &comm->exchange;
     for (int phase = 0; phase < 2; phase++) {
-        free(exchange->source[phase].turn);
+        free(exchange->source[phase].next);
         free(exchange->source[phase].cursor);
         free(exchange->source[phase].ready);
     }

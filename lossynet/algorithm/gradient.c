@@ -131,7 +131,7 @@ static double measured_inflation(const struct lossynet_comm *comm, int v, bool l
     if (lossless) return 1;
     const struct lossynet_history *history = &comm->averaging.history[v];
     if (history->arrived > 0) return history->expected / history->arrived;
-    const struct lossynet_counters *now = &comm->stats.counters[comm->steps.turn][v];
+    const struct lossynet_counters *now = &comm->stats.counters[comm->steps.current][v];
     uint64_t arrived = now->arrived[LOSSYNET_GRADIENT];
     return arrived ? (double)now->expected[LOSSYNET_GRADIENT] / (double)arrived : 1;
 }
@@ -250,7 +250,7 @@ static void fill_masks(const struct lossynet_comm *comm, bool lossless) {
 static uint64_t count(struct lossynet_comm *comm, int v) {
     uint64_t expected, arrived;
     lossynet_arrivals_count(comm, LOSSYNET_GRADIENT, v, &expected, &arrived);
-    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
     counters->expected[LOSSYNET_GRADIENT] += expected;
     counters->arrived[LOSSYNET_GRADIENT] += arrived;
     const struct lossynet_partition *partition = &comm->partition;

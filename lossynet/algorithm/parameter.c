@@ -110,7 +110,7 @@ static void count(struct lossynet_comm *comm, int v) {
     const struct lossynet_partition *partition = &comm->partition;
     uint64_t expected, arrived;
     lossynet_arrivals_count(comm, LOSSYNET_PARAMETER, v, &expected, &arrived);
-    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.broadcast_turn][v];
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.of_broadcast][v];
     counters->expected[LOSSYNET_PARAMETER] += expected;
     counters->arrived[LOSSYNET_PARAMETER] += arrived;
     counters->bytes[LOSSYNET_PARAMETER] +=
@@ -168,7 +168,7 @@ lossynet_status lossynet_broadcast_begin(struct lossynet_comm *comm, float *cons
     status = lossynet_arrivals_settle(comm);
     if (status) return status;
     comm->steps.broadcast_step = comm->steps.step;
-    comm->steps.broadcast_turn = comm->steps.turn;
+    comm->steps.of_broadcast = comm->steps.current;
     lossynet_arrivals_clear(comm, LOSSYNET_PARAMETER);
     lossynet_rounds_choose(comm);
     send(comm, vectors, lossless);

@@ -174,7 +174,7 @@ static void ask(struct lossynet_comm *comm, lossynet_phase phase, int v) {
  * drop them. */
 static void count_resent(struct lossynet_comm *comm, lossynet_phase phase, int v) {
     const struct lossynet_partition *partition = &comm->partition;
-    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.turn][v];
+    struct lossynet_counters *counters = &comm->stats.counters[comm->steps.current][v];
     for (int receiver = 0; receiver < comm->workers.count; receiver++) {
         if (receiver == comm->workers.first + v) continue;
         int owner = phase == LOSSYNET_GRADIENT ? receiver : comm->workers.first + v;

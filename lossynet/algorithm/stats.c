@@ -134,8 +134,8 @@ lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, voi
 /* ---- counters ---- */
 
 static lossynet_status counters_begin(struct lossynet_comm *comm, uint64_t step) {
-    const int turn = comm->steps.step == step ? comm->steps.turn : !comm->steps.turn;
-    struct lossynet_counters *mine = comm->stats.counters[turn];
+    const int which = comm->steps.step == step ? comm->steps.current : !comm->steps.current;
+    struct lossynet_counters *mine = comm->stats.counters[which];
     uint64_t now[LOSSYNET_EVENTS] = {0};
     if (comm->transport) lossynet_transport_counters(comm->transport, now);
     /* Network events belong to the rank; its first worker reports them. */

@@ -74,9 +74,9 @@ static lossynet_status leave_out(struct lossynet_comm *comm, uint64_t steps) {
 
 lossynet_status lossynet_step_begin(struct lossynet_comm *comm, uint64_t step) {
     comm->steps.step = step;
-    comm->steps.turn = !comm->steps.turn;
+    comm->steps.current = !comm->steps.current;
     if (comm->transport) lossynet_transport_set_step(comm->transport, step);
-    struct lossynet_counters *counters = comm->stats.counters[comm->steps.turn];
+    struct lossynet_counters *counters = comm->stats.counters[comm->steps.current];
     memset(counters, 0, (size_t)comm->workers.local * sizeof *counters);
     return LOSSYNET_OK;
 }
@@ -116,7 +116,7 @@ bool lossynet_is_called(struct lossynet_comm *comm) {
     return comm->steps.skips && lossynet_transport_is_called(comm->transport);
 }
 
-void lossynet_met(struct lossynet_comm *comm) {
+void lossynet_agreed(struct lossynet_comm *comm) {
     comm->steps.late = false;
 }
 

@@ -25,9 +25,9 @@ enum { SURE = 20, FAREWELLS = 3 };
 struct link_udp {
     struct lossynet_link link; /* first: a link is its address */
     struct lossynet_world world;
-    struct udp_socket socket, group;
+    struct udp_socket socket, multicast;
     struct udp_address *address; /* [ranks] */
-    struct udp_address group_address;
+    struct udp_address multicast_address;
     struct peer_table table;
     uint32_t run;
     int event;
@@ -56,8 +56,9 @@ static int find_peer(const struct link_udp *u, const struct udp_address *a) {
 static lossynet_status link_send(struct lossynet_link *link, int peer,
                                  const struct lossynet_datagram *batch, int count) {
     struct link_udp *u = (struct link_udp *)link;
-    return udp_send(&u->socket, peer == LOSSYNET_EVERYONE ? &u->group_address : &u->address[peer],
-                    batch, count);
+    return udp_send(&u->socket,
+                    peer == LOSSYNET_EVERYONE ? &u->multicast_address : &u->address[peer], batch,
+                    count);
 }
 
 /* Adds the datagrams that have come to a socket to `arrivals`. It does not ask the kernel again
@@ -79,7 +80,7 @@ static int take(struct link_udp *u, struct udp_socket *s, struct lossynet_arriva
 static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {
     struct link_udp *u = (struct link_udp *)link;
     int n = take(u, &u->socket, arrivals, 0);
-    return link->features.multicast ? take(u, &u->group, arrivals, n) : n;
+    return link->features.multicast ? take(u, &u->multicast, arrivals, n) : n;
 }
 
 static int link_refused(struct lossynet_link *link) {
@@ -96,9 +97,9 @@ static void link_wait(struct lossynet_link *link, double seconds) {
     struct link_udp *u = (struct link_udp *)link;
     struct pollfd poll[3] = {{.fd = u->event, .events = POLLIN},
                              {.fd = u->socket.fd, .events = POLLIN},
-                             {.fd = u->group.fd, .events = POLLIN}};
+                             {.fd = u->multicast.fd, .events = POLLIN}};
     struct timespec t = {(time_t)seconds, (long)((seconds - floor(seconds)) * 1e9)};
-    if (!udp_empty(&u->socket) || (link->features.multicast && !udp_empty(&u->group))) return;
+    if (!udp_empty(&u->socket) || (link->features.multicast && !udp_empty(&u->multicast))) return;
     if (ppoll(poll, link->features.multicast ? 3 : 2, &t, NULL) <= 0) return;
     u->socket.errors |= (poll[1].revents & POLLERR) != 0;
     if (poll[0].revents) {
@@ -117,13 +118,13 @@ static void link_wake(struct lossynet_link *link) {
 
 static uint64_t link_overruns(struct lossynet_link *link) {
     struct link_udp *u = (struct link_udp *)link;
-    return udp_overruns(&u->socket) + (link->features.multicast ? udp_overruns(&u->group) : 0);
+    return udp_overruns(&u->socket) + (link->features.multicast ? udp_overruns(&u->multicast) : 0);
 }
 
 static void link_close(struct lossynet_link *link) {
     struct link_udp *u = (struct link_udp *)link;
     if (u->event >= 0) close(u->event);
-    udp_socket_close(&u->group);
+    udp_socket_close(&u->multicast);
     udp_socket_close(&u->socket);
     peer_table_close(&u->table);
     free(u->address);
@@ -134,7 +135,7 @@ static void link_close(struct lossynet_link *link) {
 
 /* Returns the group address of a run. 239.192.0.0/14 is for an organisation's own use (RFC 2365),
  * and ff15::/16 for that of a site (RFC 4291). */
-static struct udp_address group_of(uint64_t run, int family) {
+static struct udp_address multicast_address_of(uint64_t run, int family) {
     struct udp_address a;
     memset(&a, 0, sizeof a);
     in_port_t port = htons((uint16_t)(32768 + run % 28000));
@@ -168,9 +169,9 @@ static bool hear_everyone(struct link_udp *u, uint64_t run, uint8_t *heard) {
             struct lossynet_datagram test = {.length = 0};
             wire_encode(test.header, &h);
             sent = lossynet_now();
-            udp_send(&u->socket, &u->group_address, &test, 1);
+            udp_send(&u->socket, &u->multicast_address, &test, 1);
         }
-        int n = take(u, &u->group, arrivals, 0);
+        int n = take(u, &u->multicast, arrivals, 0);
         for (int i = 0; i < n; i++) {
             int peer = arrivals[i].peer;
             if (peer < 0 || heard[peer] || arrivals[i].count < WIRE_HEADER_BYTES ||
@@ -190,10 +191,10 @@ static lossynet_status try_multicast(struct link_udp *u,
                                      const struct lossynet_link_settings *settings,
                                      const struct udp_interface *interface) {
     int ranks = u->world.ranks;
-    u->group_address = group_of(settings->run, interface->address.any.sa_family);
-    struct udp_address bound = u->group_address;
-    bool works = udp_socket_open(&u->group, &bound) == LOSSYNET_OK &&
-                 udp_socket_join(&u->group, &u->group_address, interface) &&
+    u->multicast_address = multicast_address_of(settings->run, interface->address.any.sa_family);
+    struct udp_address bound = u->multicast_address;
+    bool works = udp_socket_open(&u->multicast, &bound) == LOSSYNET_OK &&
+                 udp_socket_join(&u->multicast, &u->multicast_address, interface) &&
                  udp_socket_multicast(&u->socket, interface);
     uint8_t *all = lossynet_memory_take((size_t)ranks, 2); /* the second half: see hear_everyone */
     if (!all) return LOSSYNET_NO_MEMORY;
@@ -393,7 +394,7 @@ lossynet_status lossynet_link_udp_open(const struct lossynet_link_settings *sett
     if (!u) goto no_memory;
     u->world = *world;
     u->run = (uint32_t)settings->run;
-    u->socket.fd = u->group.fd = -1;
+    u->socket.fd = u->multicast.fd = -1;
     u->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     u->address = lossynet_memory_take((size_t)world->ranks, sizeof *u->address);
     u->link = (struct lossynet_link){

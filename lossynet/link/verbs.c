@@ -36,9 +36,9 @@ struct link_verbs {
     struct verbs_queue queue;
     struct peer *peers;      /* [ranks] */
     struct peer_table table; /* by GID, and over InfiniBand by LID too */
-    struct verbs_address group;
-    union ibv_gid group_gid;
-    int group_socket; /* 0: none */
+    struct verbs_address multicast;
+    union ibv_gid multicast_gid;
+    int multicast_socket; /* 0: none */
     bool attached;
 };
 
@@ -119,7 +119,7 @@ static bool test_round(struct link_verbs *v, bool *heard) {
     double start = lossynet_now(), end = start + 2 * PROBES * APART;
     for (double now = start; (missing || sent < PROBES) && now < end; now = lossynet_now()) {
         if (sent < PROBES && now >= start + sent * APART) {
-            if (verbs_queue_send(&v->queue, &v->group, &d, 1)) return false;
+            if (verbs_queue_send(&v->queue, &v->multicast, &d, 1)) return false;
             sent++;
         }
         int n = verbs_queue_receive(&v->queue);
@@ -139,26 +139,27 @@ static const char *join(struct link_verbs *v) {
     struct verbs_port *port = &v->queue.port;
     /* On InfiniBand the subnet manager makes groups, but only when librdmacm asks it. */
     if (!port->ethernet) return "made for RoCE, and this is InfiniBand";
-    v->group_gid = verbs_group(port, v->settings.run);
+    v->multicast_gid = verbs_multicast_gid(port, v->settings.run);
     struct ibv_ah_attr attr = {
         .is_global = 1,
         .port_num = port->number,
-        .grh = {.dgid = v->group_gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
-    v->group.qpn = MULTICAST_QPN;
-    if (!verbs_address_open(&v->group, v->queue.pd, attr, v->settings.dscp)) return strerror(errno);
-    v->group_socket = verbs_group_join(port, &v->group_gid);
-    if (v->group_socket < 0) return strerror(errno);
-    int code = ibv_attach_mcast(v->queue.qp, &v->group_gid, 0);
+        .grh = {.dgid = v->multicast_gid, .sgid_index = (uint8_t)port->gid_index, .hop_limit = 64}};
+    v->multicast.qpn = MULTICAST_QPN;
+    if (!verbs_address_open(&v->multicast, v->queue.pd, attr, v->settings.dscp))
+        return strerror(errno);
+    v->multicast_socket = verbs_multicast_join(port, &v->multicast_gid);
+    if (v->multicast_socket < 0) return strerror(errno);
+    int code = ibv_attach_mcast(v->queue.qp, &v->multicast_gid, 0);
     v->attached = code == 0;
     return code ? strerror(code) : NULL;
 }
 
 static void leave(struct link_verbs *v) {
-    if (v->attached) ibv_detach_mcast(v->queue.qp, &v->group_gid, 0);
-    verbs_address_close(&v->group);
-    if (v->group_socket > 0) close(v->group_socket);
+    if (v->attached) ibv_detach_mcast(v->queue.qp, &v->multicast_gid, 0);
+    verbs_address_close(&v->multicast);
+    if (v->multicast_socket > 0) close(v->multicast_socket);
     v->attached = false;
-    v->group_socket = 0;
+    v->multicast_socket = 0;
 }
 
 /* Joins the group and tests it. All ranks get the same result. */
@@ -195,7 +196,7 @@ static lossynet_status link_send(struct lossynet_link *link, int peer,
         return LOSSYNET_INVALID;
     }
     bool all = peer == LOSSYNET_EVERYONE;
-    return verbs_queue_send(&v->queue, all ? &v->group : &v->peers[peer].address, batch, count);
+    return verbs_queue_send(&v->queue, all ? &v->multicast : &v->peers[peer].address, batch, count);
 }
 
 static int link_receive(struct lossynet_link *link, struct lossynet_arrival *arrivals) {

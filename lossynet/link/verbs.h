@@ -50,12 +50,12 @@ const char *verbs_gid_text(const union ibv_gid *gid, char text[VERBS_GID_TEXT]);
 
 /* Returns the multicast group of a run, in 239.192.0.0/14 (RFC 2365) if the port's GID is RoCE v2
  * over IPv4, else in ff18::/16 (RFC 4291). */
-union ibv_gid verbs_group(const struct verbs_port *port, uint64_t run);
+union ibv_gid verbs_multicast_gid(const struct verbs_port *port, uint64_t run);
 
 /* For RoCE: makes the network interface join the IP group, since otherwise switches may not
  * forward it here. Returns a socket; closing it leaves the group. On failure it returns -1 and
  * sets errno. */
-int verbs_group_join(const struct verbs_port *port, const union ibv_gid *group);
+int verbs_multicast_join(const struct verbs_port *port, const union ibv_gid *group);
 
 /* ---- queue pair ---- */
 

@@ -214,7 +214,7 @@ uint64_t verbs_port_overruns(const struct verbs_port *port) {
 
 /* ---- groups ---- */
 
-union ibv_gid verbs_group(const struct verbs_port *port, uint64_t run) {
+union ibv_gid verbs_multicast_gid(const struct verbs_port *port, uint64_t run) {
     union ibv_gid group = {{0}};
     uint64_t bits = lossynet_mix(run ^ WIRE_MAGIC);
     if (port->ipv4) {
@@ -229,7 +229,7 @@ union ibv_gid verbs_group(const struct verbs_port *port, uint64_t run) {
     return group;
 }
 
-int verbs_group_join(const struct verbs_port *port, const union ibv_gid *group) {
+int verbs_multicast_join(const struct verbs_port *port, const union ibv_gid *group) {
     int fd, failed;
     if (port->ipv4) {
         struct ip_mreqn request = {.imr_ifindex = (int)port->interface};

@@ -117,7 +117,7 @@ static inline void lossynet_packet_span(const struct lossynet_partition *partiti
 /* ---- elements in packets (elements.c) ---- */
 
 /* Whether packets hold rounded elements. */
-static inline bool lossynet_rounds(const struct lossynet_partition *partition) {
+static inline bool lossynet_has_bf16(const struct lossynet_partition *partition) {
     return partition->dtype[LOSSYNET_PARAMETER] != LOSSYNET_FLOAT32;
 }
 

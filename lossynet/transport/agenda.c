@@ -139,10 +139,10 @@ static uint32_t flags_of(const struct lossynet_transport *t, int peer) {
                  flag(LOSSYNET_STUCK + kind, leaves && p->flow.blocked && (late || away)) |
                  flag(LOSSYNET_UNCONFIRMED + kind, p->tx[kind].done_waits);
     }
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
         const struct lossynet_message *m = &p->message[which];
         const bool done = lossynet_message_is_exchanged(t, peer, which);
-        const bool elsewhere = away && (int32_t)(m->in_round - t->rounds[which].begun) < 0;
+        const bool elsewhere = away && (int32_t)(m->in_gather - t->gathers[which].begun) < 0;
         flags |= flag(LOSSYNET_LACKS + which, m->got_before != m->expects) |
                  flag(LOSSYNET_EXCHANGES + which, !done) |
                  flag(LOSSYNET_EXCHANGES_IN_TIME + which, !done && !elsewhere && !late) |

@@ -1,7 +1,7 @@
 /* ask.c — asks late ranks for acknowledgements of a GRADIENT phase, and answers such questions.
  *
  * After the GRADIENT phases of a step the ranks acknowledge to each other which packets came, in a
- * round of messages that goes on without late ranks (deadline.c). A rank then asks the transport of
+ * gather that goes on without late ranks (deadline.c). A rank then asks the transport of
  * each late rank for its acknowledgement. That transport answers while its caller computes. In the
  * same way a late rank asks the others for the acknowledgements that they exchanged without it. The
  * asking rank waits for a few round trips at most.

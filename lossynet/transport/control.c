@@ -47,13 +47,13 @@ static void put_state(const struct lossynet_transport *t, int peer, uint8_t *to)
         wire_put(to + 4 * kind, phase->opened, 4);
         wire_put(to + 8 + 4 * kind, finished, 4);
     }
-    wire_put(to + 16, t->rounds[LOSSYNET_MEETING].complete, 4);
+    wire_put(to + 16, t->gathers[LOSSYNET_GATHER].complete, 4);
     wire_put(to + 20, p->flow.seen, 4);
-    wire_put(to + 24, p->flow.group_seen, 4);
-    wire_put(to + 28, t->sender.group_sent, 4);
+    wire_put(to + 24, p->flow.multicast_seen, 4);
+    wire_put(to + 28, t->sender.multicast_sent, 4);
     wire_put(to + 32, p->flow.came, 4);
-    wire_put(to + 36, t->rounds[LOSSYNET_PULSE].complete, 4);
-    wire_put(to + 40, t->rounds[LOSSYNET_MEETING].begun, 4);
+    wire_put(to + 36, t->gathers[LOSSYNET_PULSE].complete, 4);
+    wire_put(to + 40, t->gathers[LOSSYNET_GATHER].begun, 4);
 }
 
 /* Sends one datagram in the class of DATA (`bulk`) or in the default class. If DATA has a class of
@@ -84,7 +84,7 @@ static void send_in_class(struct lossynet_transport *t, int peer, int type, int 
         answered->stamp = 0;
     }
     if (type == WIRE_PROBE && overtakes) wire_put(d.header + WIRE_SEQUENCE_AT, p->flow.credit, 4);
-    if (overtakes) wire_put(payload + 28, p->flow.group_credit, 4);
+    if (overtakes) wire_put(payload + 28, p->flow.multicast_credit, 4);
     d.bulk = bulk;
     lossynet_session_send(t, peer, &d, 1);
 }
@@ -131,22 +131,23 @@ double lossynet_control_push(struct lossynet_transport *t, int peer, double now)
         if (lossynet_timer_is_due(t, p, &tx->done, now)) {
             if (t->link->features.reliable) tx->done.since = HUGE_VAL;
             lossynet_control_send(t, peer, WIRE_DONE, kind, t->phase[kind].begun - 1,
-                                  lossynet_is_group(t, kind) ? t->sender.group.sent : tx->sent);
+                                  lossynet_is_multicast(t, kind) ? t->sender.multicast.sent
+                                                                 : tx->sent);
         }
         due = fmin(due, lossynet_timer_due(t, &tx->done, now));
     }
     if (t->threads.closing && !p->live.knows) {
-        struct lossynet_timer *repeat = &p->message[LOSSYNET_MEETING].repeat;
+        struct lossynet_timer *repeat = &p->message[LOSSYNET_GATHER].repeat;
         if (lossynet_timer_is_due(t, p, repeat, now))
             lossynet_control_send(t, peer, WIRE_LEAVE, 0, 0, 0);
         due = fmin(due, lossynet_timer_due(t, repeat, now));
     }
     due = fmin(due, lossynet_ask_push(t, peer, now));
     bool told = false; /* our state */
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
         if (control->ack_due[which])
             lossynet_control_send(t, peer, WIRE_ACK, WIRE_MESSAGES + which,
-                                  t->rounds[which].begun - 1, p->message[which].got_before);
+                                  t->gathers[which].begun - 1, p->message[which].got_before);
         told |= control->ack_due[which];
         control->ack_due[which] = false;
     }
@@ -159,8 +160,8 @@ double lossynet_control_push(struct lossynet_transport *t, int peer, double now)
 bool lossynet_control_busy(const struct lossynet_transport *t) {
     const int *unconfirmed = &t->agenda.count[LOSSYNET_UNCONFIRMED];
     bool exchanges = false;
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++)
-        exchanges |= t->rounds[which].open && t->agenda.count[LOSSYNET_EXCHANGES + which] > 0;
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
+        exchanges |= t->gathers[which].open && t->agenda.count[LOSSYNET_EXCHANGES + which] > 0;
     return exchanges || t->threads.closing || unconfirmed[0] > 0 || unconfirmed[1] > 0;
 }
 
@@ -171,16 +172,16 @@ static bool later(uint32_t a, uint32_t b) { /* a > b, for counts that wrap aroun
 }
 
 /* Returns whether the counts in a state can be true. Without a deadline no rank ends a phase or a
- * round without our part, so our own counts bound how many phases and rounds a peer has opened,
+ * gather without our part, so our own counts bound how many phases and gathers a peer has opened,
  * finished and completed. If we believed a higher count, we would not send until our own count
  * reached it. With a deadline the others may be up to AHEAD_LATE steps ahead. */
 static bool is_possible(const struct lossynet_transport *t, const uint8_t *state) {
     const uint32_t steps = t->deadline.on ? AHEAD_LATE : 0;
-    const uint32_t meetings = t->rounds[LOSSYNET_MEETING].begun;
-    bool possible = !later((uint32_t)wire_get(state + 16, 4), meetings) &&
-                    !later((uint32_t)wire_get(state + 40, 4), meetings + 1) &&
+    const uint32_t gathers = t->gathers[LOSSYNET_GATHER].begun;
+    bool possible = !later((uint32_t)wire_get(state + 16, 4), gathers) &&
+                    !later((uint32_t)wire_get(state + 40, 4), gathers + 1) &&
                     !later((uint32_t)wire_get(state + 36, 4),
-                           t->rounds[LOSSYNET_PULSE].begun + steps * t->deadline.pulses);
+                           t->gathers[LOSSYNET_PULSE].begun + steps * t->deadline.pulses);
     for (int kind = 0; kind < 2; kind++) {
         const struct lossynet_phase_state *phase = &t->phase[kind];
         uint32_t open = (uint32_t)wire_get(state + 4 * kind, 4);
@@ -224,26 +225,27 @@ static void take_state(struct lossynet_transport *t, int peer, const uint8_t *fr
             p->tx[kind].complete = true;
         }
     }
-    uint32_t credit = (uint32_t)wire_get(from + 20, 4), group = (uint32_t)wire_get(from + 24, 4);
-    uint32_t meetings = (uint32_t)wire_get(from + 40, 4);
+    uint32_t credit = (uint32_t)wire_get(from + 20, 4),
+             multicast = (uint32_t)wire_get(from + 24, 4);
+    uint32_t gathers = (uint32_t)wire_get(from + 40, 4);
     if (news) told->raised = now;
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
-        uint32_t complete = (uint32_t)wire_get(from + (which == LOSSYNET_MEETING ? 16 : 36), 4);
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
+        uint32_t complete = (uint32_t)wire_get(from + (which == LOSSYNET_GATHER ? 16 : 36), 4);
         if (!later(complete, told->complete[which])) continue;
         told->complete[which] = complete, news = true;
         p->message[which].moved = now;
     }
-    if (later(meetings, told->meetings)) told->meetings = meetings;
+    if (later(gathers, told->gathers)) told->gathers = gathers;
     if (t->deadline.on) lossynet_deadline_told(t, peer);
     bool credited = take_credit(flow, credit, flow->sent, &flow->credit);
-    credited |= take_credit(flow, group, t->sender.group_sent, &flow->group_credit);
+    credited |= take_credit(flow, multicast, t->sender.multicast_sent, &flow->multicast_credit);
     if (credited) flow->credited = now;
     if (news || credited) flow->blocked = false; /* send.c finds out again */
     if (news || credited) lossynet_timer_news(t, p);
     lossynet_window_report(t, peer, (uint32_t)wire_get(from + 32, 4));
     lossynet_path_data(t, peer, (uint32_t)wire_get(from + 32, 4));
-    if (!later(credit, flow->sent) && !later(group, t->sender.group_sent))
-        lossynet_pacing_report(t, peer, credit + group, (uint32_t)wire_get(from + 32, 4));
+    if (!later(credit, flow->sent) && !later(multicast, t->sender.multicast_sent))
+        lossynet_pacing_report(t, peer, credit + multicast, (uint32_t)wire_get(from + 32, 4));
 }
 
 /* Counts all DATA before `sent` as seen or given up. If `sent` is a little lower than *seen, the
@@ -266,7 +268,7 @@ static void take_answer(struct lossynet_transport *t, int peer, uint32_t nonce) 
 static void take_probe(struct lossynet_transport *t, struct lossynet_peer *p,
                        const struct wire_header *h, const uint8_t *payload) {
     give_up(t, &p->flow.seen, h->sequence);
-    give_up(t, &p->flow.group_seen, (uint32_t)wire_get(payload + 28, 4));
+    give_up(t, &p->flow.multicast_seen, (uint32_t)wire_get(payload + 28, 4));
     if (h->packet) p->control.echo = h->packet, p->control.answer_due = true;
     p->control.state_due = true;
 }

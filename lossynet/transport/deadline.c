@@ -1,6 +1,6 @@
 /* deadline.c — decides how long a rank waits for late ranks, and goes on without them.
  *
- * A phase, or a round of messages of kind LOSSYNET_PULSE, ends when all peers are done. Otherwise
+ * A phase, or a gather of kind LOSSYNET_PULSE, ends when all peers are done. Otherwise
  * it ends one deadline after half of the ranks were done. The time counts from the half-way rank,
  * so that a rank that is slow itself does not blame the others. A rank that is not done then is
  * late: its missing packets are lost. Nothing waits for it any longer until it has begun the step
@@ -125,7 +125,7 @@ double lossynet_deadline_due(const struct lossynet_transport *t, double now) {
     for (int kind = 0; kind < 2 && t->deadline.on; kind++)
         if (t->phase[kind].awaited && t->phase[kind].half > 0)
             half = fmin(half, t->phase[kind].half);
-    const struct lossynet_rounds *pulse = &t->rounds[LOSSYNET_PULSE];
+    const struct lossynet_gathers *pulse = &t->gathers[LOSSYNET_PULSE];
     if (t->deadline.on && pulse->open && pulse->half > 0) half = fmin(half, pulse->half);
     const double due = half + lossynet_deadline_wait(t);
     return due > now ? due : HUGE_VAL;
@@ -386,8 +386,8 @@ void lossynet_transport_jump(struct lossynet_transport *t, uint32_t steps) {
     gradient->opened = gradient->closed = gradient->begun;
     parameter->begun += steps * t->deadline.phases[LOSSYNET_PARAMETER];
     parameter->opened = parameter->closed = parameter->begun;
-    t->rounds[LOSSYNET_PULSE].begun += steps * t->deadline.pulses;
-    t->rounds[LOSSYNET_PULSE].complete = t->rounds[LOSSYNET_PULSE].begun;
+    t->gathers[LOSSYNET_PULSE].begun += steps * t->deadline.pulses;
+    t->gathers[LOSSYNET_PULSE].complete = t->gathers[LOSSYNET_PULSE].begun;
     for (int r = 0; r < t->world.ranks; r++)
         for (int kind = 0; kind < 2; kind++) {
             t->peers[r].rx[kind].next_done = false;

@@ -1,25 +1,25 @@
 /* message.c — exchanges small messages, and repeats them until they arrive.
  *
- * In a message round every rank gets some bytes, its part, from every other rank. The bytes travel
+ * In a gather every rank gets some bytes, its part, from every other rank. The bytes travel
  * in fragments. At most LOSSYNET_FRAGMENTS fragments to a peer are unacknowledged. A fragment is
  * sent again when it is not acknowledged in time, and sooner if later ones were acknowledged. A
- * rank that has not begun the round yet drops fragments. When it begins, its own fragments show
+ * rank that has not begun the gather yet drops fragments. When it begins, its own fragments show
  * that, and the others send it all of theirs again at once.
  *
  * A caller waits until it has the others' parts. Its own part, if it is small, is copied. Then the
- * caller goes on while the transport repeats the copy until it is acknowledged; only the next round
- * of the same kind waits for that. So a round takes half a round trip if nothing is lost.
+ * caller goes on while the transport repeats the copy until it is acknowledged; only the next gather
+ * of the same kind waits for that. So a gather takes half a round trip if nothing is lost.
  *
  * There are two kinds of rounds, and each has its own count. In rounds of kind WIRE_MESSAGES all
- * ranks wait for all. A round of kind WIRE_PULSES belongs to a step: with a deadline it goes on
+ * ranks wait for all. A gather of kind WIRE_PULSES belongs to a step: with a deadline it goes on
  * without the parts of late ranks (deadline.c), and a late rank may find that the others have ended
- * the round.
+ * the gather.
  */
 #include "lossynet/transport/progress.h"
 
 #include <math.h>
 
-/* Seconds before a fragment is sent again to a peer that has not begun the round, at least. */
+/* Seconds before a fragment is sent again to a peer that has not begun the gather, at least. */
 static const double DEAF = 1e-3;
 /* A fragment is sent again, after later ones were acknowledged, when it is this many seconds old,
  * or so many round trips if these take longer. */
@@ -39,11 +39,11 @@ static uint32_t fragments(const struct lossynet_transport *t, size_t bytes) {
 static bool all_acknowledged(const struct lossynet_transport *t, const struct lossynet_peer *p,
                              int which) {
     return p->message[which].acked_before == p->message[which].fragments ||
-           (int32_t)(p->control.complete[which] - t->rounds[which].begun) >= 0 ||
-           (t->rounds[which].keeps && p->live.left);
+           (int32_t)(p->control.complete[which] - t->gathers[which].begun) >= 0 ||
+           (t->gathers[which].keeps && p->live.left);
 }
 
-/* Returns whether a peer has ended this round, maybe without us. That is so if it has opened a
+/* Returns whether a peer has ended this gather, maybe without us. That is so if it has opened a
  * phase that we have not opened, because there is a phase between any two rounds of this kind. */
 static bool has_passed(const struct lossynet_transport *t, const struct lossynet_peer *p,
                        int which) {
@@ -65,12 +65,12 @@ static uint32_t stamp_of(double now) {
 static double push(struct lossynet_transport *t, int peer, int which, double now) {
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_message *m = &p->message[which];
-    if (!t->rounds[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) {
+    if (!t->gathers[which].open || all_acknowledged(t, p, which) || has_passed(t, p, which)) {
         lossynet_path_message(t, peer, which, 0, now);
         return HUGE_VAL;
     }
     const bool again = !t->link->features.reliable && lossynet_timer_is_over(t, &m->repeat, now);
-    const bool listens = (int32_t)(m->in_round - t->rounds[which].begun) >= 0;
+    const bool listens = (int32_t)(m->in_gather - t->gathers[which].begun) >= 0;
     const double timeout = fmin(m->repeat.pause, lossynet_timer_timeout(p));
     const double late = listens ? timeout : fmax(timeout, DEAF);
     const double overtaken = fmax(OVERTAKEN, OVERTAKEN_SHARE * p->round_trip.mean);
@@ -97,7 +97,7 @@ static double push(struct lossynet_transport *t, int peer, int which, double now
         repeated |= is_late;
         size_t at, bytes = fragment(t, m->out_bytes, m->acked_before + i, &at);
         t->sender.batch[n] = lossynet_control_datagram(t, peer, WIRE_MESSAGE, WIRE_MESSAGES + which,
-                                                       t->rounds[which].begun - 1,
+                                                       t->gathers[which].begun - 1,
                                                        m->acked_before + i, m->out + at, bytes);
         wire_put(t->sender.batch[n++].header + WIRE_SEQUENCE_AT, stamp_of(now), 4);
     }
@@ -111,7 +111,7 @@ static double push(struct lossynet_transport *t, int peer, int which, double now
 
 double lossynet_message_push(struct lossynet_transport *t, int peer, double now) {
     double due = HUGE_VAL;
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++)
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
         due = fmin(due, push(t, peer, which, now));
     return due;
 }
@@ -126,21 +126,21 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
         return;
     }
     const int which = h->kind - WIRE_MESSAGES;
-    const struct lossynet_rounds *round = &t->rounds[which];
+    const struct lossynet_gathers *gather = &t->gathers[which];
     struct lossynet_message *m = &p->message[which];
     const bool left_behind = t->deadline.on && which == LOSSYNET_PULSE;
-    if ((int32_t)(h->index - round->begun) > 0 && !left_behind) {
-        t->receiver.rejected.invalid++; /* no rank can end a round without our part */
+    if ((int32_t)(h->index - gather->begun) > 0 && !left_behind) {
+        t->receiver.rejected.invalid++; /* no rank can end a gather without our part */
         return;
     }
     lossynet_timer_news(t, p);
-    if ((int32_t)(h->index + 1 - m->in_round) > 0) {
+    if ((int32_t)(h->index + 1 - m->in_gather) > 0) {
         m->moved = t->receiver.now;
-        m->in_round = h->index + 1;
-        /* The peer has begun this round, and now takes the fragments that it dropped before. */
-        if (m->in_round == round->begun) memset(m->sent_at, 0, sizeof m->sent_at);
+        m->in_gather = h->index + 1;
+        /* The peer has begun this gather, and now takes the fragments that it dropped before. */
+        if (m->in_gather == gather->begun) memset(m->sent_at, 0, sizeof m->sent_at);
     }
-    if (!round->open || h->index != round->begun - 1) {
+    if (!gather->open || h->index != gather->begun - 1) {
         p->control.state_due = true;
         return;
     }
@@ -170,7 +170,7 @@ void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
         lossynet_timer_measured(&p->round_trip, taken);
         t->agenda.slowest = fmax(t->agenda.slowest, p->round_trip.mean);
     }
-    if (!t->rounds[which].open || h->index != t->rounds[which].begun - 1 ||
+    if (!t->gathers[which].open || h->index != t->gathers[which].begun - 1 ||
         h->length != WIRE_STATE_BYTES + 8 || h->packet > m->fragments ||
         h->packet < m->acked_before)
         return;
@@ -195,42 +195,42 @@ bool lossynet_message_is_exchanged(const struct lossynet_transport *t, int peer,
 }
 
 bool lossynet_message_awaits(const struct lossynet_transport *t, int peer) {
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++)
-        if (t->rounds[which].open && !lossynet_message_is_exchanged(t, peer, which)) return true;
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++)
+        if (t->gathers[which].open && !lossynet_message_is_exchanged(t, peer, which)) return true;
     return false;
 }
 
 double lossynet_message_owed(const struct lossynet_transport *t, int peer) {
     const struct lossynet_peer *p = &t->peers[peer];
     double owed = 0;
-    for (int which = 0; which < LOSSYNET_ROUND_KINDS; which++) {
-        const struct lossynet_rounds *round = &t->rounds[which];
+    for (int which = 0; which < LOSSYNET_GATHER_KINDS; which++) {
+        const struct lossynet_gathers *gather = &t->gathers[which];
         const struct lossynet_message *m = &p->message[which];
         bool begun =
-            (int32_t)(m->in_round - round->begun) >= 0 ||
-            (which == LOSSYNET_MEETING && (int32_t)(p->control.meetings - round->begun) >= 0) ||
-            (int32_t)(p->control.complete[which] - round->begun) >= 0;
-        if (round->open && begun && m->got_before < m->expects && !has_passed(t, p, which))
+            (int32_t)(m->in_gather - gather->begun) >= 0 ||
+            (which == LOSSYNET_GATHER && (int32_t)(p->control.gathers - gather->begun) >= 0) ||
+            (int32_t)(p->control.complete[which] - gather->begun) >= 0;
+        if (gather->open && begun && m->got_before < m->expects && !has_passed(t, p, which))
             owed = fmax(owed, t->receiver.empty - m->moved);
     }
     return owed;
 }
 
 bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
-    struct lossynet_rounds *round = &t->rounds[which];
+    struct lossynet_gathers *gather = &t->gathers[which];
     const int ranks = t->world.ranks, *count = t->agenda.count + which;
     const int lacking = count[LOSSYNET_LACKS];
-    const bool all = count[LOSSYNET_EXCHANGES] == 0 || (round->keeps && lacking == 0);
-    if (lacking == 0 && round->complete != round->begun) {
-        round->complete = round->begun; /* from now on our state says so */
+    const bool all = count[LOSSYNET_EXCHANGES] == 0 || (gather->keeps && lacking == 0);
+    if (lacking == 0 && gather->complete != gather->begun) {
+        gather->complete = gather->begun; /* from now on our state says so */
         for (int r = 0; r < ranks; r++) t->peers[r].control.ack_due[which] = true;
         lossynet_agenda_all(t);
     }
     if (all || !t->deadline.on || which != LOSSYNET_PULSE) return all;
-    if (round->half == 0 && 2 * (ranks - lacking) >= ranks) round->half = t->receiver.empty;
+    if (gather->half == 0 && 2 * (ranks - lacking) >= ranks) gather->half = t->receiver.empty;
     const int late = lossynet_deadline_is_minority(t) ? 0 : count[LOSSYNET_EXCHANGES_LATE];
     if (count[LOSSYNET_EXCHANGES_IN_TIME] + late == 0) return true;
-    if (!lossynet_deadline_is_over(t, round->half)) return false;
+    if (!lossynet_deadline_is_over(t, gather->half)) return false;
     for (int r = 0; r < ranks; r++)
         if (r != t->world.rank && !lossynet_message_is_exchanged(t, r, which))
             lossynet_deadline_late(t, r);
@@ -238,28 +238,28 @@ bool lossynet_message_exchanged(struct lossynet_transport *t, int which) {
 }
 
 bool lossynet_message_settled(struct lossynet_transport *t, int which) {
-    return !t->rounds[which].open || t->agenda.count[LOSSYNET_EXCHANGES + which] == 0;
+    return !t->gathers[which].open || t->agenda.count[LOSSYNET_EXCHANGES + which] == 0;
 }
 
-/* Returns where our parts lie during the round. If they are small, and the transport has a thread,
+/* Returns where our parts lie during the gather. If they are small, and the transport has a thread,
  * they are copied. Then the caller waits only for the others' parts, and not until ours arrive. */
 static const uint8_t *keep(struct lossynet_transport *t, int which, const uint8_t *out,
                            const size_t *offset, bool same) {
-    struct lossynet_rounds *round = &t->rounds[which];
+    struct lossynet_gathers *gather = &t->gathers[which];
     const size_t first = same ? offset[t->world.rank] : 0;
     const size_t bytes = offset[same ? t->world.rank + 1 : t->world.ranks] - first;
-    round->keeps = which == LOSSYNET_MEETING && t->threads.threaded && bytes <= LOSSYNET_KEPT_BYTES;
-    if (!round->keeps) return out + first;
-    if (bytes) memcpy(round->kept, out + first, bytes);
-    return round->kept;
+    gather->keeps = which == LOSSYNET_GATHER && t->threads.threaded && bytes <= LOSSYNET_KEPT_BYTES;
+    if (!gather->keeps) return out + first;
+    if (bytes) memcpy(gather->kept, out + first, bytes);
+    return gather->kept;
 }
 
 void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
                             const size_t *out_offset, bool same, uint8_t *in,
                             const size_t *in_offset) {
-    t->rounds[which].begun++;
-    t->rounds[which].open = true;
-    t->rounds[which].half = 0;
+    t->gathers[which].begun++;
+    t->gathers[which].open = true;
+    t->gathers[which].half = 0;
     const uint8_t *parts = keep(t, which, out, out_offset, same);
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_message *m = &t->peers[r].message[which];

@@ -100,7 +100,7 @@ static void step(struct lossynet_transport *t, double lost) {
     pace->stepped = t->receiver.now;
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_flow *flow = &t->peers[r].flow;
-        flow->report = (struct lossynet_loss_report){.from = flow->sent + t->sender.group_sent};
+        flow->report = (struct lossynet_loss_report){.from = flow->sent + t->sender.multicast_sent};
     }
 }
 

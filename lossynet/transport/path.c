@@ -69,7 +69,7 @@ void lossynet_path_message(struct lossynet_transport *t, int peer, int which, si
 void lossynet_path_data(struct lossynet_transport *t, int peer, uint32_t came) {
     const struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_doubt *doubt = &t->peers[peer].doubt;
-    const uint32_t sent = p->flow.sent + t->sender.group_sent, more = sent - doubt->sent;
+    const uint32_t sent = p->flow.sent + t->sender.multicast_sent, more = sent - doubt->sent;
     const double now = t->receiver.now;
     if (more < SENT) return;
     if (!doubt->sampled) doubt->since = now;

@@ -19,8 +19,8 @@
 #include "lossynet/base/base.h"
 
 enum {
-    LOSSYNET_FRAGMENTS = 64,  /* most fragments of a message on their way to a peer */
-    LOSSYNET_ROUND_KINDS = 2, /* kinds of message rounds: WIRE_MESSAGES, WIRE_PULSES */
+    LOSSYNET_FRAGMENTS = 64,   /* most fragments of a message on their way to a peer */
+    LOSSYNET_GATHER_KINDS = 2, /* kinds of gathers: WIRE_MESSAGES, WIRE_PULSES */
     LOSSYNET_REACH = 4, /* windows; a sequence farther than this from the last one is invalid */
 };
 
@@ -66,22 +66,22 @@ struct lossynet_window { /* how many DATA may be on their way to it */
 
 struct lossynet_flow {
     struct lossynet_window window;
-    bool blocked;                        /* DATA could not leave: no window, or no open phase */
-    bool shut;                           /* DATA could not leave: it had not opened the phase */
-    double shut_since;                   /* when `shut` was last false */
-    double credited;                     /* when credit last grew, or we sent after a pause */
-    uint32_t sent, credit, group_credit; /* of our DATA to it, and to EVERYONE */
-    uint32_t seen, group_seen;           /* we have seen, or given up, all its DATA before these */
-    uint32_t unacknowledged;             /* its DATA for which we have not given credit yet */
-    uint32_t came;                       /* its DATA that arrived, since the start */
+    bool blocked;                            /* DATA could not leave: no window, or no open phase */
+    bool shut;                               /* DATA could not leave: it had not opened the phase */
+    double shut_since;                       /* when `shut` was last false */
+    double credited;                         /* when credit last grew, or we sent after a pause */
+    uint32_t sent, credit, multicast_credit; /* of our DATA to it, and to EVERYONE */
+    uint32_t seen, multicast_seen; /* we have seen, or given up, all its DATA before these */
+    uint32_t unacknowledged;       /* its DATA for which we have not given credit yet */
+    uint32_t came;                 /* its DATA that arrived, since the start */
     struct lossynet_loss_report report;
 };
 
 struct lossynet_control {
     uint32_t open[2], finished[2]; /* from its state (wire.h) */
-    uint32_t complete[LOSSYNET_ROUND_KINDS], meetings;
+    uint32_t complete[LOSSYNET_GATHER_KINDS], gathers;
     double raised; /* when open or finished last grew */
-    bool state_due, left_due, answer_due, ack_due[LOSSYNET_ROUND_KINDS];
+    bool state_due, left_due, answer_due, ack_due[LOSSYNET_GATHER_KINDS];
     uint32_t echo;     /* nonce of the last PROBE from it */
     uint32_t answered; /* nonce of the last PROBE of ours that it answered */
 };
@@ -118,17 +118,17 @@ struct lossynet_rx { /* its present phase of a kind to us */
     uint32_t next_announced;
 };
 
-struct lossynet_message { /* the present message round of a kind: our part for it, its for us */
+struct lossynet_message { /* the present gather of a kind: our part for it, its for us */
     const uint8_t *out;
     uint8_t *in;
     size_t out_bytes, in_bytes;
     uint32_t fragments, acked_before, expects, got_before; /* fragments of `out`, then of `in` */
     uint64_t acked, got;                /* bit i stands for fragment ..._before + i */
     double sent_at[LOSSYNET_FRAGMENTS]; /* by fragment modulo LOSSYNET_FRAGMENTS; 0: not yet */
-    uint32_t in_round;                  /* message rounds that it has begun */
+    uint32_t in_gather;                 /* gathers that it has begun */
     uint32_t stamp; /* of its last fragment, until an acknowledgement returns it; 0: none */
-    double moved;   /* when a new fragment of it last came, or it completed a round */
-    struct lossynet_timer repeat; /* in the first kind of round, also for LEAVE */
+    double moved;   /* when a new fragment of it last came, or it completed a gather */
+    struct lossynet_timer repeat; /* in the first kind of gather, also for LEAVE */
 };
 
 struct lossynet_waiting { /* whether we wait for it (deadline.c) */
@@ -155,7 +155,7 @@ struct lossynet_question { /* acknowledgements that we ask it for, or it asks us
 struct lossynet_doubt { /* whether datagrams of full size still pass to it (path.c) */
     size_t bytes;       /* payload of datagrams that may not pass; 0: we do not doubt */
     bool data;          /* that is because of DATA, and not because of a message */
-    double waits[LOSSYNET_ROUND_KINDS]; /* since when a large fragment waits; 0: none does */
+    double waits[LOSSYNET_GATHER_KINDS]; /* since when a large fragment waits; 0: none does */
     uint32_t came, sent; /* at the begin of a sample: its count of our DATA, and our count */
     bool sampled;        /* a sample has left; it may still be on its way */
     double since;        /* when it had left */
@@ -175,7 +175,7 @@ struct lossynet_peer {
     struct lossynet_control control;
     struct lossynet_tx tx[2];
     struct lossynet_rx rx[2];
-    struct lossynet_message message[LOSSYNET_ROUND_KINDS];
+    struct lossynet_message message[LOSSYNET_GATHER_KINDS];
     struct lossynet_waiting lateness;
     struct lossynet_question question;
     struct lossynet_doubt doubt;

@@ -60,7 +60,7 @@ void lossynet_transport_send_begin(struct lossynet_transport *t, lossynet_phase 
         t->peers[r].tx[phase] = (struct lossynet_tx){.complete = r == t->world.rank || has_closed,
                                                      .refused = has_closed};
     }
-    if (lossynet_is_group(t, phase)) t->sender.group = (struct lossynet_tx){0};
+    if (lossynet_is_multicast(t, phase)) t->sender.multicast = (struct lossynet_tx){0};
     __atomic_store_n(&t->sender.woken, true, __ATOMIC_SEQ_CST);
     lossynet_agenda_all(t);
     lossynet_progress_leave(t);
@@ -174,7 +174,7 @@ static lossynet_status exchange(struct lossynet_transport *t, int which, const u
     lossynet_message_begin(t, which, out, out_offset, same, in, in_offset);
     if (!status) status = lossynet_progress_until(t, lossynet_message_exchanged, which);
     if (!status) lossynet_progress_push(t, lossynet_now()); /* our last acknowledgements */
-    t->rounds[which].open = !status && t->rounds[which].keeps;
+    t->gathers[which].open = !status && t->gathers[which].keeps;
     lossynet_agenda_all(t);
     for (int r = 0; came && r < t->world.ranks; r++) {
         const struct lossynet_message *m = &t->peers[r].message[which];
@@ -187,12 +187,12 @@ static lossynet_status exchange(struct lossynet_transport *t, int which, const u
 lossynet_status lossynet_transport_swap(struct lossynet_transport *t, const void *out,
                                         const size_t *out_offset, void *in,
                                         const size_t *in_offset) {
-    return exchange(t, LOSSYNET_MEETING, out, out_offset, false, in, in_offset, NULL);
+    return exchange(t, LOSSYNET_GATHER, out, out_offset, false, in, in_offset, NULL);
 }
 
 lossynet_status lossynet_transport_gather(struct lossynet_transport *t, void *data,
                                           const size_t *offset) {
-    return exchange(t, LOSSYNET_MEETING, data, offset, true, data, offset, NULL);
+    return exchange(t, LOSSYNET_GATHER, data, offset, true, data, offset, NULL);
 }
 
 lossynet_status lossynet_transport_pulse(struct lossynet_transport *t, void *data,
@@ -207,11 +207,11 @@ lossynet_status lossynet_transport_swap_pulse(struct lossynet_transport *t, cons
 }
 
 bool lossynet_transport_is_called(struct lossynet_transport *t) {
-    const uint32_t begun = t->rounds[LOSSYNET_MEETING].begun;
+    const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
     bool called = false;
     lossynet_progress_enter(t);
     for (int r = 0; r < t->world.ranks; r++)
-        called |= (int32_t)(t->peers[r].control.meetings - begun) > 0;
+        called |= (int32_t)(t->peers[r].control.gathers - begun) > 0;
     lossynet_progress_leave(t);
     return called;
 }

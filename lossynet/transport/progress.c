@@ -274,16 +274,16 @@ static void say_leave(struct lossynet_transport *t) {
     t->threads.closing = true;
     t->threads.closing_since = lossynet_now();
     for (int kind = 0; kind < 2; kind++) t->phase[kind].awaited = false;
-    t->rounds[LOSSYNET_MEETING].open = t->rounds[LOSSYNET_PULSE].open = false;
+    t->gathers[LOSSYNET_GATHER].open = t->gathers[LOSSYNET_PULSE].open = false;
     for (int r = 0; r < t->world.ranks; r++) {
         struct lossynet_peer *p = &t->peers[r];
         if (r == t->world.rank) continue;
-        p->message[LOSSYNET_MEETING].repeat = lossynet_timer_at_once();
+        p->message[LOSSYNET_GATHER].repeat = lossynet_timer_at_once();
         for (int kind = 0; kind < 2; kind++)
             p->tx[kind].complete = true, p->tx[kind].done_waits &= !failed;
         if (failed) lossynet_control_send(t, r, type, 0, 0, 0), p->live.knows = true;
     }
-    t->sender.group.complete = true;
+    t->sender.multicast.complete = true;
     lossynet_agenda_all(t);
     if (!failed) lossynet_progress_until(t, all_know, 0);
     /* Peers that left before us may not have heard that we know it. They stop waiting after
@@ -297,7 +297,7 @@ void lossynet_progress_stop(struct lossynet_transport *t) {
     if (!t->threads.threaded) return;
     lossynet_progress_enter(t);
     const lossynet_status failed = t->failed;
-    lossynet_progress_until(t, lossynet_message_settled, LOSSYNET_MEETING);
+    lossynet_progress_until(t, lossynet_message_settled, LOSSYNET_GATHER);
     t->failed = failed; /* a peer that fails from now on does not matter */
     say_leave(t);
     t->threads.stop = true;

@@ -130,24 +130,24 @@ struct lossynet_session { /* what all datagrams of a run have in common */
 struct lossynet_sender {
     struct lossynet_datagram batch[LOSSYNET_BATCH];
     struct lossynet_span spans[LOSSYNET_BATCH];
-    int first;           /* the peer to begin with */
-    bool woken;          /* the caller has more to send; atomic */
-    uint32_t group_sent; /* DATA sent by multicast */
-    struct lossynet_tx group;
+    int first;               /* the peer to begin with */
+    bool woken;              /* the caller has more to send; atomic */
+    uint32_t multicast_sent; /* DATA sent by multicast */
+    struct lossynet_tx multicast;
 };
 
-/* Kinds of message rounds. In a LOSSYNET_MEETING all ranks wait for all; a LOSSYNET_PULSE goes on
+/* Kinds of gathers. In a LOSSYNET_GATHER all ranks wait for all; a LOSSYNET_PULSE goes on
  * without late ranks. */
-enum { LOSSYNET_MEETING, LOSSYNET_PULSE };
+enum { LOSSYNET_GATHER, LOSSYNET_PULSE };
 
-enum { LOSSYNET_KEPT_BYTES = 512 << 10 }; /* most bytes kept of our parts of a round, in all */
+enum { LOSSYNET_KEPT_BYTES = 512 << 10 }; /* most bytes kept of our parts of a gather, in all */
 
-struct lossynet_rounds { /* message rounds of a kind */
+struct lossynet_gathers { /* gathers of a kind */
     uint32_t begun;
-    uint32_t complete; /* rounds of which we have the parts of all ranks */
+    uint32_t complete; /* gathers of which we have the parts of all ranks */
     bool open;         /* the caller waits, or our part is not acknowledged yet */
     bool keeps;        /* our part was copied to `kept`: the caller need not wait for its arrival */
-    uint8_t *kept;     /* [LOSSYNET_KEPT_BYTES], only for LOSSYNET_MEETING */
+    uint8_t *kept;     /* [LOSSYNET_KEPT_BYTES], only for LOSSYNET_GATHER */
     double half;       /* when half of the ranks were done; 0: not yet */
 };
 
@@ -204,7 +204,7 @@ struct lossynet_threads {
 };
 
 /* Conditions of a peer, which agenda.c counts. Those before LOSSYNET_IDLES stand for two flags
- * each, one per kind of phase or round. The flags for peers on time, and for late peers, leave out
+ * each, one per kind of phase or gather. The flags for peers on time, and for late peers, leave out
  * a peer that is away (deadline.c) and has not sent its part. */
 enum lossynet_flag {
     LOSSYNET_RECEIVES,               /* its phase to us is not over */
@@ -214,7 +214,7 @@ enum lossynet_flag {
     LOSSYNET_SENDS = 8,              /* not all of our packets have left for it */
     LOSSYNET_STUCK = 10,             /* they cannot leave, since the peer is late or away */
     LOSSYNET_UNCONFIRMED = 12,       /* it has not acknowledged our DONE */
-    LOSSYNET_LACKS = 14,             /* its part of a round has not come */
+    LOSSYNET_LACKS = 14,             /* its part of a gather has not come */
     LOSSYNET_EXCHANGES = 16,         /* its part has not come, or ours is not acknowledged */
     LOSSYNET_EXCHANGES_IN_TIME = 18, /* the same, and the peer is on time */
     LOSSYNET_EXCHANGES_LATE = 20,    /* the same, and the peer is late */
@@ -243,7 +243,7 @@ struct lossynet_transport {
     struct lossynet_peer *peers; /* [R] */
     struct lossynet_agenda agenda;
     struct lossynet_phase_state phase[2];
-    struct lossynet_rounds rounds[LOSSYNET_ROUND_KINDS];
+    struct lossynet_gathers gathers[LOSSYNET_GATHER_KINDS];
     struct lossynet_deadline deadline;
     struct lossynet_sender sender;
     struct lossynet_receiver receiver;
@@ -252,7 +252,7 @@ struct lossynet_transport {
     lossynet_status failed;
 };
 
-static inline bool lossynet_is_group(const struct lossynet_transport *t, int kind) {
+static inline bool lossynet_is_multicast(const struct lossynet_transport *t, int kind) {
     return t->session.multicast && kind == LOSSYNET_PARAMETER;
 }
 
@@ -405,7 +405,7 @@ double lossynet_deadline_wait(const struct lossynet_transport *t);
 /* Returns whether this time is over. half: when half of the ranks were done; 0: they are not
  * yet. */
 bool lossynet_deadline_is_over(const struct lossynet_transport *t, double half);
-/* Returns the next time, after `now`, at which it is over for a phase or round that waits; infinity
+/* Returns the next time, after `now`, at which it is over for a phase or gather that waits; infinity
  * if there is none. */
 double lossynet_deadline_due(const struct lossynet_transport *t, double now);
 /* Returns whether at most half of the ranks are late. */
@@ -416,11 +416,11 @@ static inline bool lossynet_deadline_is_minority(const struct lossynet_transport
 static inline bool lossynet_deadline_ignores(const struct lossynet_transport *t, int peer) {
     return t->peers[peer].lateness.late && lossynet_deadline_is_minority(t);
 }
-/* Returns whether a peer is away: with a deadline, it has begun a message round of kind
- * LOSSYNET_MEETING that we have not begun. While it waits there it begins no new phase or round. */
+/* Returns whether a peer is away: with a deadline, it has begun a gather of kind
+ * LOSSYNET_GATHER that we have not begun. While it waits there it begins no new phase or gather. */
 static inline bool lossynet_deadline_is_away(const struct lossynet_transport *t, int peer) {
-    const uint32_t begun = t->rounds[LOSSYNET_MEETING].begun;
-    return t->deadline.on && (int32_t)(t->peers[peer].control.meetings - begun) > 0;
+    const uint32_t begun = t->gathers[LOSSYNET_GATHER].begun;
+    return t->deadline.on && (int32_t)(t->peers[peer].control.gathers - begun) > 0;
 }
 /* Returns whether a phase does not wait for a peer: the peer is ignored, or it is away and has not
  * finished sending this phase. */
@@ -461,25 +461,25 @@ void lossynet_message_receive(struct lossynet_transport *t, int peer, const stru
                               const uint8_t *payload);
 void lossynet_message_acknowledge(struct lossynet_transport *t, int peer,
                                   const struct wire_header *h, const uint8_t *payload);
-/* Returns whether an open round, of any kind, waits for this peer. */
+/* Returns whether an open gather, of any kind, waits for this peer. */
 bool lossynet_message_awaits(const struct lossynet_transport *t, int peer);
-/* Returns whether a round needs nothing more of a peer: we have its part and it has ours, or it has
+/* Returns whether a gather needs nothing more of a peer: we have its part and it has ours, or it has
  * gone on without us. */
 bool lossynet_message_is_exchanged(const struct lossynet_transport *t, int peer, int which);
-/* Returns how many seconds ago a peer that has begun an open round last sent a fragment, if we lack
+/* Returns how many seconds ago a peer that has begun an open gather last sent a fragment, if we lack
  * some; else 0. A peer repeats fragments until we acknowledge them, unless it wrongly believes that
  * we did. */
 double lossynet_message_owed(const struct lossynet_transport *t, int peer);
-/* Begins a round of a kind. Our part for rank r is bytes out_offset[r] ... out_offset[r + 1] of
+/* Begins a gather of a kind. Our part for rank r is bytes out_offset[r] ... out_offset[r + 1] of
  * `out`; with `same` all ranks get the part at this rank's own offset. The part from rank r goes to
  * in_offset[r] ... in_offset[r + 1] of `in`. */
 void lossynet_message_begin(struct lossynet_transport *t, int which, const uint8_t *out,
                             const size_t *out_offset, bool same, uint8_t *in,
                             const size_t *in_offset);
-/* For lossynet_progress_until: returns whether all parts of the round have come, and ours have
+/* For lossynet_progress_until: returns whether all parts of the gather have come, and ours have
  * arrived or are kept. A LOSSYNET_PULSE does not wait for late ranks. */
 bool lossynet_message_exchanged(struct lossynet_transport *t, int which);
-/* For lossynet_progress_until: returns whether our kept parts have arrived, so that the next round
+/* For lossynet_progress_until: returns whether our kept parts have arrived, so that the next gather
  * may begin. */
 bool lossynet_message_settled(struct lossynet_transport *t, int which);
 
@@ -487,7 +487,7 @@ bool lossynet_message_settled(struct lossynet_transport *t, int which);
 
 /* Returns a new nonce for a PROBE: an even one if it is padded, else an odd one. */
 uint32_t lossynet_path_nonce(struct lossynet_transport *t, bool padded);
-/* Says that the oldest fragment that a peer has not acknowledged in a round of this kind has
+/* Says that the oldest fragment that a peer has not acknowledged in a gather of this kind has
  * `bytes` bytes. 0: all are acknowledged, or some were just now. */
 void lossynet_path_message(struct lossynet_transport *t, int peer, int which, size_t bytes,
                            double now);

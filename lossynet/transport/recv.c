@@ -36,13 +36,13 @@ static bool fit(const struct lossynet_transport *t, uint8_t elements) {
 static uint64_t *reject(struct lossynet_transport *t, const struct wire_header *h,
                         struct lossynet_packet *packet) {
     struct lossynet_rejected *rejected = &t->receiver.rejected;
-    bool group = h->receiver == WIRE_EVERYONE;
+    bool multicast = h->receiver == WIRE_EVERYONE;
     if (h->kind >= 2 || !fit(t, h->elements) || h->sender >= t->shape.workers ||
         is_local(t, h->sender) || h->bucket >= (uint32_t)t->shape.buckets ||
-        group != lossynet_is_group(t, h->kind))
+        multicast != lossynet_is_multicast(t, h->kind))
         return &rejected->invalid;
     *packet = (struct lossynet_packet){.sender = h->sender,
-                                       .receiver = group ? LOSSYNET_EVERYONE : h->receiver,
+                                       .receiver = multicast ? LOSSYNET_EVERYONE : h->receiver,
                                        .bucket = (int)h->bucket,
                                        .number = h->packet,
                                        .gradients = h->gradients};
@@ -106,7 +106,7 @@ void lossynet_recv_data(struct lossynet_transport *t, int peer, const struct wir
     struct lossynet_peer *p = &t->peers[peer];
     struct lossynet_flow *flow = &p->flow;
     struct lossynet_rejected *rejected = &t->receiver.rejected;
-    uint32_t *seen = h->receiver == WIRE_EVERYONE ? &flow->group_seen : &flow->seen;
+    uint32_t *seen = h->receiver == WIRE_EVERYONE ? &flow->multicast_seen : &flow->seen;
     if (h->sequence - *seen < (uint32_t)(LOSSYNET_REACH * t->session.window))
         *seen = h->sequence + 1;
     flow->came++;

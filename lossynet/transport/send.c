@@ -108,7 +108,7 @@ static int push_peer(struct lossynet_transport *t, int kind, int rank, double *w
 /* Sends one batch of parameters to all peers by multicast. Returns whether something left. */
 static bool push_group(struct lossynet_transport *t, double *wait) {
     const int kind = LOSSYNET_PARAMETER;
-    struct lossynet_tx *tx = &t->sender.group;
+    struct lossynet_tx *tx = &t->sender.multicast;
     if (t->phase[kind].begun == 0 || tx->complete ||
         !t->calls.ready(t->calls.context, LOSSYNET_PARAMETER, LOSSYNET_EVERYONE))
         return false;
@@ -119,13 +119,13 @@ static bool push_group(struct lossynet_transport *t, double *wait) {
         if (r == t->world.rank || p->tx[kind].complete) continue;
         int free = 0;
         if (is_open(t, p, kind))
-            free = room(flow, t->sender.group_sent, flow->group_credit, t->pacing.batch);
+            free = room(flow, t->sender.multicast_sent, flow->multicast_credit, t->pacing.batch);
         if (free == 0) flow->blocked = true;
         flow->window.full |= free == 0 && is_open(t, p, kind);
         if (free < most) most = free;
     }
     if (most == 0) return false;
-    int n = send_batch(t, kind, LOSSYNET_EVERYONE, tx, most, &t->sender.group_sent, wait);
+    int n = send_batch(t, kind, LOSSYNET_EVERYONE, tx, most, &t->sender.multicast_sent, wait);
     for (int r = 0; tx->complete && r < t->world.ranks; r++)
         if (!t->peers[r].tx[kind].complete) lossynet_send_complete(&t->peers[r].tx[kind]);
     return n > 0;
@@ -164,7 +164,7 @@ static bool push_all(struct lossynet_transport *t, int rank, double *wait, bool 
     if (!t->session.multicast) flow->blocked = false;
     flow->shut = false;
     for (int kind = LOSSYNET_PARAMETER; kind >= 0; kind--) {
-        const int n = lossynet_is_group(t, kind) ? 0 : push_peer(t, kind, rank, wait);
+        const int n = lossynet_is_multicast(t, kind) ? 0 : push_peer(t, kind, rank, wait);
         left |= n > 0;
         paced |= n < 0;
     }

@@ -92,7 +92,7 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
         pthread_cond_init(&t->threads.handed_back, NULL);
     }
     uint8_t *kept = lossynet_memory_take(LOSSYNET_KEPT_BYTES, 1);
-    if (t) t->rounds[LOSSYNET_MEETING].kept = kept;
+    if (t) t->gathers[LOSSYNET_GATHER].kept = kept;
     if (!t || !all || !t->peers || !kept || !lossynet_agenda_open(&t->agenda, &settings->world)) {
         lossynet_log("rank %d: no memory for %zu peers", settings->world.rank, ranks);
     } else {
@@ -174,7 +174,7 @@ void lossynet_transport_close(struct lossynet_transport *t) {
         free(t->phase[kind].buckets.passed);
         free(t->phase[kind].buckets.missing);
     }
-    free(t->rounds[LOSSYNET_MEETING].kept);
+    free(t->gathers[LOSSYNET_GATHER].kept);
     free(t->session.padding);
     free(t->session.sealed);
     lossynet_agenda_close(&t->agenda);

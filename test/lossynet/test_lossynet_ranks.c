@@ -39,7 +39,7 @@ static void *read_buckets(void *argument) {
 
 /* Rounds of small messages so far. */
 static uint32_t exchanges_of(const struct lossynet_comm *comm) {
-    return comm->transport ? comm->transport->rounds[LOSSYNET_MEETING].begun : 0;
+    return comm->transport ? comm->transport->gathers[LOSSYNET_GATHER].begun : 0;
 }
 
 /* Two threads wait for the parameters of the last step, bucket by bucket; then gradients become

@@ -410,7 +410,7 @@ static void test_impossible_counters(void **state) {
         const int i = counts[c];
         uint32_t told[WIRE_STATE_BYTES / 4] = {0};
         struct lossynet_control before = peer->control;
-        told[i] = t->rounds[LOSSYNET_MEETING].begun + 10;
+        told[i] = t->gathers[LOSSYNET_GATHER].begun + 10;
         uint64_t invalid = t->receiver.rejected.invalid;
         feed_state(comm, WIRE_STATE, 0, told);
         assert_int_equal(t->receiver.rejected.invalid, invalid + 1);
@@ -419,10 +419,10 @@ static void test_impossible_counters(void **state) {
         assert_int_equal(t->receiver.rejected.invalid, invalid + 2);
         assert_memory_equal(&peer->control, &before, sizeof before);
     }
-    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->rounds[LOSSYNET_MEETING].begun + 1);
+    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->gathers[LOSSYNET_GATHER].begun + 1);
     h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
     feed(comm, h, 4);
-    assert_true(peer->message[LOSSYNET_MEETING].in_round <= t->rounds[LOSSYNET_MEETING].begun);
+    assert_true(peer->message[LOSSYNET_GATHER].in_gather <= t->gathers[LOSSYNET_GATHER].begun);
 
     /* What it has seen of our DATA: a little too much is all of it, much too much is nothing. */
     uint32_t told[WIRE_STATE_BYTES / 4] = {0}, sent = peer->flow.sent;
@@ -447,11 +447,11 @@ static void test_impossible_counters(void **state) {
     told[7] = 3;
     feed_state(comm, WIRE_PROBE, 5, told);
     assert_int_equal(peer->flow.seen, 5);
-    assert_int_equal(peer->flow.group_seen, 3);
+    assert_int_equal(peer->flow.multicast_seen, 3);
     told[7] = 2;
     feed_state(comm, WIRE_PROBE, 4, told); /* overtaken by what came before */
     assert_int_equal(peer->flow.seen, 5);
-    assert_int_equal(peer->flow.group_seen, 3);
+    assert_int_equal(peer->flow.multicast_seen, 3);
     free_vectors(x);
     close_peer(comm);
 }
@@ -532,21 +532,21 @@ static void test_owed_message(void **state) {
     uint64_t mine[2] = {0}, all[4] = {0};
     const size_t offset[3] = {0, sizeof mine, sizeof all};
     lossynet_progress_enter(t);
-    lossynet_message_begin(t, LOSSYNET_MEETING, (uint8_t *)mine, offset, true, (uint8_t *)all,
+    lossynet_message_begin(t, LOSSYNET_GATHER, (uint8_t *)mine, offset, true, (uint8_t *)all,
                            offset);
     t->receiver.empty = lossynet_now() + 100;
-    assert_true(lossynet_message_owed(t, 1) == 0);                    /* it has not begun */
-    t->peers[1].control.meetings = t->rounds[LOSSYNET_MEETING].begun; /* it says that it has */
+    assert_true(lossynet_message_owed(t, 1) == 0);                   /* it has not begun */
+    t->peers[1].control.gathers = t->gathers[LOSSYNET_GATHER].begun; /* it says that it has */
     assert_true(lossynet_message_owed(t, 1) > 99);
-    t->peers[1].control.meetings--;
+    t->peers[1].control.gathers--;
     t->receiver.now = lossynet_now();
-    uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->rounds[LOSSYNET_MEETING].begun};
+    uint32_t told[WIRE_STATE_BYTES / 4] = {[4] = t->gathers[LOSSYNET_GATHER].begun};
     lossynet_progress_leave(t);
     feed_state(comm, WIRE_STATE, 0, told);
     lossynet_progress_enter(t);
-    t->receiver.empty = t->peers[1].message[LOSSYNET_MEETING].moved + 100;
+    t->receiver.empty = t->peers[1].message[LOSSYNET_GATHER].moved + 100;
     assert_close(lossynet_message_owed(t, 1), 100, 1e-6);
-    t->rounds[LOSSYNET_MEETING].open = false;
+    t->gathers[LOSSYNET_GATHER].open = false;
     lossynet_progress_leave(t);
     close_peer(comm);
 }
@@ -560,9 +560,9 @@ static void test_a_repeated_fragment(void **state) {
     uint8_t *all = calloc(2, one + 64);
     const size_t offset[3] = {0, one + 64, 2 * (one + 64)};
     lossynet_progress_enter(t);
-    lossynet_message_begin(t, LOSSYNET_MEETING, all, offset, true, all, offset);
-    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->rounds[LOSSYNET_MEETING].begun - 1);
-    const double *moved = &t->peers[1].message[LOSSYNET_MEETING].moved;
+    lossynet_message_begin(t, LOSSYNET_GATHER, all, offset, true, all, offset);
+    struct wire_header h = data_header(comm, WIRE_MESSAGES, t->gathers[LOSSYNET_GATHER].begun - 1);
+    const double *moved = &t->peers[1].message[LOSSYNET_GATHER].moved;
     lossynet_progress_leave(t);
     h.type = WIRE_MESSAGE, h.sender = 1, h.receiver = 0;
     h.packet = 1; /* the small one; the large one does not come */
@@ -571,7 +571,7 @@ static void test_a_repeated_fragment(void **state) {
     for (int i = 0; i < 3; i++) feed(comm, h, 64);
     assert_true(*moved == first && t->receiver.now > first);
     lossynet_progress_enter(t);
-    t->rounds[LOSSYNET_MEETING].open = false;
+    t->gathers[LOSSYNET_GATHER].open = false;
     lossynet_progress_leave(t);
     close_peer(comm);
     free(all);
