@@ -33,4 +33,4 @@ class Binary(Distribution):
 if not HEADER.exists():
     raise SystemExit(f"{HEADER} is missing: expected `pip install ./lossynet/python` in the repository")
 setup(version=re.search(r'LOSSYNET_VERSION "([^"]+)"', HEADER.read_text(encoding="utf-8"))[1],
-      cmdclass={"build_py": BuildLibrary}, distclass=Binary)
+      license="MIT", cmdclass={"build_py": BuildLibrary}, distclass=Binary)
