@@ -29,6 +29,7 @@ struct bench {
     size_t elements;
     float *vector; /* what is averaged, and without groups also what is received */
     struct group group;
+    struct placement placement; /* of vectors in the host's memory */
     struct param_layout layout;
     struct worker worker; /* with groups: its vectors */
     float off; /* largest error of rounding: below 2 for int4 and elements up to 9, else 0 */
@@ -161,7 +162,11 @@ static lossynet_status open_group(struct bench *b) {
     b->group.layout = &b->layout;
     b->group.comm = b->comm;
     b->worker.id = b->world.rank;
-    if (group_open(&b->group, &b->world, 1, true)) return LOSSYNET_NO_MEMORY;
+    b->group.shares = true;
+    b->group.first = b->world.rank - b->world.rank % b->group.size;
+    b->group.placement = &b->placement;
+    b->placement.trains = true;
+    if (group_open(&b->group, &b->world, 1)) return LOSSYNET_NO_MEMORY;
     b->group.early = lossynet_overlaps(b->comm); /* as the trainer does */
     group_share_vectors(&b->group, &b->worker, 0);
     b->vector = b->worker.grads;
