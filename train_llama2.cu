@@ -669,7 +669,7 @@ static struct run_info run_info(const struct trainer *t) {
                                    .sends = t->dp.pipeline.sends,
                                    .carries = data_parallel_carries(&t->dp),
                                    .on_device = t->be->on_device,
-                                   .peers = t->dp.group.peers,
+                                   .mapped = t->dp.group.mapped,
                                    .rank = t->dp.world.rank,
                                    .ranks = t->dp.world.ranks,
                                    .workers = t->dp.workers,
@@ -728,7 +728,7 @@ static void advance(struct trainer *t, int done) {
  * them stops or is broken. Before they do anything together, all meet and agree on a step. */
 static int meet(struct trainer *t, struct data_parallel_news *news) {
     news->step = t->run.at.step;
-    if (finish_step(t) || data_parallel_meet(&t->dp, news)) return -1;
+    if (finish_step(t) || data_parallel_agree(&t->dp, news)) return -1;
     advance(t, news->step);
     return 0;
 }

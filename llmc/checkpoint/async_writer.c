@@ -120,7 +120,7 @@ static int write_rest(struct async_writer *s, const char *partial, json_t *files
 
 /* Writes this rank's part. */
 static void *write_part(void *argument) {
-    struct async_writer *s = (struct async_writer *)argument;
+    struct async_writer *s = argument;
     const int rank = s->run->facts.rank;
     char partial[FILE_PATH_BYTES];
     json_t *files = json_object();
@@ -134,7 +134,7 @@ static void *write_part(void *argument) {
 }
 
 static void remember(struct async_writer *s) {
-    char **more = (char **)realloc(s->kept, (s->kept_count + 1) * sizeof *more);
+    char **more = realloc(s->kept, (s->kept_count + 1) * sizeof *more);
     if (more) s->kept = more;
     char *copy = more ? strdup(s->directory) : NULL;
     if (!copy) return; /* the copy is never removed */
@@ -168,7 +168,7 @@ static void prune(struct async_writer *s) {
 /* Rank 0, after all parts are written: writes the list of files, then gives the checkpoint its
  * name. */
 static void *commit(void *argument) {
-    struct async_writer *s = (struct async_writer *)argument;
+    struct async_writer *s = argument;
     char partial[FILE_PATH_BYTES];
     pause_for_tests();
     int status = hf_model_partial(s->directory, partial) ||
@@ -420,15 +420,15 @@ int async_writer_open(const struct async_writer_settings *settings, int step,
                       struct async_writer **out) {
     const struct resume_run *run = settings->run;
     *out = NULL;
-    struct async_writer *s = (struct async_writer *)calloc(1, sizeof *s);
+    struct async_writer *s = calloc(1, sizeof *s);
     if (!s) return log_out_of_memory("the writer of checkpoints", 0);
     s->settings = *settings;
     s->run = run;
     pthread_mutex_init(&s->lock, NULL);
-    s->mine = (struct note *)calloc((size_t)run->facts.local, sizeof *s->mine);
-    s->all = (struct note *)calloc((size_t)run->facts.workers, sizeof *s->all);
+    s->mine = calloc((size_t)run->facts.local, sizeof *s->mine);
+    s->all = calloc((size_t)run->facts.workers, sizeof *s->all);
     s->tensor_count = model_tensor_count(&run->facts.layout->config);
-    s->tensors = (struct named_tensor *)calloc(s->tensor_count, sizeof *s->tensors);
+    s->tensors = calloc(s->tensor_count, sizeof *s->tensors);
     if (!s->mine || !s->all || !s->tensors) {
         async_writer_close(s);
         return log_out_of_memory("the writer of checkpoints", 0);

@@ -273,7 +273,7 @@ struct candidate {
 };
 
 static int older_first(const void *a, const void *b) {
-    const struct candidate *x = (const struct candidate *)a, *y = (const struct candidate *)b;
+    const struct candidate *x = (const struct candidate *)a, *y = b;
     if (x->start != y->start) return x->start < y->start ? -1 : 1;
     /* Checkpoints of before 0.1.0 have no start: there, the time is all there is. */
     if (!x->start && x->saved != y->saved) return x->saved < y->saved ? -1 : 1;
@@ -306,7 +306,7 @@ static size_t find(const char *out, struct candidate **found, size_t *damaged) {
         }
         if (count == room) {
             room = room ? 2 * room : 16;
-            struct candidate *more = (struct candidate *)realloc(*found, room * sizeof *more);
+            struct candidate *more = realloc(*found, room * sizeof *more);
             if (more) *found = more;
             if (!more) room = count;
         }
@@ -345,7 +345,7 @@ int resume_last_start(const char *out) {
 size_t resume_list(const char *out, int step, char ***list) {
     struct candidate *found;
     size_t kept = 0, count = find_quietly(out, &found);
-    *list = (char **)calloc(count + 1, sizeof **list);
+    *list = calloc(count + 1, sizeof **list);
     for (size_t i = 0; i < count; i++) {
         if (*list && found[i].step <= step)
             (*list)[kept++] = found[i].path;

@@ -83,7 +83,7 @@ struct resume_run {
     struct resume_memory moments, replicas;   /* moments and `ahead`; params, and the model */
     const struct product_choices *products;   /* the backend's; NULL: none */
     const struct attention_choice *attention; /* the same */
-    bool replicas_are_half; /* params hold bfloat16 (uint16_t) in the host's memory */
+    bool replicas_are_bf16; /* params hold bfloat16 (uint16_t) in the host's memory */
 };
 
 /* ---- resuming ---- */

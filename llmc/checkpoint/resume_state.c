@@ -32,7 +32,7 @@ static int stale_runs(const struct resume_run *r, int worker, struct run **list,
         if (!gap.count) continue;
         if (*runs == room) {
             room = room ? 2 * room : 256;
-            struct run *larger = (struct run *)realloc(*list, room * sizeof *larger);
+            struct run *larger = realloc(*list, room * sizeof *larger);
             if (!larger)
                 return log_out_of_memory("the list of stale packets",
                                          (double)(room * sizeof *larger));
@@ -91,8 +91,7 @@ static void window_run(const struct resume_run *r, struct window *w, struct run 
 }
 
 static int window_open(const struct resume_run *r, float *vector, struct window *w) {
-    *w = (struct window){(float *)malloc(WINDOW * sizeof(float)), vector, 0, 0,
-                         r->facts.layout->count};
+    *w = (struct window){malloc(WINDOW * sizeof(float)), vector, 0, 0, r->facts.layout->count};
     return w->host ? 0 : log_out_of_memory("a part of a replica", WINDOW * sizeof(float));
 }
 
@@ -105,14 +104,14 @@ static void window_close(const struct resume_run *r, struct window *w, bool back
 /* The next two functions copy n elements from `offset` of a replica in host memory, or to it. */
 static void read_replica(const struct resume_run *r, float *to, const float *params, size_t offset,
                          size_t n) {
-    if (!r->replicas_are_half) return r->replicas.download(to, params + offset, n * sizeof *to);
+    if (!r->replicas_are_bf16) return r->replicas.download(to, params + offset, n * sizeof *to);
     const uint16_t *from = (const uint16_t *)params + offset;
     for (size_t i = 0; i < n; i++) to[i] = from_bf16(from[i]);
 }
 
 static void write_replica(const struct resume_run *r, float *params, size_t offset,
                           const char *from, size_t n) {
-    if (!r->replicas_are_half) return r->replicas.upload(params + offset, from, n * sizeof(float));
+    if (!r->replicas_are_bf16) return r->replicas.upload(params + offset, from, n * sizeof(float));
     lossynet_narrow_parameters(r->comm, (uint16_t *)params + offset, from, offset, n);
 }
 
@@ -123,7 +122,7 @@ static bool add_table(struct snapshot *out, const char *name, int worker, const 
                       size_t runs) {
     size_t rows = 0;
     for (size_t i = 0; i < runs; i++) rows += list[i].count > 0;
-    int64_t *table = (int64_t *)snapshot_add(out, "I64", rows, 2, name, worker);
+    int64_t *table = snapshot_add(out, "I64", rows, 2, name, worker);
     for (size_t i = 0; i < runs && table; i++) {
         if (!list[i].count) continue;
         *table++ = (int64_t)list[i].offset;
@@ -146,7 +145,7 @@ static int add_replica(const struct resume_run *r, const struct resume_worker *w
     size_t runs, elements;
     if (stale_runs(r, w->id, &list, &runs, &elements)) return -1;
     const bool table = add_table(out, "worker.%d.stale", w->id, list, runs);
-    float *values = (float *)snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
+    float *values = snapshot_add(out, "F32", elements, 0, "worker.%d.replica", w->id);
     int status = 0;
     if (!table || !values) {
         free(list);
@@ -213,7 +212,7 @@ static int source_open(struct source *s, const char *directory, const json_t *sa
     s->directory = directory;
     s->ranks = (int)json_integer_value(json_object_get(saved, "ranks"));
     s->workers = (int)json_integer_value(json_object_get(saved, "workers"));
-    s->file = (struct safetensors **)calloc((size_t)s->ranks, sizeof *s->file);
+    s->file = calloc((size_t)s->ranks, sizeof *s->file);
     if (!s->file) return log_out_of_memory("the list of optimizer files", 0);
     for (int i = 0; i < s->ranks; i++) {
         char name[64], path[FILE_PATH_BYTES];

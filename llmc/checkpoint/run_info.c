@@ -17,11 +17,12 @@ json_t *run_info_event(const struct run_info *run) {
                      run->workers, "threads", run->threads, "batch", run->batch, "seq", run->seq,
                      "parameters", (json_int_t)run->layout->count, "optimizer_bytes_per_worker",
                      (json_int_t)(2 * run->moments * sizeof(float)), "link", run->link, "sends",
-                     run->sends, "peers", run->peers, "packet_bytes", (json_int_t)run->packet_bytes,
-                     "model", "width", c->width, "layers", c->layers, "heads", c->heads, "kv_heads",
-                     c->kv_heads, "head_size", c->head_size, "hidden", c->hidden, "vocabulary",
-                     c->vocabulary, "positions", c->positions, "norm_eps", jsonl_float(c->norm_eps),
-                     "rope_theta", jsonl_float(c->rope_theta), "tied", c->tied);
+                     run->sends, "peers", run->mapped, "packet_bytes",
+                     (json_int_t)run->packet_bytes, "model", "width", c->width, "layers", c->layers,
+                     "heads", c->heads, "kv_heads", c->kv_heads, "head_size", c->head_size,
+                     "hidden", c->hidden, "vocabulary", c->vocabulary, "positions", c->positions,
+                     "norm_eps", jsonl_float(c->norm_eps), "rope_theta", jsonl_float(c->rope_theta),
+                     "tied", c->tied);
 }
 
 /* Says what is done about loss, and what `auto` leaves out in this run. */
@@ -66,7 +67,7 @@ void run_info_announce(const struct run_info *run) {
         snprintf(shorter, sizeof shorter, ", the last of %d,", last);
     if (o->group_size > 1)
         printf("groups of %d workers%s share a replica%s\n", o->group_size, shorter,
-               run->peers ? "; their GPUs read each other's gradients" : "");
+               run->mapped ? "; their GPUs read each other's gradients" : "");
     printf("%s: %.0f tokens a step", algorithm_names[o->algorithm],
            (double)options_micro_batches(o, run->workers) * run->batch * run->seq);
     if (run->workers > 1)

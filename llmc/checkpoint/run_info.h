@@ -22,7 +22,7 @@ struct run_info {
     const char *sends;   /* how vectors are sent, see bucket_pipeline.h */
     bool carries;        /* lost gradients join the next ones (--carry) */
     bool on_device;      /* on a GPU */
-    bool peers;          /* GPUs of a group read each other's gradients (group.h) */
+    bool mapped;         /* GPUs of a group read each other's gradients (group.h) */
     int rank, ranks, workers, local; /* local: workers of this rank */
     int threads;                     /* per rank */
     int batch, seq;                  /* of a micro-batch */

@@ -74,9 +74,9 @@ int dry_run(const struct options *o, const struct lossynet_world *world) {
         memory_plan_of_options(o, workers, validate_sequence_length(o, c.positions));
     comm_plan(o, workers, workers, &settings);
     settings.wire.header_bytes = LOSSYNET_HEADER_BYTES + (o->encrypt ? LOSSYNET_SECURE_BYTES : 0);
-    const bool half = o->dtype == OPTION_DTYPE_BF16 || o->dtype == OPTION_DTYPE_FP8;
-    settings.run.device = o->device == DEVICE_CUDA || (half && o->device != DEVICE_CPU);
-    if (half || (settings.run.device && o->dtype == OPTION_DTYPE_AUTO))
+    const bool bf16 = o->dtype == OPTION_DTYPE_BF16 || o->dtype == OPTION_DTYPE_FP8;
+    settings.run.device = o->device == DEVICE_CUDA || (bf16 && o->device != DEVICE_CPU);
+    if (bf16 || (settings.run.device && o->dtype == OPTION_DTYPE_AUTO))
         settings.run.dtype = DTYPE_BF16;
     const struct lossynet_settings network =
         comm_settings(o, &layout, workers, workers, settings.run.device);

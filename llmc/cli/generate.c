@@ -22,9 +22,9 @@ int generate_logits(const struct backend *be, float *logits, const tensor *x, co
     be->release(out);
     if (be->element_bytes == sizeof(float)) return 0;
     for (int v = V - 1; v >= 0; v--) { /* in place */
-        uint16_t half;
-        memcpy(&half, (const char *)logits + 2 * (size_t)v, sizeof half);
-        logits[v] = from_bf16(half);
+        uint16_t bits;
+        memcpy(&bits, (const char *)logits + 2 * (size_t)v, sizeof bits);
+        logits[v] = from_bf16(bits);
     }
     return 0;
 }

@@ -45,7 +45,7 @@ struct preflight_rank { /* ranks exchange its bytes; texts end with a zero byte 
 struct preflight_needs {
     double host, device, disk; /* bytes; host: without a device; disk: for all ranks */
     double beside_device;      /* bytes of host memory, with a device */
-    bool half;                 /* bfloat16 on the device */
+    bool bf16;                 /* on the device */
 };
 
 /* Returns 0, or -1 after reporting. */

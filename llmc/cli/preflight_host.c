@@ -69,7 +69,7 @@ int preflight_needs(const struct options *o, const struct lossynet_world *world,
     const struct memory_plan cpu = memory_plan_of_run(&c, &s);
     s.run.device = true;
     if (o->dtype != OPTION_DTYPE_FLOAT32) s.run.dtype = DTYPE_BF16;
-    out->half = s.run.dtype == DTYPE_BF16;
+    out->bf16 = s.run.dtype == DTYPE_BF16;
     /* `auto` recomputes as much as is needed for the run to fit, so assume the most
      * recomputation. */
     if (o->recompute == RECOMPUTE_AUTO) s.recompute = RECOMPUTE_BLOCK;
@@ -149,7 +149,7 @@ static void look_at_device(const struct options *o, int local_rank,
     const struct backend *be = NULL;
     if (o->device != DEVICE_CPU)
         be = backend_cuda(fp8           ? DTYPE_E4M3
-                          : needs->half ? DTYPE_BF16
+                          : needs->bf16 ? DTYPE_BF16
                                         : DTYPE_FLOAT32,
                           local_rank, why, sizeof why);
     out->on_device = be != NULL;

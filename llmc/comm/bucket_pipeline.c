@@ -21,7 +21,7 @@ static bool register_gradient(const struct bucket_pipeline *s, const struct work
 
 /* Registers the copy of a gradient, or only its parts that are in memory. */
 static bool register_copy(const struct bucket_pipeline *s, const struct worker *w) {
-    const size_t element = w->half ? sizeof(uint16_t) : sizeof(float);
+    const size_t element = w->copies_bf16 ? sizeof(uint16_t) : sizeof(float);
     bool done = w->parts > 0 || lossynet_register(s->comm, w->comm_grads, s->layout->count);
     for (int i = 0; i < w->parts && done; i++)
         done = lossynet_register(s->comm, w->part[i].first, w->part[i].bytes / element);
@@ -80,7 +80,7 @@ static void copy_gradient(const struct bucket_pipeline *s, const struct worker *
     const float *from = param_layout_gradient(s->layout, &w->gradient, offset);
     const size_t at = param_layout_gradient_at(s->layout, &w->comm_gradient, offset);
     float *to = worker_comm_element(w, w->comm_gradient.first, at);
-    if (w->half)
+    if (w->copies_bf16)
         s->be->d2h_round_async((uint16_t *)to, from, count);
     else
         s->be->d2h_async(to, from, count * sizeof *from);
@@ -98,7 +98,7 @@ static void complete(const struct bucket_pipeline *s, const struct worker *w, in
     const size_t count = s->layout->bucket_elements[bucket];
     if (w->residual && !is_of_group_of_ranks(s, w))
         s->be->add_residual(w->grads + offset, w->residual + offset, w->carried, count);
-    if (s->placement->rounds && !w->half) s->be->round(w->grads + offset, count);
+    if (s->placement->rounds && !w->copies_bf16) s->be->round(w->grads + offset, count);
 }
 
 /* Copies the gradient to the host, if staged, and sends it, if `early`. If ranks share a replica
@@ -108,7 +108,7 @@ static void send_gradient(const struct bucket_pipeline *s, const struct worker *
     const size_t count = s->layout->bucket_elements[bucket];
     if (s->notice[w - s->worker].direct)
         send_owned(s, w, bucket);
-    else if (w->peers)
+    else if (w->mapped)
         s->be->d2h_async(w->comm_grads, w->grads, 0); /* the mark waits for what is computed */
     else if (s->placement->staged && !w->shares)
         copy_gradient(s, w, offset, count);
@@ -167,7 +167,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
         if (group_wait(s->group)) status = LOSSYNET_LINK;
         slept += log_seconds() - start;
     }
-    if (s->arriving && s->group->peers && !status) {
+    if (s->arriving && s->group->mapped && !status) {
         if (group_receive(s->group, w, offset, count)) status = LOSSYNET_LINK;
     } else if (s->arriving) {
         worker_receive(w, s->be, w->comm_params, offset, count);
@@ -217,7 +217,7 @@ void pipeline_start(const struct bucket_pipeline *s, float *const *params) {
         group_move_partners(s->group, w, worker_send, params[0]);
     else if (!w->master)
         pipeline_send(s, params, false);
-    else if (w->half)
+    else if (w->copies_bf16)
         s->be->d2h_async(w->comm_master, w->master, w->owned * sizeof(float));
     if (s->placement->staged) s->be->d2h_wait();
 }

@@ -88,7 +88,7 @@ lossynet_status pipeline_parameters_needed(const struct bucket_pipeline *s, cons
 void pipeline_send(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 void pipeline_receive(const struct bucket_pipeline *s, float *const *vectors, bool shards);
 
-/* Call before the first step: copies the replicas, or with `half` the masters, to where the network
+/* Call before the first step: copies the replicas, or with `copies_bf16` the masters, to where the network
  * reads them. params: the workers' comm_params. */
 void pipeline_start(const struct bucket_pipeline *s, float *const *params);
 

@@ -60,7 +60,7 @@ static struct worker *worker_of(const struct data_parallel *d, int id) {
  * data_parallel */
 static void round_residual(void *context, int worker, size_t offset, size_t n, int bits,
                            const uint64_t *key) {
-    const struct data_parallel *d = (const struct data_parallel *)context;
+    const struct data_parallel *d = context;
     const struct worker *w = worker_of(d, worker);
     float *vector = w->grads + offset, *residual = w->residual + offset;
     if (d->placement.rounds) d->be->round(vector, n); /* its copy is rounded, too */
@@ -71,7 +71,7 @@ static void round_residual(void *context, int worker, size_t offset, size_t n, i
 
 static void keep_residual(void *context, int worker, size_t offset, size_t n, size_t packet,
                           const uint8_t *arrived) {
-    const struct data_parallel *d = (const struct data_parallel *)context;
+    const struct data_parallel *d = context;
     const struct worker *w = worker_of(d, worker);
     static const enum backend_lost how[] = {[OPTION_WIRE_FLOAT32] = LOST_EXACT,
                                             [OPTION_WIRE_BF16] = LOST_ROUNDED,
@@ -82,12 +82,12 @@ static void keep_residual(void *context, int worker, size_t offset, size_t n, si
 }
 
 static void save_residual(void *context, int worker, void *out) {
-    const struct data_parallel *d = (const struct data_parallel *)context;
+    const struct data_parallel *d = context;
     d->be->download(out, worker_of(d, worker)->residual, d->layout->count * sizeof(float));
 }
 
 static void load_residual(void *context, int worker, const void *in) {
-    const struct data_parallel *d = (const struct data_parallel *)context;
+    const struct data_parallel *d = context;
     d->be->upload(worker_of(d, worker)->residual, in, d->layout->count * sizeof(float));
 }
 
@@ -107,7 +107,8 @@ static int open_comm(struct data_parallel *d) {
     if (p->residual) s.residuals = &residuals;
     s.weighted_sum = p->staged ? be->weighted_sum_pinned : be->weighted_sum;
     s.weighted_sum_whole = be->on_device;
-    if (p->half) s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
+    if (p->copies_bf16)
+        s.vector_dtype = LOSSYNET_BF16, s.weighted_sum_bf16 = be->weighted_sum_pinned_bf16;
     if (p->staged) s.allocate = be->allocate_pinned, s.release = be->release_pinned;
     s.memory = be->on_device && !p->staged ? &memory : NULL;
     return lossynet_open(&d->world, &s, &d->comm) ? -1 : 0;
@@ -149,7 +150,7 @@ void data_parallel_find_shards(const struct data_parallel *d, int owner, struct 
 /* Tells lossynet where shards lie apart from the network's copies of the vectors. */
 static int give_shards(const struct data_parallel *d) {
     const int buckets = d->layout->buckets, shards = d->local * buckets;
-    struct lossynet_shard *shard = (struct lossynet_shard *)calloc((size_t)shards, sizeof *shard);
+    struct lossynet_shard *shard = calloc((size_t)shards, sizeof *shard);
     if (!shard) return log_out_of_memory("the list of shards", 0);
     for (int i = 0; i < shards; i++) {
         const struct worker *w = &d->worker[i / buckets];
@@ -163,17 +164,17 @@ static int give_shards(const struct data_parallel *d) {
 
 static int allocate_workers(struct data_parallel *d) {
     const struct placement *p = &d->placement;
-    d->worker = (struct worker *)calloc((size_t)d->local, sizeof *d->worker);
-    d->params = (float **)calloc((size_t)d->local, sizeof *d->params);
-    d->grads = (float **)calloc((size_t)d->local, sizeof *d->grads);
-    d->ahead = (const float **)calloc((size_t)d->local, sizeof *d->ahead);
-    d->run = (struct run *)calloc((size_t)d->local * (size_t)d->layout->buckets, sizeof *d->run);
+    d->worker = calloc((size_t)d->local, sizeof *d->worker);
+    d->params = calloc((size_t)d->local, sizeof *d->params);
+    d->grads = calloc((size_t)d->local, sizeof *d->grads);
+    d->ahead = calloc((size_t)d->local, sizeof *d->ahead);
+    d->run = calloc((size_t)d->local * (size_t)d->layout->buckets, sizeof *d->run);
     d->whole = (struct run){0, d->layout->count, 0};
-    d->mine = (double *)calloc(3 * (size_t)d->local, sizeof *d->mine);
-    d->gathered = (double *)calloc(3 * (size_t)d->workers, sizeof *d->gathered);
-    d->news = (struct data_parallel_news *)calloc((size_t)(d->local + d->workers), sizeof *d->news);
-    d->losses = (double *)calloc((size_t)d->workers, sizeof *d->losses);
-    d->squares = (double *)calloc((size_t)d->workers, sizeof *d->squares);
+    d->mine = calloc(3 * (size_t)d->local, sizeof *d->mine);
+    d->gathered = calloc(3 * (size_t)d->workers, sizeof *d->gathered);
+    d->news = calloc((size_t)(d->local + d->workers), sizeof *d->news);
+    d->losses = calloc((size_t)d->workers, sizeof *d->losses);
+    d->squares = calloc((size_t)d->workers, sizeof *d->squares);
     if (!d->worker || !d->params || !d->grads || !d->ahead || !d->run || !d->mine || !d->news ||
         !d->gathered || !d->losses || !d->squares)
         return log_out_of_memory("the list of workers", 0);
@@ -190,7 +191,7 @@ static int allocate_workers(struct data_parallel *d) {
         d->grads[w] = k->comm_grads;
         d->ahead[w] = k->comm_ahead;
     }
-    if (p->half && give_shards(d)) return -1;
+    if (p->copies_bf16 && give_shards(d)) return -1;
     if (p->borrows) d->model = d->worker[0].grads;
     if (!p->gathers) return 0;
     const struct array_sizes sizes = worker_sizes(d->layout, p, 0);
@@ -241,10 +242,10 @@ int data_parallel_open(struct data_parallel *d) {
 void data_parallel_close(struct data_parallel *d) {
     lossynet_close(d->comm); /* first, since it uses memory that is released below */
     for (int w = 0; d->worker && w < d->local; w++) worker_release(&d->worker[w], d->be);
-    const bool peers = d->group.peers; /* they may still have `weights` open */
+    const bool mapped = d->group.mapped; /* they may still have `weights` open */
     group_close(&d->group);
     if (d->memory && d->placement.gathers) array_release(ARRAY_MODEL, d->memory, d->model);
-    if (d->be && !peers) array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights);
+    if (d->be && !mapped) array_release(ARRAY_WEIGHTS, d->be, d->pipeline.weights);
     pipeline_close(&d->pipeline);
     free(d->worker);
     free(d->params);
@@ -282,7 +283,7 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
     }; /* beyond these the event would be larger than all others together */
     const size_t n = (size_t)d->workers;
     if (n < 2 || n > MOST_WORKERS) return 0;
-    float *lost = (float *)malloc(n * n * sizeof *lost);
+    float *lost = malloc(n * n * sizeof *lost);
     if (!lost) return log_out_of_memory("the table of links", (double)(n * n * sizeof *lost));
     int failed = lossynet_lost_between(d->comm, lost) ? -1 : 0;
     if (!failed) metrics_log_links(log, step, lost, d->workers);
@@ -293,7 +294,7 @@ int data_parallel_log_links(struct data_parallel *d, struct jsonl *log, int step
 int data_parallel_log_late(struct data_parallel *d, struct jsonl *log, int step) {
     const size_t ranks = (size_t)d->world.ranks;
     if (!lossynet_skips_late(d->comm) || d->world.rank > 0) return 0;
-    uint64_t *late = (uint64_t *)malloc(ranks * sizeof *late);
+    uint64_t *late = malloc(ranks * sizeof *late);
     if (!late) return log_out_of_memory("the list of ranks", (double)(ranks * sizeof *late));
     lossynet_lateness(d->comm, late);
     metrics_log_late(log, step, late, d->world.ranks);
@@ -319,7 +320,7 @@ static int model_of(void *data_parallel, const struct named_tensor *tensors, siz
 /* Describes the parts of the workers and the comm that a checkpoint holds. */
 static int describe(const struct data_parallel *d, struct resume_run *out) {
     out->comm = d->comm;
-    out->replicas_are_half = d->placement.half;
+    out->replicas_are_bf16 = d->placement.copies_bf16;
     out->products = d->be->product_choices;
     out->attention = d->be->attention_choice;
     out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
@@ -331,7 +332,7 @@ static int describe(const struct data_parallel *d, struct resume_run *out) {
         memory[i]->upload = of[i]->upload;
         memory[i]->download = of[i]->download;
     }
-    out->worker = (struct resume_worker *)calloc((size_t)d->local, sizeof *out->worker);
+    out->worker = calloc((size_t)d->local, sizeof *out->worker);
     if (!out->worker) return log_out_of_memory("the list of workers", 0);
     for (int w = 0; w < d->local; w++) {
         const struct worker *k = &d->worker[w];
@@ -421,7 +422,7 @@ bool data_parallel_computes(const struct data_parallel *d, const struct worker *
     return part.computes;
 }
 
-int data_parallel_meet(struct data_parallel *d, struct data_parallel_news *news) {
+int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news) {
     struct data_parallel_news *mine = d->news, *all = d->news + d->local;
     for (int w = 0; w < d->local; w++) mine[w] = *news;
     if (lossynet_all_gather(d->comm, mine, all, sizeof *mine)) return -1;
@@ -490,7 +491,7 @@ void data_parallel_update_shards(struct data_parallel *d, struct worker_step ste
     for (int w = 0; w < d->local; w++) /* in a replay, owners may have different leads */
         d->sent_ahead |= lossynet_replayed(d->comm, d->worker[w].id, &part) && part.lead > 0;
     /* A single worker owns all parameters, so only AdamW changes the weights in use. */
-    if (d->workers == 1 || d->placement.half) step.weights = d->pipeline.weights;
+    if (d->workers == 1 || d->placement.copies_bf16) step.weights = d->pipeline.weights;
     for (int w = 0; w < d->local; w++) {
         struct worker *k = &d->worker[w];
         const bool replayed = lossynet_replayed(d->comm, k->id, &part);

@@ -149,7 +149,7 @@ void data_parallel_gradient_done(struct data_parallel *d, const struct worker *w
                                  int bucket);
 /* With --deadline, between steps: waits until all ranks have called it. news: in, this rank's; out,
  * the news of all ranks, and the largest number of steps of any rank, from which all go on. */
-int data_parallel_meet(struct data_parallel *d, struct data_parallel_news *news);
+int data_parallel_agree(struct data_parallel *d, struct data_parallel_news *news);
 /* Tells all ranks the losses that local workers left in `mine`, negative if a worker computed none.
  * The next exchange of the norm carries them. */
 int data_parallel_tell_losses(struct data_parallel *d);

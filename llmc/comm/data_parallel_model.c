@@ -135,7 +135,7 @@ static int initialise_masters(struct data_parallel *d) {
         if (run.count)
             d->be->upload(w->master + run.state, d->model + (run.offset - begin),
                           run.count * sizeof(float));
-        if (fills && d->placement.half)
+        if (fills && d->placement.copies_bf16)
             narrow(d, b, (uint16_t *)w->comm_params, d->model, begin);
         else if (fills)
             memcpy(w->comm_params + begin, d->model, count * sizeof(float));

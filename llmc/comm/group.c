@@ -13,13 +13,13 @@
 
 /* Bytes of a vector that the group's ranks share, or of its first elements. */
 static size_t shared_bytes(const struct group *g, size_t elements) {
-    return elements * (g->placement->half ? sizeof(uint16_t) : sizeof(float));
+    return elements * (g->placement->copies_bf16 ? sizeof(uint16_t) : sizeof(float));
 }
 
 /* The bytes that a member gives: its gradient, and the first member also the replica. */
 static size_t vectors_of(const struct group *g, int place) {
     const size_t gradient =
-        g->peers ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
+        g->mapped ? 0 : param_layout_gradient_elements(g->layout, g->slots.count);
     return shared_bytes(g, (place == 0 ? g->layout->count : 0) +
                                (g->placement->trains ? gradient : 0));
 }
@@ -137,7 +137,7 @@ static int try_peers(struct group *g, int id) {
     g->replica = calloc((size_t)g->size, sizeof *g->replica);
     if (!g->peer || !g->replica) return log_out_of_memory("the list of a group's workers", 0);
     void *little = g->be->allocate(BYTES);
-    const int failed = open_peers(g, id, little, g->peer, &g->peers);
+    const int failed = open_peers(g, id, little, g->peer, &g->mapped);
     close_peers(g, id - g->first, g->peer);
     if (failed || true_of_all(g, true, &closed)) return -1;
     g->be->release(little); /* no rank has it open any more */
@@ -146,7 +146,7 @@ static int try_peers(struct group *g, int id) {
 
 int group_open_peers(struct group *g, const struct worker *w) {
     bool done;
-    if (!g->peers) return 0;
+    if (!g->mapped) return 0;
     if (open_peers(g, w->id, w->gradient.first, g->peer, &done)) return -1;
     if (done && w->weights && open_peers(g, w->id, w->weights, g->replica, &done)) return -1;
     return done ? 0
@@ -210,8 +210,8 @@ void group_share_vectors(const struct group *g, struct worker *worker, int i) {
     if (g->host) {
         w->shares = !g->placement->staged, w->shares_comm = true;
         w->comm_params = (float *)shared_memory_of(g->host, 0);
-        w->peers = g->peers;
-        if (g->placement->trains && !g->peers) w->comm_gradient = copy_of(g, w->id - w->group);
+        w->mapped = g->mapped;
+        if (g->placement->trains && !g->mapped) w->comm_gradient = copy_of(g, w->id - w->group);
         w->comm_grads = g->slots.sum ? g->slots.sum : w->comm_gradient.first;
         w->part = g->slots.part, w->parts = g->slots.parts;
         if (w->shares) w->params = w->comm_params, w->grads = w->comm_grads;
@@ -233,9 +233,9 @@ static void add(const struct group *g, float *to, const float *const *from, int 
     const bool pinned =
         g->host && g->placement->staged; /* else vectors are in the backend's memory */
     if (!n) return;
-    if (g->placement->half && g->peers)
+    if (g->placement->copies_bf16 && g->mapped)
         g->be->rounded_sum_pinned((uint16_t *)to, from, g->ones, count, n, n);
-    else if (g->placement->half)
+    else if (g->placement->copies_bf16)
         g->be->rounded_sum_pinned_bf16((uint16_t *)to, (const uint16_t *const *)from, g->ones,
                                        count, n, n);
     else
@@ -262,11 +262,12 @@ static void add_bucket(const struct group *g, const struct worker *w, int bucket
         if (!lossynet_is_partner_of(g->comm, w->id, owner)) continue;
         lossynet_shard(g->comm, owner, bucket, &offset, &count);
         const size_t at = param_layout_gradient_at(
-            g->layout, g->peers ? &w->gradient : &w->comm_gradient, offset);
+            g->layout, g->mapped ? &w->gradient : &w->comm_gradient, offset);
         for (int i = 0; i < g->size; i++)
             g->members[i] =
-                g->peers ? (const float *)g->peer[i] + at
-                         : (const float *)((const char *)copy_of(g, i).first + shared_bytes(g, at));
+                g->mapped
+                    ? (const float *)g->peer[i] + at
+                    : (const float *)((const char *)copy_of(g, i).first + shared_bytes(g, at));
         add(g, (float *)((char *)w->comm_grads + shared_bytes(g, offset)), g->members, g->size,
             count);
     }
@@ -337,7 +338,7 @@ static size_t begin_of_part(const struct group *g, size_t count, int i) {
 
 int group_receive(const struct group *g, const struct worker *w, size_t offset, size_t count) {
     const int place = w->id - w->group;
-    if (!g->peers || !w->weights) {
+    if (!g->mapped || !w->weights) {
         worker_receive(w, g->be, w->comm_params, offset, count);
         return 0;
     }

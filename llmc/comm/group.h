@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 /* With slots, the host's memory has only the last buckets of a member's gradient (struct
- * gradient_place; none with peers), and the sums that the member sends or averages: the vector
+ * gradient_place; none with `mapped`), and the sums that the member sends or averages: the vector
  * `sum` has addresses for P elements, but only these parts have pages. */
 struct group_slots {
     int count; /* buckets of each gradient that are shared; 0: all */
@@ -61,7 +61,7 @@ struct group {
     bool early; /* lossynet_reduce_begin was called: a bucket is sent once it is added */
     /* Each member's device reads what all members have: the gradients in `peer`, and the replicas
      * of workers with masters in `replica`. [size], addresses for operations, or NULL. */
-    bool peers;
+    bool mapped;
     const void **peer, **replica;
     struct group_slots slots;
 };
@@ -76,7 +76,7 @@ void group_close(struct group *g);
  * ranks share. Also sets the worker's group. */
 void group_share_vectors(const struct group *g, struct worker *worker, int i);
 
-/* With peers, opens the gradients and replicas of the other members. Call it when this worker's
+/* With `mapped`, opens the gradients and replicas of the other members. Call it when this worker's
  * are allocated. Collective. Returns 0, or -1 after reporting. */
 int group_open_peers(struct group *g, const struct worker *w);
 
@@ -107,7 +107,7 @@ void group_move_partners(const struct group *g, const struct worker *w, worker_m
  * Returns 0, or -1 after reporting. */
 int group_wait(const struct group *g);
 
-/* Copies parameters from the replica that the group's ranks share to w's device. With peers, each
+/* Copies parameters from the replica that the group's ranks share to w's device. With `mapped`, each
  * member copies a part from the host, and the other parts from the devices of the other members;
  * all members call it then. (No device changes its replica before all have read it: each waits for
  * all gradients of the group before it updates.) Returns 0, or -1 after reporting. */

@@ -207,7 +207,7 @@ static int add_piece(struct giving *g, struct run piece) {
     }
     if (g->pieces == g->room) {
         const size_t room = 2 * g->room + 64;
-        struct run *more = (struct run *)realloc(g->piece, room * sizeof *more);
+        struct run *more = realloc(g->piece, room * sizeof *more);
         if (!more) return log_out_of_memory("what ranks hand over", (double)(room * sizeof *more));
         g->piece = more;
         g->room = room;
@@ -316,7 +316,7 @@ static int average_squares(struct giving *g) {
 }
 
 static int by_offset(const void *a, const void *b) {
-    const struct run *x = (const struct run *)a, *y = (const struct run *)b;
+    const struct run *x = (const struct run *)a, *y = b;
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 

@@ -13,12 +13,12 @@
  * depend on the processor. */
 static int choose_cpu(const struct options *o, struct memory_plan_settings *run, bool explain,
                       struct backend_choice *out) {
-    const bool half = o->dtype == OPTION_DTYPE_BF16;
+    const bool bf16 = o->dtype == OPTION_DTYPE_BF16;
     const char *isa = "";
     run->run.device = false;
-    run->run.dtype = half ? DTYPE_BF16 : DTYPE_FLOAT32;
+    run->run.dtype = bf16 ? DTYPE_BF16 : DTYPE_FLOAT32;
     out->backend = backend_cpu_instance(run->run.dtype, 0, &isa);
-    if (explain && half && !backend_cpu_multiplies_bf16())
+    if (explain && bf16 && !backend_cpu_multiplies_bf16())
         printf("--dtype bf16: expected AMX or AVX512_BF16, which multiply it; with %s float32 "
                "would be "
                "faster\n",

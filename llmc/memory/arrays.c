@@ -63,7 +63,7 @@ double array_elements(enum array array, const struct placement *p, const struct 
 
 double array_bytes(enum array array, const struct placement *p, const struct array_sizes *s) {
     const enum array_type type = array_rows[array].type;
-    const bool narrow = type == TYPE_BF16 || (type == TYPE_COPY && p->half);
+    const bool narrow = type == TYPE_BF16 || (type == TYPE_COPY && p->copies_bf16);
     return (narrow ? 2 : 4) * array_elements(array, p, s);
 }
 

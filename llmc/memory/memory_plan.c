@@ -152,9 +152,9 @@ static double device_bytes(const struct llama_config *c, const struct memory_pla
     const double attention = 8.0 * (N + 64.0 * s->batch) * c->heads, norm = 384.0 * 4 * c->width;
     /* Rounded copies of the operands of the largest product, which is the first of the MLP. */
     const double wide = 2.0 * c->hidden, fp8 = N * wide + fmax(N, wide) * c->width;
-    const bool half = s->cudnn && !s->run.evaluates && s->run.dtype == DTYPE_BF16;
+    const bool bf16 = s->cudnn && !s->run.evaluates && s->run.dtype == DTYPE_BF16;
     const double cudnn =
-        half && cudnn_attention_takes(c->head_size)
+        bf16 && cudnn_attention_takes(c->head_size)
             ? cudnn_attention_bytes(s->batch, s->seq, c->heads, c->kv_heads, c->head_size)
             : 0;
     return (s->fp8 ? fp8 : 0) + cudnn + logits + (attention > norm ? attention : norm) +
@@ -211,7 +211,7 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     const struct placement p = placement(s);
     const struct array_sizes sizes = sizes_of(config, s);
     const double P = sizes.whole, N = s->run.workers, others = shards_of(s) / N;
-    const bool device = s->run.device, half = s->run.dtype == DTYPE_BF16;
+    const bool device = s->run.device, bf16 = s->run.dtype == DTYPE_BF16;
     struct memory_plan e = {0};
     e.parameters = P;
     for (int l = 0; l < LINES; l++) e.line[l] = array_line_bytes((enum array_line)l, &p, &sizes);
@@ -221,18 +221,18 @@ struct memory_plan memory_plan_of_run(const struct llama_config *config,
     e.line[LINE_MODEL] = (device ? N > 1 : gathers) ? array_bytes(ARRAY_MODEL, &p, &sizes) : 0;
     e.working_bytes = device ? device_bytes(config, s) : cpu_bytes(config, s);
     /* Buffers to convert parameters received in float32 (the model, to evaluate), and gradients. */
-    if (p.masters) e.working_bytes += (p.half ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
+    if (p.masters) e.working_bytes += (p.copies_bf16 ? 2 : 1) * BACKEND_CUDA_PART_BYTES;
     e.program_bytes = device ? 0 : MEMORY_PLAN_PROGRAM_BYTES;
     /* With bfloat16 copies, lossynet receives gradients in half of the memory. */
     int shortest;
-    const double received = p.half ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
+    const double received = p.copies_bf16 ? 2 * P / N * (groups_of(s, &shortest) - 1) : 0;
     e.network_bytes = fmax(s->network_bytes - e.line[LINE_LOST] - received, 0);
     e.copy_bytes = copy_bytes(config, s, &e);
     e.activation_bytes =
-        (double)activations_bytes(config, half ? 2 : 4, s->batch, s->seq, p.trains, s->recompute) *
+        (double)activations_bytes(config, bf16 ? 2 : 4, s->batch, s->seq, p.trains, s->recompute) *
         (s->sets && !device ? s->sets : 1);
     if (s->remembers)
-        e.activation_bytes += (half ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
+        e.activation_bytes += (bf16 ? 2.0 : 4.0) * s->batch * s->seq * config->layers *
                               (config->heads + 2.0 * config->kv_heads) * config->head_size;
     e.change_bytes = change_bytes(s, P);
     e.total_bytes = e.program_bytes;

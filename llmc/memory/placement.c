@@ -10,7 +10,7 @@ static int slots_of(int layers) {
 
 struct placement placement_of(const struct placement_run *r) {
     struct placement p = {0};
-    const bool half = r->dtype == DTYPE_BF16, owners = !r->steps_alone;
+    const bool bf16 = r->dtype == DTYPE_BF16, owners = !r->steps_alone;
     const bool carries = r->carries[r->device], one = r->workers == r->ranks;
     p.trains = !r->evaluates;
     p.steps_alone = r->steps_alone;
@@ -18,13 +18,13 @@ struct placement placement_of(const struct placement_run *r) {
     p.staged = r->device && r->ranks > 1;
     p.shares_ranks = r->group > 1 && one;
     /* Not if ranks may change, since they hand over float32 replicas. */
-    p.masters = p.staged && half && one && owners && !r->changes && p.trains;
+    p.masters = p.staged && bf16 && one && owners && !r->changes && p.trains;
     /* In a group with --carry, gradients stay float32 until the residual was added to their sum. */
     p.rounds =
-        r->device && half && owners && r->workers > 1 && r->narrow && !(carries && r->group > 1);
-    p.half = p.masters && p.rounds && !r->gpu_direct;
+        r->device && bf16 && owners && r->workers > 1 && r->narrow && !(carries && r->group > 1);
+    p.copies_bf16 = p.masters && p.rounds && !r->gpu_direct;
     p.residual = r->device && carries && p.trains;
-    p.weights = r->device && half;
+    p.weights = r->device && bf16;
     p.borrows = p.staged && p.trains && !p.masters;
     p.gathers = r->workers > 1 && !p.borrows;
     /* A step with several micro-batches adds them up in the whole gradient. With --carry, the
@@ -48,8 +48,8 @@ struct placement placement_of(const struct placement_run *r) {
                               [ARRAY_COMM_GRADS] = p.staged && p.trains && !p.copy_slots,
                               [ARRAY_COMM_SLOTS] = p.copy_slots > 0,
                               [ARRAY_COMM_SUMS] = p.copy_slots > 0,
-                              [ARRAY_COMM_MASTER] = p.half,
-                              [ARRAY_COMM_AVERAGE] = p.half,
+                              [ARRAY_COMM_MASTER] = p.copies_bf16,
+                              [ARRAY_COMM_AVERAGE] = p.copies_bf16,
                               [ARRAY_COMM_AHEAD] = p.staged && p.leads};
     memcpy(p.has, has, sizeof has);
     return p;

@@ -6,7 +6,7 @@
  *     masters   a device that computes in bfloat16 then has float32 only for the shards of its
  *               worker (ZeRO, Rajbhandari et al. 2020, stage 1, with the gradient partitioned as in
  *               stage 2): master values and the averaged gradient. The replica is the weights in use
- *     half      with a wire dtype that is narrower than float32, the network's copies are bfloat16
+ *     copies_bf16  with a wire dtype that is narrower than float32, the network's copies are bfloat16
  *     slots     with one micro-batch, only a few buckets of the gradient are in memory: a slot is
  *               written again when its bucket has been copied to the host
  *
@@ -64,7 +64,7 @@ struct placement_run { /* what decides */
 };
 
 struct placement {
-    bool trains, staged, masters, half;
+    bool trains, staged, masters, copies_bf16;
     bool rounds;   /* a device rounds gradients to bfloat16 when backward finishes them, so that the
                       same values are sent wherever workers run */
     bool residual; /* lost gradients are kept beside the vectors; else lossynet keeps them */

@@ -80,25 +80,26 @@ static double exchange(const struct llama_config *c, const struct memory_plan_se
                        const struct step_plan_gpu *gpu, struct passes passes, bool overlap) {
     const struct placement place = placement_of(&s->run);
     const struct memory_plan plan = memory_plan_of_run(c, s);
-    const double P = plan.parameters, owned = P / s->run.workers, element = place.half ? 2 : 4;
+    const double P = plan.parameters, owned = P / s->run.workers,
+                 element = place.copies_bf16 ? 2 : 4;
     const double G = place.shares_ranks ? s->run.group : 1;
-    const bool peers = place.copy_slots && gpu->peer > 0;
+    const bool mapped = place.copy_slots && gpu->peer > 0;
     const double received = plan.phase_bytes[0] / s->wire.bytes[0]; /* elements */
     const double again = 1 + s->wire.resent[0];
     const double table = (double)c->vocabulary * c->width / P;
     if (s->run.workers == 1) return 0;
     /* Backward: sums, or all of a gradient, to the host; what others sent, own sums and averages to
-     * the GPU, and without peers the gradients of the group. */
-    const double down = element * (peers ? P / G : P) / gpu->pcie;
+     * the GPU, and without mapped memory the gradients of the group. */
+    const double down = element * (mapped ? P / G : P) / gpu->pcie;
     const double up =
-        (element * (received + owned + (G > 1 && !peers ? P : 0)) + 4 * owned) / gpu->pcie;
-    const double read = peers ? 4 * P * (G - 1) / G / gpu->peer : 0;
+        (element * (received + owned + (G > 1 && !mapped ? P : 0)) + 4 * owned) / gpu->pcie;
+    const double read = mapped ? 4 * P * (G - 1) / G / gpu->peer : 0;
     const double gradients = plan.phase_seconds[0] * again;
     /* Between: what the owners broadcast, to the host. */
-    const double fresh = ((place.half ? 6 : 4) + (place.leads ? 4 : 0)) * owned / gpu->pcie;
+    const double fresh = ((place.copies_bf16 ? 6 : 4) + (place.leads ? 4 : 0)) * owned / gpu->pcie;
     /* Forward: the replica to the GPU. */
-    const double replica = (place.masters ? element : 4) * P / (peers ? G : 1) / gpu->pcie;
-    const double copied = peers ? 2 * P * (G - 1) / G / gpu->peer : 0;
+    const double replica = (place.masters ? element : 4) * P / (mapped ? G : 1) / gpu->pcie;
+    const double copied = mapped ? 2 * P * (G - 1) / G / gpu->peer : 0;
     const double parameters = plan.phase_seconds[1] * (1 + s->wire.resent[1]);
     const double backward_all = down + up + read + gradients,
                  forward_all = replica + copied + parameters;

@@ -46,13 +46,13 @@ int worker_allocate(struct worker *w, const struct backend *be, const struct par
         if (!*member(w, a)) return -1;
         w->own |= 1u << a;
     }
-    if (w->peers) w->own &= ~(1u << ARRAY_GRADS);
+    if (w->mapped) w->own &= ~(1u << ARRAY_GRADS);
     alias(&w->params, w->comm_params); /* with masters */
     alias(&w->comm_params, w->params);
     alias(&w->comm_grads, w->grads);
     alias(&w->comm_ahead, w->ahead);
     alias(&w->comm_gradient.first, w->comm_grads);
-    w->half = p->half;
+    w->copies_bf16 = p->copies_bf16;
     w->owned = owned;
     w->gradient = (struct gradient_place){w->grads, p->slots, param_layout_gradient_slot(layout)};
     return 0;
@@ -83,7 +83,7 @@ void worker_send(const struct worker *w, const struct backend *be, float *comm_v
 
 void worker_send_masters(const struct worker *w, const struct backend *be, struct run run) {
     if (!run.count) return;
-    if (w->half) {
+    if (w->copies_bf16) {
         be->d2h_async(worker_comm_element(w, w->comm_params, run.offset),
                       (char *)w->weights + run.offset * be->weight_bytes,
                       run.count * be->weight_bytes);
@@ -95,7 +95,7 @@ void worker_send_masters(const struct worker *w, const struct backend *be, struc
 }
 
 void worker_receive_averages(const struct worker *w, const struct backend *be, struct run run) {
-    const float *from = w->half ? w->comm_average + run.state : w->comm_grads + run.offset;
+    const float *from = w->copies_bf16 ? w->comm_average + run.state : w->comm_grads + run.offset;
     if (run.count) be->h2d_async(w->average + run.state, from, run.count * sizeof(float));
 }
 
@@ -110,7 +110,7 @@ void worker_receive(const struct worker *w, const struct backend *be, float *com
     if (w->master && comm_vector == w->comm_params) {
         const float *from = worker_comm_element(w, comm_vector, offset);
         weight *replica = (char *)w->weights + offset * be->weight_bytes;
-        if (count && w->half)
+        if (count && w->copies_bf16)
             be->h2d_async(replica, from, count * be->weight_bytes);
         else if (count)
             be->h2d_convert_async(replica, from, count);

@@ -38,10 +38,10 @@ struct worker {
     int group, members;    /* the first worker of its group, and how many it has (group.h) */
     const struct run *run; /* [buckets]: its shards */
     float *params, *grads, *m, *v; /* in the backend's memory; params with masters: comm_params */
-    /* The copies that the network reads and writes. With `half` they hold bfloat16 (uint16_t), and
+    /* The copies that the network reads and writes. With `copies_bf16` they hold bfloat16 (uint16_t), and
      * lossynet reads them as such. */
     float *comm_params, *comm_grads;
-    bool half;
+    bool copies_bf16;
     struct gradient_place gradient; /* first: grads */
     /* Where buckets of the gradient are copied to. first: comm_grads; or slots in memory that a
      * group shares, from which they are added up into comm_grads (group.h). */
@@ -52,7 +52,7 @@ struct worker {
     /* Float32 values and averaged gradient of the worker's shards, in the order of m and v, in the
      * backend's memory. NULL: both lie in params and grads. */
     float *master, *average;
-    /* With `half`, the network's copies of these two, in the host's pinned memory. */
+    /* With `copies_bf16`, the network's copies of these two, in the host's pinned memory. */
     float *comm_master, *comm_average;
     size_t owned;    /* elements of its arrays of owned elements */
     weight *weights; /* with masters: the replica in use, P elements; the caller's memory */
@@ -62,7 +62,7 @@ struct worker {
     bool shares, shares_comm;
     /* Devices of other processes read `grads` in place. It is freed only when the process ends,
      * since they may still have it open. */
-    bool peers;
+    bool mapped;
     /* The values of the worker's shards extrapolated ahead of the model, and the copy that the
      * network broadcasts (lossynet's lead.c), in the order of m and v. NULL: not needed. */
     float *ahead, *comm_ahead;
@@ -90,9 +90,9 @@ void worker_initialise(struct worker *w, const struct backend *be, const float *
  * see d2h_async in backend.h. comm_vector: comm_params or comm_grads. */
 void worker_send(const struct worker *w, const struct backend *be, float *comm_vector,
                  size_t offset, size_t count);
-/* For a worker with masters. The first copies masters to comm_params; with `half` it copies the
+/* For a worker with masters. The first copies masters to comm_params; with `copies_bf16` it copies the
  * rounded weights to comm_params, and masters to comm_master. The second copies averages from
- * comm_grads, with `half` from comm_average. Both copy a run of the worker's shards. */
+ * comm_grads, with `copies_bf16` from comm_average. Both copy a run of the worker's shards. */
 void worker_send_masters(const struct worker *w, const struct backend *be, struct run run);
 void worker_receive_averages(const struct worker *w, const struct backend *be, struct run run);
 /* Copies all of `ahead` to the host in the same way. */
@@ -105,7 +105,7 @@ void worker_receive(const struct worker *w, const struct backend *be, float *com
 /* Element `offset` of a copy that the network reads. */
 static inline float *worker_comm_element(const struct worker *w, float *comm_vector,
                                          size_t offset) {
-    return w->half ? (float *)((uint16_t *)comm_vector + offset) : comm_vector + offset;
+    return w->copies_bf16 ? (float *)((uint16_t *)comm_vector + offset) : comm_vector + offset;
 }
 
 /* ---- AdamW ---- */

@@ -56,7 +56,7 @@ static const struct {
      {.trains = true,
       .staged = true,
       .masters = true,
-      .half = true,
+      .copies_bf16 = true,
       .rounds = true,
       .weights = true,
       .gathers = true,
@@ -66,7 +66,7 @@ static const struct {
      {.trains = true,
       .staged = true,
       .masters = true,
-      .half = true,
+      .copies_bf16 = true,
       .rounds = true,
       .weights = true,
       .gathers = true}},
@@ -87,7 +87,7 @@ static const struct {
      {.trains = true,
       .staged = true,
       .masters = true,
-      .half = true,
+      .copies_bf16 = true,
       .rounds = true,
       .weights = true,
       .gathers = true,
@@ -115,7 +115,7 @@ static void test_typical_runs(void **state) {
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         const struct placement p = placement_of(&runs[i].run), *e = &runs[i].expected;
 #define SAME(member) same(runs[i].name, #member, (int)p.member, (int)e->member)
-        SAME(trains), SAME(staged), SAME(masters), SAME(half), SAME(rounds), SAME(residual);
+        SAME(trains), SAME(staged), SAME(masters), SAME(copies_bf16), SAME(rounds), SAME(residual);
         SAME(leads), SAME(steps_alone), SAME(weights), SAME(gathers), SAME(borrows);
         SAME(slots), SAME(copy_slots), SAME(shares_ranks);
     }
@@ -157,7 +157,8 @@ static void check_vectors(const struct worker *w, const struct placement *p) {
     assert_true(!p->trains || (w->grads == w->comm_grads) == !p->staged);
     assert_true(!w->m == !p->trains);
     assert_true(!w->master == !p->masters && !w->average == !p->masters);
-    assert_true(!w->comm_master == !p->half && !w->comm_average == !p->half && w->half == p->half);
+    assert_true(!w->comm_master == !p->copies_bf16 && !w->comm_average == !p->copies_bf16 &&
+                w->copies_bf16 == p->copies_bf16);
     assert_true(!w->ahead == !p->leads && !w->comm_ahead == !p->leads);
     assert_true((w->ahead == w->comm_ahead) == (!p->leads || !p->staged));
     assert_true(!w->residual == !p->residual);
@@ -196,12 +197,12 @@ static int check_run(const struct placement_run *r, const struct param_layout *l
         const struct array_sizes sizes = worker_sizes(layout, &p, OWNED);
         assert_true(taken[0] == said(&p, &sizes, false));
         const double more = taken[1] - said(&p, &sizes, true); /* two vectors of odd length */
-        assert_true(more == 0 || (p.half && more > 0 && more <= 4));
+        assert_true(more == 0 || (p.copies_bf16 && more > 0 && more <= 4));
         check_vectors(&w, &p);
         assert_true(p.staged || taken[1] == 0);
     }
     /* Each network copy is of the type that lossynet reads, and only devices have copies. */
-    assert_true(!p.half || (p.masters && p.rounds));
+    assert_true(!p.copies_bf16 || (p.masters && p.rounds));
     assert_true(!p.masters || (p.staged && p.weights && !p.borrows && p.trains));
     assert_true(r->device || !(p.staged || p.weights || p.rounds || p.residual || p.slots));
     assert_true(!p.slots || (p.masters && !p.residual && r->micro_batches == 1));
