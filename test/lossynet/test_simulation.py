@@ -223,9 +223,10 @@ def test_jitter_is_not_loss(what, lost):
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("carry", [False, True])
 def test_a_stop_beside_short_steps(seed, carry):
-    """No step of the others takes longer than 5 medians or 0.1 s, and few wait for a stop at all."""
+    """No step of the others takes longer than 5 medians or 0.1 s, and few wait for a stop at all. What a real
+    machine adds is left: its steps differ, and it averages and sends after the wait."""
     command = [str(BUILD / "late_ranks"), "4", "stop", "auto", str(seed), "compute=0.02", "steps=1000"]
     done = subprocess.run(command + ["carry"] * carry, cwd=ROOT, text=True, capture_output=True, timeout=600, check=True)
     words = done.stdout.split()
     got = {name: float(value) for name, value in zip(words[::2], words[1::2])}
-    assert got["longest"] <= 5 and got["pace"] >= 0.95, got
+    assert got["longest"] <= 4.4 and got["pace"] >= 0.95, got
