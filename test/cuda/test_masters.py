@@ -75,9 +75,9 @@ def test_as_in_one_process(data, tmp_path, streams, workers, options):
 def test_averages_while_the_gpu_computes(data, tmp_path, workers, options):
     """Owners average the buckets that have come while the GPU still computes later ones. Whether a bucket has
     come then depends on the other ranks, but it has in some of the steps. The host waits once for each bucket's
-    average, and once for its sums over a group."""
+    average, and once for its sums over a group, also if it waits for copies from memory that is not pinned."""
     train(data, tmp_path, workers, f"--workers={workers}", "--steps=6", "--loss-rate=0.3", *options,
-          more_environment={"EMULATED_AVERAGES": str(tmp_path / "averages")})
+          more_environment={"EMULATED_AVERAGES": str(tmp_path / "averages"), "EMULATED_PAGEABLE": "1"})
     counted = [[int(word) for word in path.read_text().split()] for path in tmp_path.glob("averages.*")]
     buckets, steps, sums = 4, 6, 0
     if "--group=2" in options:  # added up during backward, but for the last bucket's

@@ -523,6 +523,37 @@ static void weighted_sum(float *out, const float *const *sender, const float *we
 
 static bool sums_together; /* pinned_sums_begin */
 
+/* Arguments of averages on their way to the device. Copies from memory that is not pinned could make
+ * the host wait for the sums before. */
+static struct {
+    char *memory;
+    size_t size, used;
+} on_their_way;
+
+static char *room_for_arguments(size_t bytes) {
+    const size_t least = 1 << 20;
+    if (on_their_way.used && on_their_way.used + bytes > on_their_way.size) {
+        device_average_wait(); /* what was queued has been copied then */
+        on_their_way.used = 0;
+    }
+    if (bytes > on_their_way.size) {
+        device_release_pinned(on_their_way.memory);
+        on_their_way.size = bytes > least ? bytes : least;
+        on_their_way.memory = (char *)device_allocate_pinned(on_their_way.size);
+    }
+    if (!on_their_way.memory) {
+        log_out_of_memory("the weights of an average, pinned", (double)bytes);
+        exit(1);
+    }
+    on_their_way.used += bytes;
+    return on_their_way.memory + on_their_way.used - bytes;
+}
+
+static void wait_for_averages(void) {
+    device_average_wait();
+    on_their_way.used = 0;
+}
+
 /* The kernel reads each element once, from where the network wrote it. BLOCKS blocks are enough to
  * fill PCIe and far fewer than fit on the device, so that backward goes on beside them. */
 template <typename To, typename T>
@@ -535,12 +566,14 @@ static void average_pinned(To *out, const T *const *sender, const float *weight,
     const size_t weights = (n + packet - 1) / packet * (size_t)N * sizeof *weight;
     const size_t senders = ((size_t)N * sizeof *sender + 255) / 256 * 256;
     char *arguments = stream_memory_of(&memory, senders + weights, "the weights of an average");
-    device_average_upload(arguments, sender, (size_t)N * sizeof *sender);
-    device_average_upload(arguments + senders, weight, weights);
+    char *host = room_for_arguments(senders + (weights + 255) / 256 * 256);
+    memcpy(host, sender, (size_t)N * sizeof *sender);
+    memcpy(host + senders, weight, weights);
+    device_average_upload(arguments, host, senders + weights);
     cuda_weighted_sum(out, sender, (const T *const *)arguments,
                       (const float *)(arguments + senders), N, n, packet, device_average_stream(),
                       BLOCKS);
-    if (!sums_together) device_average_wait();
+    if (!sums_together) wait_for_averages();
 }
 
 static void pinned_sums_begin(void) {
@@ -550,7 +583,7 @@ static void pinned_sums_begin(void) {
 static void pinned_sums_end(void) {
     device_scope scope;
     sums_together = false;
-    device_average_wait();
+    wait_for_averages();
 }
 
 static void weighted_sum_pinned(float *out, const float *const *sender, const float *weight, int N,

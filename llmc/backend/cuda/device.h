@@ -104,8 +104,7 @@ void device_upload(void *to, const void *host, size_t bytes);
 void device_download(void *host, const void *from, size_t bytes);
 
 /* The stream that averages pinned memory beside all other streams, which never wait for it.
- * device_average_upload copies to memory that only this stream uses, from pageable memory of the
- * host, which may be reused on return. */
+ * device_average_upload copies from pinned memory to memory that only this stream uses. */
 cudaStream_t device_average_stream(void);
 void device_average_upload(void *to, const void *host, size_t bytes);
 void device_average_wait(void);

@@ -142,16 +142,12 @@ void device_clear(void *memory, size_t bytes) {
 /* Copies, and waits if the memory is read later. The runtime copies pageable memory to a buffer of
  * its own before it returns, except on devices that read it themselves, as a GH200. Pinned memory
  * is read later everywhere. */
-static void upload(cudaStream_t stream, void *to, const void *host, size_t bytes) {
+void device_upload(void *to, const void *host, size_t bytes) {
     struct cudaPointerAttributes attributes;
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, stream));
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.compute));
     const bool known = cudaPointerGetAttributes(&attributes, host) == cudaSuccess;
     if (device.reads_pageable || (known && attributes.type != cudaMemoryTypeUnregistered))
-        CHECK(cudaStreamSynchronize(stream));
-}
-
-void device_upload(void *to, const void *host, size_t bytes) {
-    upload(device.compute, to, host, bytes);
+        device_synchronize();
 }
 
 void device_download(void *host, const void *from, size_t bytes) {
@@ -249,7 +245,7 @@ cudaStream_t device_average_stream(void) {
 }
 
 void device_average_upload(void *to, const void *host, size_t bytes) {
-    upload(device.average, to, host, bytes);
+    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, device.average));
 }
 
 void device_average_wait(void) {
