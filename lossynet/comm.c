@@ -211,6 +211,7 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
         .world = comm->world,
         .packet_bytes = settings->packet_bytes,
         .network = settings->network,
+        .log = comm->resources.log,
         .late_comes = settings->error_feedback,
         .pulses =
             1 + settings->error_feedback + rounds[LOSSYNET_GRADIENT] + rounds[LOSSYNET_PARAMETER],
@@ -232,12 +233,14 @@ static lossynet_status join(struct lossynet_comm *comm, const struct lossynet_se
     return lossynet_transport_start(comm->transport);
 }
 
-lossynet_status lossynet_comm_open(const struct lossynet_world *world,
-                                   const struct lossynet_settings *settings,
-                                   lossynet_link_open link_open, lossynet_share share,
-                                   void *share_context, struct lossynet_comm **out) {
-    *out = NULL;
-    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+static struct lossynet_log_target target_of(const struct lossynet_settings *settings) {
+    return (struct lossynet_log_target){settings->log, settings->log_context};
+}
+
+static lossynet_status open_over(const struct lossynet_world *world,
+                                 const struct lossynet_settings *settings,
+                                 lossynet_link_open link_open, lossynet_share share,
+                                 void *share_context, struct lossynet_comm **out) {
     lossynet_status status = lossynet_settings_check(world, settings);
     if (status) return status;
     struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
@@ -245,6 +248,7 @@ lossynet_status lossynet_comm_open(const struct lossynet_world *world,
         lossynet_log("no memory for a comm");
         return LOSSYNET_NO_MEMORY;
     }
+    comm->resources.log = target_of(settings);
     place(comm, world, settings->workers);
     if (world->ranks > 1)
         status = join(comm, settings, link_open, share, share_context);
@@ -257,11 +261,20 @@ lossynet_status lossynet_comm_open(const struct lossynet_world *world,
     return status;
 }
 
-lossynet_status lossynet_open(const struct lossynet_world *world,
-                              const struct lossynet_settings *settings,
-                              struct lossynet_comm **out) {
+lossynet_status lossynet_comm_open(const struct lossynet_world *world,
+                                   const struct lossynet_settings *settings,
+                                   lossynet_link_open link_open, lossynet_share share,
+                                   void *share_context, struct lossynet_comm **out) {
+    const struct lossynet_log_target log = target_of(settings), *before = lossynet_log_use(&log);
     *out = NULL;
-    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+    lossynet_status status = open_over(world, settings, link_open, share, share_context, out);
+    lossynet_log_use(before);
+    return status;
+}
+
+static lossynet_status open_chosen(const struct lossynet_world *world,
+                                   const struct lossynet_settings *settings,
+                                   struct lossynet_comm **out) {
     lossynet_link_open link_open;
     lossynet_status status = lossynet_settings_check(world, settings);
     if (!status && world->share && settings->link == LOSSYNET_LINK_MPI) {
@@ -274,11 +287,22 @@ lossynet_status lossynet_open(const struct lossynet_world *world,
         status =
             lossynet_link_choose(world, settings->link, lossynet_bootstrap_share, NULL, &link_open);
     if (status) return status;
-    return lossynet_comm_open(world, settings, link_open, lossynet_bootstrap_share, NULL, out);
+    return open_over(world, settings, link_open, lossynet_bootstrap_share, NULL, out);
+}
+
+lossynet_status lossynet_open(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings,
+                              struct lossynet_comm **out) {
+    const struct lossynet_log_target log = target_of(settings), *before = lossynet_log_use(&log);
+    *out = NULL;
+    lossynet_status status = open_chosen(world, settings, out);
+    lossynet_log_use(before);
+    return status;
 }
 
 void lossynet_close(struct lossynet_comm *comm) {
     if (!comm) return;
+    const struct lossynet_log_target log = comm->resources.log, *before = lossynet_log_use(&log);
     lossynet_transport_close(comm->transport);
     lossynet_exchange_close(comm);
     lossynet_drift_close(comm);
@@ -302,6 +326,7 @@ void lossynet_close(struct lossynet_comm *comm) {
     lossynet_partition_close(&comm->partition);
     lossynet_loss_close(&comm->loss);
     free(comm);
+    lossynet_log_use(before);
 }
 
 /* ---- queries ---- */
@@ -362,14 +387,16 @@ bool lossynet_register_device(struct lossynet_comm *comm, int worker, const floa
     if (!comm->transport || comm->feedback.mass) return false;
     if (comm->resources.bf16) {
         if (comm->world.rank == 0)
-            lossynet_log("vectors of bf16: gradients go through the host's memory");
+            lossynet_log_at(&comm->resources.log,
+                            "vectors of bf16: gradients go through the host's memory");
         return false;
     }
     const struct lossynet_transport_facts facts = lossynet_transport_facts(comm->transport);
     if (!facts.reads_devices) {
         if (comm->world.rank == 0)
-            lossynet_log("link %s does not read a GPU's memory: gradients go through the host's",
-                         facts.link);
+            lossynet_log_at(&comm->resources.log,
+                            "link %s does not read a GPU's memory: gradients go through the host's",
+                            facts.link);
         return false;
     }
     if (!register_memory(comm, there, comm->partition.elements, device)) return false;
@@ -382,9 +409,8 @@ size_t lossynet_memory_bytes(const struct lossynet_comm *comm) {
     return comm->resources.pool.bytes;
 }
 
-size_t lossynet_memory_needed(const struct lossynet_world *world,
-                              const struct lossynet_settings *settings) {
-    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
+static size_t memory_needed(const struct lossynet_world *world,
+                            const struct lossynet_settings *settings) {
     if (lossynet_settings_check(world, settings)) return 0;
     struct lossynet_comm *comm = lossynet_memory_take(1, sizeof *comm);
     if (!comm) return 0;
@@ -410,6 +436,14 @@ size_t lossynet_memory_needed(const struct lossynet_world *world,
     return bytes;
 }
 
+size_t lossynet_memory_needed(const struct lossynet_world *world,
+                              const struct lossynet_settings *settings) {
+    const struct lossynet_log_target log = target_of(settings), *before = lossynet_log_use(&log);
+    const size_t bytes = memory_needed(world, settings);
+    lossynet_log_use(before);
+    return bytes;
+}
+
 /* ---- before a run: the key, the network ---- */
 
 lossynet_status lossynet_key_proof(const char *key_file, const char *text, char proof[65]) {
@@ -430,17 +464,20 @@ lossynet_status lossynet_probe(const struct lossynet_world *world,
         .world = *world,
         .packet_bytes = settings->packet_bytes,
         .network = {.interface = settings->network.interface,
-                    .pace_gbps = settings->network.pace_gbps}};
+                    .pace_gbps = settings->network.pace_gbps},
+        .log = target_of(settings)};
     lossynet_link_open link_open;
-    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
     if (world->ranks < 2) {
         *link_name = "memory";
         *out = (struct lossynet_path){0};
         return LOSSYNET_OK;
     }
+    const struct lossynet_log_target *before = lossynet_log_use(&transport.log);
     lossynet_status status =
         lossynet_link_choose(world, settings->link, lossynet_bootstrap_share, NULL, &link_open);
-    return status ? status
-                  : lossynet_transport_probe(&transport, link_open, lossynet_bootstrap_share, NULL,
-                                             node, seconds, out, link_name);
+    if (!status)
+        status = lossynet_transport_probe(&transport, link_open, lossynet_bootstrap_share, NULL,
+                                          node, seconds, out, link_name);
+    lossynet_log_use(before);
+    return status;
 }

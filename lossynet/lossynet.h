@@ -206,8 +206,8 @@ struct lossynet_settings {
     struct lossynet_network network;
     const char *record_loss; /* FILE (with several ranks FILE.RANK): what arrived, as a trace
                               (loss_trace.c); NULL: not written */
-    /* Receives all messages of the process after lossynet_open or lossynet_probe. NULL: messages go
-     * where they went before, at first to stderr as "lossynet: ..." */
+    /* Receives the messages about this comm, and those of the function that is given these settings,
+     * on any thread. NULL: they go where the process's go (lossynet_messages_to). */
     lossynet_log_function log;
     void *log_context;
 };
@@ -422,8 +422,8 @@ const struct lossynet_settings *lossynet_named_settings(const struct lossynet_na
  * program declares again and compares. 0: another name. */
 size_t lossynet_struct_bytes(const char *name);
 
-/* Sends the messages of the process to `log` from now on, as settings.log does. NULL: to stderr.
- * Call it while no comm is open. */
+/* Sends messages that are about no comm, or about one without settings.log, to `log` from now on. NULL:
+ * to stderr, as "lossynet: ...". Call it while no comm is open. */
 void lossynet_messages_to(lossynet_log_function log, void *context);
 
 #pragma GCC visibility pop

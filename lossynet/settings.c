@@ -258,11 +258,10 @@ lossynet_status lossynet_settings_check(const struct lossynet_world *world,
     return check_sizes(settings);
 }
 
-lossynet_status lossynet_check(const struct lossynet_world *world,
-                               const struct lossynet_settings *settings) {
+static lossynet_status check_all(const struct lossynet_world *world,
+                                 const struct lossynet_settings *settings) {
     struct lossynet_loss_settings evenly = settings->loss;
     char why[256];
-    if (settings->log) lossynet_log_to(settings->log, settings->log_context);
     lossynet_status status = lossynet_settings_check(world, settings);
     if (status) return status;
     evenly.at = NULL;
@@ -270,6 +269,15 @@ lossynet_status lossynet_check(const struct lossynet_world *world,
     const bool uneven = !status;
     if (uneven) status = lossynet_loss_check(&settings->loss, why, sizeof why);
     if (status) lossynet_log("%s: %s", uneven ? "loss-at" : "loss-model", why);
+    return status;
+}
+
+lossynet_status lossynet_check(const struct lossynet_world *world,
+                               const struct lossynet_settings *settings) {
+    const struct lossynet_log_target log = {settings->log, settings->log_context};
+    const struct lossynet_log_target *before = lossynet_log_use(&log);
+    lossynet_status status = check_all(world, settings);
+    lossynet_log_use(before);
     return status;
 }
 

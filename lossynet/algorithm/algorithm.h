@@ -467,6 +467,7 @@ struct lossynet_workers {
 
 struct lossynet_resources {
     int threads;
+    struct lossynet_log_target log;
     struct lossynet_pool pool;     /* the comm's memory on the host */
     struct lossynet_memory memory; /* functions for the vectors' memory; all NULL: the host's */
     bool bf16;                     /* vectors hold bfloat16 */

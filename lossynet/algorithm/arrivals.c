@@ -94,7 +94,10 @@ lossynet_status lossynet_arrivals_trace(struct lossynet_comm *comm, lossynet_pha
                                      n);
         }
     }
-    return lossynet_loss_trace_flush(trace, comm->world.rank);
+    const struct lossynet_log_target *before = lossynet_log_use(&comm->resources.log);
+    const lossynet_status status = lossynet_loss_trace_flush(trace, comm->world.rank);
+    lossynet_log_use(before);
+    return status;
 }
 
 /* ---- telling the senders ---- */

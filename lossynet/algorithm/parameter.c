@@ -23,13 +23,15 @@ lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossyne
     bool complete = shard != NULL;
     for (size_t i = 0; complete && i < shards; i++) complete = shard[i].average && shard[i].value;
     if (!complete)
-        lossynet_log("shards apart: expected memory for both averages and values");
+        lossynet_log_at(&comm->resources.log,
+                        "shards apart: expected memory for both averages and values");
     else if (comm->resources.memory.copy)
-        lossynet_log("shards apart: expected vectors in the host's memory");
+        lossynet_log_at(&comm->resources.log,
+                        "shards apart: expected vectors in the host's memory");
     if (!complete || comm->resources.memory.copy) return LOSSYNET_INVALID;
     if (!comm->resources.shard) comm->resources.shard = malloc(shards * sizeof *shard);
     if (!comm->resources.shard) {
-        lossynet_log("out of memory for the list of %zu shards", shards);
+        lossynet_log_at(&comm->resources.log, "out of memory for the list of %zu shards", shards);
         return LOSSYNET_NO_MEMORY;
     }
     memcpy(comm->resources.shard, shard, shards * sizeof *shard);
@@ -38,7 +40,8 @@ lossynet_status lossynet_shards(struct lossynet_comm *comm, const struct lossyne
 
 lossynet_status lossynet_shards_check(const struct lossynet_comm *comm) {
     if (!comm->resources.bf16 || comm->resources.shard) return LOSSYNET_OK;
-    lossynet_log("vectors of bf16: expected lossynet_shards before the first phase");
+    lossynet_log_at(&comm->resources.log,
+                    "vectors of bf16: expected lossynet_shards before the first phase");
     return LOSSYNET_INVALID;
 }
 

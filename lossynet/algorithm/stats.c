@@ -123,8 +123,10 @@ lossynet_status lossynet_pulse(struct lossynet_comm *comm, const void *mine, voi
     const size_t part = bytes * (size_t)comm->workers.local;
     if (!comm->steps.skips) return lossynet_all_gather(comm, mine, all, bytes);
     if (!fits(comm, part)) {
-        lossynet_log("a pulse of %zu bytes for each worker: expected at most %d beside the report",
-                     bytes, LOSSYNET_ASIDE_BYTES);
+        lossynet_log_at(
+            &comm->resources.log,
+            "a pulse of %zu bytes for each worker: expected at most %d beside the report", bytes,
+            LOSSYNET_ASIDE_BYTES);
         return LOSSYNET_INVALID;
     }
     lossynet_status status = lossynet_all_gather_aside(comm, mine, all, bytes);

@@ -14,11 +14,23 @@
 
 /* ---- messages (log.c) ---- */
 
-/* Logs one line: "lossynet: ..." on stderr, unless lossynet_log_to has set another function. */
-void lossynet_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Where the messages of a comm go. function NULL: where those of the process go. */
+struct lossynet_log_target {
+    lossynet_log_function function;
+    void *context;
+};
 
-/* Sends every message of the process to `function` from now on. No other thread may log
- * meanwhile. */
+/* Logs one line to the target that this thread uses, else to that of the process: "lossynet: ..." on
+ * stderr, unless lossynet_log_to has set another function. */
+void lossynet_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+void lossynet_log_at(const struct lossynet_log_target *target, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* This thread's messages go to *target from now on, which must stay until then; NULL: to the
+ * process's. Returns what it used before. */
+const struct lossynet_log_target *lossynet_log_use(const struct lossynet_log_target *target);
+
+/* Sends the messages of the process to `function` from now on. No other thread may log meanwhile. */
 void lossynet_log_to(lossynet_log_function function, void *context);
 
 /* ---- memory (memory.c) ---- */

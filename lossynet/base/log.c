@@ -1,27 +1,44 @@
-/* log.c — writes one line to the user: to stderr, or to the function that the program has set. */
+/* log.c — writes one line to the user: to stderr, or to the function that the program has set for the comm
+ * or for the process. */
 #include "lossynet/base/base.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 
-static struct {
-    lossynet_log_function function;
-    void *context;
-} sink;
+static struct lossynet_log_target process;
+static _Thread_local const struct lossynet_log_target *used;
 
 void lossynet_log_to(lossynet_log_function function, void *context) {
-    sink.function = function;
-    sink.context = context;
+    process = (struct lossynet_log_target){function, context};
+}
+
+const struct lossynet_log_target *lossynet_log_use(const struct lossynet_log_target *target) {
+    const struct lossynet_log_target *before = used;
+    used = target;
+    return before;
+}
+
+static void write_line(const struct lossynet_log_target *target, const char *format,
+                       va_list arguments) {
+    char line[512];
+    vsnprintf(line, sizeof line, format, arguments);
+    if (!target || !target->function) target = &process;
+    if (target->function)
+        target->function(target->context, line);
+    else
+        fprintf(stderr, "lossynet: %s\n", line); /* one call: lines of several ranks stay whole */
 }
 
 void lossynet_log(const char *format, ...) {
-    char line[512];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
+    write_line(used, format, arguments);
     va_end(arguments);
-    if (sink.function)
-        sink.function(sink.context, line);
-    else
-        fprintf(stderr, "lossynet: %s\n", line); /* one call: lines of several ranks stay whole */
+}
+
+void lossynet_log_at(const struct lossynet_log_target *target, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    write_line(target, format, arguments);
+    va_end(arguments);
 }

@@ -158,7 +158,9 @@ lossynet_status lossynet_transport_drain(struct lossynet_transport *t, lossynet_
 bool lossynet_transport_turn(struct lossynet_transport *t) {
     if (t->threads.threaded) return false;
     if (pthread_mutex_trylock(&t->threads.caller) == 0) { /* else another caller runs the loop */
+        const struct lossynet_log_target *before = lossynet_log_use(&t->threads.log);
         if (!t->failed) lossynet_progress_turn(t);
+        lossynet_log_use(before);
         pthread_mutex_unlock(&t->threads.caller);
     }
     return true;

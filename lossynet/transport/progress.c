@@ -200,14 +200,17 @@ double lossynet_progress_turn(struct lossynet_transport *t) {
 
 void lossynet_progress_enter(struct lossynet_transport *t) {
     struct lossynet_threads *threads = &t->threads;
-    if (!threads->threaded) return;
-    __atomic_add_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
-    t->link->wake(t->link);
-    pthread_mutex_lock(&threads->lock);
+    if (threads->threaded) {
+        __atomic_add_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
+        t->link->wake(t->link);
+        pthread_mutex_lock(&threads->lock);
+    }
+    threads->log_before = lossynet_log_use(&threads->log);
 }
 
 void lossynet_progress_leave(struct lossynet_transport *t) {
     struct lossynet_threads *threads = &t->threads;
+    lossynet_log_use(threads->log_before);
     if (!threads->threaded) return;
     __atomic_sub_fetch(&threads->wanted, 1, __ATOMIC_SEQ_CST);
     pthread_cond_signal(&threads->handed_back);
@@ -229,6 +232,7 @@ lossynet_status lossynet_progress_until(struct lossynet_transport *t,
 static void *run(void *argument) {
     struct lossynet_transport *t = argument;
     struct lossynet_threads *threads = &t->threads;
+    lossynet_log_use(&threads->log);
     pthread_mutex_lock(&threads->lock);
     while (!threads->stop) {
         if (__atomic_load_n(&threads->wanted, __ATOMIC_SEQ_CST) > 0) {

@@ -201,6 +201,8 @@ struct lossynet_threads {
     pthread_mutex_t lock, caller;
     pthread_cond_t handed_back;
     pthread_t thread;
+    struct lossynet_log_target log;
+    const struct lossynet_log_target *log_before; /* what the caller that has the lock used */
 };
 
 /* Conditions of a peer, which agenda.c counts. Those before LOSSYNET_IDLES stand for two flags

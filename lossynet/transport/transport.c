@@ -86,6 +86,7 @@ lossynet_status lossynet_transport_open(const struct lossynet_transport_settings
     lossynet_status status = LOSSYNET_NO_MEMORY;
     if (t) {
         t->world = settings->world;
+        t->threads.log = settings->log;
         t->peers = lossynet_memory_take(ranks, sizeof *t->peers);
         pthread_mutex_init(&t->threads.lock, NULL);
         pthread_mutex_init(&t->threads.caller, NULL);

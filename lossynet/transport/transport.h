@@ -81,6 +81,7 @@ struct lossynet_transport_settings { /* fields have the same meaning in lossynet
     struct lossynet_world world;
     size_t packet_bytes;
     struct lossynet_network network;
+    struct lossynet_log_target log;
     int pulses;      /* gathers of LOSSYNET_PULSE per step; 0: one */
     int phases[2];   /* phases per step, by kind; 0: one */
     bool late_comes; /* late gradients are sent again in the next step */

@@ -548,6 +548,37 @@ static void test_out_of_memory(void **state) {
     remove(path);
 }
 
+static void keep_message(void *context, const char *message) {
+    snprintf(context, 128, "%s", message);
+}
+
+/* Each comm has its own target of messages; those about none, or one without, go to stderr. */
+static void test_messages_of_each_comm(void **state) {
+    (void)state;
+    const size_t elements[2] = {100, 50};
+    struct lossynet_settings settings = simple_settings(2, elements, 2, 0), wrong;
+    char said[2][128] = {"", ""};
+    struct lossynet_comm *comm[2], *none;
+    settings.log = keep_message;
+    for (int c = 0; c < 2; c++) {
+        settings.log_context = said[c];
+        comm[c] = open_alone(&settings);
+    }
+    wrong = settings;
+    wrong.workers = 0;
+    capture_begin();
+    assert_int_equal(lossynet_shards(comm[0], NULL), LOSSYNET_INVALID);
+    assert_int_equal(lossynet_open(&alone, &wrong, &none), LOSSYNET_INVALID);
+    assert_string_equal(capture_end(), "");
+    assert_non_null(strstr(said[0], "shards apart: expected memory"));
+    assert_non_null(strstr(said[1], "workers 0: expected"));
+    wrong.log = NULL;
+    capture_begin();
+    assert_int_equal(lossynet_check(&alone, &wrong), LOSSYNET_INVALID);
+    assert_message(capture_end(), "workers 0: expected");
+    for (int c = 0; c < 2; c++) lossynet_close(comm[c]);
+}
+
 static void test_memory(void **state) {
     (void)state;
     const size_t elements[2] = {100000, 5000};
@@ -590,6 +621,7 @@ int main(void) {
         cmocka_unit_test(test_weighted_sum),
         cmocka_unit_test(test_settings),
         cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_messages_of_each_comm),
         cmocka_unit_test(test_memory),
     };
     return cmocka_run_group_tests_name("lossynet", tests, NULL, NULL);
