@@ -1,5 +1,6 @@
 /* memory_plan.c — see memory_plan.h. All arithmetic is in double: exact up to 2^53. */
 #include "llmc/memory/memory_plan.h"
+#include "llmc/memory/worker.h"
 #include "llmc/model/activations.h"
 #include "llmc/backend/cpu/backend_cpu.h"
 #include "llmc/backend/cpu/working.h"
@@ -19,7 +20,7 @@ struct memory_plan_settings memory_plan_of_options(const struct options *o, int 
     s.run.workers = workers;
     s.run.group = o->group_size;
     s.run.micro_batches = o->micro_batches;
-    s.run.steps_alone = o->algorithm == ALGORITHM_RPS || o->algorithm == ALGORITHM_NAIVE;
+    s.run.steps_alone = worker_steps_alone(o);
     s.run.narrow = o->wire_dtype != OPTION_WIRE_FLOAT32;
     s.run.changes = o->meet != NULL;
     s.run.gpu_direct = o->gpu_direct;
@@ -350,7 +351,7 @@ void memory_plan_print(const struct llama_config *config, const struct memory_pl
     memory_plan_print_memory(config, s);
     printf("\nOn disk\n");
     line("a checkpoint", memory_plan_checkpoint_bytes(config, s),
-         s->run.carries[s->run.device] ? "of all workers, stale packets and lost gradients too"
+         s->run.carries[s->run.device] ? "with stale packets and lost gradients"
                                        : "of all workers, stale packets too");
     if (s->run.workers % group_of(s))
         printf(
