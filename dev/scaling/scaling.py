@@ -12,8 +12,11 @@ lossy   each of the two phases costs PHASE (software, as measured) and, if packe
         Three rounds of small messages must arrive (the ends of both phases and the gradient's norm),
         one from each worker to each other. They are repeated after 1, 2, 4, ... up to 20 ms, and the
         slowest of all N (N-1) counts. A lost packet costs no time but progress: --tax 0.5 says that a
-        run at 10% loss needs 5% more steps for the same perplexity (README, "What loss costs"). The
-        tax applies to the whole step, including computing.
+        run at 10% loss needs 5% more steps for the same perplexity (--plain; README, "What loss
+        costs"). The tax applies to the whole step, including computing.
+rule    the same with what the program does about loss by default. It costs no steps. Where more than
+        1/15 of the packets are lost, lost gradients are sent once more: their bytes, at most a fifth
+        of the phase, a phase, and a round of small messages in which they are asked for.
 ring    2 (N-1) rounds. In each, every worker sends 1/N of the vector to the next. Worker i starts
         round k when worker i-1 has ended round k-1 (Patarasuk, Yuan 2009), so a worker that waits
         makes others wait. The rounds are drawn at random one by one. A ring of more than 1,024
@@ -34,6 +37,10 @@ roce    go-back-N, as RDMA NICs do over Ethernet without priority flow control: 
 select  selective repeat, as good as possible (their IRN): packet i of n, sent k times, arrives at
         (i + (k-1) RTT / spacing), and all other packets go on meanwhile. A lost last packet costs
         320 us.
+mrc     RoCE over many paths with selective acknowledgements and trimming, as its makers measured it:
+        hardly slower at 0.1%, and a third of its throughput at 1% (Multipath Reliable Connection, arXiv
+        2605.04333: 64 GPUs, injected loss). Between these, and beyond 1%, the time grows linearly with
+        the loss rate here, and loss costs nothing else.
 tcp     BBR on Linux: every loss stalls its flow by STALL, or by a round trip if that is longer. A
         lost last packet costs a probe, 2 RTT, at least 10 ms (RFC 8985, 7.2). No flow waits for the
         time-out of 200 ms. CUBIC, which halves its rate, is left out, since it is far slower. Frames
@@ -61,12 +68,13 @@ CONTROL_ROUNDS = 3
 RING_MOST = 1024     # workers drawn in a ring
 WORKERS = (8, 16, 64, 256, 1024, 4096, 16384)
 LOSSES = tuple(10.0 ** (e / 2) for e in range(-12, -1))  # 1e-6 ... 10%
-TRANSPORTS = ("roce", "select", "tcp")
-TAXES = (0.0, 0.5, 2.0)
+TRANSPORTS = ("roce", "mrc", "select", "tcp")
+PRICES = (("rule", 0.0), ("lossy", 0.5), ("lossy", 2.0))  # our exchange, tax
+ENOUGH, BUDGET = 1 / 15, 0.2  # of the rule: the loss from which on there is a round; bytes that it may send
 # {transport: (payload, bytes that a packet takes on the wire)}. "lossy" is ours over RDMA, "udp" ours over
 # UDP as measured.
 PACKET = {"lossy": (4096 - 28, 4096 + 90), "udp": (1420, 1514), "roce": (4096, 4096 + 82),
-          "select": (4096, 4096 + 82), "tcp": (1448, 1514)}
+          "mrc": (4096, 4096 + 82), "select": (4096, 4096 + 82), "tcp": (1448, 1514)}
 
 
 class Network:
@@ -128,6 +136,8 @@ def flow_extra(rng, transport, n, net, draws):
     if transport == "select":
         resent = rng.negative_binomial(n, 1 - p, draws) * spacing
         return resent + selective_quantiles(n, net, rng.random(draws))
+    if transport == "mrc":
+        return np.full(draws, 2 * max(0, p - 0.001) / (0.01 - 0.001) * n * spacing)
     stall = net.rtt if transport == "roce" else max(STALL, net.rtt)
     firsts = rng.binomial(n - 1, p, draws)              # lost packets, without the last packet
     last = rng.geometric(1 - p, draws) - 1              # how often the last packet is lost
@@ -139,15 +149,17 @@ def flow_extra(rng, transport, n, net, draws):
     return (firsts + again) * (stall + spacing) + last * max(2 * net.rtt, 10e-3)
 
 
-def lossy(rng, net, workers, size, over="lossy", draws=64):
+def lossy(rng, net, workers, size, over="lossy", draws=64, rule=False):
     """Mean seconds of an exchange of lossy datagrams."""
+    again = min(net.loss, BUDGET) if rule and net.loss > ENOUGH else 0
+    phases, rounds = (3, CONTROL_ROUNDS + 2) if again else (2, CONTROL_ROUNDS)
     count = packets(over, size / workers)  # from each worker to each other
-    wire = 2 * (workers - 1) * count * net.spacing(over)
+    wire = (2 + again) * (workers - 1) * count * net.spacing(over)
     flows = workers * (workers - 1)
     missing = -math.expm1(flows * count * math.log1p(-net.loss))
-    control = sum(control_delay(rng, net.loss, flows, draws).mean() for _ in range(CONTROL_ROUNDS))
-    control += CONTROL_ROUNDS * (workers - 1) * 120 * 8 / (net.gbps * 1e9)  # their bytes
-    return wire + 2 * (PHASE + net.rtt / 2 + missing * GRACE) + control
+    control = sum(control_delay(rng, net.loss, flows, draws).mean() for _ in range(rounds))
+    control += rounds * (workers - 1) * 120 * 8 / (net.gbps * 1e9)  # their bytes
+    return wire + phases * (PHASE + net.rtt / 2 + missing * GRACE) + control
 
 
 def ring(rng, transport, net, workers, size, draws=1):
@@ -177,12 +189,15 @@ def tree(rng, transport, net, workers, size, draws=8):
     wire = 4 * n * net.spacing(transport)
     latency = 2 * math.ceil(math.log2(workers)) * net.rtt / 2
     extra = np.mean([flow_extra(rng, transport, n, net, flows).max() for _ in range(draws)])
+    extra *= 4 if transport == "mrc" else 1  # less throughput delays all four flows of a link
     return wire + latency + extra
 
 
 def exchange(name, net, workers, size, seed=1):
-    """The seconds of an exchange. name: "lossy" (over RDMA), "udp" (lossy, too), "ring roce", "tree tcp"..."""
+    """The seconds of an exchange. name: "lossy", "rule" (over RDMA), "udp" (lossy, too), "ring roce", ..."""
     rng = np.random.default_rng(seed)
+    if name == "rule":
+        return lossy(rng, net, workers, size, rule=True)
     if name in ("lossy", "udp"):
         return lossy(rng, net, workers, size, name)
     algorithm, transport = name.split()
@@ -246,19 +261,22 @@ class Grid:
         self.wire = 2 * size * 8 / (gbps * 1e9)
         self.times = {}
         for count in workers:
-            for name in ("lossy",) + TRANSPORTS:
+            for name in ("lossy", "rule") + TRANSPORTS:
                 self.times[count, name] = [
-                    exchange(name, Network(gbps, rtt, loss), count, size) if name == "lossy"
+                    exchange(name, Network(gbps, rtt, loss), count, size) if name in ("lossy", "rule")
                     else reliable(name, Network(gbps, rtt, loss), count, size) for loss in LOSSES]
 
-    def wins_from(self, count, transport, tax, compute):
-        ours = [step(time, compute, tax, loss)
-                for time, loss in zip(self.times[count, "lossy"], LOSSES)]
+    def wins_from(self, count, transport, our, tax, compute):
+        ours = [step(time, compute, tax, loss) for time, loss in zip(self.times[count, our], LOSSES)]
         return crossing(ours, [step(time, compute) for time in self.times[count, transport]])
 
 
-TITLES = {"lossy": "lossy datagrams", "roce": "RoCE, go-back-N", "select": "selective repeat",
-          "tcp": "TCP, BBR"}
+TITLES = {"lossy": "lossy datagrams", "rule": "the default", "roce": "RoCE, go-back-N",
+          "mrc": "many paths, as measured", "select": "an ideal selective repeat", "tcp": "TCP, BBR"}
+
+
+def price_title(our, tax):
+    return TITLES["rule"] if our == "rule" else f"plain, tax {tax:g}"
 
 
 def plot(grid, compute, path):
@@ -267,7 +285,8 @@ def plot(grid, compute, path):
     import matplotlib.pyplot as plt
     figure, axes = plt.subplots(1, 3, figsize=(15, 4.6))
     workers = sorted({count for count, _ in grid.times})
-    colors = dict(zip(("lossy",) + TRANSPORTS, ("tab:blue", "tab:red", "tab:green", "tab:orange")))
+    colors = dict(zip(("rule",) + TRANSPORTS,
+                      ("tab:blue", "tab:red", "tab:purple", "tab:green", "tab:orange")))
     for name, color in colors.items():
         axes[0].plot([100 * loss for loss in LOSSES],
                      [step(time, compute) / (compute + grid.wire)
@@ -280,15 +299,15 @@ def plot(grid, compute, path):
     axes[0].plot([100 * loss for loss in LOSSES],
                  [step(time, compute, 0.5, loss) / (compute + grid.wire)
                   for time, loss in zip(grid.times[1024, "lossy"], LOSSES)],
-                 ":", color=colors["lossy"], label="lossy, progress taxed 0.5")
+                 ":", color=colors["rule"], label="plain, progress taxed 0.5")
     axes[0].set(xscale="log", yscale="log", xlabel="packets lost, %", title="1,024 workers",
                 ylabel="step time over step time without loss")
     axes[1].set(xscale="log", yscale="log", xlabel="workers", title="two loss rates")
     for name in TRANSPORTS:
-        for tax, style in zip(TAXES, ("o-", "s--", "^:")):
-            where = [grid.wins_from(count, name, tax, compute) for count in workers]
+        for (our, tax), style in zip(PRICES, ("o-", "s--", "^:")):
+            where = [grid.wins_from(count, name, our, tax, compute) for count in workers]
             axes[2].plot(workers, [100 * loss if loss else np.nan for loss in where], style,
-                         color=colors[name], markersize=4, label=f"{TITLES[name]}, tax {tax:g}")
+                         color=colors[name], markersize=4, label=f"{TITLES[name]}; {price_title(our, tax)}")
     axes[2].set(xscale="log", yscale="log", xlabel="workers", ylabel="packets lost, %",
                 title="lossy wins at and above", ylim=(5e-5, 20))
     for axis in axes:
@@ -301,16 +320,16 @@ def plot(grid, compute, path):
 def report(args):
     size, compute = args.gb * 1e9, args.compute_s
     grid = Grid(args.gbps, args.rtt_us * 1e-6, size, WORKERS)
-    rows = [[TITLES[name], f"{tax:g}"] +
-            [percent(grid.wins_from(count, name, tax, compute)) for count in WORKERS]
-            for name in TRANSPORTS for tax in TAXES]
+    rows = [[TITLES[name], price_title(our, tax)] +
+            [percent(grid.wins_from(count, name, our, tax, compute)) for count in WORKERS]
+            for name in TRANSPORTS for our, tax in PRICES]
     text = ("# Scaling model\n\nWritten by scaling.py, which says what is modelled and how.\n\n"
             "## Against what was measured\n\n" + calibration() +
             f"\n## From which loss rate on lossy wins\n\n{args.gb:g} GB, {args.gbps:g} Gbit/s, "
             f"round trip {args.rtt_us:g} us, {compute:g} s of computing in a step; against the better\n"
             "of ring and tree. Of the loss rates\n" +
             ", ".join(percent(loss) for loss in LOSSES) + ".\n\n" +
-            markdown(["against", "tax"] + [f"{count:,}" for count in WORKERS], rows))
+            markdown(["against", "ours"] + [f"{count:,}" for count in WORKERS], rows))
     rows = []
     for gbps in (25, 100, 400):
         for rtt in (10, 100, 10000):
@@ -318,8 +337,8 @@ def report(args):
             # the same ratio of computing to wire time for each link
             scaled = compute * args.gbps / gbps
             rows.append([f"{gbps}", f"{rtt:,}"] + [
-                percent(other.wins_from(1024, name, 0.5, scaled)) for name in TRANSPORTS])
-    text += ("\n## The same at 1,024 workers, tax 0.5, over links\n\nComputing takes as long in "
+                percent(other.wins_from(1024, name, "rule", 0, scaled)) for name in TRANSPORTS])
+    text += ("\n## The default at 1,024 workers, over links\n\nComputing takes as long in "
              "proportion to the wire time.\n\n" +
              markdown(["Gbit/s", "round trip, us"] + [TITLES[name] for name in TRANSPORTS], rows))
     (args.out / "scaling.md").write_text(text, encoding="utf-8")
@@ -343,7 +362,7 @@ def main():
     if workers < 2 or not 0 <= loss < 1:
         sys.exit("scaling.py: --at expects at least 2 workers and a loss rate in [0, 1)")
     net = Network(args.gbps, args.rtt_us * 1e-6, loss)
-    for name in ["lossy"] + [f"{way} {transport}" for transport in TRANSPORTS
+    for name in ["lossy", "rule"] + [f"{way} {transport}" for transport in TRANSPORTS
                              for way in ("ring", "tree")]:
         seconds = exchange(name, net, workers, args.gb * 1e9)
         tax = args.tax if name == "lossy" else 0
