@@ -22,7 +22,6 @@
 
 #include "llmc/backend/backend.h"
 #include "llmc/comm/select.h"
-#include "llmc/checkpoint/async_writer.h"
 #include "llmc/checkpoint/resume.h"
 #include "llmc/options/options.h"
 #include "llmc/comm/bucket_pipeline.h"
@@ -91,13 +90,6 @@ void data_parallel_close(struct data_parallel *d);
 /* Call before the first step of a run, new or resumed, when the replicas have their parameters.
  * Collective. Returns 0, or -1 after reporting. */
 int data_parallel_start(struct data_parallel *d);
-
-/* Fills in *run, which tells checkpoints what to save of the workers and the comm; the caller sets
- * run->facts. With --out, also opens the writer of checkpoints for a run that begins after `step`
- * steps; otherwise *out is NULL. The caller frees run->worker, and keeps *run as long as *out.
- * Returns 0, or -1 after reporting. */
-int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
-                             bool continues, struct resume_run *run, struct async_writer **out);
 
 /* Whether this algorithm loses nothing (reliable). */
 bool data_parallel_is_lossless(const struct data_parallel *d);

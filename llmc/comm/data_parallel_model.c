@@ -155,3 +155,56 @@ int data_parallel_initialise(struct data_parallel *d) {
     host_vector_end(d->be, first);
     return failed ? -1 : group_wait(&d->group);
 }
+
+/* ---- checkpoints -------------------------------------------------------------------------- */
+
+/* An async_writer_model. */
+static int model_of(void *data_parallel, const struct named_tensor *tensors, size_t count) {
+    return data_parallel_copy_model((struct data_parallel *)data_parallel, tensors, count);
+}
+
+/* Describes the parts of the workers and the comm that a checkpoint holds. */
+static int describe(const struct data_parallel *d, struct resume_run *out) {
+    out->comm = d->comm;
+    out->replicas_are_bf16 = d->placement.copies_bf16;
+    out->products = d->be->product_choices;
+    out->attention = d->be->attention_choice;
+    out->own_replicas = d->options->algorithm == ALGORITHM_NAIVE;
+    out->ahead = &d->sent_ahead;
+    const struct backend *const of[] = {d->be, d->memory};
+    struct resume_memory *const memory[] = {&out->moments, &out->replicas};
+    for (int i = 0; i < 2; i++) {
+        memory[i]->on_device = of[i]->on_device;
+        memory[i]->upload = of[i]->upload;
+        memory[i]->download = of[i]->download;
+    }
+    out->worker = calloc((size_t)d->local, sizeof *out->worker);
+    if (!out->worker) return log_out_of_memory("the list of workers", 0);
+    for (int w = 0; w < d->local; w++) {
+        const struct worker *k = &d->worker[w];
+        const bool alone = d->placement.steps_alone;
+        const struct resume_worker saved = {
+            .id = k->id,
+            .run = alone ? &d->whole : k->run,
+            .runs = alone ? 1 : (size_t)d->layout->buckets,
+            .owned = alone ? d->layout->count : lossynet_owned_elements(d->comm, k->id),
+            .params = k->params,
+            .m = k->m,
+            .v = k->v,
+            .ahead = k->ahead};
+        out->worker[w] = saved;
+    }
+    return 0;
+}
+
+int data_parallel_open_saver(struct data_parallel *d, const char *tokenizer, int step,
+                             bool continues, struct resume_run *run, struct async_writer **out) {
+    const struct async_writer_settings settings = {.run = run,
+                                                   .continues = continues,
+                                                   .tokenizer = tokenizer,
+                                                   .model = model_of,
+                                                   .model_context = d};
+    *out = NULL;
+    if (describe(d, run)) return -1;
+    return d->options->out ? async_writer_open(&settings, step, out) : 0;
+}
