@@ -34,8 +34,8 @@ class Launch(watched.Process):
 
 
 class Launched(watched.Watched):
-    PEER_TIMEOUT = 5  # seconds; a busy machine must not end the run
-    START = 30        # seconds until a start makes steps, at most
+    PEER_TIMEOUT = 10  # seconds; a busy machine must not end the run
+    START = 30         # seconds until a start makes steps, at most
     FAULTS = (("kill", 2), ("kill_all", 1), ("another_clock", 1), ("stop", 6), ("freeze_all", 2), ("disk_full", 2))
 
     def __init__(self, given, folder):
@@ -63,6 +63,9 @@ class Launched(watched.Watched):
         said = re.search(r"resumed from \S*checkpoint-(\d+)", launch.said.read_text(errors="replace"))
         if said and int(said[1]) < launch.promised:
             self.wrong.append(f"a start resumed from step {int(said[1])}, and checkpoint {launch.promised} was there")
+
+    def trains(self, process):
+        return not self.starts
 
     def take_end(self, process):
         self.check_resumed(process)
@@ -120,7 +123,7 @@ class Launched(watched.Watched):
         self.hold(seconds + 1)
 
     def fault_stop(self):
-        pids, seconds = self.all_ranks(), self.random.choice([0.2, 0.5, 1, 2, 2 * self.PEER_TIMEOUT])
+        pids, seconds = self.all_ranks(), self.random.choice([0.2, 0.5, 1, 2, 1.5 * self.PEER_TIMEOUT])
         if not pids:
             return None
         if seconds > self.PEER_TIMEOUT:
@@ -130,7 +133,7 @@ class Launched(watched.Watched):
         return rank, seconds
 
     def fault_freeze_all(self):
-        pids, seconds = self.all_ranks(), self.random.choice([0.5, 2, 1.5 * self.PEER_TIMEOUT])
+        pids, seconds = self.all_ranks(), self.random.choice([0.5, 2, 1.2 * self.PEER_TIMEOUT])
         if not pids:
             return None
         self.stop(pids, seconds)

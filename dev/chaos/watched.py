@@ -232,6 +232,10 @@ class Watched:
                 self.take_end(p)
         return True
 
+    def trains(self, process):
+        """Whether a process has begun to train."""
+        return process.popen.pid in self.present
+
     def wait(self, seconds, what=lambda: False):
         """Looks for `seconds` seconds, or until what() is true. Returns whether that came."""
         end, looked, wrong = time.monotonic() + seconds, 0, len(self.wrong)
@@ -243,9 +247,8 @@ class Watched:
             if time.monotonic() > looked + 1:
                 looked = time.monotonic()
                 self.check_checkpoints()
-                for p in self.living():
-                    if not self.present or p.popen.pid in self.present:
-                        p.note_memory()
+                for p in filter(self.trains, self.living()):
+                    p.note_memory()
             time.sleep(0.02)
         return what()
 

@@ -570,13 +570,18 @@ void agreement_hasten(struct agreement *a) {
     a->look = a->soonest;
 }
 
+/* Seconds until a member looks again at keys that another program has overwritten. */
+static const double SPOILED = 60;
+
 void agreement_watch(struct agreement *a, double now) {
     struct room room;
     if (a->lease && a->set.store->keep(a->set.store, a->lease) == STORE_CHANGED) a->lease = 0;
     if (a->state != AGREEMENT_INSIDE || now < a->look) return;
     /* All members of a large view together ask at most 64 times a second. */
     a->look = now + (a->view.members > 64 ? a->view.members / 64.0 : 1) - 0.1;
-    if (look(a, &room) != AGREEMENT_WAIT) return;
+    const enum agreement_result found = look(a, &room);
+    if (found == AGREEMENT_FAILED) a->look = now + SPOILED; /* a line was printed */
+    if (found != AGREEMENT_WAIT) return;
     if (!a->changed) a->changed = has_changed(a, &room);
     if (room.view.self >= 0 && room.view.epoch >= a->view.epoch && !registered(&room, a->self.uid))
         enroll(a, &room);

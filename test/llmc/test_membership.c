@@ -121,7 +121,7 @@ static int end_tests(void **state) {
 static int64_t revision_of(struct store *s, const char *key, char value[64]) {
     struct store_entries e;
     int64_t revision = 0;
-    assert_int_equal(s->list(s, "store/", &e), STORE_DONE);
+    assert_int_equal(s->list(s, key, &e), STORE_DONE);
     for (int i = 0; i < e.count; i++)
         if (!strcmp(e.entry[i].key, key)) {
             revision = e.entry[i].modified;
@@ -533,6 +533,25 @@ static void test_keys_of_another_program_are_refused(void **state) {
     s->close(s);
 }
 
+/* Somebody overwrites the view of a run that trains: each member says so once, and not at each look. */
+static void test_an_overwritten_view_is_told_once(void **state) {
+    (void)state;
+    struct player p[2];
+    struct store *s = connected();
+    two("spoiled", p);
+    char was[64];
+    const int64_t revision = revision_of(s, "spoiled/view", was);
+    capture_begin();
+    assert_int_equal(put(s, "spoiled/view", revision, "hello", 0), STORE_DONE);
+    nanosleep(&(struct timespec){.tv_sec = 3}, NULL);
+    const char *said = capture_end();
+    int lines = 0;
+    for (; (said = strchr(said, '\n')); said++) lines++;
+    assert_int_equal(lines, 2);
+    for (int i = 0; i < 2; i++) leave(&p[i]);
+    s->close(s);
+}
+
 static void test_a_store_that_is_not_there(void **state) {
     (void)state;
     const int port = client_port;
@@ -639,6 +658,7 @@ int main(void) {
         cmocka_unit_test(test_a_process_starts_while_the_store_hangs),
         cmocka_unit_test(test_other_options_are_refused),
         cmocka_unit_test(test_keys_of_another_program_are_refused),
+        cmocka_unit_test(test_an_overwritten_view_is_told_once),
         cmocka_unit_test(test_a_store_that_is_not_there),
         cmocka_unit_test(test_a_complete_run_is_not_joined),
         cmocka_unit_test(test_a_run_whose_members_are_dead_is_taken_over),
