@@ -313,7 +313,7 @@ def task(key, command, seconds=1000, ours=True):
 def test_out_of_time_is_not_wrong(tmp_path):
     """A check that hangs is ended. Its output so far is kept, the other checks run, and it comes last in the
     next call."""
-    hangs = task("hangs", ["sh", "-c", "echo '{\"a\": 1}'; echo '{\"a\": '; sleep 1000 & sleep 1000"], 2)
+    hangs = task("hangs", ["sh", "-c", "echo '{\"a\": 1}'; echo '{\"a\": '; sleep 1000 & sleep 1000"], 4)
     fails = task("fails", ["sh", "-c", "echo '{\"a\": 2}'; echo an error; echo more; exit 1"])
     absent = task("absent", ["sh", "-c", "echo no such device; exit 77"])
     theirs = task("theirs", ["sh", "-c", "echo broken; exit 1"], ours=False)
@@ -323,7 +323,7 @@ def test_out_of_time_is_not_wrong(tmp_path):
     for each in gpu_check.in_order(tasks, one.results):
         one.run(each)
     states = {key: (x["state"], x["why"], x.get("a")) for key, x in kept(tmp_path).items()}
-    assert states == {"hangs": ("out of time", "ended after 2 s; with CUDA_LAUNCH_BLOCKING=1: ended after 2 s, "
+    assert states == {"hangs": ("out of time", "ended after 4 s; with CUDA_LAUNCH_BLOCKING=1: ended after 4 s, "
                                                "last launched: nothing", 1),
                       "fails": ("wrong", "exit code 1: an error", 2),
                       "absent": ("not possible", "exit code 77: no such device", None),
@@ -415,10 +415,10 @@ def test_says_what_is_wrong_only_at_a_large_shape(tmp_path):
                                "EMULATED_BROKEN": broken})
     assert done.returncode == 0, done.stdout.decode()
     results, status, said, report = rehearse(tmp_path, broken, "values")
-    long, other = results["values 1x600x4x2x16"], results["values 33x64x40x2x1x32x72"]
+    long, other = results["values 1x300x6x2x16"], results["values 33x64x40x2x1x32x72"]
     assert status == 1 and long["state"] == "wrong" and other["state"] == "done", said
     assert [line["good"] for line in long["lines"]] == [False, False]
-    assert "attention of 1 x 600 x 4 x 2 x 16: row " in long["why"] and long["why"] in report
+    assert "attention of 1 x 300 x 6 x 2 x 16: row " in long["why"] and long["why"] in report
 
 
 def test_goes_on_after_an_operator_that_fails(tmp_path):
@@ -435,10 +435,10 @@ def test_goes_on_after_an_operator_that_fails(tmp_path):
 
 
 def test_names_a_kernel_that_hangs(tmp_path):
-    results, status, said, report = rehearse(tmp_path, "hang:classifier_kernel", "values 33", "--most=5")
+    results, status, said, report = rehearse(tmp_path, "hang:convert_kernel", "values 33", "--most=6")
     x = results["values 33x64x40x2x1x32x72"]
     assert status == 3 and x["state"] == "out of time", said
-    assert re.search(r"ended after 5 s, last launched: classifier_kernel<", x["why"]) and x["why"] in report
+    assert re.search(r"ended after 6 s, last launched: convert_kernel<", x["why"]) and x["why"] in report
 
 
 def test_names_the_rank_of_a_process_that_dies(tmp_path):

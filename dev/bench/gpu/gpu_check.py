@@ -85,7 +85,7 @@ FULL = dict(
     workers=[8, 16], losses=[0, 0.1, 0.2, 0.4], device="cuda", seconds="0.2")
 TINY = dict(
     parity=[("260K", 1, 17)],
-    values=[(1, 600, 4, 2, 16), (33, 64, 40, 2, 1, 32, 72)],
+    values=[(1, 300, 6, 2, 16), (33, 64, 40, 2, 1, 32, 72)],
     bits=[(33, 64, 40, 2, 1, 32, 72)],
     ranks=["--model=260K", "--batch=1", "--seq=16", "--steps=2"],
     most_work="300",
